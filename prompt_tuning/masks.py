@@ -1,0 +1,52 @@
+"""Who sees whom: pure functions, True where a query may attend to a key.
+
+Every mask broadcasts to `[B, 1, Q, K]`. Rows are padded on the right, so a causal
+decoder needs no padding mask: no real token stands after padding.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+def real_tokens(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B T"]:
+    """Marks the first `lengths[b]` of `length` places of each row."""
+    return jnp.arange(length) < lengths[:, None]
+
+
+def encoder_mask(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B 1 1 K"]:
+    """All real tokens of a row see each other.
+
+    Args:
+      lengths: real tokens of each row; with a prompt, its vectors are counted.
+      length: keys in a row, padding included.
+    """
+    return real_tokens(lengths, length)[:, None, None, :]
+
+
+def decoder_causal_mask(length: int) -> Bool[Array, "1 1 Q K"]:
+    """Each position sees itself and what stands before it."""
+    return jnp.tri(length, dtype=bool)[None, None]
+
+
+def decoder_prefix_mask(
+    prefix_lengths: Int[Array, "B"], length: int
+) -> Bool[Array, "B 1 Q K"]:
+    """Causal, and the first `prefix_lengths[b]` positions see each other both ways.
+
+    The third mask of Raffel et al. 2020, figure 3. With a prompt, its vectors are
+    counted in the prefix.
+    """
+    in_prefix = real_tokens(prefix_lengths, length)[:, None, None, :]
+    return decoder_causal_mask(length) | in_prefix
+
+
+def encoder_decoder_mask(
+    lengths: Int[Array, "B"], length: int
+) -> Bool[Array, "B 1 1 K"]:
+    """Every target position sees all that the encoder read.
+
+    Args:
+      lengths: real encoder positions of each row; with a prompt, its vectors count.
+      length: encoder positions in a row, padding included.
+    """
+    return encoder_mask(lengths, length)

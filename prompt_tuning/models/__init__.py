@@ -1,0 +1,1 @@
+"""What is frozen: configs, layers, and the prompted models built of them."""

@@ -1,0 +1,89 @@
+"""The key/value cache: what was read, kept in parts, and room for what comes.
+
+Rows of different lengths sit side by side: what was prefilled stays where it is, padded
+on the right and masked, and every row writes its n-th new token into column n of a
+buffer of its own. A prompt that the batch shares is kept once.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.transformer import Mask, Past, Stream
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values of all blocks while a batch of rows is continued.
+
+    Attributes:
+      following: position of each row's first new token, `[B]`.
+      past: what was prefilled.
+      past_masks: what a new token sees of each of these.
+      generated: buffer for new tokens, `[L, B, room, G, K]`.
+      step: how many new tokens were read.
+      cross: keys and values of the encoder's output, or None.
+      cross_mask: its real positions.
+    """
+
+    following: Int[Array, "B"]
+    past: tuple[Past, ...]
+    past_masks: tuple[Mask, ...]
+    generated: KeyValues
+    step: Int[Array, ""]
+    cross: KeyValues | None
+    cross_mask: Mask
+
+    @classmethod
+    def create(
+        cls,
+        config: ModelConfig,
+        following: Int[Array, "B"],
+        *,
+        room: int,
+        past: tuple[Past, ...] = (),
+        past_masks: tuple[Mask, ...] = (),
+        cross: KeyValues | None = None,
+        cross_mask: Mask = None,
+    ) -> "Cache":
+        """A cache with nothing generated yet and room for `room` tokens."""
+        shape = (
+            config.layers,
+            following.shape[0],
+            room,
+            config.key_value_heads,
+            config.head_width,
+        )
+        empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
+        step = jnp.zeros((), jnp.int32)
+        return cls(following, past, past_masks, empty, step, cross, cross_mask)
+
+    def sources(self) -> tuple[Past, ...]:
+        """All keys that a new token may see, itself excepted."""
+        room = self.generated.keys.shape[2]
+        return (*self.past, Past(self.generated, jnp.arange(room)[None]))
+
+    def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
+        """One new token of every row, and what it sees."""
+        written = jnp.arange(self.generated.keys.shape[2]) < self.step
+        return Stream(
+            embedded,
+            (self.following + self.step)[:, None],
+            (*self.past_masks, written[None, None, None], None),
+            cross_mask=self.cross_mask,
+        )
+
+    def extended(self, made: KeyValues) -> "Cache":
+        """The cache after one more token, whose keys are `[L, B, 1, G, K]`."""
+        written = KeyValues(
+            *(
+                jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=2)
+                for buffer, new in zip(self.generated, made, strict=True)
+            )
+        )
+        return dataclasses.replace(self, generated=written, step=self.step + 1)

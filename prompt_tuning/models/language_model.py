@@ -1,0 +1,71 @@
+"""What every language model has: a vocabulary in and a vocabulary out."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.cache import Cache
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.layers import Embedding, Head
+from prompt_tuning.models.parameters import named_key
+
+
+class LanguageModel(nnx.Module):
+    """Token embedding and head; the families add what lies between.
+
+    Attributes:
+      token_embedder: the embedding table `[V, D]`.
+      head: untied output head `[V, D]`; None where the table is the head.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig):
+        self.config = config
+        self.token_embedder = Embedding(
+            named_key(key, "token_embedder"), config, config.vocabulary_size, "vocab"
+        )
+        self.head = None if config.tied_head else Head(named_key(key, "head"), config)
+
+    def hidden(
+        self, batch: Batch, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B m D"]:
+        """The hidden states that predict the targets at `batch.loss_positions`.
+
+        Args:
+          batch: rows, and the places in them that carry weight.
+          key: for dropout; None for none.
+        """
+        raise NotImplementedError
+
+    def prefill(
+        self, tokens: Int[Array, "B T"], lengths: Int[Array, "B"], room: int
+    ) -> tuple[Float[Array, "B D"], Cache]:
+        """Reads the rows given and makes room for `room` tokens more.
+
+        Args:
+          tokens: rows, padded on the right.
+          lengths: real tokens of each row; 0 is of use with a prompt alone.
+          room: tokens that may follow.
+
+        Returns:
+          the hidden state that predicts each row's next token, and the cache.
+        """
+        raise NotImplementedError
+
+    def decode(
+        self, tokens: Int[Array, "B"], cache: Cache
+    ) -> tuple[Float[Array, "B D"], Cache]:
+        """Reads one token more of each row; returns what predicts the next."""
+        raise NotImplementedError
+
+    def head_kernel(self) -> Float[Array, "V D"]:
+        """The output head, tied or not."""
+        head = self.token_embedder.embedding if self.head is None else self.head.kernel
+        return head[...]
+
+    def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
+        """Scores of every token, in float32."""
+        head = self.head_kernel().astype(hidden.dtype)
+        return jnp.einsum(
+            "...d,vd->...v", hidden, head, preferred_element_type=jnp.float32
+        )

@@ -1,0 +1,181 @@
+"""The layers of a block, each holding the parameters of all blocks stacked on `L`.
+
+Inside the scan over blocks the same classes hold one block's slice, so their calls are
+written for a single block.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.parameters import declare, fan_in, named_key
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def dropout(
+    x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None
+) -> Float[Array, "..."]:
+    """Zeroes each number with probability `rate` and scales the rest; no key, no-op.
+
+    The mask is a function of the key alone, so a recomputed forward pass draws it
+    again bit for bit.
+    """
+    if key is None or rate == 0.0:
+        return x
+    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(kept, x / (1.0 - rate), 0).astype(x.dtype)
+
+
+class Dense(nnx.Module):
+    """`x @ kernel (+ bias)`, the kernel cast to the type of `x`.
+
+    Attributes:
+      kernel: `[L, in, out]`, or `[in, out]` of one block inside the scan.
+      bias: `[L, out]`, or None.
+    """
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        sizes: tuple[int, int],
+        axes: tuple[str, str],
+        *,
+        layers: int,
+        bias: bool,
+        dtype: str,
+        scale: float = 1.0,
+    ):
+        size_in, size_out = sizes
+        self.kernel = declare(
+            key,
+            (layers, size_in, size_out),
+            ("layers", *axes),
+            jax.nn.initializers.normal(scale * size_in**-0.5),
+            dtype,
+        )
+        zeros = jax.nn.initializers.zeros
+        shape, names = (layers, size_out), ("layers", axes[1])
+        self.bias = declare(key, shape, names, zeros, dtype) if bias else None
+
+    def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
+        """Applies one block's projection."""
+        y = x @ self.kernel[...].astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+class Norm(nnx.Module):
+    """Root-mean-square norm, or layer norm where the config says so, in float32.
+
+    Attributes:
+      scale: `[L, D]`, or `[D]` for one norm.
+      bias: the same shape for layer norm, None for root-mean-square.
+    """
+
+    def __init__(
+        self, key: Key[Array, ""], config: ModelConfig, *, stacked: int | None
+    ):
+        self.epsilon = config.norm_epsilon
+        shape = (config.width,) if stacked is None else (stacked, config.width)
+        axes = ("embed",) if stacked is None else ("layers", "embed")
+        ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
+        self.scale = declare(key, shape, axes, ones, config.parameter_dtype)
+        self.bias = (
+            declare(key, shape, axes, zeros, config.parameter_dtype)
+            if config.norm == "layer"
+            else None
+        )
+
+    def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
+        """Normalises the last axis."""
+        wide = x.astype(jnp.float32)
+        if self.bias is not None:
+            wide = wide - wide.mean(-1, keepdims=True)
+        square = jnp.mean(wide * wide, -1, keepdims=True)
+        normed = wide * jax.lax.rsqrt(square + self.epsilon)
+        normed = normed * self.scale[...].astype(jnp.float32)
+        if self.bias is not None:
+            normed = normed + self.bias[...].astype(jnp.float32)
+        return normed.astype(x.dtype)
+
+
+class FeedForward(nnx.Module):
+    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` ungated."""
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        self.activation = config.activation
+        self.dropout_rate = config.dropout_rate
+        width, inner = config.width, config.feed_forward_width
+
+        def dense(name, sizes, axes):
+            return Dense(
+                named_key(key, name),
+                sizes,
+                axes,
+                layers=layers,
+                bias=config.biases == "all",
+                dtype=config.parameter_dtype,
+            )
+
+        inward = ((width, inner), ("embed", "mlp"))
+        self.gate = dense("gate", *inward) if config.gated else None
+        self.up = dense("up", *inward)
+        self.down = dense("down", (inner, width), ("mlp", "embed"))
+
+    def __call__(
+        self, x: Float[Array, "*lead D"], key: Key[Array, ""] | None
+    ) -> Float[Array, "*lead D"]:
+        """Applies one block's feed-forward layer."""
+        activation = ACTIVATIONS[self.activation]
+        if self.gate is None:
+            inner = activation(self.up(x))
+        else:
+            inner = activation(self.gate(x)) * self.up(x)
+        return self.down(dropout(inner, self.dropout_rate, key))
+
+
+class Embedding(nnx.Module):
+    """A table of `[rows, D]` vectors, for tokens or for learned positions.
+
+    Attributes:
+      embedding: the table.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
+        # T5 reads its table unscaled and so starts it at 1; the others start small.
+        deviation = 1.0 if config.positions == "relative" else 0.02
+        self.embedding = declare(
+            key,
+            (rows, config.width),
+            (axis, "embed"),
+            jax.nn.initializers.normal(deviation),
+            config.parameter_dtype,
+        )
+
+    def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
+        """Looks the rows up."""
+        return jnp.take(self.embedding[...], ids, axis=0).astype(dtype)
+
+
+class Head(nnx.Module):
+    """An untied output head.
+
+    Attributes:
+      kernel: `[V, D]`, laid out like an embedding table.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig):
+        self.kernel = declare(
+            key,
+            (config.vocabulary_size, config.width),
+            ("vocab", "embed"),
+            fan_in(config.width),
+            config.parameter_dtype,
+        )

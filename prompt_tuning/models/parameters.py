@@ -1,0 +1,74 @@
+"""Parameters: declared once in a module, handled everywhere as a flat dict.
+
+A model is a tree of NNX modules; everything outside the models sees
+`{"decoder/layers/mlp/up/kernel": array}`. Regular expressions, restoring, optimisers
+and files all speak of these paths.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Key
+
+Parameters = dict[str, Array]
+Initializer = Callable[..., Array]
+
+
+def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
+    """The key of one named part, whatever other parts there are."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def optional_key(key: Key[Array, ""] | None, name: str) -> Key[Array, ""] | None:
+    """`named_key`, or None (no dropout) for None."""
+    return None if key is None else named_key(key, name)
+
+
+def fan_in(size_in: int) -> Initializer:
+    """Normal numbers of standard deviation `size_in ** -0.5`."""
+    return jax.nn.initializers.normal(size_in**-0.5)
+
+
+def declare(
+    key: Key[Array, ""],
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    initializer: Initializer,
+    dtype: str,
+) -> nnx.Param:
+    """One parameter: shape, logical axes, initialiser and dtype in one place.
+
+    Raises:
+      ValueError: if there is not one axis name for each dimension.
+    """
+    if len(shape) != len(axes):
+        raise ValueError(f"shape {shape} and logical axes {axes} differ in length")
+    return nnx.Param(initializer(key, shape, jnp.dtype(dtype)), axes=axes)
+
+
+def split(model: nnx.Module) -> tuple[nnx.GraphDef, Parameters]:
+    """Takes a model apart into its structure and its parameters by path."""
+    graph, state = nnx.split(model)
+    return graph, {
+        "/".join(map(str, path)): leaf.get_value()
+        for path, leaf in nnx.to_flat_state(state)
+    }
+
+
+def merge(graph: nnx.GraphDef, parameters: Mapping[str, Array]) -> nnx.Module:
+    """Puts a model together again; the inverse of `split`."""
+    state = nnx.from_flat_state(
+        {tuple(path.split("/")): array for path, array in parameters.items()}
+    )
+    return nnx.merge(graph, state)
+
+
+def logical_axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
+    """The logical axis names of each parameter, by path."""
+    return {
+        "/".join(map(str, path)): leaf.get_metadata()["axes"]
+        for path, leaf in nnx.to_flat_state(nnx.state(model))
+    }

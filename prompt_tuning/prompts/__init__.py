@@ -1,0 +1,1 @@
+"""What is trained: prompts, how they start, and where they stand."""
