@@ -1,0 +1,290 @@
+"""The files of one checkpoint of a run: what is in them, and whether they are whole.
+
+    checkpoint_{step}/
+      encoder.prompt.prompt.npy   each trained leaf, float32, its path with dots
+      optimizer.npz               optimiser leaves, by their place in the tree
+      state.json                  step, metrics, the caller's JSON, and the size and
+                                  SHA-256 of every file beside it
+
+Pickle is neither written nor read.
+"""
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import numpy as np
+
+from prompt_tuning.errors import InputError
+
+FORMAT = 1
+STATE_FILE = "state.json"
+OPTIMIZER_FILE = "optimizer.npz"
+
+Trained = Mapping[str, Any]
+
+
+def check_storable(trained: Trained, optimizer_state: Any) -> None:
+    """Refuses, before training, what a checkpoint could not hold.
+
+    Args:
+      trained: leaves, or their `jax.ShapeDtypeStruct`s, by slash-joined path.
+      optimizer_state: a tree of the same.
+
+    Raises:
+      InputError: for a trained leaf that is not float32, an optimiser leaf that NumPy
+        has no type for, a path that is no file name, or two with the same one.
+    """
+    names = [file_name(path) for path in trained]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two trained leaves would both be written as {name}")
+    for path, leaf in trained.items():
+        if leaf.dtype != np.float32:
+            raise InputError(
+                f"trained leaf {path} is {leaf.dtype}, expected float32: trained "
+                "leaves are float32 whatever the model computes in"
+            )
+    for name, leaf in _named_leaves(optimizer_state).items():
+        _, dtype = _kind(leaf)
+        if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
+            raise InputError(
+                f"optimiser leaf {name} is {dtype}, expected bool, integer or a "
+                "floating type of NumPy's own; does the optimiser keep bfloat16 "
+                "moments? Give it float32 ones"
+            )
+
+
+def file_name(path: str) -> str:
+    """The file of a trained leaf: its path with dots, `.npy`.
+
+    Raises:
+      InputError: if the path holds anything but letters, digits, `_`, `-`, `.`, `/`.
+    """
+    if not re.fullmatch(r"\w[\w.\-]*(/\w[\w.\-]*)*", path):
+        raise InputError(f"the parameter path {path!r} cannot become a file name")
+    return path.replace("/", ".") + ".npy"
+
+
+def write_files(
+    directory: Path, trained: Trained, optimizer_state: Any, state: dict[str, Any]
+) -> None:
+    """Fills an empty directory and syncs every file in it, `state.json` last.
+
+    Args:
+      directory: where to write; it is empty and nobody reads it yet.
+      trained: float32 arrays by slash-joined path.
+      optimizer_state: any tree of arrays.
+      state: JSON, to which the leaves, files and checksum are added.
+
+    Raises:
+      InputError: as `check_storable`; if `state` is not JSON.
+    """
+    check_storable(trained, optimizer_state)
+    leaves = {}
+    for path, leaf in trained.items():
+        array = np.asarray(leaf)
+        leaves[path] = {"file": file_name(path), "shape": list(array.shape)}
+        with (directory / file_name(path)).open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            _sync(file)
+    with (directory / OPTIMIZER_FILE).open("wb") as file:
+        _write_archive(file, _named_leaves(optimizer_state))
+        _sync(file)
+    files = [leaf["file"] for leaf in leaves.values()] + [OPTIMIZER_FILE]
+    content = {"format": FORMAT, **state, "trained": leaves}
+    content["files"] = {name: _measure(directory / name) for name in files}
+    with (directory / STATE_FILE).open("w") as file:
+        file.write(_sealed(content))
+        _sync(file)
+
+
+def _sealed(content: dict[str, Any]) -> str:
+    """The text of `state.json`, with a checksum of the rest in it.
+
+    Raises:
+      InputError: if the content is not JSON.
+    """
+    try:
+        # What a reader will see: string keys, lists for tuples.
+        content = json.loads(json.dumps(content, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the state of a run must be finite JSON, but: {error}"
+        ) from error
+    return json.dumps(content | {"checksum": _checksum(content)}, indent=1) + "\n"
+
+
+def _write_archive(file: IO[bytes], leaves: Mapping[str, Any]) -> None:
+    """Writes arrays in the .npz format; unlike NumPy's, without the time of day."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, leaf in leaves.items():
+            member = zipfile.ZipInfo(f"{name}.npy")
+            with archive.open(member, "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asarray(leaf), allow_pickle=False)
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """Reads `state.json` and checks it against its own checksum.
+
+    Raises:
+      InputError: if it is missing, damaged, or of another format.
+    """
+    path = directory / STATE_FILE
+    try:
+        state = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: the checkpoint is incomplete") from error
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: not JSON ({error})") from error
+    if not isinstance(state, dict) or "checksum" not in state:
+        raise InputError(f"{path} is no checkpoint's state: it holds no checksum")
+    expected, found = state.pop("checksum"), _checksum(state)
+    if found != expected:
+        raise InputError(
+            f"{path} is damaged: its content has SHA-256 {found}, expected {expected}"
+        )
+    if state.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has format {state.get('format')}, this version reads {FORMAT}"
+        )
+    return state
+
+
+def verify(directory: Path) -> dict[str, Any]:
+    """Checks size and SHA-256 of every file and returns the state.
+
+    Raises:
+      InputError: for the first file that is missing or damaged, with what was found
+        and what was expected.
+    """
+    state = read_state(directory)
+    for name, expected in state["files"].items():
+        path = directory / name
+        if not path.is_file():
+            raise InputError(
+                f"{path} is missing, expected a file of {expected['bytes']} bytes"
+            )
+        found = _measure(path)
+        if found != expected:
+            raise InputError(
+                f"{path} is damaged: found {found['bytes']} bytes with SHA-256 "
+                f"{found['sha256']}, expected {expected['bytes']} bytes with "
+                f"{expected['sha256']}"
+            )
+    return state
+
+
+def read_trained(directory: Path, state: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The trained leaves of a verified checkpoint by slash-joined path.
+
+    Raises:
+      InputError: if a file is no float32 array of the shape that the state says.
+    """
+    return {
+        path: _read_leaf(directory / leaf["file"], tuple(leaf["shape"]))
+        for path, leaf in state["trained"].items()
+    }
+
+
+def read_optimizer(directory: Path, template: Any) -> Any:
+    """The optimiser state of a verified checkpoint, as a tree like the template.
+
+    Raises:
+      InputError: if a leaf is missing, left over, or of another shape or dtype.
+    """
+    path = directory / OPTIMIZER_FILE
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no archive of arrays: {error}") from error
+    expected = _named_leaves(template)
+    check_leaves(f"{path} (was the optimiser changed?)", found, expected)
+    return jax.tree.unflatten(
+        jax.tree.structure(template), [found[name] for name in expected]
+    )
+
+
+def check_leaves(source: str, found: Trained, expected: Trained) -> None:
+    """Compares names, shapes and dtypes of leaves with those that a run needs.
+
+    Args:
+      source: where the found ones come from, for the message.
+      found: arrays by name.
+      expected: arrays or `jax.ShapeDtypeStruct`s by name.
+
+    Raises:
+      InputError: with every missing and left-over name, or the first leaf that differs.
+    """
+    missing = sorted(expected.keys() - found.keys())
+    left_over = sorted(found.keys() - expected.keys())
+    if missing or left_over:
+        raise InputError(
+            f"{source}: this run needs the leaves {missing}, which are not there, and "
+            f"has no place for {left_over}"
+        )
+    for name, leaf in expected.items():
+        (shape, dtype), (wanted, wanted_dtype) = _kind(found[name]), _kind(leaf)
+        if shape != wanted or dtype != wanted_dtype:
+            raise InputError(
+                f"{source}: leaf {name} has shape {shape} and dtype {dtype}, expected "
+                f"{wanted} and {wanted_dtype}"
+            )
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of an array, a `jax.ShapeDtypeStruct` or a number."""
+    leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    return tuple(leaf.shape), leaf.dtype
+
+
+def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """One trained leaf.
+
+    Raises:
+      InputError: if it is no float32 array of that shape.
+    """
+    try:
+        array = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise InputError(f"{path} is no array: {error}") from error
+    if array.shape != shape or array.dtype != np.float32:
+        raise InputError(
+            f"{path} has shape {array.shape} and dtype {array.dtype}, expected {shape} "
+            "and float32"
+        )
+    return array
+
+
+def _named_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by their place in the tree, such as `[0].mu['encoder/prompt/prompt']`."""
+    return {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    """SHA-256 of the state's canonical JSON, white space aside."""
+    canonical = json.dumps(state, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _measure(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _sync(file: IO) -> None:
+    """Brings a file's content to the disk."""
+    file.flush()
+    os.fsync(file.fileno())

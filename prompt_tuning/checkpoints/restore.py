@@ -1,0 +1,247 @@
+"""The restore plan: what becomes of every parameter, decided before any is read.
+
+Each parameter is restored from named arrays of the checkpoint or fresh because an entry
+of the assignment map says so; each array that no parameter reads is ignored, by name.
+There is no fourth case: whatever else happens is an error.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from prompt_tuning.checkpoints.tensors import (
+    Recipe,
+    StoredTensor,
+    assemble,
+    check_recipe,
+)
+from prompt_tuning.errors import InputError
+
+AssignmentMap = Sequence[tuple[str, str | None]]
+FreshBy = Mapping[str, str] | Callable[[str], str]
+
+PROMPT_IS_FRESH = (r".*/prompt/.*", None)
+LISTED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RestorePlan:
+    """What becomes of every parameter of a model and every array of a checkpoint.
+
+    Attributes:
+      origin: the file or folder that the checkpoint lies in.
+      abstract: shape and dtype of every parameter.
+      restored: the recipes of those that are read.
+      fresh: what initialises the others.
+      stored: the checkpoint.
+    """
+
+    origin: str
+    abstract: Mapping[str, jax.ShapeDtypeStruct]
+    restored: Mapping[str, Recipe]
+    fresh: Mapping[str, str]
+    stored: Mapping[str, StoredTensor]
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the stored arrays that no parameter reads."""
+        used = {name for recipe in self.restored.values() for name in recipe.sources}
+        return tuple(name for name in self.stored if name not in used)
+
+    def restore(self, dtype: DTypeLike | None = None) -> dict[str, np.ndarray]:
+        """Reads the restored parameters, one at a time.
+
+        Args:
+          dtype: of all of them; that of each abstract leaf if None.
+
+        Raises:
+          InputError: if the checkpoint turns out to be damaged.
+        """
+        return {
+            path: assemble(
+                path,
+                self.abstract[path].shape,
+                np.dtype(self.abstract[path].dtype if dtype is None else dtype),
+                recipe,
+                self.stored,
+            )
+            for path, recipe in self.restored.items()
+        }
+
+    def report(self) -> str:
+        """A table of counts, then what is fresh and what is ignored, by name."""
+        ignored = {name: self.stored[name] for name in self.ignored}
+        lines = [
+            f"checkpoint {self.origin}",
+            f"{'':8} {'arrays':>8} {'parameters':>16} {'bytes':>18}",
+            _count_row("restored", [self.abstract[path] for path in self.restored])
+            + f"   from {len(self.stored) - len(ignored)} of {len(self.stored)} stored",
+            _count_row("fresh", [self.abstract[path] for path in self.fresh]),
+            _count_row("ignored", list(ignored.values())),
+        ]
+        if self.fresh:
+            lines += ["fresh, initialised by:"]
+            lines += [
+                f"  {path} {tuple(self.abstract[path].shape)}: {by}"
+                for path, by in self.fresh.items()
+            ]
+        if ignored:
+            lines += ["ignored, stored but read by no parameter:"]
+            lines += _listed(
+                [
+                    f"{name} {tensor.shape} {tensor.dtype.name}, in {tensor.source}"
+                    for name, tensor in ignored.items()
+                ]
+            )
+        return "\n".join(lines)
+
+
+def plan_restore(
+    abstract: Mapping[str, jax.ShapeDtypeStruct],
+    recipes: Mapping[str, Recipe],
+    stored: Mapping[str, StoredTensor],
+    *,
+    assignment_map: AssignmentMap = (PROMPT_IS_FRESH,),
+    fallback_to_scratch: bool = True,
+    fresh_by: FreshBy | None = None,
+) -> RestorePlan:
+    r"""Decides what becomes of every parameter, and checks every shape.
+
+    The assignment map has T5X's semantics (`t5x.state_utils.apply_assignment_map`): of
+    the first pattern that matches the whole path, None means that the parameter is not
+    read, and a string names what is read in its place: another of our paths, or a
+    stored array as it is; `\1` is the pattern's first group. A parameter without a
+    match is read by its own recipe.
+
+    Args:
+      abstract: shape and dtype of every parameter, by path.
+      recipes: how the family makes parameters of stored arrays.
+      stored: the opened checkpoint.
+      assignment_map: (pattern, source) pairs; each pattern must match a parameter,
+        except `PROMPT_IS_FRESH`, since a model may have no prompt.
+      fallback_to_scratch: whether any parameter may be fresh.
+      fresh_by: what initialises a fresh parameter, for the report.
+
+    Raises:
+      InputError: for a parameter without a source, a fresh one where none may be, a
+        shape that differs, and a pattern that is invalid or matches nothing.
+    """
+    if not stored:
+        raise InputError("the checkpoint holds no arrays")
+    _check_patterns(assignment_map, abstract)
+    origin = os.path.commonpath([tensor.source for tensor in stored.values()])
+    sources = {path: _assigned(path, assignment_map) for path in abstract}
+    restored = {
+        path: recipes.get(source, Recipe((source,)))
+        for path, source in sources.items()
+        if source is not None
+    }
+    fresh = {
+        path: _description(path, fresh_by) for path in abstract if path not in restored
+    }
+    if not fallback_to_scratch:
+        _refuse_fresh(list(fresh))
+    _check_sources(restored, stored, origin)
+    for path, recipe in restored.items():
+        check_recipe(path, tuple(abstract[path].shape), recipe, stored)
+    return RestorePlan(origin, abstract, restored, fresh, stored)
+
+
+def _refuse_fresh(fresh: list[str]) -> None:
+    if fresh:
+        raise InputError(
+            "fallback_to_scratch is False, but the assignment map reads these from "
+            "nowhere:\n" + "\n".join(_listed(fresh))
+        )
+
+
+def _check_patterns(assignment_map: AssignmentMap, paths: Mapping[str, object]) -> None:
+    for entry in assignment_map:
+        try:
+            pattern = re.compile(entry[0])
+        except re.error as error:
+            raise InputError(
+                f"the assignment map has the invalid pattern {entry[0]!r}: {error}"
+            ) from error
+        if entry == PROMPT_IS_FRESH or any(map(pattern.fullmatch, paths)):
+            continue
+        raise InputError(
+            f"the assignment map's pattern {entry[0]!r} matches no whole path of a "
+            f"parameter; nearest: {_nearest(entry[0], paths)}"
+        )
+
+
+def _assigned(path: str, assignment_map: AssignmentMap) -> str | None:
+    """What a parameter is read from; None if from nowhere."""
+    for pattern, source in assignment_map:
+        if match := re.fullmatch(pattern, path):
+            try:
+                return None if source is None else match.expand(source)
+            except (re.error, IndexError) as error:
+                raise InputError(
+                    f"the assignment map's source {source!r} does not go with its "
+                    f"pattern {pattern!r}: {error}"
+                ) from error
+    return path
+
+
+def _description(path: str, fresh_by: FreshBy | None) -> str:
+    default = "its own initialiser"
+    if fresh_by is None:
+        return default
+    if isinstance(fresh_by, Mapping):
+        return fresh_by.get(path, default)
+    return fresh_by(path)
+
+
+def _check_sources(
+    restored: Mapping[str, Recipe],
+    stored: Mapping[str, StoredTensor],
+    origin: str,
+) -> None:
+    missing = [
+        (path, name)
+        for path, recipe in restored.items()
+        for name in recipe.sources
+        if name not in stored
+    ]
+
+    def describe(needed: tuple[str, str]) -> str:
+        path, name = needed
+        return f"{path} needs {name}; nearest: {_nearest(name, stored)}"
+
+    if missing:
+        raise InputError(
+            f"{origin} has {len(stored)} arrays, but lacks {len(missing)} more:\n"
+            + "\n".join(_listed(missing, describe))
+            + "\nTo initialise a parameter instead, give the assignment map an entry "
+            "(pattern of its path, None)."
+        )
+
+
+def _nearest(name: str, candidates: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.0)
+    return ", ".join(close)
+
+
+def _listed(rows: Sequence, describe: Callable[..., str] = str) -> list[str]:
+    """The first rows, indented, and how many more there are."""
+    shown = [f"  {describe(row)}" for row in rows[:LISTED]]
+    more = len(rows) - LISTED
+    return [*shown, f"  and {more} more"] if more > 0 else shown
+
+
+def _count_row(name: str, arrays: Sequence[jax.ShapeDtypeStruct | StoredTensor]) -> str:
+    sizes = [math.prod(array.shape) for array in arrays]
+    total = sum(
+        size * np.dtype(array.dtype).itemsize
+        for size, array in zip(sizes, arrays, strict=True)
+    )
+    return f"{name:8} {len(arrays):>8,} {sum(sizes):>16,} {total:>18,}"

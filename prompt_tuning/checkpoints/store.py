@@ -1,0 +1,319 @@
+"""A run's own checkpoints: written so that a kill at any moment leaves a good one.
+
+A checkpoint is written under another name, synced, and renamed into place. Names in
+`numpy_checkpoints/`:
+
+    checkpoint_{step}           complete
+    checkpoint_{step}.tmp-…     being written, or being deleted
+    checkpoint_{step}.old       complete; put aside while its successor takes its name
+"""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prompt_tuning.checkpoints import checkpoint_files
+from prompt_tuning.errors import InputError
+
+FOLDER = "numpy_checkpoints"
+# A metric and "min" or "max"; checked here, since it comes from a config file.
+KeepBest = tuple[str, str]
+OnDamage = Callable[[str], None]
+
+_logger = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory, for the process that trains there.
+
+    Opening it mends what a killed process left: unfinished writes are deleted, and a
+    checkpoint that was put aside for a successor that never came is put back.
+
+    Attributes:
+      folder: `{run_directory}/numpy_checkpoints`, made by the first save.
+      keep_last: how many of the newest are kept.
+      keep_best: metric, and whether less or more of it is better; the best checkpoint
+        by it is kept too.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path | str,
+        keep_last: int = 3,
+        keep_best: KeepBest | None = None,
+    ):
+        if keep_last < 1:
+            raise InputError(f"keep_last is {keep_last}, expected at least 1")
+        if keep_best is not None and keep_best[1] not in ("min", "max"):
+            raise InputError(
+                f"keep_best is {keep_best}, expected a metric and 'min' or 'max'"
+            )
+        self.folder = Path(run_directory) / FOLDER
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        _mend(self.folder)
+
+    def save(
+        self,
+        step: int,
+        trained: Mapping[str, Any],
+        optimizer_state: Any,
+        extra: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Path:
+        """Writes a checkpoint to the disk and deletes those that need not be kept.
+
+        Args:
+          step: a checkpoint of the same step is replaced.
+          trained: float32 arrays by slash-joined path.
+          optimizer_state: any tree of arrays.
+          extra: JSON to hand back on loading: key data, example counter, fingerprint.
+          metrics: measured at this step; `keep_best` chooses by one of them.
+
+        Raises:
+          InputError: if something cannot be stored (see `check_storable`).
+        """
+        checkpoint_files.check_storable(trained, optimizer_state)
+        self._make_folder()
+        _mend(self.folder)
+        final = self.folder / f"checkpoint_{step}"
+        temporary = self.folder / f"{final.name}.tmp-{os.getpid()}"
+        temporary.mkdir()
+        state = {
+            "step": step,
+            "metrics": {name: float(x) for name, x in (metrics or {}).items()},
+            "keep_best": self.keep_best,
+            "extra": dict(extra),
+        }
+        checkpoint_files.write_files(temporary, trained, optimizer_state, state)
+        _sync_directory(temporary)
+        _put_in_place(temporary, final)
+        self._prune(step)
+        return final
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, damaged ones too, in rising order."""
+        return steps_in(self.folder)
+
+    def latest_valid(self, on_damage: OnDamage = _logger.warning) -> int | None:
+        """The newest step whose files are whole; None if there is no checkpoint.
+
+        See `latest_valid_step`.
+        """
+        return latest_valid_step(self.folder, on_damage)
+
+    def best(self, on_damage: OnDamage = _logger.warning) -> int | None:
+        """The step with the best `keep_best` metric; None if none has the metric.
+
+        See `best_step`.
+        """
+        return best_step(self.folder, self.keep_best, on_damage)
+
+    def load(
+        self,
+        step: int,
+        optimizer_template: Any,
+        *,
+        trained_template: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, np.ndarray], Any, dict[str, Any]]:
+        """Verifies a checkpoint and reads it.
+
+        Args:
+          step: one of `steps()`.
+          optimizer_template: a tree of arrays or `jax.ShapeDtypeStruct`s.
+          trained_template: what the run trains, by path; None leaves it unchecked.
+
+        Returns:
+          Trained leaves by path, the optimiser state as NumPy arrays in a tree like the
+          template, and the `extra` that was saved.
+
+        Raises:
+          InputError: if the checkpoint is missing or damaged, or a leaf's name, shape
+            or dtype is not that of the template.
+        """
+        directory = self.folder / f"checkpoint_{step}"
+        state = checkpoint_files.verify(directory)
+        trained = checkpoint_files.read_trained(directory, state)
+        if trained_template is not None:
+            checkpoint_files.check_leaves(str(directory), trained, trained_template)
+        optimizer = checkpoint_files.read_optimizer(directory, optimizer_template)
+        return trained, optimizer, state["extra"]
+
+    def _make_folder(self) -> None:
+        """Makes the folder and brings its name, and the run's, to the disk."""
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            _sync_directory(self.folder.parent)
+            _sync_directory(self.folder.parent.parent)
+
+    def _prune(self, saved: int) -> None:
+        """Deletes all but the newest, the best, and the one just saved.
+
+        Steps above the one just saved are left alone and do not count: they are what a
+        damaged newest checkpoint left, and the one just saved may be the only good one.
+        """
+        older = [step for step in self.steps() if step <= saved]
+        kept = {*older[-self.keep_last :]}
+        best = best_step(self.folder, self.keep_best, lambda _: None, quick=True)
+        for step in older:
+            if step not in kept and step != best:
+                _delete(self.folder / f"checkpoint_{step}")
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, in rising order."""
+    if not folder.is_dir():
+        return []
+    found = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def latest_valid_step(folder: Path, on_damage: OnDamage) -> int | None:
+    """The newest step whose files are all as they were written.
+
+    Args:
+      folder: a run's `numpy_checkpoints`; nothing in it is changed.
+      on_damage: called with a message for each damaged checkpoint that is passed over.
+
+    Returns:
+      The step, or None if the folder has no checkpoint.
+
+    Raises:
+      InputError: if there are checkpoints and all are damaged.
+    """
+    steps = steps_in(folder)
+    for step, _ in _intact(folder, steps[::-1], on_damage):
+        return step
+    if steps:
+        raise InputError(
+            f"all checkpoints in {folder} are damaged (steps {steps}): put a copy in "
+            "their place, or remove them to start again from step 0"
+        )
+    return None
+
+
+def best_step(
+    folder: Path,
+    keep_best: KeepBest | None,
+    on_damage: OnDamage,
+    *,
+    quick: bool = False,
+) -> int | None:
+    """The step with the best metric, the earliest of equals.
+
+    Args:
+      folder: a run's `numpy_checkpoints`; nothing in it is changed.
+      keep_best: metric and direction; None finds no best.
+      on_damage: called with a message for each damaged checkpoint that is passed over.
+      quick: trust the files that `state.json` lists instead of reading them.
+
+    Returns:
+      The step, or None if no intact checkpoint has the metric.
+    """
+    if keep_best is None:
+        return None
+    metric, direction = keep_best
+    sign = 1 if direction == "min" else -1
+    check = checkpoint_files.read_state if quick else checkpoint_files.verify
+    scored = [
+        (sign * state["metrics"][metric], step)
+        for step, state in _intact(folder, steps_in(folder), on_damage, check)
+        if metric in state["metrics"]
+    ]
+    return min(scored)[1] if scored else None
+
+
+def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
+    """The checkpoint to use of a run: its best if it measured one, else its newest.
+
+    Args:
+      folder: a run's `numpy_checkpoints`; nothing in it is changed.
+      on_damage: called with a message for each damaged checkpoint that is passed over.
+
+    Raises:
+      InputError: if there is no checkpoint, or all are damaged.
+    """
+    reported = set()
+
+    def report_once(message: str) -> None:
+        if message not in reported:
+            reported.add(message)
+            on_damage(message)
+
+    latest = latest_valid_step(folder, report_once)
+    if latest is None:
+        raise InputError(f"{folder} holds no checkpoint; train the run first")
+    state = checkpoint_files.read_state(folder / f"checkpoint_{latest}")
+    keep_best = state["keep_best"] and tuple(state["keep_best"])
+    best = best_step(folder, keep_best, report_once)
+    return folder / f"checkpoint_{latest if best is None else best}"
+
+
+def _intact(
+    folder: Path,
+    steps: list[int],
+    on_damage: OnDamage,
+    check: Callable[[Path], dict[str, Any]] = checkpoint_files.verify,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Step and state of each checkpoint that passes the check; the others reported."""
+    for step in steps:
+        try:
+            state = check(folder / f"checkpoint_{step}")
+        except InputError as error:
+            on_damage(f"{error}; checkpoint_{step} is passed over")
+        else:
+            yield step, state
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Renames a complete directory to its final name, over an older one if there is.
+
+    A directory cannot be renamed over another, so the older one steps aside first;
+    `_mend` puts it back if the process dies before the second rename.
+    """
+    aside = final.with_name(f"{final.name}.old")
+    if final.exists():
+        final.rename(aside)
+    temporary.rename(final)
+    _sync_directory(final.parent)
+    if aside.exists():
+        shutil.rmtree(aside)
+
+
+def _mend(folder: Path) -> None:
+    """Undoes what a killed save or deletion left."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if re.fullmatch(r"checkpoint_\d+\.old", path.name):
+            final = path.with_suffix("")
+            if final.exists():
+                shutil.rmtree(path)
+            else:
+                path.rename(final)
+                _sync_directory(folder)
+        elif re.fullmatch(r"checkpoint_\d+\.tmp-.*", path.name):
+            shutil.rmtree(path)
+
+
+def _delete(directory: Path) -> None:
+    """Deletes a checkpoint; a kill in the middle leaves no half of one."""
+    doomed = directory.with_name(f"{directory.name}.tmp-deleted")
+    directory.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Brings the names in a directory to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
