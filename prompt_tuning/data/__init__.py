@@ -1,0 +1,1 @@
+"""From files to batches on the host: tokens, rows, examples, the plan, the batch."""

@@ -1,0 +1,272 @@
+"""A table of examples: rows that were checked once, and are read when asked for."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from prompt_tuning.data.readings import (
+    DecoderOnlyReading,
+    EncoderDecoderReading,
+    Example,
+    Place,
+    Reading,
+    Spans,
+    join_spans,
+)
+from prompt_tuning.data.sources import (
+    INPUT_IDS,
+    TOKEN_TYPE_IDS,
+    Block,
+    Files,
+    Hdf5Rows,
+    JsonlRows,
+    Rows,
+    file_list,
+)
+from prompt_tuning.data.tokenizers import Tokenizer, continued_pair, separate_pair
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.config import Architecture
+
+HDF5_SUFFIXES = (".hdf5", ".h5")
+JSONL_SUFFIX = ".jsonl"
+
+
+class Examples:
+    """`E` examples that can be read in any order, by several threads.
+
+    Attributes:
+      skipped: how many were left out because they were too long.
+    """
+
+    def __init__(self, rows: Rows, reading: Reading, spans: Spans, skipped: int = 0):
+        self._rows = rows
+        self._reading = reading
+        self._spans = spans
+        self.skipped = skipped
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __getitem__(self, index: int) -> Example:
+        """Example `index`, read from its file if that is HDF5."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        input_ids, token_types = self._rows[int(self._spans.rows[index])]
+        inside = slice(int(self._spans.starts[index]), int(self._spans.stops[index]))
+        types = None if token_types is None else token_types[inside]
+        return self._reading.example(input_ids[inside], types)
+
+    @property
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of inputs of each example."""
+        return self._spans.input_lengths
+
+    @property
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each example."""
+        return self._spans.target_lengths
+
+    @property
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each example whose weight is not zero."""
+        return self._spans.weight_counts
+
+
+def load_examples(
+    files: Files,
+    *,
+    architecture: Architecture,
+    tokenizer: Tokenizer | None,
+    vocabulary_size: int,
+    maximum_length: int | None = None,
+    has_prompt: bool = True,
+    use_token_type_ids: bool = True,
+    prompt_loss_weight: float = 0.0,
+    prompt_key: str | None = "prompt",
+    completion_key: str = "completion",
+    joiner: str = "",
+    add_eos: bool = True,
+    on_too_long: Literal["error", "skip"] = "error",
+    maximum_examples: int | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+) -> Examples:
+    """Opens data files of one kind, and checks every row of them once.
+
+    Args:
+      files: one file or several, `.hdf5` or `.h5`, or `.jsonl`.
+      architecture: decides how a row becomes examples; see `DecoderOnlyReading` and
+        `EncoderDecoderReading`.
+      tokenizer: for `.jsonl`, and for the ids of BOS and EOS; may be None for HDF5.
+      vocabulary_size: of the model; every id is below it.
+      maximum_length: of inputs and of targets: the model's positions minus the prompt's
+        vectors; None if there is no end.
+      has_prompt: whether a decoder-only model has prompt vectors before its text.
+      use_token_type_ids: whether the types decide the weights; see `token_weights`.
+      prompt_loss_weight: weight of type 0 where they do.
+      prompt_key: of a `.jsonl` line; None where there is no given text.
+      completion_key: of a `.jsonl` line.
+      joiner: put before a `.jsonl` completion in a decoder-only model.
+      add_eos: whether EOS closes a `.jsonl` row.
+      on_too_long: "error", or "skip" to leave out and count what is too long.
+      maximum_examples: keep only the first of them.
+      bos_id: in place of the tokenizer's; never learned as a row's first token.
+      eos_id: in place of the tokenizer's; closes the texts of an encoder-decoder.
+
+    Raises:
+      InputError: if a file or an argument cannot be used; the message says where.
+    """
+    if tokenizer is not None:
+        bos_id = tokenizer.bos_id if bos_id is None else bos_id
+        eos_id = tokenizer.eos_id if eos_id is None else eos_id
+    if architecture == "encoder_decoder":
+        _check_encoder_decoder(use_token_type_ids, prompt_loss_weight, joiner)
+        reading, encode_pair = _encoder_decoder_reading(eos_id, bos_id), separate_pair
+    else:
+        reading = DecoderOnlyReading(
+            use_token_type_ids, prompt_loss_weight, has_prompt, bos_id
+        )
+        encode_pair = continued_pair
+    if _suffix(files) != JSONL_SUFFIX:
+        rows = Hdf5Rows(files)
+    elif tokenizer is None:
+        raise InputError(f"{files} holds text: expected a tokenizer to encode it with")
+    else:
+        rows = JsonlRows(
+            files,
+            tokenizer,
+            prompt_key=prompt_key,
+            completion_key=completion_key,
+            joiner=joiner,
+            add_eos=add_eos,
+            encode_pair=encode_pair,
+        )
+    limits = Limits(vocabulary_size, maximum_length, on_too_long, maximum_examples)
+    return Examples(rows, reading, *scan(rows, reading, limits))
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What rows are held against; the fields are arguments of `load_examples`.
+
+    Raises:
+      InputError: if a limit makes no sense.
+    """
+
+    vocabulary_size: int
+    maximum_length: int | None = None
+    on_too_long: str = "error"
+    maximum_examples: int | None = None
+
+    def __post_init__(self):
+        if self.on_too_long not in ("error", "skip"):
+            raise InputError(
+                f"on_too_long is {self.on_too_long!r}, expected 'error' or 'skip'"
+            )
+        for name in ("vocabulary_size", "maximum_length", "maximum_examples"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise InputError(f"{name} is {limit}, expected 1 or more")
+
+
+def scan(rows: Rows, reading: Reading, limits: Limits) -> tuple[Spans, int]:
+    """Checks rows in order, until there are examples enough.
+
+    Returns:
+      The examples, and how many were skipped because they were too long.
+
+    Raises:
+      InputError: at the first row that cannot be used.
+    """
+    parts, kept, skipped = [], 0, 0
+    for block in rows.blocks():
+        _check_values(block, limits.vocabulary_size, rows.place)
+        spans = reading.survey(block, rows.place)
+        short = _short_enough(spans, limits, rows.place)
+        parts.append(spans.select(short))
+        kept += len(parts[-1])
+        skipped += len(spans) - len(parts[-1])
+        if limits.maximum_examples is not None and kept >= limits.maximum_examples:
+            break
+    if not kept:
+        raise InputError(
+            f"{rows.place(0)}, and all {len(rows)} rows: longer than the "
+            f"{limits.maximum_length} tokens there is room for; none is left"
+        )
+    return join_spans(parts).select(slice(limits.maximum_examples)), skipped
+
+
+def _check_values(block: Block, vocabulary_size: int, place: Place) -> None:
+    checked = [(INPUT_IDS, block.input_ids, vocabulary_size, "the vocabulary")]
+    if block.token_types is not None:
+        checked.append((TOKEN_TYPE_IDS, block.token_types, 4, "the four token types"))
+    for name, values, end, what in checked:
+        outside = (values < 0) | (values >= end)
+        if outside.any():
+            row, token = np.argwhere(outside)[0]
+            raise InputError(
+                f"{place(block.start + int(row))}, token {token}: {name} is "
+                f"{values[row, token]}, expected 0 to {end - 1} ({what}); was the data "
+                "made for this model?"
+            )
+
+
+def _short_enough(spans: Spans, limits: Limits, place: Place) -> Bool[np.ndarray, "E"]:
+    lengths = np.maximum(spans.input_lengths, spans.target_lengths)
+    if limits.maximum_length is None:
+        return np.ones(len(spans), bool)
+    short = lengths <= limits.maximum_length
+    if limits.on_too_long == "error" and not short.all():
+        first = int(np.argmin(short))
+        raise InputError(
+            f"{place(int(spans.rows[first]))}: {lengths[first]} tokens, expected at "
+            f"most {limits.maximum_length} (the model's positions minus the prompt's "
+            'vectors); shorten it, or set on_too_long="skip" to leave such rows out'
+        )
+    return short
+
+
+def _check_encoder_decoder(
+    use_token_type_ids: bool, prompt_loss_weight: float, joiner: str
+) -> None:
+    """Refuses the arguments that mean something in decoder-only models alone."""
+    if not use_token_type_ids:
+        raise InputError(
+            "use_token_type_ids is False, but an encoder-decoder model needs the types "
+            "to tell its input from its target: set it to True"
+        )
+    if prompt_loss_weight:
+        raise InputError(
+            f"prompt_loss_weight is {prompt_loss_weight}, but the prompt tokens of an "
+            "encoder-decoder model are never predicted: set it to 0"
+        )
+    if joiner:
+        raise InputError(
+            f"joiner is {joiner!r}, but prompt and completion of an encoder-decoder "
+            "model are two texts: set it to the empty string"
+        )
+
+
+def _encoder_decoder_reading(
+    eos_id: int | None, bos_id: int | None
+) -> EncoderDecoderReading:
+    if eos_id is None:
+        raise InputError(
+            "an encoder-decoder model closes its texts with EOS, and neither the "
+            "tokenizer nor eos_id says which id that is: pass eos_id"
+        )
+    return EncoderDecoderReading(eos_id, bos_id)
+
+
+def _suffix(files: Files) -> str:
+    """The kind that all files have."""
+    paths = file_list(files)
+    kinds = {"hdf5" if p.suffix in HDF5_SUFFIXES else p.suffix for p in paths}
+    if kinds not in ({"hdf5"}, {JSONL_SUFFIX}):
+        raise InputError(
+            f"data files {[str(path) for path in paths]}: expected all to end in "
+            f".hdf5 or .h5, or all in {JSONL_SUFFIX}"
+        )
+    return kinds.pop()

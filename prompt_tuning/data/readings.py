@@ -1,0 +1,264 @@
+"""How a row of ids and types is read as examples, for each architecture."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, Int64, Integer
+
+from prompt_tuning.data.sources import Block
+from prompt_tuning.errors import InputError
+from prompt_tuning.losses.weights import PADDING, PROMPT, token_weights
+
+Place = Callable[[int], str]
+"""Where a row stands, for messages."""
+
+TYPES_NEEDED = (
+    "no token_type_ids, which an encoder-decoder model needs to tell its input (type "
+    "0) from its target (types 1 and 3)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """What a model sees and what it learns to say.
+
+    Attributes:
+      inputs: ids of the encoder, or of the decoder-only model, `[n]`.
+      targets: ids that are predicted, `[u]`; in a decoder-only model the inputs.
+      weights: of each target's loss, `[u]`.
+      prefix_length: how many inputs of a decoder-only model are given before its first
+        completion token (BOS included); 0 in an encoder-decoder model.
+    """
+
+    inputs: Int32[np.ndarray, "n"]
+    targets: Int32[np.ndarray, "u"]
+    weights: Float32[np.ndarray, "u"]
+    prefix_length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Spans:
+    """Where `E` examples lie among the rows, and their lengths; arrays `[E]`.
+
+    Attributes:
+      rows: the row of each.
+      starts: its first token in the row.
+      stops: one past its last.
+      input_lengths: number of inputs.
+      target_lengths: number of targets.
+      weight_counts: number of targets whose weight is not zero.
+    """
+
+    rows: Int64[np.ndarray, "E"]
+    starts: Int64[np.ndarray, "E"]
+    stops: Int64[np.ndarray, "E"]
+    input_lengths: Int64[np.ndarray, "E"]
+    target_lengths: Int64[np.ndarray, "E"]
+    weight_counts: Int64[np.ndarray, "E"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def columns(self) -> list[Int64[np.ndarray, "E"]]:
+        """The six arrays, in the order of the attributes."""
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+    def select(self, chosen: Bool[np.ndarray, "E"] | slice) -> "Spans":
+        """The chosen examples."""
+        return Spans(*(column[chosen] for column in self.columns()))
+
+
+def join_spans(parts: Sequence[Spans]) -> Spans:
+    """The spans of all parts, one after the other."""
+    columns = zip(*(part.columns() for part in parts), strict=True)
+    return Spans(*(np.concatenate(column) for column in columns))
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """One way to read rows as examples."""
+
+    def survey(self, block: Block, place: Place) -> Spans:
+        """The examples of a block of rows whose values are in range.
+
+        Raises:
+          InputError: if a row cannot be read this way, or has nothing to learn.
+        """
+        ...
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+    ) -> Example:
+        """The example of one span of a row."""
+        ...
+
+
+def real_lengths(block: Block) -> Int64[np.ndarray, "c"]:
+    """How long each row is without the padding (type 2) that ends it."""
+    rows, length = block.input_ids.shape
+    if block.token_types is None:
+        return np.full(rows, length, np.int64)
+    real = block.token_types != PADDING
+    return np.max(np.where(real, np.arange(1, length + 1), 0), axis=1, initial=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderOnlyReading:
+    """A row is one example whose targets are its inputs.
+
+    Target `i` is predicted by whatever stands before token `i`: target 0 by the last
+    prompt vector, or by nothing in a model without a prompt, where its weight is zero.
+    BOS is given, never learned.
+
+    Attributes:
+      use_token_type_ids: whether the types decide the weights.
+      prompt_loss_weight: weight of type 0 where they do.
+      has_prompt: whether prompt vectors stand before the row.
+      bos_id: the id of BOS, or None.
+    """
+
+    use_token_type_ids: bool
+    prompt_loss_weight: float
+    has_prompt: bool
+    bos_id: int | None
+
+    def survey(self, block: Block, place: Place) -> Spans:
+        """One example for each row; see `Reading`."""
+        lengths = real_lengths(block)
+        try:
+            weights = self._weights(block.input_ids, block.token_types)
+        except InputError as error:
+            raise InputError(f"{place(block.start)}: {error}") from error
+        weights[np.arange(weights.shape[1]) >= lengths[:, None]] = 0
+        counts = np.count_nonzero(weights, axis=1)
+        if not counts.all():
+            raise InputError(
+                f"{place(block.start + int(np.argmin(counts)))}: no token carries "
+                "weight, expected at least one that is learned (BOS is not; nor is the "
+                "first token of a row in a model without a prompt)"
+            )
+        rows = block.start + np.arange(len(lengths), dtype=np.int64)
+        return Spans(rows, np.zeros_like(rows), lengths, lengths, lengths, counts)
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+    ) -> Example:
+        """The whole row; see `Reading`."""
+        types = None if token_types is None else token_types[None]
+        weights = self._weights(input_ids[None], types)[0]
+        return Example(
+            input_ids, input_ids, weights, self._prefix_length(input_ids, token_types)
+        )
+
+    def _weights(
+        self,
+        input_ids: Integer[np.ndarray, "c n"],
+        token_types: Integer[np.ndarray, "c n"] | None,
+    ) -> Float32[np.ndarray, "c n"]:
+        weights = token_weights(
+            token_types,
+            input_ids.shape,
+            use_token_type_ids=self.use_token_type_ids,
+            prompt_loss_weight=self.prompt_loss_weight,
+        )
+        if not self.has_prompt:
+            weights[:, :1] = 0
+        elif self.bos_id is not None:
+            weights[:, :1][input_ids[:, :1] == self.bos_id] = 0
+        return weights
+
+    def _prefix_length(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+    ) -> int:
+        given = np.zeros(len(input_ids), bool)
+        if token_types is not None:
+            given = token_types == PROMPT
+        given[:1] |= input_ids[:1] == self.bos_id
+        return len(given) if given.all() else int(np.argmin(given))
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderDecoderReading:
+    """A row is one example for each turn: a prompt, then its completion.
+
+    The row is cut wherever a prompt follows a completion. Of each turn type 0 becomes
+    the encoder's input and types 1 and 3 the target, both closed by EOS; BOS is
+    dropped from the input, padding everywhere.
+
+    Attributes:
+      eos_id: closes inputs and targets.
+      bos_id: the id of BOS, or None.
+    """
+
+    eos_id: int
+    bos_id: int | None
+
+    def survey(self, block: Block, place: Place) -> Spans:
+        """One example for each turn of each row; see `Reading`."""
+        found = []
+        for offset, length in enumerate(real_lengths(block)):
+            row = block.start + offset
+            if block.token_types is None:
+                raise InputError(f"{place(row)}: {TYPES_NEEDED}")
+            ids, types = block.input_ids[offset], block.token_types[offset]
+            for start, stop in turns(types[:length]):
+                self._check_turn(types[start:stop], place(row), start)
+                example = self.example(
+                    ids[start:stop].astype(np.int32), types[start:stop].astype(np.int32)
+                )
+                lengths = len(example.inputs), len(example.targets)
+                found.append((row, start, stop, *lengths, lengths[1]))
+        return Spans(*np.array(found, np.int64).reshape(-1, 6).T)
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+    ) -> Example:
+        """One turn; see `Reading`."""
+        if token_types is None:
+            raise InputError(TYPES_NEEDED)
+        given = input_ids[token_types == PROMPT]
+        inputs = self._closed(given[given != self.bos_id])
+        said = (token_types != PROMPT) & (token_types != PADDING)
+        targets = self._closed(input_ids[said])
+        return Example(inputs, targets, np.ones(len(targets), np.float32), 0)
+
+    def _closed(self, ids: Int32[np.ndarray, "k"]) -> Int32[np.ndarray, "_"]:
+        if ids.size and ids[-1] == self.eos_id:
+            return ids
+        return np.append(ids, np.int32(self.eos_id))
+
+    def _check_turn(
+        self, types: Integer[np.ndarray, "n"], place: str, start: int
+    ) -> None:
+        given = types == PROMPT
+        if not given.any():
+            raise InputError(
+                f"{place}, from token {start}: no prompt (type 0) before the "
+                "completion; an encoder-decoder model needs an input for its encoder"
+            )
+        if not ((types != PADDING) & ~given).any():
+            raise InputError(
+                f"{place}, from token {start}: no token carries weight, expected a "
+                "completion (types 1 and 3) after the prompt"
+            )
+
+
+def turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:
+    """First and one past the last token of each turn: a prompt and its completion.
+
+    A turn begins where a prompt token follows a completion token, padding aside.
+    """
+    tokens = np.flatnonzero(token_types != PADDING)
+    given = token_types[tokens] == PROMPT
+    begins = tokens[1:][given[1:] & ~given[:-1]].tolist()
+    return list(zip([0, *begins], [*begins, len(token_types)], strict=True))
