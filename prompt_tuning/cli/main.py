@@ -1,0 +1,126 @@
+"""Arguments, exit codes, and the process's settings; the work is done elsewhere.
+
+Nothing heavy is imported before the arguments are read, so that help is instant.
+Exit codes: 0 done (or stopped by a signal with everything saved), 1 training came to a
+loss that is not finite, 2 input that cannot be used.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from prompt_tuning import __version__
+from prompt_tuning.errors import InputError
+
+GIN_PREFIX = "--gin."
+COMMANDS = ("train", "evaluate", "generate", "inspect")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = build_parser()
+    plain, bindings = split_bindings(given)
+    options = parser.parse_args(plain)
+    options.bindings = bindings
+    _set_up_process()
+    from prompt_tuning.cli import commands
+    from prompt_tuning.training.loop import NotFiniteError
+
+    try:
+        return getattr(commands, options.command)(options)
+    except InputError as problem:
+        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
+        return 2
+    except NotFiniteError as problem:
+        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
+        return 1
+
+
+def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Takes `--gin.NAME=value` out of the arguments, as `NAME = value`."""
+    plain, bindings = [], []
+    for argument in arguments:
+        name, equals, value = argument.removeprefix(GIN_PREFIX).partition("=")
+        if argument.startswith(GIN_PREFIX) and equals:
+            bindings.append(f"{name} = {value}")
+        else:
+            plain.append(argument)
+    return plain, bindings
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; an unknown flag is an error."""
+    parser = argparse.ArgumentParser(
+        prog="prompt-tuning",
+        description="Tunes prompts in front of frozen language models.",
+        epilog="Any value of a config is overridden by --gin.NAME=value, for example "
+        "--gin.Run.steps=200 or --gin.MODEL='\"folder\"'.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    train = commands.add_parser("train", help="tune a prompt")
+    evaluate = commands.add_parser("evaluate", help="measure a tuned prompt")
+    generate = commands.add_parser("generate", help="continue texts with a prompt")
+    inspect = commands.add_parser(
+        "inspect", help="print the nearest tokens and the norm of each prompt vector"
+    )
+    for command in (train, evaluate, generate, inspect):
+        command.allow_abbrev = False
+        command.add_argument(
+            "--gin_file",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a gin file, by path or by name below configs/; may be repeated",
+        )
+        command.epilog = parser.epilog
+    for command in (evaluate, generate, inspect):
+        command.add_argument(
+            "--run",
+            metavar="DIRECTORY",
+            help="a run's directory: short for --gin_file DIRECTORY/config.gin",
+        )
+        command.add_argument(
+            "--prompt",
+            metavar="PATH",
+            help="a prompt file, checkpoint or PEFT folder in place of the run's best",
+        )
+    _add_generation_options(generate)
+    inspect.add_argument(
+        "--nearest", type=int, default=5, help="tokens shown for each vector"
+    )
+    return parser
+
+
+def _add_generation_options(generate: argparse.ArgumentParser) -> None:
+    generate.add_argument(
+        "texts",
+        nargs="*",
+        metavar="TEXT",
+        help="texts to continue; lines of standard input if none is given",
+    )
+    generate.add_argument("--new_tokens", type=int, default=64, help="at most so many")
+    generate.add_argument(
+        "--temperature", type=float, default=0.0, help="0 is greedy (the default)"
+    )
+    generate.add_argument("--seed", type=int, default=0, help="of sampling")
+    generate.add_argument("--batch_size", type=int, default=32)
+
+
+def _set_up_process() -> None:
+    """Deterministic kernels and a compilation cache, before JAX is imported."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_gpu_deterministic_ops" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR", str(Path(cache) / "prompt_tuning" / "jax")
+    )
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Generation for many rows of any lengths, in batches of few shapes."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from prompt_tuning.decoding.generate import continue_rows, pad_rows, strip_end
+from prompt_tuning.decoding.sampling import Sampler, greedy
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.pretrained import PromptedModel
+
+LENGTH_MULTIPLE = 16
+
+
+def continue_all(
+    model: PromptedModel,
+    parameters: Parameters,
+    rows: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    batch_size: int = 64,
+    sampler: Sampler = greedy,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continues every row; the outcome does not depend on how rows are batched.
+
+    Args:
+      model: of which graph and config are used.
+      parameters: all parameters by path.
+      rows: token ids, each at least one token where the model has no prompt.
+      new_tokens: how many tokens at most.
+      batch_size: rows that run together.
+      sampler: chooses the next token.
+      seed: of sampling; row `i` draws with a key of its own.
+
+    Returns:
+      the new tokens of each row, without the one that ended it.
+
+    Raises:
+      InputError: if a row and `new_tokens` do not fit the model's positions.
+    """
+    longest = max((len(row) for row in rows), default=0)
+    room = model.maximum_length
+    if room is not None and longest + new_tokens > room:
+        raise InputError(
+            f"a row of {longest} tokens and {new_tokens} new ones do not fit: the "
+            f"model has {model.config.maximum_positions} positions and the prompt "
+            f"takes {model.prompt_length}"
+        )
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    base = jax.random.key(seed)
+    found: dict[int, list[int]] = {}
+    size = min(batch_size, len(rows))
+    for start in range(0, len(rows), size or 1):
+        chosen = order[start : start + size]
+        filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
+        length = max(1, *(len(rows[index]) for index in filled))
+        tokens, lengths = pad_rows(
+            [rows[index] for index in filled],
+            model.config.pad_id,
+            -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE,
+        )
+        made = continue_rows(
+            parameters,
+            tokens,
+            lengths,
+            jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.array(filled)),
+            graph=model.graph,
+            new_tokens=new_tokens,
+            sampler=sampler,
+            eos_id=model.config.eos_id,
+            pad_id=model.config.pad_id,
+        )
+        for index, row in zip(chosen, made.tolist(), strict=False):
+            found[index] = strip_end(row, model.config.eos_id)
+    return [found[index] for index in range(len(rows))]
+
+
+def continue_texts(
+    model: PromptedModel,
+    parameters: Parameters,
+    texts: Sequence[str],
+    *,
+    new_tokens: int,
+    batch_size: int = 64,
+    sampler: Sampler = greedy,
+    seed: int = 0,
+) -> list[str]:
+    """Continues every text; arguments and errors as for `continue_all`."""
+    tokenizer = model.needed_tokenizer()
+    rows = [given_row(model, text) for text in texts]
+    made = continue_all(
+        model,
+        parameters,
+        rows,
+        new_tokens=new_tokens,
+        batch_size=batch_size,
+        sampler=sampler,
+        seed=seed,
+    )
+    return [tokenizer.decode(row) for row in made]
+
+
+def given_row(model: PromptedModel, text: str) -> list[int]:
+    """The ids of a given text as training sees them: BOS first, or EOS last.
+
+    Raises:
+      InputError: if there is no token to continue from.
+    """
+    tokenizer = model.needed_tokenizer()
+    ids = tokenizer.encode(text)
+    if model.config.architecture == "encoder_decoder":
+        eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+        return ids if eos is None else [*ids, eos]
+    if tokenizer.add_bos and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id, *ids]
+    if not ids and model.prompt_length == 0:
+        raise InputError(
+            f"the text {text!r} gives no token, and without a prompt or a "
+            "beginning-of-sequence token there is nothing to continue"
+        )
+    return ids

@@ -1,0 +1,253 @@
+"""A frozen model from a checkpoint, with a prompt in front of it.
+
+The checkpoint is opened and described first (`plan_restore` checks every shape), the
+prompt is started from its vocabulary, and only then is anything read.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Key
+
+from prompt_tuning.checkpoints import huggingface, t5x
+from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.restore import (
+    PROMPT_IS_FRESH,
+    AssignmentMap,
+    RestorePlan,
+    plan_restore,
+)
+from prompt_tuning.checkpoints.safetensors import open_safetensors
+from prompt_tuning.checkpoints.tensors import Recipe, StoredTensor, assemble
+from prompt_tuning.data.tokenizers import Tokenizer, load_tokenizer
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.parameters import Parameters, named_key, split
+from prompt_tuning.models.prompted import Prompt, Prompting, build_model
+from prompt_tuning.prompts.initializers import Vocabulary
+
+BUNDLED = Path(__file__).parent / "bundled"
+BUNDLED_PREFIX = "bundled:"
+
+PromptFactory = Callable[[Key[Array, ""], Vocabulary], Prompt]
+"""A prompt class to which everything but the key and the vocabulary is bound."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """Where a frozen model comes from, and what it computes in.
+
+    Attributes:
+      checkpoint: a Hugging Face folder, a T5X checkpoint, or the name of a bundled
+        model such as "bundled:skills-decoder".
+      config: for a T5X checkpoint, which does not describe itself; None otherwise.
+      tokenizer: file or folder; the checkpoint's folder if None.
+      compute_dtype: of activations, "float32" or "bfloat16".
+      parameter_dtype: of the frozen weights, cast once on reading.
+      dropout_rate: in training.
+      assignment_map: (regex, source or None) pairs; see `plan_restore`.
+      fallback_to_scratch: whether parameters that the map gives no source may be fresh.
+    """
+
+    checkpoint: str
+    config: ModelConfig | None = None
+    tokenizer: str | None = None
+    compute_dtype: str = "float32"
+    parameter_dtype: str = "float32"
+    dropout_rate: float = 0.0
+    assignment_map: AssignmentMap = (PROMPT_IS_FRESH,)
+    fallback_to_scratch: bool = True
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's place on the disk.
+
+        Raises:
+          InputError: if there is no such bundled model.
+        """
+        if not self.checkpoint.startswith(BUNDLED_PREFIX):
+            return Path(self.checkpoint)
+        name = self.checkpoint.removeprefix(BUNDLED_PREFIX)
+        if not (BUNDLED / name).is_dir():
+            names = sorted(folder.name for folder in BUNDLED.glob("*-*"))
+            raise InputError(
+                f"no model {name!r} is bundled; there are {', '.join(names)}"
+            )
+        return BUNDLED / name
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptedModel:
+    """A model ready to run.
+
+    Attributes:
+      config: the frozen model's.
+      graph: its structure, prompt included.
+      parameters: all of them by path.
+      prompt_length: vectors `P`; 0 without a prompt.
+      tokenizer: None where the checkpoint has none.
+      plan: what was restored, fresh and ignored.
+    """
+
+    config: ModelConfig
+    graph: nnx.GraphDef
+    parameters: Parameters
+    prompt_length: int
+    tokenizer: Tokenizer | None
+    plan: RestorePlan
+
+    @property
+    def maximum_length(self) -> int | None:
+        """Tokens that fit beside the prompt; None if positions have no end."""
+        if self.config.maximum_positions is None:
+            return None
+        return self.config.maximum_positions - self.prompt_length
+
+    def needed_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+          InputError: if there is none.
+        """
+        if self.tokenizer is None:
+            raise InputError(
+                f"{self.plan.origin} has no tokenizer beside it; set "
+                "Pretrained.tokenizer to a tokenizer.json, a .model file or a folder"
+            )
+        return self.tokenizer
+
+
+def load_pretrained(
+    source: Pretrained,
+    *,
+    prompt: PromptFactory | None = None,
+    prompting: Prompting | None = None,
+    key: Key[Array, ""],
+) -> PromptedModel:
+    """Reads a frozen model and starts a prompt in front of it.
+
+    Args:
+      source: the checkpoint and the types to compute in.
+      prompt: makes the prompt module; None for the model alone.
+      prompting: how the prompt stands among the text.
+      key: of everything that is fresh.
+
+    Raises:
+      InputError: if the checkpoint does not give what the model needs.
+    """
+    config, recipes, stored = open_checkpoint(source)
+    tokenizer = _find_tokenizer(source)
+    module = None
+    if prompt is not None:
+        embeddings = _embeddings(config, recipes, stored)
+        module = prompt(named_key(key, "prompt"), Vocabulary(embeddings, tokenizer))
+        _check_positions(config, module.length)
+    model_key = named_key(key, "model")
+
+    def build(key) -> tuple[nnx.GraphDef, Parameters]:
+        return split(build_model(key, config, module, prompting))
+
+    graphs = []
+
+    def parameters_alone(key) -> Parameters:
+        graph, parameters = build(key)
+        graphs.append(graph)
+        return parameters
+
+    abstract = jax.eval_shape(parameters_alone, model_key)
+    plan = plan_restore(
+        abstract,
+        recipes,
+        stored,
+        assignment_map=source.assignment_map,
+        fallback_to_scratch=source.fallback_to_scratch,
+        fresh_by=lambda path: _initialised_by(path, prompt),
+    )
+    # Compiled, so that of all initialisers only those of fresh parameters are run.
+    fresh = jax.jit(
+        lambda key: {p: x for p, x in build(key)[1].items() if p in plan.fresh}
+    )
+    parameters = dict(jax.device_put(plan.restore())) | fresh(model_key)
+    return PromptedModel(
+        config=config,
+        graph=graphs[0],
+        parameters={path: parameters[path] for path in abstract},
+        prompt_length=module.length if module else 0,
+        tokenizer=tokenizer,
+        plan=plan,
+    )
+
+
+def open_checkpoint(
+    source: Pretrained,
+) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
+    """Opens a checkpoint of either kind without reading its arrays.
+
+    Returns:
+      the model's config, the recipes of its parameters, and the stored arrays.
+    """
+    choices = {
+        "compute_dtype": source.compute_dtype,
+        "parameter_dtype": source.parameter_dtype,
+        "dropout_rate": source.dropout_rate,
+    }
+    path = source.path
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist; expected a Hugging Face folder or a T5X checkpoint"
+        )
+    if (path / "config.json").exists():
+        if source.config is not None:
+            raise InputError(
+                f"{path} describes itself in config.json; let Pretrained.config be None"
+            )
+        config = read_config(path, **choices)
+        stored = open_safetensors(path)
+        return config, huggingface.recipes(config, stored), stored
+    if source.config is None:
+        raise InputError(
+            f"{path} has no config.json. If it is a T5X checkpoint, set "
+            "Pretrained.config, for example by models/t5_1_1_base.gin"
+        )
+    config = dataclasses.replace(source.config, **choices)
+    return config, t5x.recipes(config), t5x.open_t5x(path)
+
+
+def _find_tokenizer(source: Pretrained) -> Tokenizer | None:
+    if source.tokenizer is not None:
+        return load_tokenizer(Path(source.tokenizer))
+    folder = source.path if source.path.is_dir() else source.path.parent
+    if any(folder.glob("tokenizer.json")) or any(folder.glob("*.model")):
+        return load_tokenizer(folder)
+    return None
+
+
+def _embeddings(config, recipes, stored) -> np.ndarray:
+    path = "token_embedder/embedding"
+    missing = [name for name in recipes[path].sources if name not in stored]
+    if missing:
+        raise InputError(
+            f"the checkpoint has no array {missing[0]}, the embedding table; it holds "
+            f"{', '.join(sorted(stored)[:5])}, ..."
+        )
+    shape = (config.vocabulary_size, config.width)
+    return assemble(path, shape, np.dtype(np.float32), recipes[path], stored)
+
+
+def _check_positions(config: ModelConfig, length: int) -> None:
+    if config.maximum_positions is not None and length >= config.maximum_positions:
+        raise InputError(
+            f"a prompt of {length} vectors leaves no room for text: the model has "
+            f"{config.maximum_positions} positions"
+        )
+
+
+def _initialised_by(path: str, prompt: PromptFactory | None) -> str:
+    if "/prompt/" in path and prompt is not None:
+        bound = getattr(prompt, "keywords", {}).get("initializer")
+        return f"the prompt's initialiser{f' {bound}' if bound else ''}"
+    return "the module's initialiser"

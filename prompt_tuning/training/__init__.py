@@ -1,0 +1,1 @@
+"""From a frozen model and batches to a tuned prompt."""

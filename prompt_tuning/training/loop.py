@@ -1,0 +1,355 @@
+"""A training run: prepare and check everything, then step, log, measure and save.
+
+A run killed at any moment and started again goes on from its newest whole checkpoint
+and ends with the same bits: batches follow from the step's number, random keys too, and
+a checkpoint holds all that a step reads.
+"""
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prompt_tuning import optim
+from prompt_tuning.checkpoints.checkpoint_files import check_storable
+from prompt_tuning.checkpoints.store import CheckpointStore
+from prompt_tuning.data.batches import Batch, real_token_share, stream_batches
+from prompt_tuning.data.examples import Examples
+from prompt_tuning.data.plan import BatchPlan
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.parameters import Parameters, named_key
+from prompt_tuning.pretrained import PromptedModel, load_pretrained
+from prompt_tuning.run import Run
+from prompt_tuning.training.evaluation import Evaluator
+from prompt_tuning.training.log import MetricsLog
+from prompt_tuning.training.progress import Reporter
+from prompt_tuning.training.run_directory import claim
+from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.step import Step, compile_step
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or a trained number is no longer finite; nothing of it was saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A run that is ready to step.
+
+    Attributes:
+      run: what was asked for.
+      model: the frozen model and the prompt as they start.
+      frozen: its frozen parameters.
+      start: the state before the first step.
+      step: the compiled step.
+      examples: training examples.
+      plan: their order.
+      evaluator: measures held-out data, or None.
+    """
+
+    run: Run
+    model: PromptedModel
+    frozen: Parameters
+    start: TrainState
+    step: Step
+    examples: Examples
+    plan: BatchPlan
+    evaluator: Evaluator | None
+
+    def parameters(self, trained: Parameters) -> Parameters:
+        """All parameters of the model, the trained ones as given."""
+        return trained | self.frozen
+
+    def report(self) -> str:
+        """What is restored, trained and frozen, with counts and bytes."""
+        rows = [self.model.plan.report()]
+        for name, leaves in (("trained", self.start.trained), ("frozen", self.frozen)):
+            count = sum(leaf.size for leaf in leaves.values())
+            size = sum(leaf.nbytes for leaf in leaves.values())
+            rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
+        rows.append(f"{len(self.examples)} training examples")
+        if self.examples.skipped:
+            rows.append(f"{self.examples.skipped} left out because they are too long")
+        return "\n".join(rows)
+
+
+def prepare(run: Run) -> Training:
+    """Loads, opens and checks everything that the run needs; compiles nothing.
+
+    Raises:
+      InputError: if something cannot be used.
+    """
+    if run.data is None:
+        raise InputError("Run.data is None: there is nothing to train on")
+    key = jax.random.key(run.seed)
+    model = load_pretrained(
+        run.model, prompt=run.prompt, prompting=run.prompting, key=key
+    )
+    labels = optim.label(model.parameters, run.groups)
+    trained, frozen = optim.partition(model.parameters, labels)
+    optimizer = optim.group_optimizer(run.groups, labels)
+    # Copied, because the step uses up what it is given; float32 whatever was loaded.
+    trained = {path: jnp.array(leaf, jnp.float32) for path, leaf in trained.items()}
+    start = TrainState.create(trained, optimizer, named_key(key, "training"))
+    check_storable(start.trained, start.optimizer_state)
+    examples = run.data.load(model)
+    plan = BatchPlan(
+        examples.input_lengths,
+        examples.target_lengths,
+        examples.weight_counts,
+        batch_size=run.data.batch_size,
+        maximum_length=model.maximum_length,
+        accumulate=run.accumulate,
+        seed=run.seed,
+        same_tokens=model.config.architecture == "decoder_only",
+    )
+    return Training(
+        run=run,
+        model=model,
+        frozen=frozen,
+        start=start,
+        step=compile_step(
+            model.graph, optimizer, dropout=model.config.dropout_rate > 0
+        ),
+        examples=examples,
+        plan=plan,
+        evaluator=Evaluator(model, run.evaluation) if run.evaluation else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+      step: steps done.
+      finished: False if a signal stopped it early; the same command goes on.
+      trained: the trained parameters at the end.
+      metrics: of the last evaluation of this start; empty without one.
+    """
+
+    step: int
+    finished: bool
+    trained: Parameters
+    metrics: dict[str, float]
+
+
+def train(
+    training: Training,
+    *,
+    config: str = "",
+    identity: dict[str, Any] | None = None,
+    make_reporter: Callable[[int], Reporter],
+) -> Outcome:
+    """Runs to the end, or to SIGTERM or SIGINT, from wherever the directory is.
+
+    Args:
+      training: the prepared run.
+      config: the operative config, kept in the directory.
+      identity: what must be the same at every start, beside the frozen model.
+      make_reporter: given the steps already done, shows progress.
+
+    Raises:
+      InputError: if the directory belongs to another run.
+      NotFiniteError: if the loss is not finite.
+    """
+    run = training.run
+    directory = Path(run.directory)
+    known = {"frozen_model": fingerprint(training.frozen), **(identity or {})}
+    claim(directory, config, known)
+    store = CheckpointStore(directory, run.keep_last, run.keep_best)
+    messages: list[str] = []
+    state = resume(training, store, messages.append)
+    done = int(state.step)
+    with make_reporter(done) as reporter, stop_signals() as stopping:
+        for message in messages:
+            reporter.say(message)
+        loop = _Loop(training, store, MetricsLog(directory, done), reporter, stopping)
+        return loop.run_from(state)
+
+
+def resume(
+    training: Training, store: CheckpointStore, say: Callable[[str], None]
+) -> TrainState:
+    """The state of the newest whole checkpoint, or the start where there is none."""
+    newest = store.latest_valid(on_damage=say)
+    if newest is None:
+        return training.start
+    start = training.start
+    trained, optimizer_state, extra = store.load(
+        newest, start.optimizer_state, trained_template=start.trained
+    )
+    say(f"going on from step {newest}")
+    return TrainState(
+        trained={path: jnp.asarray(leaf) for path, leaf in trained.items()},
+        optimizer_state=jax.tree.map(jnp.asarray, optimizer_state),
+        step=jnp.asarray(newest, jnp.int32),
+        key=jax.random.wrap_key_data(jnp.asarray(extra["key"], jnp.uint32)),
+    )
+
+
+class stop_signals:
+    """While entered, SIGTERM and SIGINT set an event in place of ending the process."""
+
+    def __enter__(self) -> threading.Event:
+        event = threading.Event()
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, lambda *_: event.set())
+        return event
+
+    def __exit__(self, *exception) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class _Loop:
+    """The mutable middle of `train`: what is pending, and what was measured last."""
+
+    def __init__(
+        self,
+        training: Training,
+        store: CheckpointStore,
+        log: MetricsLog,
+        reporter: Reporter,
+        stopping: threading.Event,
+    ):
+        self._training, self._run = training, training.run
+        self._store, self._log = store, log
+        self._reporter, self._stopping = reporter, stopping
+        self._measured: dict[str, float] = {}
+        self._meter = _Meter()
+
+    def run_from(self, state: TrainState) -> Outcome:
+        """Steps until the run's last step or a stop signal."""
+        done, last = int(state.step), self._run.steps
+        pending = None
+        for batch in self._batches(done):
+            state, metrics = self._training.step(state, self._training.frozen, batch)
+            done += 1
+            self._meter.count(batch)
+            # The step just sent off runs while the one before it is looked at.
+            if pending is not None:
+                self._record(*pending)
+            pending = (done, metrics)
+            stop = self._stopping.is_set()
+            if self._due(done) or stop:
+                self._record(*pending)
+                pending = None
+                self._measure_and_save(done, state, evaluate=not stop)
+            if stop:
+                break
+        self._log.close()
+        if done < last:
+            self._reporter.say(
+                f"stopped at step {done} of {last}; the same command goes on from there"
+            )
+        return Outcome(done, done == last, state.trained, self._measured)
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        return stream_batches(
+            self._training.examples,
+            self._training.plan,
+            start,
+            self._run.steps,
+            pad_id=self._training.model.config.pad_id,
+        )
+
+    def _due(self, done: int) -> bool:
+        return (
+            done == self._run.steps
+            or _every(done, self._run.save_every)
+            or _every(done, self._run.evaluate_every)
+        )
+
+    def _record(self, step: int, metrics: dict[str, Any]) -> None:
+        """Checks the step's loss, and logs it where that is due."""
+        loss = float(metrics["loss"])
+        if not math.isfinite(loss):
+            self._log.close()
+            raise NotFiniteError(self._not_finite(f"the loss of step {step} is {loss}"))
+        logged = None
+        if _every(step, self._run.log_every) or step == self._run.steps:
+            logged = {name: float(value) for name, value in metrics.items()}
+            logged |= self._meter.read()
+            self._log.write(step, logged)
+        self._reporter.advance(step, logged)
+
+    def _measure_and_save(self, done: int, state: TrainState, evaluate: bool) -> None:
+        for path, leaf in state.trained.items():
+            if not np.isfinite(np.asarray(leaf)).all():
+                self._log.close()
+                raise NotFiniteError(
+                    self._not_finite(f"{path} is not finite after step {done}")
+                )
+        measured = {}
+        due = _every(done, self._run.evaluate_every) or done == self._run.steps
+        if evaluate and due and self._training.evaluator is not None:
+            measured = self._evaluate(done, state)
+        self._store.save(
+            done,
+            state.trained,
+            state.optimizer_state,
+            {
+                "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+                "examples": done * self._run.accumulate * self._batch_size(),
+            },
+            metrics=measured,
+        )
+
+    def _evaluate(self, done: int, state: TrainState) -> dict[str, float]:
+        assert self._training.evaluator is not None
+        parameters = self._training.parameters(state.trained)
+        self._measured = self._training.evaluator(parameters)
+        named = {f"evaluation/{name}": x for name, x in self._measured.items()}
+        self._log.write(done, named)
+        shown = "  ".join(f"{name} {x:.4f}" for name, x in self._measured.items())
+        self._reporter.say(f"evaluation after step {done}: {shown}")
+        return self._measured
+
+    def _batch_size(self) -> int:
+        assert self._run.data is not None
+        return self._run.data.batch_size
+
+    def _not_finite(self, what: str) -> str:
+        steps = self._store.steps()
+        kept = (
+            f"the checkpoint of step {steps[-1]} is kept as the last good one"
+            if steps
+            else "no checkpoint had been written yet"
+        )
+        return (
+            f"{what}; {kept}. Lower the learning rate, clip the gradient, or start the "
+            "prompt from vocabulary rows"
+        )
+
+
+def _every(step: int, period: int) -> bool:
+    return period > 0 and step % period == 0
+
+
+class _Meter:
+    """Tokens a second and padding between two lines of the log."""
+
+    def __init__(self):
+        self._started, self._real, self._all = time.monotonic(), 0.0, 0
+
+    def count(self, batch: Batch) -> None:
+        self._real += real_token_share(batch) * batch.tokens.size
+        self._all += batch.tokens.size
+
+    def read(self) -> dict[str, float]:
+        now = time.monotonic()
+        speed = self._real / max(now - self._started, 1e-9)
+        padding = 1 - self._real / max(self._all, 1)
+        self._started, self._real, self._all = now, 0.0, 0
+        return {"tokens_per_second": speed, "padding_share": padding}

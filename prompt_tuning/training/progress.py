@@ -1,0 +1,100 @@
+"""Progress as a person sees it: a live bar, or plain lines without a terminal."""
+
+from collections.abc import Mapping
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Reporter(Protocol):
+    """What a training run tells while it goes on."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Prints a message that stays."""
+        ...
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Shows that a step is done; `metrics` where they were logged."""
+        ...
+
+
+class LiveReporter:
+    """A rich progress bar with the newest metrics beside it."""
+
+    def __init__(self, console: Console, steps: int, done: int):
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[newest]}"),
+            console=console,
+        )
+        self._task = self._progress.add_task(
+            "training", total=steps, completed=done, newest=""
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Prints above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Moves the bar."""
+        self._progress.update(self._task, completed=step)
+        if metrics is not None:
+            self._progress.update(self._task, newest=brief(metrics))
+
+
+class LineReporter:
+    """One plain line for each line of the log."""
+
+    def __init__(self, console: Console, steps: int):
+        self._console, self._steps = console, steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Prints the step's metrics."""
+        if metrics is not None:
+            self.say(f"step {step}/{self._steps}  {brief(metrics)}")
+
+
+def make_reporter(console: Console, steps: int, done: int) -> Reporter:
+    """A bar on a terminal, lines elsewhere."""
+    if console.is_terminal:
+        return LiveReporter(console, steps, done)
+    return LineReporter(console, steps)
+
+
+def brief(metrics: Mapping[str, float]) -> str:
+    """The metrics that fit beside a bar."""
+    shown = ("loss", "accuracy", "tokens_per_second")
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)

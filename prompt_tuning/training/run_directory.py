@@ -1,0 +1,84 @@
+"""A run directory belongs to one config and one frozen model, and says so."""
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.errors import InputError
+
+CONFIG_FILE = "config.gin"
+IDENTITY_FILE = "run.json"
+
+
+def claim(directory: Path, config: str, identity: dict[str, Any]) -> None:
+    """Takes a new directory for a run, or checks that an old one is this run's.
+
+    Args:
+      directory: made if it is missing.
+      config: the operative config; its line that names the directory does not count.
+      identity: JSON that must be the same for every start of the run, such as the
+        frozen model's fingerprint.
+
+    Raises:
+      InputError: if the directory belongs to another config or model; nothing in it has
+        been touched.
+    """
+    known = directory / IDENTITY_FILE
+    if known.exists():
+        _check_config(directory, config)
+        _check_identity(directory, json.loads(known.read_text()), identity)
+        return
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file, expected a directory or nothing")
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / CONFIG_FILE, config)
+    write_atomically(known, json.dumps(identity, indent=2, sort_keys=True) + "\n")
+
+
+def _check_config(directory: Path, config: str) -> None:
+    file = directory / CONFIG_FILE
+    found = file.read_text() if file.exists() else ""
+    differing = [
+        line
+        for line in difflib.unified_diff(
+            _relevant(found), _relevant(config), n=0, lineterm=""
+        )
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    if differing:
+        shown = "\n  ".join(differing[:12])
+        raise InputError(
+            f"{directory} belongs to a run with another config (- that run's, + this "
+            f"one's):\n  {shown}\nchoose another Run.directory, or start that run "
+            f"again with --gin_file {file}"
+        )
+
+
+def _relevant(config: str) -> list[str]:
+    return [
+        line
+        for line in config.splitlines()
+        if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
+    ]
+
+
+def _check_identity(directory: Path, found: Any, expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise InputError(
+                f"{directory} belongs to a run with another {name}: found "
+                f"{found.get(name)}, and this run has {value}; choose another "
+                "Run.directory"
+            )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,179 @@
+"""One training step, as one pure function."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.training.state import TrainState
+
+
+class Sums(NamedTuple):
+    """What a batch adds up to; sums, so that batches of any weight can be added.
+
+    Attributes:
+      loss: weighted negative log likelihood, in nats.
+      weight: the weights.
+      correct: the weights of the tokens that scored highest.
+    """
+
+    loss: Float[Array, ""]
+    weight: Float[Array, ""]
+    correct: Float[Array, ""]
+
+    def metrics(self) -> dict[str, Float[Array, ""]]:
+        """Mean nats and accuracy per unit of weight."""
+        return {
+            "loss": self.loss / self.weight,
+            "accuracy": self.correct / self.weight,
+        }
+
+
+def token_losses(
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None = None,
+) -> TokenLoss:
+    """Runs the model; gives the outcome `[B, m]` at each of `batch.loss_positions`.
+
+    Args:
+      graph: the model's structure.
+      parameters: all of its parameters.
+      batch: one batch, without an accumulation axis.
+      key: for dropout; None for none.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    hidden = model.hidden(batch, key)
+    targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
+    return token_loss(hidden, model.head_kernel(), targets)
+
+
+def row_nll(
+    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
+) -> Float[Array, "B"]:
+    """The weighted negative log likelihood of each row, in nats."""
+    outcome = token_losses(graph, parameters, batch)
+    return jnp.sum(batch.loss_weights * outcome.nll, axis=1)
+
+
+def loss_sums(
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None = None,
+) -> Sums:
+    """What a batch adds up to; arguments as for `token_losses`."""
+    outcome = token_losses(graph, parameters, batch, key)
+    weights = batch.loss_weights
+    return Sums(
+        jnp.sum(weights * outcome.nll),
+        jnp.sum(weights),
+        jnp.sum(weights * outcome.correct),
+    )
+
+
+def gradients(
+    graph: nnx.GraphDef,
+    trained: Parameters,
+    frozen: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None,
+) -> tuple[Parameters, Sums]:
+    """The gradient of the batch's mean loss, of the trained leaves alone.
+
+    Args:
+      graph: the model's structure.
+      trained: what is differentiated.
+      frozen: what is not.
+      batch: one batch, or micro-batches on a leading axis `A` that are added up.
+      key: for dropout; None for none.
+    """
+
+    def weighted(trained, batch, key):
+        sums = loss_sums(graph, trained | frozen, batch, key)
+        return sums.loss, sums
+
+    def add(total, xs):
+        micro_batch, index = xs
+        micro_key = None if key is None else jax.random.fold_in(key, index)
+        outcome = jax.grad(weighted, has_aux=True)(trained, micro_batch, micro_key)
+        return jax.tree.map(jnp.add, total, outcome), None
+
+    if batch.tokens.ndim == 2:
+        gradient, sums = jax.grad(weighted, has_aux=True)(trained, batch, key)
+    else:
+        zeros = jax.tree.map(jnp.zeros_like, trained)
+        start = (zeros, Sums(*(jnp.zeros(()) for _ in Sums._fields)))
+        xs = (batch, jnp.arange(batch.tokens.shape[0]))
+        (gradient, sums), _ = jax.lax.scan(add, start, xs)
+    return jax.tree.map(lambda leaf: leaf / sums.weight, gradient), sums
+
+
+def train_step(
+    state: TrainState,
+    frozen: Parameters,
+    batch: Batch,
+    *,
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    dropout: bool,
+) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    """Moves the trained parameters once.
+
+    Args:
+      state: what changes.
+      frozen: what does not; an argument, so that it is not baked into the program.
+      batch: one batch, or micro-batches on a leading axis.
+      graph: the model's structure.
+      optimizer: of the trained parameters.
+      dropout: whether the model drops out.
+
+    Returns:
+      the next state, and the metrics of this step's batch before the update.
+    """
+    key = jax.random.fold_in(state.key, state.step) if dropout else None
+    gradient, sums = gradients(graph, state.trained, frozen, batch, key)
+    with jax.named_scope("update"):
+        updates, optimizer_state = optimizer.update(
+            gradient, state.optimizer_state, state.trained
+        )
+        trained = optax.apply_updates(state.trained, updates)
+    metrics = sums.metrics() | {
+        "gradient_norm": optax.tree.norm(gradient),
+        "trained_norm": optax.tree.norm(state.trained),
+    }
+    following = dataclasses.replace(
+        state,
+        trained=cast(Parameters, trained),
+        optimizer_state=optimizer_state,
+        step=state.step + 1,
+    )
+    return following, metrics
+
+
+Step = Callable[
+    [TrainState, Parameters, Batch], tuple[TrainState, dict[str, Float[Array, ""]]]
+]
+
+
+def compile_step(
+    graph: nnx.GraphDef, optimizer: optax.GradientTransformation, *, dropout: bool
+) -> Step:
+    """The jitted step; the state given to it is used up."""
+
+    def step(state: TrainState, frozen: Parameters, batch: Batch):
+        return train_step(
+            state, frozen, batch, graph=graph, optimizer=optimizer, dropout=dropout
+        )
+
+    return jax.jit(step, donate_argnums=0)
