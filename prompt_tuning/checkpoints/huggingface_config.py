@@ -13,7 +13,7 @@ import numpy as np
 from prompt_tuning.checkpoints.safetensors import open_safetensors
 from prompt_tuning.checkpoints.tensors import StoredTensor
 from prompt_tuning.errors import InputError
-from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.config import ModelConfig, RotaryScaling
 
 T5_TABLES = (
     "shared.weight",
@@ -135,7 +135,7 @@ def _token_ids(settings: Settings, overrides: Collection[str]) -> dict[str, Any]
         if not isinstance(found[0], int):
             raise InputError(
                 f"{settings.file} or {generation_file.name} has {name} = {found[0]!r}, "
-                f"expected one token; choose it with {field}=..."
+                f"expected one token; choose one, by Pretrained.eos_id for the end"
             )
         ids[field] = found[0]
     return ids
@@ -162,20 +162,39 @@ def _has_tied_head(
     )
 
 
-def _rotary_base(settings: Settings) -> float:
-    """The base, from transformers 5's `rope_parameters` or the older settings."""
-    base = settings.optional("rope_theta", 10_000.0)
+def _rotary(settings: Settings) -> dict[str, Any]:
+    """Base and scaling, from transformers 5's `rope_parameters` or older settings."""
+    base, scaling = settings.optional("rope_theta", 10_000.0), None
     settings.refuse("partial_rotary_factor", 1.0, "all of a head is rotated")
     for name in ("rope_scaling", "rope_parameters"):
         rope = settings.optional(name, {})
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise InputError(
-                f"{settings.file} has the rope_type {kind!r} in {name}, expected "
-                "'default': scaled rotary positions are not implemented"
-            )
         base = rope.get("rope_theta", base)
-    return float(base)
+        scaling = _rotary_scaling(settings, name, rope) or scaling
+    return {"rotary_base": float(base), "rotary_scaling": scaling}
+
+
+def _rotary_scaling(settings: Settings, name: str, rope: dict) -> RotaryScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    try:
+        if kind == "linear":
+            return RotaryScaling(factor=float(rope["factor"]))
+        if kind == "llama3":
+            return RotaryScaling(
+                factor=float(rope["factor"]),
+                low_frequency_factor=float(rope["low_freq_factor"]),
+                high_frequency_factor=float(rope["high_freq_factor"]),
+                original_positions=rope["original_max_position_embeddings"],
+            )
+    except KeyError as missing:
+        raise InputError(
+            f"{settings.file} has the rope_type {kind!r} in {name} without {missing}"
+        ) from None
+    raise InputError(
+        f"{settings.file} has the rope_type {kind!r} in {name}, expected 'default', "
+        "'linear' or 'llama3'; others are not implemented"
+    )
 
 
 def _llama(settings: Settings) -> dict[str, Any]:
@@ -200,7 +219,7 @@ def _llama(settings: Settings) -> dict[str, Any]:
         "norm_epsilon": settings.optional("rms_norm_eps", 1e-6),
         "positions": "rotary",
         "maximum_positions": settings.required("max_position_embeddings"),
-        "rotary_base": _rotary_base(settings),
+        **_rotary(settings),
         "activation": settings.activation(settings.optional("hidden_act", "silu")),
         "gated": True,
         "biases": "all" if attention else "none",

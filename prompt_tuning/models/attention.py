@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.layers import dropout
 
 # Finite, so that a row that sees nothing (padding) gives numbers and not NaN.
@@ -99,11 +100,23 @@ def _weighted_values(weights: Array, values: Array) -> Array:
     return jnp.einsum("rghqs,rsgk->rqghk", weights, values)
 
 
+def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
+    """Angle per position of each pair in a head (Su et al. 2021, equation 15)."""
+    width, scaling = config.head_width, config.rotary_scaling
+    frequencies = config.rotary_base ** (-np.arange(0, width, 2) / width)
+    if scaling is None:
+        return frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    turns = scaling.original_positions * frequencies / (2 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1) if high > low else 0.0
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
 def rotary_angles(
-    positions: Int[Array, "R Q"], width: int, base: float
+    positions: Int[Array, "R Q"], config: ModelConfig
 ) -> tuple[Float[Array, "R Q 1 half"], Float[Array, "R Q 1 half"]]:
     """Cosines and sines of the rotary embedding (Su et al. 2021, equation 34)."""
-    frequencies = base ** (-np.arange(0, width, 2) / width)
+    frequencies = rotary_frequencies(config)
     angles = positions[..., None, None] * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -25,6 +25,27 @@ FLOAT16_REASON = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """How a model's rotary frequencies were lowered to reach further (Llama 3.1).
+
+    Wavelengths above `original_positions / low_frequency_factor` are stretched by
+    `factor`, those below `original_positions / high_frequency_factor` are left, and
+    between them the two are mixed. Equal factors of 0 stretch all ("linear").
+
+    Attributes:
+      factor: by which low frequencies are divided.
+      low_frequency_factor: see above.
+      high_frequency_factor: see above.
+      original_positions: positions that the model was first trained on.
+    """
+
+    factor: float
+    low_frequency_factor: float = 0.0
+    high_frequency_factor: float = 0.0
+    original_positions: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The shape and the named choices of one frozen model.
 
@@ -45,6 +66,7 @@ class ModelConfig:
       maximum_positions: the longest sequence, prompt vectors included; None if the
         positions have no end (T5).
       rotary_base: base of the rotary frequencies.
+      rotary_scaling: how they were lowered, or None.
       relative_buckets: buckets of the relative position bias.
       relative_maximum_distance: distance from which all share the last bucket.
       activation: of the feed-forward layer.
@@ -82,6 +104,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-6
     maximum_positions: int | None = None
     rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
     biases: Biases = "none"

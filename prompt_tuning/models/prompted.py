@@ -8,7 +8,7 @@ put into every row, `[B, P + T, D]`; right everywhere.
 
 import dataclasses
 import functools
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -56,7 +56,7 @@ class Prompting:
 
     placement: str = "prefix"
     prefix_attention: bool = False
-    execution: Literal["auto", "shared", "joined"] = "auto"
+    execution: str = "auto"
 
     def __post_init__(self):
         if self.placement not in PLACEMENTS:

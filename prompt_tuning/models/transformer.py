@@ -341,9 +341,7 @@ class Stack(nnx.Module):
     def _view(self, stream, index, streams, past) -> _View:
         angles = None
         if self.config.positions == "rotary":
-            angles = rotary_angles(
-                stream.positions, self.config.head_width, self.config.rotary_base
-            )
+            angles = rotary_angles(stream.positions, self.config)
         sources = [*past, *streams[: index + 1]]
         biases = (None,) * len(sources)
         if self.relative_position_bias is not None:

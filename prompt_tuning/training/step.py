@@ -139,7 +139,9 @@ def train_step(
       dropout: whether the model drops out.
 
     Returns:
-      the next state, and the metrics of this step's batch before the update.
+      the next state, and the metrics of this step's batch before the update: `loss`
+      (nats) and `accuracy` per unit of weight, `gradient_norm`, and where prompts are
+      trained `prompt_norm`, the mean norm of their vectors.
     """
     key = jax.random.fold_in(state.key, state.step) if dropout else None
     gradient, sums = gradients(graph, state.trained, frozen, batch, key)
@@ -148,10 +150,11 @@ def train_step(
             gradient, state.optimizer_state, state.trained
         )
         trained = optax.apply_updates(state.trained, updates)
-    metrics = sums.metrics() | {
-        "gradient_norm": optax.tree.norm(gradient),
-        "trained_norm": optax.tree.norm(state.trained),
-    }
+    metrics = sums.metrics() | {"gradient_norm": optax.tree.norm(gradient)}
+    prompts = [leaf for path, leaf in state.trained.items() if "/prompt/" in path]
+    if prompts:
+        norms = [jnp.linalg.norm(prompt, axis=-1).ravel() for prompt in prompts]
+        metrics["prompt_norm"] = jnp.concatenate(norms).mean()
     following = dataclasses.replace(
         state,
         trained=cast(Parameters, trained),

@@ -1,0 +1,117 @@
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning.losses.cross_entropy import token_loss
+from tests import hlo
+
+B, M, D, V = 3, 4, 8, 11
+RANDOM = np.random.default_rng(0)
+HIDDEN = jnp.asarray(RANDOM.standard_normal((B, M, D)), jnp.float32)
+HEAD = jnp.asarray(RANDOM.standard_normal((V, D)), jnp.float32)
+TARGETS = jnp.asarray(RANDOM.integers(0, V, (B, M)))
+# One is zero and some are negative: nothing is taken for granted of a cotangent.
+WEIGHTS = jnp.asarray(RANDOM.standard_normal((B, M)), jnp.float32).at[0, 0].set(0)
+
+
+def weighted(hidden, head, targets=TARGETS):
+    return jnp.sum(WEIGHTS * token_loss(hidden, head, targets).nll)
+
+
+def weighted_by_optax(hidden, head, targets=TARGETS):
+    nll = optax.softmax_cross_entropy_with_integer_labels(hidden @ head.T, targets)
+    return jnp.sum(WEIGHTS * nll)
+
+
+def test_nll_is_that_of_optax():
+    nll = jax.jit(token_loss)(HIDDEN, HEAD, TARGETS).nll
+    expected = optax.softmax_cross_entropy_with_integer_labels(HIDDEN @ HEAD.T, TARGETS)
+    np.testing.assert_allclose(nll, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("trained", [0, 1, (0, 1)])
+def test_the_gradient_is_that_of_optax_for_any_cotangent(trained):
+    value, gradient = jax.jit(jax.value_and_grad(weighted, trained))(HIDDEN, HEAD)
+    expected = jax.jit(jax.value_and_grad(weighted_by_optax, trained))(HIDDEN, HEAD)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5),
+        gradient,
+        expected[1],
+    )
+
+
+def test_a_cotangent_may_depend_on_the_loss():
+    def squared(loss):
+        return lambda hidden: jnp.sum(loss(hidden) ** 2)
+
+    ours = jax.jit(jax.grad(squared(lambda h: weighted(h, HEAD))))(HIDDEN)
+    theirs = jax.jit(jax.grad(squared(lambda h: weighted_by_optax(h, HEAD))))(HIDDEN)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_scores_cost_the_log_of_the_vocabulary():
+    loss = jax.jit(token_loss)(jnp.zeros((B, M, D)), HEAD, TARGETS)
+    np.testing.assert_allclose(loss.nll, np.log(V), rtol=1e-6)
+
+
+def test_large_scores_neither_overflow_nor_lose_the_difference():
+    hidden, head = jnp.ones((1, 1)), jnp.array([[1000.0], [999.0]])
+    nll = jax.jit(token_loss)(hidden, head, jnp.array([1])).nll
+    np.testing.assert_allclose(nll, 1 + np.log1p(np.exp(-1.0)), rtol=1e-4)
+
+
+def test_correct_marks_the_targets_that_score_highest():
+    scores = jnp.array([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    loss = jax.jit(token_loss)(scores, jnp.eye(3), jnp.array([0, 1, 1]))
+    assert loss.correct.tolist() == [True, False, True]
+
+
+def test_what_is_correct_has_no_gradient():
+    def count(hidden):
+        return jnp.sum(token_loss(hidden, HEAD, TARGETS).correct.astype(jnp.float32))
+
+    gradient = jax.jit(jax.grad(count))(HIDDEN)
+    np.testing.assert_array_equal(gradient, jnp.zeros_like(HIDDEN))
+
+
+def test_bfloat16_hidden_states_are_summed_in_float32():
+    half = jnp.asarray(HIDDEN, jnp.bfloat16)
+    nll, gradient = jax.jit(
+        lambda h: (token_loss(h, HEAD, TARGETS).nll, jax.grad(weighted)(h, HEAD))
+    )(half)
+    assert nll.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    # The same products of the same rounded numbers, summed without rounding again.
+    exact = half.astype(jnp.float32)
+    head = jnp.asarray(HEAD, jnp.bfloat16).astype(jnp.float32)
+    expected = optax.softmax_cross_entropy_with_integer_labels(exact @ head.T, TARGETS)
+    np.testing.assert_allclose(nll, expected, rtol=1e-5)
+    near = jax.jit(jax.grad(weighted_by_optax))(exact, head)
+    np.testing.assert_allclose(gradient.astype(jnp.float32), near, atol=0.05)
+
+
+def test_hidden_states_without_their_targets_are_an_error():
+    # Under jaxtyping the annotation speaks first; below it is what a user reads.
+    unchecked = inspect.unwrap(token_loss)
+    with pytest.raises(
+        ValueError, match=r"\(3, 4, 8\) and targets \(3, 3\) must agree"
+    ):
+        unchecked(HIDDEN, HEAD, TARGETS[:, 1:])
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(0, 2), ((0, 1), 3)])
+def test_a_frozen_head_is_multiplied_twice_and_a_trained_one_three_times(
+    trained, expected
+):
+    def loss(hidden, head, targets, weights):
+        return jnp.sum(weights * token_loss(hidden, head, targets).nll)
+
+    lowered = jax.jit(jax.value_and_grad(loss, trained)).lower(
+        HIDDEN, HEAD, TARGETS, WEIGHTS
+    )
+    products = hlo.products(lowered.compile())
+    assert [product.flops for product in products] == [2 * B * M * V * D] * expected

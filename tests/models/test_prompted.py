@@ -1,0 +1,317 @@
+import dataclasses
+import functools
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.decoding.generate import continue_rows, pad_rows
+from prompt_tuning.decoding.sampling import greedy, temperature
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.layers import dropout
+from prompt_tuning.models.parameters import logical_axes, merge
+from prompt_tuning.models.prompted import Prompting, build_model
+from prompt_tuning.training.step import gradients, loss_sums
+from tests import dummies
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PROMPT = "decoder/prompt/prompt"
+JOINED = Prompting(execution="joined")
+SHARED = Prompting(execution="shared")
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits(parameters, batch, *, graph):
+    """Scores at the batch's loss positions, all of the row read at once."""
+    model = cast(LanguageModel, merge(graph, parameters))
+    return model.logits(model.hidden(batch))
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits_by_step(parameters, tokens, lengths, completions, *, graph):
+    """Scores of every completion token, each read after the one before."""
+    model = cast(LanguageModel, merge(graph, parameters))
+
+    def read(carry, token):
+        hidden, cache = carry
+        return model.decode(token, cache), hidden
+
+    start = model.prefill(tokens, lengths, completions.shape[1])
+    _, hidden = jax.lax.scan(read, start, completions.T)
+    return model.logits(hidden.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_shared_and_joined_prompts_give_the_same_loss_and_gradient(family):
+    config = dummies.FAMILIES[family]
+    # In one row the prompt itself predicts the first token.
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (0, 5), (2, 1)]))
+    outcomes = []
+    for prompting in (SHARED, JOINED):
+        graph, parameters = dummies.prompted(config, prompting=prompting)
+        trained = {PROMPT: parameters.pop(PROMPT)}
+        compute = jax.jit(functools.partial(gradients, graph))
+        gradient, sums = compute(trained, parameters, batch, None)
+        outcomes.append((gradient[PROMPT], sums.loss / sums.weight))
+    assert np.abs(outcomes[0][0]).max() > 1e-3
+    for shared, joined in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(shared, joined, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "prompting"),
+    [
+        ("llama", SHARED),
+        ("llama", Prompting(prefix_attention=True)),
+        ("gpt2", Prompting("suffix")),
+        ("t5_gated", Prompting("suffix")),
+    ],
+)
+def test_reading_step_by_step_gives_the_scores_of_reading_at_once(family, prompting):
+    config = dummies.FAMILIES[family]
+    graph, parameters = dummies.prompted(config, prompting=prompting)
+    rows = dummies.random_rows([(5, 4), (1, 4), (3, 4)])
+    at_once = logits(parameters, dummies.make_batch(config, rows), graph=graph)
+    tokens, lengths = pad_rows([given for given, _ in rows], 0, 5)
+    completions = np.array([completion for _, completion in rows])
+    by_step = logits_by_step(parameters, tokens, lengths, completions, graph=graph)
+    np.testing.assert_allclose(by_step, at_once, atol=1e-4)
+
+
+def put_in(prompt, given, place):
+    return given[:place] + prompt + given[place:]
+
+
+@pytest.mark.parametrize(
+    ("family", "placement", "from_end"),
+    [("llama", "suffix", 0), ("t5_original", "suffix", 1), ("gpt2", "after_bos", None)],
+)
+def test_a_prompt_of_token_embeddings_acts_as_these_tokens(family, placement, from_end):
+    config = dummies.FAMILIES[family]
+    graph, parameters = dummies.prompted(config, prompting=Prompting(placement))
+    (path,) = [path for path in parameters if "/prompt/" in path]
+    prompt = [7, 8, 9]
+    parameters[path] = parameters["token_embedder/embedding"][jnp.array(prompt)]
+    rows = dummies.random_rows([(5, 4), (2, 2)])
+    ours = logits(parameters, dummies.make_batch(config, rows), graph=graph)
+
+    plain_graph, plain = dummies.unprompted(config)
+    places = [1 if from_end is None else len(given) - from_end for given, _ in rows]
+    as_text = [
+        (put_in(prompt, given, place), completion)
+        for (given, completion), place in zip(rows, places, strict=True)
+    ]
+    batch = dummies.make_batch(config, as_text)
+    expected = logits(plain, batch, graph=plain_graph)
+    real = batch.loss_weights > 0
+    np.testing.assert_allclose(
+        np.asarray(ours)[real], np.asarray(expected)[real], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("prefix_attention", [True, False])
+def test_given_tokens_and_prompt_see_what_comes_later_under_prefix_attention_alone(
+    prefix_attention,
+):
+    prompting = Prompting(prefix_attention=prefix_attention, execution="joined")
+    graph, parameters = dummies.prompted(dummies.LLAMA, prompting=prompting)
+    rows = [([5, 6, 7], [8, 9, 10]), ([5, 6, 4], [8, 9, 10]), ([5, 6, 7], [8, 4, 4])]
+    batch = dummies.make_batch(dummies.LLAMA, rows)
+    every = np.tile(np.arange(6, dtype=np.int32), (3, 1))
+    batch = dataclasses.replace(batch, loss_positions=every)
+    scores = np.asarray(logits(parameters, batch, graph=graph))
+    change = np.abs(scores - scores[0]).max(-1)
+    # Target 0 is predicted by the prompt, 1 and 2 by given tokens before the changed
+    # one, and 3 by that token itself.
+    seen_early = change[1, :3] > 1e-4
+    assert seen_early.tolist() == [prefix_attention] * 3
+    assert np.all(change[1, 3:] > 1e-4)
+    # A completion stays causal: its second token is read only by what follows.
+    assert np.all(change[2, :5] < 1e-5) and change[2, 5] > 1e-4
+
+
+def test_prefix_attention_trains():
+    prompting = Prompting(prefix_attention=True)
+    graph, parameters = dummies.prompted(dummies.LLAMA, prompting=prompting)
+    frozen = dict(parameters)
+    trained = {PROMPT: frozen.pop(PROMPT)}
+    batch = dummies.make_batch(dummies.LLAMA, dummies.random_rows([(4, 3), (2, 5)]))
+    compute = jax.jit(functools.partial(gradients, graph))
+    gradient, before = compute(trained, frozen, batch, None)
+    moved = {PROMPT: trained[PROMPT] - 0.1 * gradient[PROMPT]}
+    _, after = compute(moved, frozen, batch, None)
+    assert after.loss < before.loss
+
+
+KEYS = jax.random.split(jax.random.key(4), 3)
+ROWS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13]]
+
+
+def generate(family, rows, *, sampler, filler=0, length=7, eos_id=None):
+    """Six tokens more of each row."""
+    graph, parameters = dummies.prompted(dummies.FAMILIES[family])
+    tokens, lengths = pad_rows(rows, filler, length)
+    return np.asarray(
+        continue_rows(
+            parameters,
+            tokens,
+            lengths,
+            KEYS[: len(rows)],
+            graph=graph,
+            new_tokens=6,
+            sampler=sampler,
+            eos_id=eos_id,
+            pad_id=0,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "sampler"),
+    [("llama", greedy), *((family, temperature(1.5)) for family in dummies.FAMILIES)],
+)
+def test_a_rows_continuation_does_not_depend_on_the_other_rows(family, sampler):
+    together = generate(family, ROWS, sampler=sampler)
+    others = [ROWS[0], [9, 9, 9, 9, 9], [1, 2]]
+    otherwise = generate(family, others, sampler=sampler, filler=17)
+    np.testing.assert_array_equal(together[0], otherwise[0])
+    assert not np.array_equal(together[1:], otherwise[1:])
+
+
+def test_a_row_alone_continues_as_it_does_among_others():
+    alone = generate("llama", ROWS[:1], sampler=greedy, length=3)
+    among_others = generate("llama", ROWS, sampler=greedy)
+    np.testing.assert_array_equal(alone[0], among_others[0])
+
+
+def test_a_row_that_has_ended_is_padded():
+    endless = generate("llama", ROWS, sampler=greedy)
+    end = int(endless[0, 1])
+    ended = generate("llama", ROWS, sampler=greedy, eos_id=end)
+    for row, until_end in zip(endless.tolist(), ended.tolist(), strict=True):
+        place = row.index(end) + 1 if end in row else len(row)
+        assert until_end == row[:place] + [0] * (len(row) - place)
+    assert ended[0, 2:].tolist() == [0] * 4
+
+
+def test_dropout_draws_the_same_mask_when_recomputed():
+    config = dummies.with_dropout(dummies.GPT2)
+    graph, frozen = dummies.prompted(config, prompting=JOINED)
+    trained = {PROMPT: frozen.pop(PROMPT)}
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
+
+    def loss(trained, frozen, batch, key):
+        return loss_sums(graph, trained | frozen, batch, key).loss
+
+    kept = jax.jit(jax.value_and_grad(loss))
+    recomputed = jax.jit(jax.value_and_grad(jax.checkpoint(loss)))
+    key, other = jax.random.key(1), jax.random.key(2)
+    value, gradient = kept(trained, frozen, batch, key)
+    again = recomputed(trained, frozen, batch, key)
+    np.testing.assert_allclose(again[0], value, rtol=1e-6)
+    np.testing.assert_allclose(again[1][PROMPT], gradient[PROMPT], atol=1e-5)
+    assert abs(kept(trained, frozen, batch, other)[0] - value) > 1e-2
+
+
+def test_dropout_zeroes_its_share_and_scales_the_rest():
+    ones = jnp.ones((100, 100))
+    dropped = jax.jit(dropout, static_argnums=1)(ones, 0.25, jax.random.key(0))
+    assert np.unique(dropped).tolist() == pytest.approx([0.0, 4 / 3])
+    assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(("rate", "key"), [(0.0, jax.random.key(0)), (0.5, None)])
+def test_dropout_without_rate_or_key_changes_nothing(rate, key):
+    x = jnp.arange(4.0)
+    assert dropout(x, rate, key) is x
+
+
+@pytest.mark.parametrize("family", dummies.FAMILIES)
+def test_bfloat16_is_kept_throughout_training_and_decoding(family):
+    config = dataclasses.replace(dummies.FAMILIES[family], compute_dtype="bfloat16")
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
+
+    def run(parameters, batch):
+        model = cast(LanguageModel, merge(graph, parameters))
+        first, cache = model.prefill(batch.tokens, batch.lengths, 2)
+        following, _ = model.decode(batch.lengths, cache)
+        return model.hidden(batch), first, following, cache.generated
+
+    for leaf in jax.tree.leaves(jax.eval_shape(run, parameters, batch)):
+        assert leaf.dtype == jnp.bfloat16
+
+
+def test_bfloat16_is_near_float32():
+    batch = dummies.make_batch(dummies.GPT2, dummies.random_rows([(4, 3), (2, 5)]))
+    means = []
+    for dtype in ("float32", "bfloat16"):
+        config = dataclasses.replace(dummies.GPT2, compute_dtype=dtype)
+        graph, parameters = dummies.prompted(config, prompting=JOINED)
+        sums = jax.jit(functools.partial(loss_sums, graph))(parameters, batch)
+        means.append(float(sums.loss / sums.weight))
+    assert means[0] != means[1]
+    assert means[1] == pytest.approx(means[0], rel=0.02)
+
+
+@pytest.mark.parametrize("field", ["compute_dtype", "parameter_dtype"])
+@pytest.mark.parametrize("dtype", ["float16", "half", "fp16"])
+def test_float16_is_refused_with_the_reason(field, dtype):
+    with pytest.raises(InputError, match=f"{field} is '{dtype}': float16 overflows"):
+        dataclasses.replace(dummies.LLAMA, **{field: dtype})
+
+
+def test_another_dtype_is_refused():
+    with pytest.raises(InputError, match="expected 'float32' or 'bfloat16'"):
+        dataclasses.replace(dummies.LLAMA, compute_dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("family", "choices"),
+    [
+        ("llama", {"placement": "suffix"}),
+        ("llama", {"placement": "after_bos"}),
+        ("gpt2", {"prefix_attention": True}),
+        ("t5_gated", {}),
+    ],
+)
+def test_a_shared_prompt_is_refused_where_it_gives_other_numbers(family, choices):
+    prompting = Prompting(execution="shared", **choices)
+    with pytest.raises(InputError, match="execution is 'shared', but the prompt sees"):
+        dummies.prompted(dummies.FAMILIES[family], prompting=prompting)
+
+
+def test_prefix_attention_is_refused_for_an_encoder():
+    with pytest.raises(InputError, match="prefix_attention is for decoder-only"):
+        dummies.prompted(dummies.T5_GATED, prompting=Prompting(prefix_attention=True))
+
+
+def test_unknown_choices_are_refused():
+    with pytest.raises(InputError, match="placement is 'middle', expected one of pre"):
+        Prompting("middle")
+    with pytest.raises(InputError, match="execution is 'both', expected auto"):
+        Prompting(execution="both")
+
+
+@pytest.mark.parametrize("family", dummies.FAMILIES)
+def test_every_parameter_names_an_axis_for_each_dimension(family):
+    config = dummies.FAMILIES[family]
+    axes = {}
+
+    def build(key):
+        model = build_model(key, config)
+        axes.update(logical_axes(model))
+        return model
+
+    _, parameters = dummies.abstract(build)
+    assert axes.keys() == parameters.keys()
+    sizes = {"embed": config.width, "vocab": dummies.V, "mlp": 24, "layers": 2}
+    for path, names in axes.items():
+        shape = parameters[path].shape
+        assert len(names) == len(shape), path
+        for name, size in zip(names, shape, strict=True):
+            assert sizes.get(name, size) == size, path

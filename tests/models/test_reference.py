@@ -1,0 +1,183 @@
+"""The models against what transformers and PEFT computed with the same weights."""
+
+import functools
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from prompt_tuning.checkpoints.huggingface import recipes
+from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.restore import plan_restore
+from prompt_tuning.checkpoints.safetensors import open_safetensors
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.data.tokenizers import load_tokenizer
+from prompt_tuning.decoding.generate import continue_rows
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import merge
+from prompt_tuning.models.prompted import Prompting, build_model
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.modules import SoftPrompt
+from prompt_tuning.training.step import row_nll
+from tests import dummies
+from tests.shared_data import SHARED, needs_shared
+
+PEFT = SHARED / "data/peft"
+STORIES = SHARED / "data/models/stories260k"
+DECODERS = ("llama_gqa_untied", "gpt2_tied", "qwen2_bias_tied")
+CASES = (*DECODERS, "t5v11_untied_gated", "t5_orig_tied_relu")
+P = 6
+
+pytestmark = needs_shared
+
+
+def restored(folder, prompt=None, execution="auto"):
+    """Config, structure and parameters of a folder, by the reader's own way."""
+    config = read_config(folder)
+
+    def build(key):
+        if prompt is None:
+            return build_model(key, config)
+        vocabulary = Vocabulary(np.zeros((1, config.width), "f4"))
+        module = SoftPrompt(key, vocabulary, length=len(prompt))
+        return build_model(key, config, module, Prompting(execution=execution))
+
+    graph, abstract = dummies.abstract(build)
+    stored = open_safetensors(folder)
+    plan = plan_restore(abstract, recipes(config, stored), stored)
+    parameters = {path: jnp.asarray(x) for path, x in plan.restore().items()}
+    return config, graph, parameters | {path: prompt for path in plan.fresh}
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits(parameters, batch, *, graph):
+    model = cast(LanguageModel, merge(graph, parameters))
+    return model.logits(model.hidden(batch))
+
+
+@functools.cache
+def reference(case):
+    return dict(np.load(PEFT / case / "ref.npz"))
+
+
+def adapter(case):
+    """The vectors that PEFT uses; for T5 it stores as many again, never read."""
+    file = PEFT / case / "prompt_tuning/adapter_model.safetensors"
+    return jnp.asarray(load_file(file)["prompt_embeddings"][:P])
+
+
+def rows_of(case):
+    """The inputs of a case as a batch that asks for every position.
+
+    Of a decoder-only row these are the targets 0 to T, of which 0 is predicted by the
+    prompt and T, one past the end, by the last token.
+    """
+    ref = reference(case)
+    lengths = ref["attention_mask"].sum(1)
+    tokens = targets = ref["input_ids"]
+    positions = np.arange(tokens.shape[1] + 1)
+    if case not in DECODERS:
+        targets = np.where(ref["labels"] < 0, 0, ref["labels"])
+        positions = np.arange(targets.shape[1])
+    positions = np.tile(positions, (len(tokens), 1))
+    batch = Batch(
+        tokens=tokens,
+        lengths=lengths,
+        targets=targets,
+        loss_positions=positions,
+        loss_weights=np.ones(positions.shape, "f4"),
+        prefix_lengths=np.zeros_like(lengths),
+    )
+    return jax.tree.map(lambda x: jnp.asarray(x.astype(x.dtype.kind + "4")), batch)
+
+
+def real_logits(case, ours, theirs):
+    """Both, at the positions that are no padding."""
+    if case not in DECODERS:
+        return ours, theirs
+    real = reference(case)["attention_mask"].astype(bool)
+    return ours[:, 1:][real], theirs[:, -real.shape[1] :][real]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_base_logits_are_those_of_transformers(case):
+    _, graph, parameters = restored(PEFT / case / "base")
+    ours = np.asarray(logits(parameters, rows_of(case), graph=graph))
+    pair = real_logits(case, ours, reference(case)["base.logits"])
+    np.testing.assert_allclose(*pair, atol=1e-4)
+
+
+EXECUTIONS = [(case, "shared") for case in DECODERS] + [
+    ("llama_gqa_untied", "joined"),
+    *((case, "auto") for case in CASES if case not in DECODERS),
+]
+
+
+@pytest.mark.parametrize(("case", "execution"), EXECUTIONS)
+def test_prompted_logits_are_those_of_peft(case, execution):
+    _, graph, parameters = restored(PEFT / case / "base", adapter(case), execution)
+    ours = np.asarray(logits(parameters, rows_of(case), graph=graph))
+    theirs = reference(case)["prompt_tuning.logits"]
+    np.testing.assert_allclose(*real_logits(case, ours, theirs), atol=1e-4)
+    if case in DECODERS:
+        # The first token is predicted by the last prompt vector.
+        np.testing.assert_allclose(ours[:, 0], theirs[:, P - 1], atol=1e-4)
+
+
+@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.parametrize(("case", "execution"), EXECUTIONS)
+def test_rows_side_by_side_continue_as_peft_continues_each_alone(case, execution):
+    config, graph, parameters = restored(PEFT / case / "base", adapter(case), execution)
+    batch = rows_of(case)
+    generated = continue_rows(
+        parameters,
+        batch.tokens,
+        batch.lengths,
+        jax.random.split(jax.random.key(0), len(batch.lengths)),
+        graph=graph,
+        new_tokens=8,
+        eos_id=config.eos_id,
+        pad_id=config.pad_id,
+    )
+    expected = reference(case)["prompt_tuning.greedy_single"]
+    np.testing.assert_array_equal(generated, expected)
+
+
+def verify_lines():
+    return (STORIES / "verify.txt").read_text().split("\n")
+
+
+def test_stories_are_told_as_their_author_published_them():
+    lines = verify_lines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("GREEDY: "))
+    last = next(i for i, line in enumerate(lines) if line.startswith("matches"))
+    story = "\n".join(lines[first:last]).removeprefix("GREEDY: ")
+    config, graph, parameters = restored(STORIES)
+    tokenizer = load_tokenizer(STORIES)
+    generated = continue_rows(
+        parameters,
+        jnp.array([[config.bos_id]]),
+        jnp.array([1]),
+        jax.random.split(jax.random.key(0), 1),
+        graph=graph,
+        new_tokens=len(tokenizer.encode(story)),
+        eos_id=config.eos_id,
+        pad_id=config.pad_id,
+    )
+    assert tokenizer.decode(generated[0].tolist()) == story
+
+
+def test_sentences_cost_the_nats_that_transformers_counts():
+    scored = [line.split("  ") for line in verify_lines() if "nll/token" in line]
+    config, graph, parameters = restored(STORIES)
+    tokenizer = load_tokenizer(STORIES)
+    assert len(scored) == 4 and config.bos_id is not None
+    rows = [([config.bos_id], tokenizer.encode(sentence)) for *_, sentence in scored]
+    batch = dummies.make_batch(config, rows)
+    nll = jax.jit(functools.partial(row_nll, graph))(parameters, batch)
+    per_token = nll / batch.loss_weights.sum(1)
+    expected = [float(score.split()[1]) for score, *_ in scored]
+    np.testing.assert_allclose(per_token, expected, atol=5.1e-4)

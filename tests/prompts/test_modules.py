@@ -1,0 +1,58 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.parameters import logical_axes, split
+from prompt_tuning.prompts.initializers import Vocabulary, from_array
+from prompt_tuning.prompts.modules import InferenceOnlyPrompt, SoftPrompt
+
+KEY = jax.random.key(0)
+VOCABULARY = Vocabulary(np.ones((7, 4), np.float32))
+VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.mark.parametrize("kind", [SoftPrompt, InferenceOnlyPrompt])
+def test_a_prompt_returns_its_vectors_unbatched(kind):
+    prompt = kind(KEY, VOCABULARY, length=3, initializer=from_array(VECTORS))
+    graph, state = nnx.split(prompt)
+    vectors = jax.jit(lambda state: nnx.merge(graph, state)())(state)
+    np.testing.assert_array_equal(vectors, VECTORS)
+    assert prompt.length == 3
+
+
+@pytest.mark.parametrize("kind", [SoftPrompt, InferenceOnlyPrompt])
+def test_a_prompt_is_uniform_below_a_half_by_default(kind):
+    vectors = kind(KEY, VOCABULARY, length=50)()
+    assert vectors.shape == (50, 4)
+    assert 0 <= vectors.min() < 0.05 and 0.45 < vectors.max() < 0.5
+
+
+def test_a_soft_prompt_is_one_float32_parameter_with_named_axes():
+    half = from_array(VECTORS.astype(np.float16))
+    prompt = SoftPrompt(KEY, VOCABULARY, length=3, initializer=half)
+    _, parameters = split(prompt)
+    assert list(parameters) == ["prompt"]
+    assert parameters["prompt"].dtype == jnp.float32
+    assert logical_axes(prompt) == {"prompt": ("prompt", "prompt_embed")}
+
+
+def test_an_inference_only_prompt_has_no_parameters():
+    _, state = nnx.split(InferenceOnlyPrompt(KEY, VOCABULARY, length=3))
+    assert not jax.tree.leaves(state)
+
+
+@pytest.mark.parametrize("kind", [SoftPrompt, InferenceOnlyPrompt])
+def test_a_prompt_needs_at_least_one_vector(kind):
+    with pytest.raises(InputError, match="length is 0, expected at least 1"):
+        kind(KEY, VOCABULARY, length=0)
+
+
+def test_what_an_initializer_makes_is_checked():
+    def transposed(key, shape, vocabulary):
+        return jnp.zeros(shape[::-1])
+
+    with pytest.raises(InputError, match=r"made \(4, 3\), expected \(3, 4\)"):
+        SoftPrompt(KEY, VOCABULARY, length=3, initializer=transposed)

@@ -1,0 +1,154 @@
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning import optim
+from prompt_tuning.models.prompted import Prompting
+from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.step import compile_step, gradients, loss_sums
+from tests import dummies
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PROMPT_PATH = {
+    "llama": "decoder/prompt/prompt",
+    "gpt2": "decoder/prompt/prompt",
+    "t5_original": "encoder/prompt/prompt",
+    "t5_gated": "encoder/prompt/prompt",
+}
+# Rows of unequal length and weight, so that a mean of means would be seen.
+SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
+
+
+def whole_batch(config):
+    return dummies.make_batch(config, dummies.random_rows(SIZES))
+
+
+def prepared(family, regex, optimizer=None):
+    """Structure, optimiser, state and frozen parameters of a run about to start."""
+    graph, parameters = dummies.prompted(dummies.FAMILIES[family])
+    groups = [optim.ParameterGroup((regex,), optimizer or optim.adafactor(0.3))]
+    labels = optim.label(parameters, groups)
+    trained, frozen = optim.partition(parameters, labels)
+    optimizer = optim.group_optimizer(groups, labels)
+    state = TrainState.create(trained, optimizer, jax.random.key(1))
+    return graph, optimizer, state, frozen
+
+
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_only_the_prompt_is_changed_and_returned(family):
+    graph, optimizer, state, frozen = prepared(family, r".*/prompt/.*")
+    before = {path: np.array(leaf) for path, leaf in frozen.items()}
+    prompt = np.array(state.trained[PROMPT_PATH[family]])
+    step = compile_step(graph, optimizer, dropout=False)
+    batch = whole_batch(dummies.FAMILIES[family])
+    outputs = jax.eval_shape(step, state, frozen, batch)
+    following, metrics = step(state, frozen, batch)
+
+    assert following.trained.keys() == {PROMPT_PATH[family]}
+    moved = np.abs(following.trained[PROMPT_PATH[family]] - prompt)
+    # The first step of Adafactor: each number moves by the learning rate.
+    np.testing.assert_allclose(moved, 0.3, rtol=1e-3)
+    for path, leaf in before.items():
+        np.testing.assert_array_equal(frozen[path], leaf)
+    # The prompt, as many second moments, and scalars: no frozen leaf comes out.
+    arrays = [leaf.size for leaf in jax.tree.leaves(outputs) if leaf.size > 1]
+    assert arrays == [prompt.size] * 2
+    assert following.step == 1
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_full_tuning_is_the_same_code():
+    graph, optimizer, state, frozen = prepared("llama", ".*", optim.adamw(0.01))
+    assert not frozen
+    before = {path: np.array(leaf) for path, leaf in state.trained.items()}
+    step = compile_step(graph, optimizer, dropout=False)
+    batch = whole_batch(dummies.LLAMA)
+    losses = []
+    for _ in range(5):
+        state, metrics = step(state, frozen, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.8 * losses[0]
+    for path, leaf in before.items():
+        assert not np.array_equal(state.trained[path], leaf), path
+
+
+def test_a_gradient_has_the_trained_leaves_alone():
+    graph, _, state, frozen = prepared("gpt2", r".*/prompt/.*|.*/mlp/down/bias")
+    shapes = jax.eval_shape(
+        functools.partial(gradients, graph),
+        state.trained,
+        frozen,
+        whole_batch(dummies.GPT2),
+        None,
+    )[0]
+    assert {path: leaf.shape for path, leaf in shapes.items()} == {
+        "decoder/prompt/prompt": (3, 16),
+        "decoder/layers/mlp/down/bias": (2, 16),
+    }
+
+
+def test_accumulated_micro_batches_equal_one_batch():
+    batch = whole_batch(dummies.GPT2)
+    micro_batches = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
+    graph, _, state, frozen = prepared("gpt2", r".*/prompt/.*")
+    compute = jax.jit(functools.partial(gradients, graph))
+    whole, sums = compute(state.trained, frozen, batch, None)
+    parts, added = compute(state.trained, frozen, micro_batches, None)
+    path = PROMPT_PATH["gpt2"]
+    np.testing.assert_allclose(parts[path], whole[path], atol=1e-6)
+    np.testing.assert_allclose(added, sums, rtol=1e-6)
+    assert float(sums.weight) == sum(size for _, size in SIZES)
+
+
+def test_each_micro_batch_drops_out_by_a_key_of_its_own():
+    config = dummies.with_dropout(dummies.GPT2)
+    joined = Prompting(execution="joined")
+    graph, parameters = dummies.prompted(config, prompting=joined)
+    trained, frozen = optim.partition(parameters, {PROMPT_PATH["gpt2"]: 0})
+    batch, key = whole_batch(config), jax.random.key(3)
+    twice = jax.tree.map(lambda x: np.stack([x, x]), batch)
+    _, both = jax.jit(functools.partial(gradients, graph))(trained, frozen, twice, key)
+    sums = jax.jit(functools.partial(loss_sums, graph))
+    each = [sums(parameters, batch, jax.random.fold_in(key, i)).loss for i in range(2)]
+    assert abs(each[0] - each[1]) > 1e-2
+    np.testing.assert_allclose(both.loss, each[0] + each[1], rtol=1e-5)
+
+
+def test_a_position_without_weight_changes_nothing():
+    graph, parameters = dummies.prompted(dummies.LLAMA)
+    sums = jax.jit(functools.partial(loss_sums, graph))
+    batch = whole_batch(dummies.LLAMA)
+    elsewhere = np.where(batch.loss_weights > 0, batch.loss_positions, 2)
+    moved = dataclasses.replace(batch, loss_positions=elsewhere)
+    assert np.any(elsewhere != batch.loss_positions)
+    np.testing.assert_allclose(sums(parameters, moved), sums(parameters, batch))
+
+
+def test_metrics_are_those_of_the_batch_before_the_update():
+    graph, optimizer, state, frozen = prepared("llama", r".*/prompt/.*")
+    batch = whole_batch(dummies.LLAMA)
+    prompt = np.array(state.trained["decoder/prompt/prompt"])
+    sums = jax.jit(functools.partial(loss_sums, graph))(state.trained | frozen, batch)
+    step = compile_step(graph, optimizer, dropout=False)
+    _, metrics = step(state, frozen, batch)
+    weight = sum(size for _, size in SIZES)
+    np.testing.assert_allclose(metrics["loss"], sums.loss / weight, rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], sums.correct / weight)
+    norms = np.linalg.norm(prompt, axis=1)
+    np.testing.assert_allclose(metrics["prompt_norm"], norms.mean(), rtol=1e-6)
+
+
+def test_a_fingerprint_tells_models_apart():
+    _, frozen = dummies.unprompted(dummies.GPT2)
+    print_ = fingerprint(frozen)
+    assert fingerprint(dict(reversed(frozen.items()))) == print_
+    other = dict(frozen)
+    path = "decoder/final_norm/bias"
+    other[path] = frozen[path].at[-1].add(1e-6)
+    assert fingerprint(other) != print_
+    assert fingerprint({**frozen, path: frozen[path][None]}) != print_
+    assert fingerprint({k: v for k, v in frozen.items() if k != path}) != print_
