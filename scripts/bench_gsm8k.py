@@ -1,0 +1,102 @@
+"""What a prompt gains on real text: a model of children's stories reads GSM8K.
+
+    python scripts/bench_gsm8k.py --model DIR --train train.jsonl --test test.jsonl
+
+Tunes 20 vectors on the training questions by the shipped config `runs/gsm8k_stories`,
+then prints nats per token of the first 300 test questions, whole and cut off at 128
+tokens, without a prompt and with it.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+
+from prompt_tuning.cli.main import set_up_process
+
+set_up_process()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from prompt_tuning import configuration  # noqa: E402
+from prompt_tuning.data.batches import build_batch  # noqa: E402
+from prompt_tuning.data.plan import BatchPlan  # noqa: E402
+from prompt_tuning.pretrained import PromptedModel  # noqa: E402
+from prompt_tuning.run import DataSource, Run  # noqa: E402
+from prompt_tuning.training.loop import prepare, train  # noqa: E402
+from prompt_tuning.training.progress import make_reporter  # noqa: E402
+from prompt_tuning.training.step import token_losses  # noqa: E402
+from prompt_tuning.training.tuned import load_tuned  # noqa: E402
+
+CUT = 128
+
+
+def main() -> None:
+    """Tunes, measures, prints."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--model", required=True, help="the stories260k folder")
+    parser.add_argument("--train", required=True, help="GSM8K's train.jsonl")
+    parser.add_argument("--test", required=True, help="GSM8K's test.jsonl")
+    parser.add_argument("--run", default="runs/gsm8k_stories", help="run directory")
+    arguments = parser.parse_args()
+    values = {
+        "MODEL": arguments.model,
+        "TRAIN_FILES": arguments.train,
+        "EVALUATION_FILES": arguments.test,
+        "RUN_DIRECTORY": arguments.run,
+    }
+    bindings = [f"{name} = {value!r}" for name, value in values.items()]
+    run = configuration.read_run(["runs/gsm8k_stories.gin"], bindings)
+    console = Console()
+    train(
+        prepare(run),
+        config=configuration.operative_config(),
+        make_reporter=lambda done: make_reporter(console, run.steps, done),
+    )
+    assert run.evaluation is not None
+    data = run.evaluation.data
+    alone = nats_per_token(dataclasses.replace(run, prompt=None), data)
+    tuned = nats_per_token(run, data)
+    for what, before, after in zip(
+        ("whole", f"first {CUT}"), alone, tuned, strict=True
+    ):
+        console.print(f"{what:>9}: {before:.3f} without a prompt, {after:.3f} with it")
+    size = sum(f.stat().st_size for f in Path(run.directory).rglob("*prompt.npy"))
+    console.print(f"prompt files kept: {size:,} bytes")
+
+
+def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
+    """Mean nats over whole questions, and over the first tokens of each."""
+    model = load_tuned(run)
+    examples = data.load(model)
+    plan = BatchPlan(
+        examples.input_lengths,
+        examples.target_lengths,
+        examples.weight_counts,
+        batch_size=data.batch_size,
+        seed=0,
+        shuffle=False,
+        same_tokens=True,
+    )
+    sums = np.zeros(4)
+    losses = compiled_losses(model)
+    for planned in plan.one_pass():
+        batch = build_batch(examples, planned, model.config.pad_id)
+        nll = np.asarray(losses(model.parameters, batch).nll)
+        weights = batch.loss_weights
+        early = weights * (batch.loss_positions <= CUT)
+        sums += [(nll * weights).sum(), weights.sum(), (nll * early).sum(), early.sum()]
+    return float(sums[0] / sums[1]), float(sums[2] / sums[3])
+
+
+def compiled_losses(model: PromptedModel):
+    """The model's losses at every position, jitted."""
+    return jax.jit(
+        lambda parameters, batch: token_losses(model.graph, parameters, batch)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Pretrains the two bundled models on string skills, from a seed.
+
+    python scripts/pretrain_skills.py --model decoder --output DIR
+    python scripts/pretrain_skills.py --model t5 --output DIR
+
+Writes an ordinary Hugging Face folder with the training log (`pretraining.jsonl`) and
+the accuracy on words that pretraining never saw (`accuracy.json`). On two cores each
+takes about a quarter of an hour.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import huggingface_export
+import jax
+import numpy as np
+import skills
+
+from prompt_tuning import optim
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.decoding.texts import continue_texts
+from prompt_tuning.models.config import ModelConfig, t5_config
+from prompt_tuning.models.parameters import split
+from prompt_tuning.models.prompted import build_model
+from prompt_tuning.pretrained import Pretrained, load_pretrained
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import compile_step
+
+BATCH_SIZE = 128
+SORTED = 4  # batches that are drawn together and sorted by length
+
+CONFIGS = {
+    "decoder": ModelConfig(
+        architecture="decoder_only",
+        vocabulary_size=len(skills.VOCABULARY),
+        width=128,
+        feed_forward_width=344,
+        layers=4,
+        heads=4,
+        key_value_heads=4,
+        head_width=32,
+        norm="rms",
+        positions="rotary",
+        activation="silu",
+        gated=True,
+        tied_head=True,
+        maximum_positions=128,
+        pad_id=skills.PAD_ID,
+        eos_id=skills.EOS_ID,
+        bos_id=skills.BOS_ID,
+    ),
+    "t5": t5_config(
+        vocabulary_size=len(skills.VOCABULARY),
+        width=128,
+        feed_forward_width=344,
+        layers=2,
+        heads=4,
+        head_width=32,
+        pad_id=skills.PAD_ID,
+        eos_id=skills.EOS_ID,
+        bos_id=skills.BOS_ID,
+    ),
+}
+
+
+def pad(rows: list[list[int]], length: int) -> np.ndarray:
+    """Rows padded on the right to `[len(rows), length]`."""
+    padded = np.full((len(rows), length), skills.PAD_ID, np.int32)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return padded
+
+
+Pair = tuple[list[int], list[int]]
+
+
+def draw_batches(rng: np.random.Generator, model: str) -> list[Batch]:
+    """Some batches of random lines, those of a batch of about the same length."""
+    pairs: list[Pair] = [
+        (skills.encode(prompt), [*skills.encode(completion), skills.EOS_ID])
+        for prompt, completion in skills.pretraining_pairs(rng, SORTED * BATCH_SIZE)
+    ]
+    pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+    make = encoder_decoder_batch if model == "t5" else decoder_only_batch
+    batches = [
+        make(pairs[i : i + BATCH_SIZE]) for i in range(0, len(pairs), BATCH_SIZE)
+    ]
+    return [batches[i] for i in rng.permutation(SORTED)]
+
+
+def round_up(length: int) -> int:
+    """The next multiple of 8, so that few shapes are compiled."""
+    return -(-length // 8) * 8
+
+
+def completion_weights(pairs: list[Pair]) -> np.ndarray:
+    """One at each token of the completion and the end that closes it."""
+    counts = np.array([len(completion) for _, completion in pairs])
+    places = np.arange(round_up(counts.max()))
+    return (places < counts[:, None]).astype(np.float32)
+
+
+def encoder_decoder_batch(pairs: list[Pair]) -> Batch:
+    """Prompts for the encoder, completions for the decoder."""
+    weights = completion_weights(pairs)
+    rows = [[*prompt, skills.EOS_ID] for prompt, _ in pairs]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    return Batch(
+        tokens=pad(rows, round_up(lengths.max())),
+        lengths=lengths,
+        targets=pad([completion for _, completion in pairs], weights.shape[1]),
+        loss_positions=np.where(weights > 0, np.arange(weights.shape[1]), 0).astype(
+            np.int32
+        ),
+        loss_weights=weights,
+        prefix_lengths=lengths,
+    )
+
+
+def decoder_only_batch(pairs: list[Pair]) -> Batch:
+    """Whole lines, with the loss on the completion."""
+    weights = completion_weights(pairs)
+    prefixes = np.array([1 + len(prompt) for prompt, _ in pairs], np.int32)
+    rows = [[skills.BOS_ID, *prompt, *completion] for prompt, completion in pairs]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = pad(rows, round_up(lengths.max()))
+    positions = prefixes[:, None] + np.arange(weights.shape[1], dtype=np.int32)
+    return Batch(
+        tokens=tokens,
+        lengths=lengths,
+        targets=tokens,
+        loss_positions=np.where(weights > 0, positions, 0).astype(np.int32),
+        loss_weights=weights,
+        prefix_lengths=prefixes,
+    )
+
+
+def pretrain(model: str, *, steps: int, seed: int, log: Path) -> dict[str, np.ndarray]:
+    """Trains all parameters with AdamW; returns them by path."""
+    graph, parameters = split(build_model(jax.random.key(seed), CONFIGS[model]))
+    schedule = optim.warmup_linear_decay(2e-3, steps, warmup_steps=100)
+    optimizer = optim.adamw(schedule, weight_decay=0.01, clip_norm=1.0)
+    state = TrainState.create(parameters, optimizer, jax.random.key(seed))
+    step = compile_step(graph, optimizer, dropout=False)
+    rng = np.random.default_rng(seed)
+    started = time.monotonic()
+    waiting: list[Batch] = []
+    with log.open("w") as lines:
+        for number in range(1, steps + 1):
+            waiting = waiting or draw_batches(rng, model)
+            state, metrics = step(state, {}, waiting.pop())
+            if number % 100 == 0 or number == steps:
+                row = {"step": number, **{k: float(v) for k, v in metrics.items()}}
+                row["seconds"] = round(time.monotonic() - started, 1)
+                lines.write(json.dumps(row) + "\n")
+                lines.flush()
+                print(row, flush=True)
+    return {path: np.asarray(leaf) for path, leaf in state.trained.items()}
+
+
+def measure(folder: Path, *, count: int = 300, seed: int = 1) -> dict[str, float]:
+    """Exact match by name on words that pretraining never saw, skill by skill."""
+    source = Pretrained(checkpoint=str(folder))
+    model = load_pretrained(source, key=jax.random.key(0))
+    drawn = skills.splits(seed, train=1, dev=1, test=count).test
+    matches = {}
+    for name in (*skills.TRAINED, *skills.KEPT_OUT):
+        given = [skills.prompt_text(name, word) for word in drawn]
+        made = continue_texts(model, model.parameters, given, new_tokens=17)
+        wanted = [skills.apply(name, word) for word in drawn]
+        matches[name] = float(
+            np.mean([a == b for a, b in zip(made, wanted, strict=True)])
+        )
+    return matches
+
+
+def main() -> None:
+    """Reads the arguments and makes one model."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--model", choices=sorted(CONFIGS), required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=3500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only_measure", action="store_true", help="of a folder that is there already"
+    )
+    arguments = parser.parse_args()
+    folder = arguments.output
+    if not arguments.only_measure:
+        folder.mkdir(parents=True, exist_ok=True)
+        parameters = pretrain(
+            arguments.model,
+            steps=arguments.steps,
+            seed=arguments.seed,
+            log=folder / "pretraining.jsonl",
+        )
+        config = CONFIGS[arguments.model]
+        huggingface_export.export_huggingface(folder, config, parameters)
+        skills.save_tokenizer(folder, add_bos=arguments.model == "decoder")
+    matches = measure(folder)
+    (folder / "accuracy.json").write_text(json.dumps(matches, indent=2) + "\n")
+    for name, share in matches.items():
+        print(f"{name:16} {share:.3f}{'  kept out' if name in skills.KEPT_OUT else ''}")
+
+
+if __name__ == "__main__":
+    main()

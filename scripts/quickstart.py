@@ -1,0 +1,196 @@
+"""Tunes prompts for string skills on a bundled frozen model, and shows what they gain.
+
+    ./scripts/quickstart                        # upper and tail on the decoder
+    ./scripts/quickstart --model t5
+    ./scripts/quickstart --skills "reverse upper" rot2 --seeds 0 1 2
+
+The bare input `hello=` names no skill: what is to be done is in the prompt alone. Each
+time the runs get directories of their own below `runs/`.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+# Before JAX is imported by anything below.
+from prompt_tuning.cli.main import set_up_process
+
+set_up_process()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import skills  # noqa: E402
+
+from prompt_tuning import configuration  # noqa: E402
+from prompt_tuning.decoding.texts import continue_texts  # noqa: E402
+from prompt_tuning.pretrained import PromptedModel, load_pretrained  # noqa: E402
+from prompt_tuning.run import Run  # noqa: E402
+from prompt_tuning.training.loop import prepare, train  # noqa: E402
+from prompt_tuning.training.progress import make_reporter  # noqa: E402
+from prompt_tuning.training.tuned import best_checkpoint, load_tuned  # noqa: E402
+
+TRAIN_WORDS, DEV_WORDS, TEST_WORDS = 4000, 200, 500
+EXAMPLES = 4
+LONGEST_COMPLETION = 17
+
+
+def main() -> None:
+    """Tunes and measures every skill asked for, then prints one table."""
+    parser = argparse.ArgumentParser(
+        description=str(__doc__).partition("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("--model", choices=("decoder", "t5"), default="decoder")
+    parser.add_argument("--skills", nargs="+", default=["upper", "tail"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    arguments = parser.parse_args()
+    console = Console()
+    started = time.monotonic()
+    rows = [
+        tune_and_measure(console, arguments.model, skill, seed, arguments.runs)
+        for skill in arguments.skills
+        for seed in arguments.seeds
+    ]
+    show(console, rows)
+    console.print(f"{time.monotonic() - started:.0f} seconds in all")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def tune_and_measure(
+    console: Console, model: str, skill: str, seed: int, runs: Path
+) -> dict[str, str | float | int]:
+    """Tunes one prompt; returns exact matches on test words and the prompt file."""
+    directory = new_directory(runs, f"{model}-{skill.replace(' ', '-')}")
+    words = skills.splits(seed, train=TRAIN_WORDS, dev=DEV_WORDS, test=TEST_WORDS)
+    files = {
+        "TRAIN_FILES": write_pairs(directory / "train.jsonl", skill, words.train),
+        "EVALUATION_FILES": write_pairs(directory / "dev.jsonl", skill, words.dev),
+        "RUN_DIRECTORY": str(directory / "run"),
+    }
+    bindings = [f"{name} = {value!r}" for name, value in files.items()]
+    run = configuration.read_run(
+        [f"runs/skills_{model}.gin"], [*bindings, f"Run.seed = {seed}"]
+    )
+    console.rule(f"{skill}: a prompt on the frozen {model}, seed {seed}")
+    started = time.monotonic()
+    train(
+        prepare(run),
+        config=configuration.operative_config(),
+        make_reporter=lambda done: make_reporter(console, run.steps, done),
+    )
+    seconds = time.monotonic() - started
+    return measure(console, run, skill, words.test) | {
+        "skill": skill,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "run": run.directory,
+    }
+
+
+def measure(
+    console: Console, run: Run, skill: str, words: Sequence[str]
+) -> dict[str, str | float | int]:
+    """Exact match without a prompt, with the skill's name, and with the prompt."""
+    tuned = load_tuned(run)
+    alone = load_pretrained(run.model, key=jax.random.key(0))
+    wanted = [skills.apply(skill, word) for word in words]
+    bare = [skills.prompt_text(None, word) for word in words]
+    named = [skills.prompt_text(skill, word) for word in words]
+    made = answers(tuned, bare)
+    for text, answer in list(zip(bare, made, strict=True))[:EXAMPLES]:
+        console.print(f"  {text}{answer}", markup=False, highlight=False)
+    return {
+        "no_prompt": exact_match(answers(alone, bare), wanted),
+        "name_as_text": exact_match(answers(alone, named), wanted),
+        "tuned_prompt": exact_match(made, wanted),
+        "prompt_bytes": best_prompt_file(run).stat().st_size,
+        "prompt_file": str(best_prompt_file(run)),
+    }
+
+
+def answers(model: PromptedModel, texts: Sequence[str]) -> list[str]:
+    """What the model makes of each text, greedily."""
+    return continue_texts(
+        model, model.parameters, texts, new_tokens=LONGEST_COMPLETION, batch_size=250
+    )
+
+
+def exact_match(made: Sequence[str], wanted: Sequence[str]) -> float:
+    """The share of answers that are right to the letter."""
+    return float(np.mean([a == b for a, b in zip(made, wanted, strict=True)]))
+
+
+def best_prompt_file(run: Run) -> Path:
+    """The one `.npy` file of the run's best checkpoint."""
+    (file,) = best_checkpoint(run).glob("*.npy")
+    return file
+
+
+def new_directory(runs: Path, name: str) -> Path:
+    """The first of `name-1`, `name-2`, ... that is not there yet, made."""
+    number = 1
+    while (runs / f"{name}-{number}").exists():
+        number += 1
+    directory = runs / f"{name}-{number}"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def write_pairs(file: Path, skill: str, words: Sequence[str]) -> str:
+    """Writes bare prompts and completions as jsonl; returns the file's name."""
+    lines = (
+        json.dumps(
+            {
+                "prompt": skills.prompt_text(None, word),
+                "completion": skills.apply(skill, word),
+            }
+        )
+        for word in words
+    )
+    file.write_text("".join(line + "\n" for line in lines))
+    return str(file)
+
+
+def show(console: Console, rows: Sequence[dict]) -> None:
+    """One line for each prompt, then what to try next."""
+    table = Table(title=f"exact match on {TEST_WORDS} words that pretraining never saw")
+    for heading in (
+        "skill",
+        "seed",
+        "no prompt",
+        "name as text",
+        "tuned prompt",
+        "time",
+    ):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(
+            row["skill"],
+            str(row["seed"]),
+            *(f"{row[k]:.1%}" for k in ("no_prompt", "name_as_text", "tuned_prompt")),
+            f"{row['seconds']:.0f} s",
+        )
+    console.print(table)
+    last = rows[-1]
+    for row in rows:
+        console.print(
+            f"{row['skill']}: {row['prompt_file']} ({row['prompt_bytes']:,} bytes)",
+            soft_wrap=True,
+            highlight=False,
+        )
+    console.print(
+        f"next: .venv/bin/prompt-tuning generate --run {last['run']} hello= world=",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from prompt_tuning.checkpoints.huggingface import recipes
+from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.safetensors import open_safetensors
+from prompt_tuning.checkpoints.tensors import assemble
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.config import ModelConfig, t5_config
+from scripts.huggingface_export import export_huggingface
+from tests.shared_data import SHARED, needs_shared
+
+LLAMA = ModelConfig(
+    architecture="decoder_only",
+    vocabulary_size=256,
+    width=48,
+    feed_forward_width=96,
+    layers=3,
+    heads=4,
+    key_value_heads=2,
+    head_width=12,
+    norm="rms",
+    norm_epsilon=1e-5,
+    positions="rotary",
+    maximum_positions=128,
+    activation="silu",
+    gated=True,
+    tied_head=False,
+)
+TIED = dataclasses.replace(LLAMA, tied_head=True, bos_id=2, eos_id=1)
+T5 = t5_config(
+    width=48,
+    feed_forward_width=64,
+    layers=2,
+    heads=4,
+    head_width=16,
+    vocabulary_size=256,
+)
+
+
+def attention_shapes(config: ModelConfig, prefix: str, layers: int) -> dict:
+    inner = config.heads * config.head_width
+    shared = config.key_value_heads * config.head_width
+    return {
+        f"{prefix}_norm/scale": (layers, config.width),
+        f"{prefix}/query/kernel": (layers, config.width, inner),
+        f"{prefix}/key/kernel": (layers, config.width, shared),
+        f"{prefix}/value/kernel": (layers, config.width, shared),
+        f"{prefix}/out/kernel": (layers, inner, config.width),
+    }
+
+
+def stack_shapes(config: ModelConfig, stack: str, layers: int) -> dict:
+    wide = (layers, config.width, config.feed_forward_width)
+    return {
+        **attention_shapes(config, f"{stack}/layers/self_attention", layers),
+        f"{stack}/layers/mlp_norm/scale": (layers, config.width),
+        f"{stack}/layers/mlp/gate/kernel": wide,
+        f"{stack}/layers/mlp/up/kernel": wide,
+        f"{stack}/layers/mlp/down/kernel": (layers, *wide[:0:-1]),
+        f"{stack}/final_norm/scale": (config.width,),
+    }
+
+
+def random_parameters(config: ModelConfig) -> dict[str, np.ndarray]:
+    table = (config.vocabulary_size, config.width)
+    shapes = {"token_embedder/embedding": table}
+    shapes |= stack_shapes(config, "decoder", config.layers)
+    if not config.tied_head:
+        shapes["head/kernel"] = table
+    if config.encoder_layers:
+        shapes |= stack_shapes(config, "encoder", config.encoder_layers)
+        cross = "decoder/layers/cross_attention"
+        shapes |= attention_shapes(config, cross, config.layers)
+        for stack in ("encoder", "decoder"):
+            bias = (config.heads, config.relative_buckets)
+            shapes[f"{stack}/relative_position_bias/embedding"] = bias
+    rng = np.random.default_rng(0)
+    return {
+        path: rng.standard_normal(shape).astype(np.float32)
+        for path, shape in shapes.items()
+    }
+
+
+def tensors(folder) -> dict[str, np.ndarray]:
+    with safe_open(folder / "model.safetensors", "np") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("config", "case"), [(LLAMA, "llama_gqa_untied"), (T5, "t5v11_untied_gated")]
+)
+def test_names_shapes_and_config_are_those_of_transformers(config, case, tmp_path):
+    export_huggingface(tmp_path, config, random_parameters(config), dtype="float32")
+    theirs = SHARED / "data" / "peft" / case / "base"
+    assert {name: x.shape for name, x in tensors(tmp_path).items()} == {
+        name: x.shape for name, x in tensors(theirs).items()
+    }
+    ours = json.loads((tmp_path / "config.json").read_text())
+    expected = json.loads((theirs / "config.json").read_text())
+    different_on_purpose = {"bos_token_id", "eos_token_id", "dropout_rate"}
+    common = (ours.keys() & expected.keys()) - different_on_purpose
+    assert {key: ours[key] for key in common} == {key: expected[key] for key in common}
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5, TIED], ids=["llama", "t5", "tied"])
+def test_the_reader_gives_back_config_and_parameters(config, tmp_path):
+    parameters = random_parameters(config)
+    export_huggingface(tmp_path, config, parameters)
+    assert read_config(tmp_path) == config
+    stored = open_safetensors(tmp_path)
+    made_of = recipes(config, stored)
+    assert made_of.keys() == parameters.keys()
+    for path, expected in parameters.items():
+        found = assemble(path, expected.shape, expected.dtype, made_of[path], stored)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_linears_are_turned_and_layers_taken_apart(tmp_path):
+    parameters = random_parameters(T5)
+    export_huggingface(tmp_path, T5, parameters, dtype="float32")
+    written = tensors(tmp_path)
+    np.testing.assert_array_equal(
+        written["decoder.block.1.layer.1.EncDecAttention.v.weight"],
+        parameters["decoder/layers/cross_attention/value/kernel"][1].T,
+    )
+    np.testing.assert_array_equal(
+        written["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
+        parameters["encoder/relative_position_bias/embedding"].T,
+    )
+    np.testing.assert_array_equal(written["lm_head.weight"], parameters["head/kernel"])
+
+
+def test_bfloat16_halves_the_file(tmp_path):
+    parameters = random_parameters(LLAMA)
+    for dtype in ("float32", "bfloat16"):
+        export_huggingface(tmp_path / dtype, LLAMA, parameters, dtype=dtype)
+    full, half = (
+        (tmp_path / dtype / "model.safetensors").stat().st_size
+        for dtype in ("float32", "bfloat16")
+    )
+    assert 0.5 <= half / full < 0.53
+    header = (tmp_path / "bfloat16" / "model.safetensors").read_bytes()[:200]
+    assert b'"BF16"' in header
+
+
+def test_a_parameter_without_a_name_is_refused(tmp_path):
+    parameters = random_parameters(LLAMA) | {"decoder/prompt/prompt": np.zeros((2, 48))}
+    del parameters["decoder/final_norm/scale"]
+    with pytest.raises(InputError, match=r"final_norm.*decoder/prompt/prompt"):
+        export_huggingface(tmp_path / "new", LLAMA, parameters, dtype="float32")
+    assert not (tmp_path / "new").exists()
