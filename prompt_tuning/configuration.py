@@ -5,18 +5,25 @@ in gin, each is a factory that is called to build the thing.
 """
 
 import contextlib
+import dataclasses
+import difflib
 import functools
-import logging
+import inspect
+import os
+import re
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import gin
+from gin import config as gin_config
 
 from prompt_tuning import optim
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import t5_config
-from prompt_tuning.models.prompted import Prompting
-from prompt_tuning.pretrained import Pretrained
+from prompt_tuning.models.prompted import Prompt, Prompting
+from prompt_tuning.pretrained import Pretrained, PromptFactory
 from prompt_tuning.prompts import initializers
 from prompt_tuning.prompts.modules import InferenceOnlyPrompt, SoftPrompt
 from prompt_tuning.run import DataSource, Evaluation, Run
@@ -25,30 +32,48 @@ PACKAGE = Path(__file__).parent
 # In a checkout the configs lie beside the package, in a wheel inside it.
 CONFIG_FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 
+FACTORIES = (
+    Run,
+    Pretrained,
+    Prompting,
+    DataSource,
+    Evaluation,
+    optim.ParameterGroup,
+    optim.adafactor,
+    optim.adamw,
+    optim.warmup_linear_decay,
+    t5_config,
+    SoftPrompt,
+    InferenceOnlyPrompt,
+    initializers.uniform,
+    initializers.from_file,
+    initializers.from_sampled_vocabulary,
+    initializers.from_class_labels,
+    initializers.from_text,
+)
+
+# What gin raises, and what the factories raise for values of a wrong type.
+PROBLEMS = (
+    OSError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    AttributeError,
+    ImportError,
+    NameError,
+    RuntimeError,
+    tokenize.TokenError,
+)
+
 
 @functools.cache
 def register() -> None:
     """Makes the package's factories known to gin, once."""
-    for factory in (
-        Run,
-        Pretrained,
-        Prompting,
-        DataSource,
-        Evaluation,
-        optim.ParameterGroup,
-        optim.adafactor,
-        optim.adamw,
-        optim.warmup_linear_decay,
-        t5_config,
-        SoftPrompt,
-        InferenceOnlyPrompt,
-        initializers.uniform,
-        initializers.from_file,
-        initializers.from_sampled_vocabulary,
-        initializers.from_class_labels,
-        initializers.from_text,
-    ):
+    for factory in FACTORIES:
         gin.external_configurable(factory, module="prompt_tuning")
+    # gin also looks into importable packages; it takes a folder `runs/` of the working
+    # directory for one, and fails there before it comes to our folders.
+    gin_config._FILE_READERS[:] = [(open, os.path.isfile)]
     for folder in filter(Path.is_dir, CONFIG_FOLDERS):
         gin.add_config_file_search_path(str(folder))
 
@@ -57,7 +82,7 @@ def read_run(files: Sequence[str], bindings: Sequence[str]) -> Run:
     """Parses gin files and bindings, and builds the run that they describe.
 
     Args:
-      files: paths, or names below `configs/` such as "runs/skills_upper.gin".
+      files: paths, or names below `configs/` such as "runs/first_prompt.gin".
       bindings: such as `Run.steps = 10`; they override the files.
 
     Raises:
@@ -66,37 +91,104 @@ def read_run(files: Sequence[str], bindings: Sequence[str]) -> Run:
     """
     register()
     gin.clear_config()
-    try:
-        with _quiet_search():
-            gin.parse_config_files_and_bindings(list(files), list(bindings))
-        return gin.get_configurable(Run)()
-    except InputError:
-        raise
-    except (OSError, ValueError, TypeError, SyntaxError, AttributeError) as problem:
-        raise InputError(_explain(problem, files)) from problem
+    for file in files:
+        with _explained(f"the config {file}"):
+            gin.parse_config_file(file)
+    for binding in bindings:
+        with _explained(f"--gin.{binding.replace(' = ', '=', 1)}"):
+            gin.parse_config(binding)
+    with _explained(f"the config {', '.join(files) or '(no file)'}"):
+        gin.finalize()
+        run = gin.get_configurable(Run)()
+    return dataclasses.replace(run, prompt=run.prompt and _Explained(run.prompt))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Explained:
+    """A factory that gin builds from its bindings only once it is called."""
+
+    factory: PromptFactory
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The initialiser that is bound, as `functools.partial` would name it."""
+        try:
+            name = f"{self.factory.__name__}.initializer"
+            return {"initializer": gin.query_parameter(name)}
+        except ValueError:
+            return {}
+
+    def __call__(self, *arguments: Any) -> Prompt:
+        with _explained("the config's prompt"):
+            return self.factory(*arguments)
 
 
 @contextlib.contextmanager
-def _quiet_search() -> Iterator[None]:
-    """Hides the error that gin logs for each folder in which a file is not."""
-    logging.disable(logging.ERROR)
+def _explained(what: str) -> Iterator[None]:
+    """Turns what gin raises into an `InputError` with what is of use in it."""
     try:
         yield
-    finally:
-        logging.disable(logging.NOTSET)
+    except InputError as problem:
+        # Without the chain of gin's calls that led there.
+        raise InputError(_without_calls(str(problem))) from problem
+    except PROBLEMS as problem:
+        raise InputError(f"{what} cannot be used: {_explain(problem)}") from problem
 
 
-def _explain(problem: Exception, files: Sequence[str]) -> str:
-    text = str(problem)
-    hint = (
-        "names are looked for in the working directory and in "
-        f"{', '.join(str(f) for f in CONFIG_FOLDERS if f.exists())}"
-        if isinstance(problem, OSError)
-        else "text values need quotes inside the shell's: --gin.MODEL='\"folder\"'"
-    )
-    return (
-        f"the config {', '.join(files) or '(no file)'} cannot be used: {text}\n{hint}"
-    )
+def _explain(problem: Exception) -> str:
+    text = _without_calls(str(problem))
+    if isinstance(problem, OSError):
+        missing, found = re.match(r"Unable to open file: (.*)\. Searched", text), text
+        if missing is not None:
+            found = f"{missing[1]} is missing" + "".join(text.partition("\n")[1:])
+        folders = " or ".join(str(f) for f in CONFIG_FOLDERS if f.is_dir())
+        return (
+            f"{found}\nnames are looked for in the working directory and in {folders}"
+        )
+    if "No bindings specified for" in text:
+        return _unbound_macros()
+    if isinstance(problem, SyntaxError) or "malformed node" in text:
+        line = (getattr(problem, "text", None) or "").strip()
+        return (
+            f"a value cannot be parsed{f' in the line {line!r}' if line else ''}; text "
+            "needs quotes inside the shell's: --gin.MODEL='\"folder\"'"
+        )
+    if isinstance(problem, ValueError) and "n't have a parameter" in text:
+        name, parameter = re.findall(r"'([\w.]+)'", text)[:2]
+        return text + _nearest(parameter, _parameters(name))
+    if "No configurable matching" in text:
+        found = re.findall(r"'([^']*)'", text)[0]
+        return text + _nearest(found, [factory.__name__ for factory in FACTORIES])
+    return text + _callee(problem)
+
+
+def _callee(problem: Exception) -> str:
+    """Which factory of the config raised it, as gin says."""
+    found = re.search(r"In call to configurable '([\w.]+)'", str(problem))
+    return f", in {found[1]}" if found else ""
+
+
+def _parameters(name: str) -> list[str]:
+    """The parameters of a factory, which gin may name with its module."""
+    factory = next(f for f in FACTORIES if f.__name__ == name.rpartition(".")[2])
+    return list(inspect.signature(factory).parameters)
+
+
+def _nearest(found: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(found, known, n=3) or sorted(known)
+    return f"\nexpected {' or '.join(near)}"
+
+
+def _unbound_macros() -> str:
+    config = gin.config_str()
+    bound = set(re.findall(r"^(\w+) = ", config, re.MULTILINE))
+    unbound = sorted(set(re.findall(r"%(\w+)", config)) - bound)
+    examples = " ".join(f"--gin.{name}=..." for name in unbound)
+    return f"it needs {', '.join(unbound)}; set {examples}"
+
+
+def _without_calls(text: str) -> str:
+    return text.partition("\n  In call to configurable")[0]
 
 
 def operative_config() -> str:

@@ -115,6 +115,7 @@ def adafactor(learning_rate: LearningRate = 0.3) -> optax.GradientTransformation
     Args:
       learning_rate: a number or an optax schedule.
     """
+    _check_rate(learning_rate)
     return optax.adafactor(
         learning_rate=learning_rate,
         decay_rate=0.8,
@@ -136,10 +137,19 @@ def adamw(
       weight_decay: times the learning rate, taken off the parameter each step.
       clip_norm: largest global norm of the group's gradient.
     """
+    _check_rate(learning_rate)
     step = optax.adamw(learning_rate, weight_decay=weight_decay)
     if clip_norm is None:
         return step
     return optax.chain(optax.clip_by_global_norm(clip_norm), step)
+
+
+def _check_rate(learning_rate: object) -> None:
+    if not callable(learning_rate) and not isinstance(learning_rate, int | float):
+        raise InputError(
+            f"learning_rate is {learning_rate!r}, expected a number or a schedule such "
+            "as @warmup_linear_decay()"
+        )
 
 
 def warmup_linear_decay(

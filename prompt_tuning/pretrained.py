@@ -29,6 +29,7 @@ from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import Parameters, named_key, split
 from prompt_tuning.models.prompted import Prompt, Prompting, build_model
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.settings import check_fields
 
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
@@ -49,6 +50,7 @@ class Pretrained:
       compute_dtype: of activations, "float32" or "bfloat16".
       parameter_dtype: of the frozen weights, cast once on reading.
       dropout_rate: in training.
+      eos_id: the token that ends a text, where the checkpoint names several or none.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
       fallback_to_scratch: whether parameters that the map gives no source may be fresh.
     """
@@ -59,8 +61,12 @@ class Pretrained:
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
     dropout_rate: float = 0.0
+    eos_id: int | None = None
     assignment_map: AssignmentMap = (PROMPT_IS_FRESH,)
     fallback_to_scratch: bool = True
+
+    def __post_init__(self):
+        check_fields(self)
 
     @property
     def path(self) -> Path:
@@ -82,23 +88,32 @@ class Pretrained:
 
 @dataclasses.dataclass(frozen=True)
 class PromptedModel:
-    """A model ready to run.
+    """A model that is described and checked; its parameters are read when asked for.
 
     Attributes:
       config: the frozen model's.
       graph: its structure, prompt included.
-      parameters: all of them by path.
       prompt_length: vectors `P`; 0 without a prompt.
       tokenizer: None where the checkpoint has none.
-      plan: what was restored, fresh and ignored.
+      plan: what is restored, fresh and ignored.
+      initialize: computes the fresh parameters by path.
     """
 
     config: ModelConfig
     graph: nnx.GraphDef
-    parameters: Parameters
     prompt_length: int
     tokenizer: Tokenizer | None
     plan: RestorePlan
+    initialize: Callable[[], Parameters]
+
+    def read_parameters(self) -> Parameters:
+        """Restores and initialises all parameters, by path.
+
+        Raises:
+          InputError: if the checkpoint turns out to be damaged.
+        """
+        found = dict(jax.device_put(self.plan.restore())) | self.initialize()
+        return {path: found[path] for path in self.plan.abstract}
 
     @property
     def maximum_length(self) -> int | None:
@@ -121,14 +136,16 @@ class PromptedModel:
         return self.tokenizer
 
 
-def load_pretrained(
+def open_pretrained(
     source: Pretrained,
     *,
     prompt: PromptFactory | None = None,
     prompting: Prompting | None = None,
     key: Key[Array, ""],
 ) -> PromptedModel:
-    """Reads a frozen model and starts a prompt in front of it.
+    """Opens a frozen model and starts a prompt in front of it.
+
+    Of the checkpoint only the embedding table is read, and that for a prompt alone.
 
     Args:
       source: the checkpoint and the types to compute in.
@@ -146,19 +163,12 @@ def load_pretrained(
         embeddings = _embeddings(config, recipes, stored)
         module = prompt(named_key(key, "prompt"), Vocabulary(embeddings, tokenizer))
         _check_positions(config, module.length)
-    model_key = named_key(key, "model")
 
-    def build(key) -> tuple[nnx.GraphDef, Parameters]:
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_model(key, config, module, prompting))
 
-    graphs = []
-
-    def parameters_alone(key) -> Parameters:
-        graph, parameters = build(key)
-        graphs.append(graph)
-        return parameters
-
-    abstract = jax.eval_shape(parameters_alone, model_key)
+    model_key = named_key(key, "model")
+    graph, abstract = _describe(build, model_key)
     plan = plan_restore(
         abstract,
         recipes,
@@ -168,18 +178,31 @@ def load_pretrained(
         fresh_by=lambda path: _initialised_by(path, prompt),
     )
     # Compiled, so that of all initialisers only those of fresh parameters are run.
-    fresh = jax.jit(
-        lambda key: {p: x for p, x in build(key)[1].items() if p in plan.fresh}
-    )
-    parameters = dict(jax.device_put(plan.restore())) | fresh(model_key)
+    fresh = jax.jit(lambda key: {path: build(key)[1][path] for path in plan.fresh})
     return PromptedModel(
         config=config,
-        graph=graphs[0],
-        parameters={path: parameters[path] for path in abstract},
+        graph=graph,
         prompt_length=module.length if module else 0,
         tokenizer=tokenizer,
         plan=plan,
+        initialize=lambda: fresh(model_key),
     )
+
+
+def _describe(
+    build: Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]],
+    key: Key[Array, ""],
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    """The structure that `build` gives, and its parameters' shapes and types."""
+    graphs: list[nnx.GraphDef] = []
+
+    def parameters_alone(key: Key[Array, ""]) -> Parameters:
+        graph, parameters = build(key)
+        graphs.append(graph)
+        return parameters
+
+    abstract = jax.eval_shape(parameters_alone, key)
+    return graphs[0], abstract
 
 
 def open_checkpoint(
@@ -195,6 +218,8 @@ def open_checkpoint(
         "parameter_dtype": source.parameter_dtype,
         "dropout_rate": source.dropout_rate,
     }
+    if source.eos_id is not None:
+        choices["eos_id"] = source.eos_id
     path = source.path
     if not path.exists():
         raise InputError(

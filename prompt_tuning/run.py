@@ -9,6 +9,7 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.models.prompted import Prompting
 from prompt_tuning.optim import ParameterGroup
 from prompt_tuning.pretrained import Pretrained, PromptedModel, PromptFactory
+from prompt_tuning.settings import check_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class DataSource:
     add_eos: bool = True
     on_too_long: Literal["error", "skip"] = "error"
     maximum_examples: int | None = None
+
+    def __post_init__(self):
+        check_fields(self)
 
     def load(self, model: PromptedModel) -> Examples:
         """Opens and checks the files.
@@ -84,6 +88,9 @@ class Evaluation:
     labels: Sequence[str] | None = None
     new_tokens: int = 32
 
+    def __post_init__(self):
+        check_fields(self)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
@@ -125,6 +132,7 @@ class Run:
     seed: int = 0
 
     def __post_init__(self):
+        check_fields(self)
         for name, least in (
             ("steps", 1),
             ("accumulate", 1),

@@ -69,7 +69,7 @@ def main() -> None:
 
 def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
     """Mean nats over whole questions, and over the first tokens of each."""
-    model = load_tuned(run)
+    model, parameters = load_tuned(run)
     examples = data.load(model)
     plan = BatchPlan(
         examples.input_lengths,
@@ -84,7 +84,7 @@ def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
     losses = compiled_losses(model)
     for planned in plan.one_pass():
         batch = build_batch(examples, planned, model.config.pad_id)
-        nll = np.asarray(losses(model.parameters, batch).nll)
+        nll = np.asarray(losses(parameters, batch).nll)
         weights = batch.loss_weights
         early = weights * (batch.loss_positions <= CUT)
         sums += [(nll * weights).sum(), weights.sum(), (nll * early).sum(), early.sum()]

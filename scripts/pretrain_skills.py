@@ -24,7 +24,7 @@ from prompt_tuning.decoding.texts import continue_texts
 from prompt_tuning.models.config import ModelConfig, t5_config
 from prompt_tuning.models.parameters import split
 from prompt_tuning.models.prompted import build_model
-from prompt_tuning.pretrained import Pretrained, load_pretrained
+from prompt_tuning.pretrained import Pretrained, open_pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
@@ -163,12 +163,13 @@ def pretrain(model: str, *, steps: int, seed: int, log: Path) -> dict[str, np.nd
 def measure(folder: Path, *, count: int = 300, seed: int = 1) -> dict[str, float]:
     """Exact match by name on words that pretraining never saw, skill by skill."""
     source = Pretrained(checkpoint=str(folder))
-    model = load_pretrained(source, key=jax.random.key(0))
+    model = open_pretrained(source, key=jax.random.key(0))
+    parameters = model.read_parameters()
     drawn = skills.splits(seed, train=1, dev=1, test=count).test
     matches = {}
     for name in (*skills.TRAINED, *skills.KEPT_OUT):
         given = [skills.prompt_text(name, word) for word in drawn]
-        made = continue_texts(model, model.parameters, given, new_tokens=17)
+        made = continue_texts(model, parameters, given, new_tokens=17)
         wanted = [skills.apply(name, word) for word in drawn]
         matches[name] = float(
             np.mean([a == b for a, b in zip(made, wanted, strict=True)])

@@ -28,7 +28,8 @@ import skills  # noqa: E402
 
 from prompt_tuning import configuration  # noqa: E402
 from prompt_tuning.decoding.texts import continue_texts  # noqa: E402
-from prompt_tuning.pretrained import PromptedModel, load_pretrained  # noqa: E402
+from prompt_tuning.models.parameters import Parameters  # noqa: E402
+from prompt_tuning.pretrained import PromptedModel, open_pretrained  # noqa: E402
 from prompt_tuning.run import Run  # noqa: E402
 from prompt_tuning.training.loop import prepare, train  # noqa: E402
 from prompt_tuning.training.progress import make_reporter  # noqa: E402
@@ -98,27 +99,30 @@ def measure(
     console: Console, run: Run, skill: str, words: Sequence[str]
 ) -> dict[str, str | float | int]:
     """Exact match without a prompt, with the skill's name, and with the prompt."""
-    tuned = load_tuned(run)
-    alone = load_pretrained(run.model, key=jax.random.key(0))
+    tuned, parameters = load_tuned(run)
+    alone = open_pretrained(run.model, key=jax.random.key(0))
+    frozen = alone.read_parameters()
     wanted = [skills.apply(skill, word) for word in words]
     bare = [skills.prompt_text(None, word) for word in words]
     named = [skills.prompt_text(skill, word) for word in words]
-    made = answers(tuned, bare)
+    made = answers(tuned, parameters, bare)
     for text, answer in list(zip(bare, made, strict=True))[:EXAMPLES]:
         console.print(f"  {text}{answer}", markup=False, highlight=False)
     return {
-        "no_prompt": exact_match(answers(alone, bare), wanted),
-        "name_as_text": exact_match(answers(alone, named), wanted),
+        "no_prompt": exact_match(answers(alone, frozen, bare), wanted),
+        "name_as_text": exact_match(answers(alone, frozen, named), wanted),
         "tuned_prompt": exact_match(made, wanted),
         "prompt_bytes": best_prompt_file(run).stat().st_size,
         "prompt_file": str(best_prompt_file(run)),
     }
 
 
-def answers(model: PromptedModel, texts: Sequence[str]) -> list[str]:
+def answers(
+    model: PromptedModel, parameters: Parameters, texts: Sequence[str]
+) -> list[str]:
     """What the model makes of each text, greedily."""
     return continue_texts(
-        model, model.parameters, texts, new_tokens=LONGEST_COMPLETION, batch_size=250
+        model, parameters, texts, new_tokens=LONGEST_COMPLETION, batch_size=250
     )
 
 

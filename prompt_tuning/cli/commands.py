@@ -15,6 +15,7 @@ from prompt_tuning import configuration
 from prompt_tuning.decoding.sampling import temperature
 from prompt_tuning.decoding.texts import continue_texts
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.prompts.inspection import nearest_tokens
 from prompt_tuning.run import Run
@@ -35,7 +36,7 @@ def train(options: argparse.Namespace) -> int:
     outcome = run_training(
         training,
         config=configuration.operative_config(),
-        identity={"xla_flags": os.environ.get("XLA_FLAGS", "")},
+        record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
         make_reporter=lambda done: make_reporter(console, run.steps, done),
     )
     if outcome.finished:
@@ -50,8 +51,8 @@ def evaluate(options: argparse.Namespace) -> int:
     run = _read_run(options)
     if run.evaluation is None:
         raise InputError("Run.evaluation is None: name the held-out data there")
-    model = _load(run, options)
-    metrics = Evaluator(model, run.evaluation)(model.parameters)
+    model, parameters = _load(run, options)
+    metrics = Evaluator(model, run.evaluation)(parameters)
     table = Table("metric", "value")
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4f}")
@@ -64,10 +65,10 @@ def generate(options: argparse.Namespace) -> int:
     texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
     if not texts:
         raise InputError("no text was given, as an argument or on standard input")
-    model = _load(_read_run(options), options)
+    model, parameters = _load(_read_run(options), options)
     made = continue_texts(
         model,
-        model.parameters,
+        parameters,
         texts,
         new_tokens=options.new_tokens,
         batch_size=options.batch_size,
@@ -82,11 +83,11 @@ def generate(options: argparse.Namespace) -> int:
 
 def inspect(options: argparse.Namespace) -> int:
     """Prints what each prompt vector looks like."""
-    model = _load(_read_run(options), options)
-    prompts = {p: x for p, x in model.parameters.items() if "/prompt/" in p}
+    model, parameters = _load(_read_run(options), options)
+    prompts = {p: x for p, x in parameters.items() if "/prompt/" in p}
     if not prompts:
         raise InputError("the run has no prompt parameters to look at")
-    embeddings = np.asarray(model.parameters["token_embedder/embedding"], np.float32)
+    embeddings = np.asarray(parameters["token_embedder/embedding"], np.float32)
     for path, prompt in prompts.items():
         table = Table("vector", "norm", "nearest tokens (cosine)", title=path)
         rows = nearest_tokens(np.asarray(prompt), embeddings, options.nearest)
@@ -120,6 +121,6 @@ def _read_run(options: argparse.Namespace) -> Run:
     )
 
 
-def _load(run: Run, options: argparse.Namespace) -> PromptedModel:
+def _load(run: Run, options: argparse.Namespace) -> tuple[PromptedModel, Parameters]:
     """The run's model with its best trained parameters, or with another prompt."""
     return load_tuned(run, None if options.prompt is None else Path(options.prompt))

@@ -8,6 +8,7 @@ loss that is not finite, 2 input that cannot be used.
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain, bindings = split_bindings(given)
     options = parser.parse_args(plain)
     options.bindings = bindings
-    _set_up_process()
+    set_up_process()
+    warnings.showwarning = _show_warning
     from prompt_tuning.cli import commands
     from prompt_tuning.training.loop import NotFiniteError
 
@@ -110,7 +112,12 @@ def _add_generation_options(generate: argparse.ArgumentParser) -> None:
     generate.add_argument("--batch_size", type=int, default=32)
 
 
-def _set_up_process() -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """One line, without the source code that Python adds."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def set_up_process() -> None:
     """Deterministic kernels and a compilation cache, before JAX is imported."""
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_deterministic_ops" not in flags:

@@ -140,7 +140,13 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                f"the text {text!r} cannot be encoded ({error}): a part of it is not "
+                "in the tokenizer's vocabulary, which has no token for the unknown"
+            ) from error
 
     def encode_continuation(self, text: str) -> list[int]:
         """See `Tokenizer`."""

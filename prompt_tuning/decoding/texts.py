@@ -39,16 +39,12 @@ def continue_all(
       the new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if a row and `new_tokens` do not fit the model's positions.
+      InputError: if the batch size is not positive, and as `check_rows`.
     """
-    longest = max((len(row) for row in rows), default=0)
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}, expected at least 1")
+    check_rows(model, rows, new_tokens)
     room = model.maximum_length
-    if room is not None and longest + new_tokens > room:
-        raise InputError(
-            f"a row of {longest} tokens and {new_tokens} new ones do not fit: the "
-            f"model has {model.config.maximum_positions} positions and the prompt "
-            f"takes {model.prompt_length}"
-        )
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     base = jax.random.key(seed)
     found: dict[int, list[int]] = {}
@@ -56,12 +52,12 @@ def continue_all(
     for start in range(0, len(rows), size or 1):
         chosen = order[start : start + size]
         filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
-        length = max(1, *(len(rows[index]) for index in filled))
-        tokens, lengths = pad_rows(
-            [rows[index] for index in filled],
-            model.config.pad_id,
-            -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE,
-        )
+        longest = max(1, *(len(rows[index]) for index in filled))
+        length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+        # Past the last learned position there is nothing to look up.
+        length = length if room is None else min(length, room)
+        chosen_rows = [rows[index] for index in filled]
+        tokens, lengths = pad_rows(chosen_rows, model.config.pad_id, length)
         made = continue_rows(
             parameters,
             tokens,
@@ -76,6 +72,32 @@ def continue_all(
         for index, row in zip(chosen, made.tolist(), strict=False):
             found[index] = strip_end(row, model.config.eos_id)
     return [found[index] for index in range(len(rows))]
+
+
+def check_rows(
+    model: PromptedModel, rows: Sequence[Sequence[int]], new_tokens: int
+) -> None:
+    """Refuses rows that cannot be continued.
+
+    Raises:
+      InputError: if no new token is asked for, a row and the new tokens do not fit the
+        model's positions, or a row is empty and no prompt stands before it.
+    """
+    if new_tokens < 1:
+        raise InputError(f"{new_tokens} new tokens were asked for, expected at least 1")
+    lengths = [len(row) for row in rows]
+    room = model.maximum_length
+    if room is not None and max(lengths, default=0) + new_tokens > room:
+        raise InputError(
+            f"a row of {max(lengths)} tokens and {new_tokens} new ones do not fit: the "
+            f"model has {model.config.maximum_positions} positions and the prompt "
+            f"takes {model.prompt_length}"
+        )
+    if not all(lengths) and model.prompt_length == 0:
+        raise InputError(
+            f"row {lengths.index(0)} has no token, and without a prompt or a "
+            "beginning-of-sequence token there is nothing to continue"
+        )
 
 
 def continue_texts(
@@ -104,11 +126,7 @@ def continue_texts(
 
 
 def given_row(model: PromptedModel, text: str) -> list[int]:
-    """The ids of a given text as training sees them: BOS first, or EOS last.
-
-    Raises:
-      InputError: if there is no token to continue from.
-    """
+    """The ids of a given text as training sees them: BOS first, or EOS last."""
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(text)
     if model.config.architecture == "encoder_decoder":
@@ -116,9 +134,4 @@ def given_row(model: PromptedModel, text: str) -> list[int]:
         return ids if eos is None else [*ids, eos]
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id, *ids]
-    if not ids and model.prompt_length == 0:
-        raise InputError(
-            f"the text {text!r} gives no token, and without a prompt or a "
-            "beginning-of-sequence token there is nothing to continue"
-        )
     return ids

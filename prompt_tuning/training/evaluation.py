@@ -7,7 +7,7 @@ from prompt_tuning.data.batches import stream_batches
 from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.data.readings import Example
 from prompt_tuning.decoding.generate import strip_end
-from prompt_tuning.decoding.texts import continue_all
+from prompt_tuning.decoding.texts import check_rows, continue_all
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel
@@ -41,6 +41,7 @@ class Evaluator:
         )
         self._labels = self._encode_labels()
         self._gold = self._gold_labels() if self._labels else []
+        self._check_room()
 
     def __call__(self, parameters: Parameters) -> dict[str, float]:
         """Measures everything that was asked for.
@@ -55,6 +56,35 @@ class Evaluator:
         if self._labels:
             metrics["label_accuracy"] = self._label_accuracy(parameters)
         return metrics
+
+    def check_metric(self, name: str) -> None:
+        """Refuses to choose the best by a metric that is not measured.
+
+        Raises:
+          InputError: with those that are.
+        """
+        measured = ["loss", "accuracy"]
+        measured += ["exact_match"] if self._evaluation.exact_match else []
+        measured += ["label_accuracy"] if self._labels else []
+        if name not in measured:
+            raise InputError(
+                f"Run.keep_best names the metric {name!r}, but the evaluation measures "
+                f"{', '.join(measured)}; ask for it in Evaluation, or choose another"
+            )
+
+    def _check_room(self) -> None:
+        """Refuses rows that an answer does not fit behind, before anything runs."""
+        if not (self._evaluation.exact_match or self._labels):
+            return
+        rows = [given(example, self._model) for example in self._all()]
+        if self._labels:
+            longest = max(len(label) for label in self._labels)
+            check_rows(self._model, rows, longest + int(self._evaluation.data.add_eos))
+        if self._evaluation.exact_match:
+            check_rows(self._model, rows, self._evaluation.new_tokens)
+
+    def _all(self) -> list[Example]:
+        return [self._examples[index] for index in range(len(self._examples))]
 
     def _token_metrics(self, parameters: Parameters) -> dict[str, float]:
         total = np.zeros(len(Sums._fields))
@@ -72,7 +102,7 @@ class Evaluator:
         return {"loss": loss / weight, "accuracy": correct / weight}
 
     def _exact_match(self, parameters: Parameters) -> float:
-        examples = [self._examples[index] for index in range(len(self._examples))]
+        examples = self._all()
         made = continue_all(
             self._model,
             parameters,
@@ -88,10 +118,7 @@ class Evaluator:
         scores = rank_labels(
             self._model,
             parameters,
-            [
-                given(self._examples[index], self._model)
-                for index in range(len(self._gold))
-            ],
+            [given(example, self._model) for example in self._all()],
             self._labels,
             add_eos=self._evaluation.data.add_eos,
             batch_size=self._evaluation.data.batch_size,
@@ -119,8 +146,8 @@ class Evaluator:
     def _gold_labels(self) -> list[int]:
         assert self._labels is not None
         gold = []
-        for index in range(len(self._examples)):
-            ids = completion(self._examples[index], self._model)
+        for index, example in enumerate(self._all()):
+            ids = completion(example, self._model)
             if ids not in self._labels:
                 text = self._model.needed_tokenizer().decode(ids)
                 raise InputError(

@@ -5,12 +5,13 @@ and ends with the same bits: batches follow from the step's number, random keys 
 a checkpoint holds all that a step reads.
 """
 
+import contextlib
 import dataclasses
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters, named_key
-from prompt_tuning.pretrained import PromptedModel, load_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.log import MetricsLog
@@ -82,7 +83,7 @@ class Training:
 
 
 def prepare(run: Run) -> Training:
-    """Loads, opens and checks everything that the run needs; compiles nothing.
+    """Opens and checks everything that the run needs, then reads the frozen model.
 
     Raises:
       InputError: if something cannot be used.
@@ -90,16 +91,11 @@ def prepare(run: Run) -> Training:
     if run.data is None:
         raise InputError("Run.data is None: there is nothing to train on")
     key = jax.random.key(run.seed)
-    model = load_pretrained(
+    model = open_pretrained(
         run.model, prompt=run.prompt, prompting=run.prompting, key=key
     )
-    labels = optim.label(model.parameters, run.groups)
-    trained, frozen = optim.partition(model.parameters, labels)
+    labels = optim.label(model.plan.abstract, run.groups)
     optimizer = optim.group_optimizer(run.groups, labels)
-    # Copied, because the step uses up what it is given; float32 whatever was loaded.
-    trained = {path: jnp.array(leaf, jnp.float32) for path, leaf in trained.items()}
-    start = TrainState.create(trained, optimizer, named_key(key, "training"))
-    check_storable(start.trained, start.optimizer_state)
     examples = run.data.load(model)
     plan = BatchPlan(
         examples.input_lengths,
@@ -111,18 +107,17 @@ def prepare(run: Run) -> Training:
         seed=run.seed,
         same_tokens=model.config.architecture == "decoder_only",
     )
-    return Training(
-        run=run,
-        model=model,
-        frozen=frozen,
-        start=start,
-        step=compile_step(
-            model.graph, optimizer, dropout=model.config.dropout_rate > 0
-        ),
-        examples=examples,
-        plan=plan,
-        evaluator=Evaluator(model, run.evaluation) if run.evaluation else None,
-    )
+    evaluator = Evaluator(model, run.evaluation) if run.evaluation else None
+    if evaluator is not None and run.keep_best is not None:
+        evaluator.check_metric(run.keep_best[0])
+    trained, frozen = optim.partition(model.read_parameters(), labels)
+    # Copied, because the step uses up what it is given; float32 whatever was loaded.
+    trained = {path: jnp.array(leaf, jnp.float32) for path, leaf in trained.items()}
+    start = TrainState.create(trained, optimizer, named_key(key, "training"))
+    check_storable(start.trained, start.optimizer_state)
+    drops = model.config.dropout_rate > 0
+    step = compile_step(model.graph, optimizer, dropout=drops)
+    return Training(run, model, frozen, start, step, examples, plan, evaluator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +141,7 @@ def train(
     training: Training,
     *,
     config: str = "",
-    identity: dict[str, Any] | None = None,
+    record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter],
 ) -> Outcome:
     """Runs to the end, or to SIGTERM or SIGINT, from wherever the directory is.
@@ -154,7 +149,7 @@ def train(
     Args:
       training: the prepared run.
       config: the operative config, kept in the directory.
-      identity: what must be the same at every start, beside the frozen model.
+      record: JSON that is kept beside it, such as compiler flags.
       make_reporter: given the steps already done, shows progress.
 
     Raises:
@@ -163,17 +158,19 @@ def train(
     """
     run = training.run
     directory = Path(run.directory)
-    known = {"frozen_model": fingerprint(training.frozen), **(identity or {})}
-    claim(directory, config, known)
+    claim(directory, config, fingerprint(training.frozen), record or {})
     store = CheckpointStore(directory, run.keep_last, run.keep_best)
     messages: list[str] = []
     state = resume(training, store, messages.append)
     done = int(state.step)
-    with make_reporter(done) as reporter, stop_signals() as stopping:
+    with (
+        make_reporter(done) as reporter,
+        contextlib.closing(MetricsLog(directory, done)) as log,
+        stop_signals() as stopping,
+    ):
         for message in messages:
             reporter.say(message)
-        loop = _Loop(training, store, MetricsLog(directory, done), reporter, stopping)
-        return loop.run_from(state)
+        return _Loop(training, store, log, reporter, stopping).run_from(state)
 
 
 def resume(
@@ -187,7 +184,10 @@ def resume(
     trained, optimizer_state, extra = store.load(
         newest, start.optimizer_state, trained_template=start.trained
     )
-    say(f"going on from step {newest}")
+    if newest < training.run.steps:
+        say(f"going on from step {newest}")
+    else:
+        say(f"all {newest} steps were done before")
     return TrainState(
         trained={path: jnp.asarray(leaf) for path, leaf in trained.items()},
         optimizer_state=jax.tree.map(jnp.asarray, optimizer_state),
@@ -236,19 +236,17 @@ class _Loop:
         for batch in self._batches(done):
             state, metrics = self._training.step(state, self._training.frozen, batch)
             done += 1
-            self._meter.count(batch)
             # The step just sent off runs while the one before it is looked at.
             if pending is not None:
                 self._record(*pending)
-            pending = (done, metrics)
+            pending = (done, metrics, batch)
             stop = self._stopping.is_set()
             if self._due(done) or stop:
                 self._record(*pending)
                 pending = None
-                self._measure_and_save(done, state, evaluate=not stop)
+                self._measure_and_save(done, state)
             if stop:
                 break
-        self._log.close()
         if done < last:
             self._reporter.say(
                 f"stopped at step {done} of {last}; the same command goes on from there"
@@ -271,29 +269,29 @@ class _Loop:
             or _every(done, self._run.evaluate_every)
         )
 
-    def _record(self, step: int, metrics: dict[str, Any]) -> None:
-        """Checks the step's loss, and logs it where that is due."""
-        loss = float(metrics["loss"])
-        if not math.isfinite(loss):
-            self._log.close()
-            raise NotFiniteError(self._not_finite(f"the loss of step {step} is {loss}"))
+    def _record(self, step: int, metrics: dict[str, Any], batch: Batch) -> None:
+        """Checks the step's metrics, and logs them where that is due."""
+        found = {name: float(x) for name, x in jax.device_get(metrics).items()}
+        self._refuse_not_finite(f"of step {step}", found)
+        self._meter.count(batch)
         logged = None
         if _every(step, self._run.log_every) or step == self._run.steps:
-            logged = {name: float(value) for name, value in metrics.items()}
-            logged |= self._meter.read()
+            logged = found | self._meter.read()
             self._log.write(step, logged)
         self._reporter.advance(step, logged)
 
-    def _measure_and_save(self, done: int, state: TrainState, evaluate: bool) -> None:
-        for path, leaf in state.trained.items():
-            if not np.isfinite(np.asarray(leaf)).all():
-                self._log.close()
-                raise NotFiniteError(
-                    self._not_finite(f"{path} is not finite after step {done}")
-                )
+    def _measure_and_save(self, done: int, state: TrainState) -> None:
+        """Saves; before that evaluates where due, at a stop too: the best is kept."""
+        leaves = jax.tree.leaves_with_path(state.optimizer_state)
+        changed = {f"optimiser's {jax.tree_util.keystr(p)}": x for p, x in leaves}
+        largest = {
+            name: np.max(np.abs(leaf), initial=0)
+            for name, leaf in (state.trained | changed).items()
+        }
+        self._refuse_not_finite(f"after step {done}", largest)
         measured = {}
         due = _every(done, self._run.evaluate_every) or done == self._run.steps
-        if evaluate and due and self._training.evaluator is not None:
+        if due and self._training.evaluator is not None:
             measured = self._evaluate(done, state)
         self._store.save(
             done,
@@ -310,6 +308,7 @@ class _Loop:
         assert self._training.evaluator is not None
         parameters = self._training.parameters(state.trained)
         self._measured = self._training.evaluator(parameters)
+        self._refuse_not_finite(f"of the evaluation after step {done}", self._measured)
         named = {f"evaluation/{name}": x for name, x in self._measured.items()}
         self._log.write(done, named)
         shown = "  ".join(f"{name} {x:.4f}" for name, x in self._measured.items())
@@ -320,16 +319,25 @@ class _Loop:
         assert self._run.data is not None
         return self._run.data.batch_size
 
-    def _not_finite(self, what: str) -> str:
+    def _refuse_not_finite(self, when: str, found: Mapping[str, Any]) -> None:
+        """Ends the run where a number is not finite.
+
+        Raises:
+          NotFiniteError: with the first such number, and what was kept.
+        """
+        bad = [name for name, value in found.items() if not math.isfinite(value)]
+        if not bad:
+            return
+        name = "loss" if "loss" in bad else bad[0]
         steps = self._store.steps()
         kept = (
             f"the checkpoint of step {steps[-1]} is kept as the last good one"
             if steps
             else "no checkpoint had been written yet"
         )
-        return (
-            f"{what}; {kept}. Lower the learning rate, clip the gradient, or start the "
-            "prompt from vocabulary rows"
+        raise NotFiniteError(
+            f"the {name} {when} is {found[name]}; {kept}. Lower the learning rate, "
+            "clip the gradient, or start the prompt from vocabulary rows"
         )
 
 

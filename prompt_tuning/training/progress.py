@@ -1,7 +1,7 @@
 """Progress as a person sees it: a live bar, or plain lines without a terminal."""
 
 from collections.abc import Mapping
-from typing import Protocol, Self
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -14,10 +14,11 @@ from rich.progress import (
 )
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """What a training run tells while it goes on."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> "Reporter": ...
 
     def __exit__(self, *exception) -> None: ...
 
@@ -47,7 +48,7 @@ class LiveReporter:
             "training", total=steps, completed=done, newest=""
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LiveReporter":
         self._progress.start()
         return self
 
@@ -71,7 +72,7 @@ class LineReporter:
     def __init__(self, console: Console, steps: int):
         self._console, self._steps = console, steps
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LineReporter":
         return self
 
     def __exit__(self, *exception) -> None:
@@ -96,5 +97,11 @@ def make_reporter(console: Console, steps: int, done: int) -> Reporter:
 
 def brief(metrics: Mapping[str, float]) -> str:
     """The metrics that fit beside a bar."""
-    shown = ("loss", "accuracy", "tokens_per_second")
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
+    shown = (
+        ("loss", "loss {:.4f}"),
+        ("accuracy", "accuracy {:.3f}"),
+        ("tokens_per_second", "{:,.0f} tokens/s"),
+    )
+    return "  ".join(
+        form.format(metrics[name]) for name, form in shown if name in metrics
+    )

@@ -53,6 +53,8 @@ def rank_labels(
         filled[: len(rows)] = rows
         longest = max(len(examples[row].inputs) for row in rows)
         length = round_up(longest)
+        if model.maximum_length is not None:
+            length = min(length, model.maximum_length)
         targets = length if model.config.architecture == "decoder_only" else most
         planned = PlannedBatch(filled, length, targets, most)
         batch = build_batch(examples, planned, model.config.pad_id)

@@ -12,14 +12,16 @@ CONFIG_FILE = "config.gin"
 IDENTITY_FILE = "run.json"
 
 
-def claim(directory: Path, config: str, identity: dict[str, Any]) -> None:
+def claim(
+    directory: Path, config: str, frozen_model: str, record: dict[str, Any]
+) -> None:
     """Takes a new directory for a run, or checks that an old one is this run's.
 
     Args:
       directory: made if it is missing.
       config: the operative config; its line that names the directory does not count.
-      identity: JSON that must be the same for every start of the run, such as the
-        frozen model's fingerprint.
+      frozen_model: the frozen model's fingerprint.
+      record: JSON that is kept with it.
 
     Raises:
       InputError: if the directory belongs to another config or model; nothing in it has
@@ -28,13 +30,14 @@ def claim(directory: Path, config: str, identity: dict[str, Any]) -> None:
     known = directory / IDENTITY_FILE
     if known.exists():
         _check_config(directory, config)
-        _check_identity(directory, json.loads(known.read_text()), identity)
+        _check_model(directory, json.loads(known.read_text()), frozen_model)
         return
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, expected a directory or nothing")
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / CONFIG_FILE, config)
-    write_atomically(known, json.dumps(identity, indent=2, sort_keys=True) + "\n")
+    content = {"frozen_model": frozen_model, **record}
+    write_atomically(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _check_config(directory: Path, config: str) -> None:
@@ -64,14 +67,13 @@ def _relevant(config: str) -> list[str]:
     ]
 
 
-def _check_identity(directory: Path, found: Any, expected: dict[str, Any]) -> None:
-    for name, value in expected.items():
-        if found.get(name) != value:
-            raise InputError(
-                f"{directory} belongs to a run with another {name}: found "
-                f"{found.get(name)}, and this run has {value}; choose another "
-                "Run.directory"
-            )
+def _check_model(directory: Path, known: dict[str, Any], frozen_model: str) -> None:
+    if known.get("frozen_model") != frozen_model:
+        raise InputError(
+            f"{directory} belongs to a run with another frozen_model: found the "
+            f"fingerprint {known.get('frozen_model')}, and this run's is "
+            f"{frozen_model}; choose another Run.directory"
+        )
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,6 +1,5 @@
 """A run's model with what the run trained, or with a prompt from elsewhere."""
 
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -10,11 +9,14 @@ from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.checkpoints.store import FOLDER, best_or_latest
 from prompt_tuning.errors import InputError
-from prompt_tuning.pretrained import PromptedModel, load_pretrained
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import Run
 
 
-def load_tuned(run: Run, prompt_file: Path | None = None) -> PromptedModel:
+def load_tuned(
+    run: Run, prompt_file: Path | None = None
+) -> tuple[PromptedModel, Parameters]:
     """Loads a run's model for evaluation or generation.
 
     Args:
@@ -22,26 +24,25 @@ def load_tuned(run: Run, prompt_file: Path | None = None) -> PromptedModel:
       prompt_file: a prompt in place of what the run trained.
 
     Returns:
-      the model with the parameters of the run's best checkpoint (its newest where none
-      was measured).
+      the model, and its parameters with those of the run's best checkpoint (its newest
+      where none was measured).
 
     Raises:
       InputError: if there is no checkpoint, or what it holds does not fit the model.
     """
     key = jax.random.key(run.seed)
-    model = load_pretrained(
+    model = open_pretrained(
         run.model, prompt=run.prompt, prompting=run.prompting, key=key
     )
-    if run.prompt is None:
-        return model
-    if prompt_file is None:
-        checkpoint = best_or_latest(Path(run.directory) / FOLDER)
+    trained = {}
+    if prompt_file is not None:
+        trained = {_prompt_path(model): read_prompt(prompt_file)}
+    elif run.prompt is not None:
+        checkpoint = best_checkpoint(run)
         state = checkpoint_files.verify(checkpoint)
         trained = checkpoint_files.read_trained(checkpoint, state)
-    else:
-        trained = {_prompt_path(model): read_prompt(prompt_file)}
     for path, leaf in trained.items():
-        known = model.parameters.get(path)
+        known = model.plan.abstract.get(path)
         if known is None or known.shape != leaf.shape:
             found = "no such parameter" if known is None else f"shape {known.shape}"
             raise InputError(
@@ -50,11 +51,20 @@ def load_tuned(run: Run, prompt_file: Path | None = None) -> PromptedModel:
                 "another prompt length?"
             )
     tuned = {path: jnp.asarray(leaf) for path, leaf in trained.items()}
-    return dataclasses.replace(model, parameters=model.parameters | tuned)
+    return model, model.read_parameters() | tuned
+
+
+def best_checkpoint(run: Run) -> Path:
+    """The directory of the run's best checkpoint, its newest where none was measured.
+
+    Raises:
+      InputError: if there is none, or all are damaged.
+    """
+    return best_or_latest(Path(run.directory) / FOLDER)
 
 
 def _prompt_path(model: PromptedModel) -> str:
-    paths = [path for path in model.parameters if "/prompt/" in path]
+    paths = [path for path in model.plan.abstract if "/prompt/" in path]
     if len(paths) != 1:
         raise InputError(
             f"the model has the prompt parameters {paths}; a prompt file is for a "

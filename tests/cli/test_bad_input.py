@@ -1,0 +1,358 @@
+"""Input that cannot be used: exit code 2, a message, and nothing done.
+
+Each test reads what the message says was found and expected.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import main
+from prompt_tuning.training import loop
+from tests.small_runs import LENGTH, tune, write_pairs, write_rows
+
+GOOD = [("ab=", "AB"), ("cd=", "CD")]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(files, tmp_path, capsys, monkeypatch) -> Refused:
+    """Trains, expects a refusal, and gives the message without line breaks."""
+    directory = tmp_path / "run"
+    monkeypatch.setattr(loop, "compile_step", lambda *_, **__: never_called)
+
+    def run(model: Path | None = None, *more: str, **choices) -> str:
+        arguments = ["train", *files.arguments(directory, model, **choices), *more]
+        assert main(arguments) == 2
+        assert not directory.exists()
+        return message(capsys)
+
+    return run
+
+
+def never_called(*_):
+    raise AssertionError("the step ran on input that cannot be used")
+
+
+def message(capsys) -> str:
+    printed = capsys.readouterr().err
+    assert printed.startswith("prompt-tuning ")
+    assert "Traceback" not in printed and "In call to configurable" not in printed
+    assert len(printed) < 1000
+    return " ".join(printed.split())
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    """A good HDF5 file, to be spoilt."""
+    return write_rows(tmp_path / "rows.hdf5", GOOD)
+
+
+@pytest.fixture
+def model(files, tmp_path) -> Path:
+    """A copy of the decoder's folder, to be spoilt."""
+    return shutil.copytree(files.decoder, tmp_path / "model")
+
+
+def test_missing_data(refused, tmp_path):
+    path = tmp_path / "nowhere.hdf5"
+    assert f"data file {path} is missing" in refused(TRAIN_FILES=str(path))
+
+
+def test_truncated_data(refused, rows):
+    rows.write_bytes(rows.read_bytes()[:-400])
+    found = refused(TRAIN_FILES=str(rows))
+    assert f"{rows} cannot be opened as HDF5 (is it cut off" in found
+
+
+def test_data_that_is_no_hdf5(refused, rows):
+    rows.write_text("id,text\n")
+    found = refused(TRAIN_FILES=str(rows))
+    assert f"{rows} cannot be opened as HDF5" in found
+
+
+def replace(rows: Path, **arrays) -> str:
+    with h5py.File(rows, "a") as file:
+        for name, array in arrays.items():
+            del file[name]
+            if array is not None:
+                file[name] = array
+    return str(rows)
+
+
+def value(rows: Path, name: str, found: int) -> str:
+    with h5py.File(rows, "a") as file:
+        data_set = file[name]
+        assert isinstance(data_set, h5py.Dataset)
+        data_set[1, 2] = found
+    return str(rows)
+
+
+def test_a_data_set_is_missing(refused, rows):
+    found = refused(TRAIN_FILES=replace(rows, input_ids=None))
+    assert "has the data sets ['token_type_ids'], expected 'input_ids'" in found
+
+
+def test_a_data_set_of_another_shape(refused, rows):
+    found = refused(TRAIN_FILES=replace(rows, token_type_ids=np.zeros((2, 9), "i4")))
+    assert (
+        "token_type_ids has shape (2, 9), expected that of input_ids, (2, 24)" in found
+    )
+
+
+def test_a_data_set_of_another_type(refused, rows):
+    found = refused(TRAIN_FILES=replace(rows, input_ids=np.zeros((2, 24), "f4")))
+    assert "input_ids has type float32, expected an integer type" in found
+
+
+def test_a_token_outside_the_vocabulary(refused, rows):
+    found = refused(TRAIN_FILES=value(rows, "input_ids", 61))
+    assert "row 1, token 2: input_ids is 61, expected 0 to 60" in found
+
+
+def test_an_unknown_token_type(refused, rows):
+    found = refused(TRAIN_FILES=value(rows, "token_type_ids", 4))
+    assert "row 1, token 2: token_type_ids is 4, expected 0 to 3" in found
+
+
+def test_rows_with_nothing_to_learn(refused, rows):
+    types = np.zeros((2, 24), "i4")
+    found = refused(TRAIN_FILES=replace(rows, token_type_ids=types))
+    assert "row 0: no token carries weight, expected at least one" in found
+
+
+def test_a_row_longer_than_the_positions_beside_the_prompt(refused, tmp_path):
+    # BOS, 58 letters and EOS are 60 tokens, as many as 64 positions leave of 4 vectors.
+    data = write_pairs(tmp_path / "long.jsonl", [("", "a" * 58), ("", "a" * 59)])
+    found = refused(TRAIN_FILES=str(data))
+    assert (
+        "line 2: 61 tokens, expected at most 60 (the model's positions minus" in found
+    )
+
+
+def test_a_prompt_longer_than_the_positions(refused):
+    found = refused(None, "--gin_file=prompts/uniform.gin", PROMPT_LENGTH=64)
+    assert "a prompt of 64 vectors leaves no room for text" in found
+    assert "64 positions" in found
+
+
+def test_a_character_that_the_tokenizer_lacks(refused, tmp_path):
+    data = write_pairs(tmp_path / "odd.jsonl", [("h\u00e9=", "X")])
+    found = refused(TRAIN_FILES=str(data))
+    assert "the text 'h\u00e9=' cannot be encoded" in found
+
+
+def test_a_line_that_is_no_pair(refused, tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    data.write_text('{"prompt": "a=", "answer": "A"}\n')
+    found = refused(TRAIN_FILES=str(data))
+    assert "line 1: found the keys ['answer', 'prompt'], expected 'completion'" in found
+
+
+def test_truncated_weights(refused, model):
+    file = model / "model.safetensors"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-100])
+    found = refused(model)
+    assert (
+        f"{file} has {size - 100:,} bytes, but its header describes {size:,}" in found
+    )
+
+
+def test_a_missing_tensor(refused, model):
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, model / "model.safetensors")
+    found = refused(model)
+    assert "decoder/layers/mlp/up/kernel" in found
+    assert "model.layers.0.mlp.up_proj.weight" in found
+
+
+def test_a_tensor_of_another_shape(refused, model):
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"] = np.ones(17, np.float32)
+    save_file(tensors, model / "model.safetensors")
+    found = refused(model)
+    assert "model.norm.weight" in found and "(17,)" in found and "(16,)" in found
+
+
+def test_an_unknown_kind_of_model(refused, model):
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"model_type": "mamba"}))
+    assert "has model_type 'mamba', expected one of llama, " in refused(model)
+
+
+def test_a_model_that_is_not_there(refused, tmp_path):
+    found = refused(tmp_path / "nowhere")
+    assert f"{tmp_path / 'nowhere'} does not exist; expected a Hugging Face" in found
+
+
+@pytest.mark.parametrize("dtype", ["compute_dtype", "parameter_dtype"])
+def test_float16(refused, dtype):
+    found = refused(**{f"Pretrained.{dtype}": "float16"})
+    assert f"{dtype} is 'float16': float16 overflows at 65,504" in found
+
+
+def test_a_prompt_file_of_another_width(refused, tmp_path):
+    np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 17), np.float32))
+    found = refused(
+        None,
+        "--gin_file=prompts/file.gin",
+        f"--gin.PROMPT_FILE={str(tmp_path / 'prompt.npy')!r}",
+    )
+    assert f"prompt.npy has shape ({LENGTH}, 17), expected ({LENGTH}, 16)" in found
+
+
+def test_a_class_label_without_a_token(refused):
+    found = refused(
+        None, "--gin_file=prompts/class_labels.gin", "--gin.CLASS_LABELS=['a', '']"
+    )
+    assert "the text '' gives no token" in found
+
+
+def test_a_regex_that_matches_nothing(refused):
+    found = refused(**{"ParameterGroup.regexes": [".*/prompts/.*"]})
+    assert "'.*/prompts/.*' matches no parameter" in found
+    assert "decoder/prompt/prompt" in found
+
+
+@pytest.mark.parametrize(
+    ("binding", "found", "expected"),
+    [
+        ("Run.stepz=3", "Run.stepz=3 cannot be used", "expected steps"),
+        ("Rum.steps=3", "No configurable matching 'Rum'", "expected Run"),
+        ("Run.prompt=@SoftPromt", "SoftPromt", "expected SoftPrompt"),
+        ("MODEL=folder", "--gin.MODEL=folder cannot be used", "text needs quotes"),
+        ("MODEL=/a/folder", "MODEL = /a/folder", "text needs quotes"),
+        ("CLASS_LABELS=['a'", "--gin.CLASS_LABELS=['a' cannot be used", ""),
+        ("Run.steps=0", "Run.steps is 0", "expected at least 1"),
+        ("PROMPT_LENGTH='4'", "", "in SoftPrompt"),
+        ("PROMPT_LENGTH=0", "the prompt's length is 0", "expected at least 1"),
+        ("Run.model=%MODLE", "it needs MODLE", "set --gin.MODLE=..."),
+        ("Run.keep_best=('f1', 'max')", "'f1'", "measures loss, accuracy"),
+        ("Prompting.placement='middle'", "'middle'", "expected one of prefix"),
+    ],
+)
+def test_a_binding_that_is_wrong(refused, binding, found, expected):
+    said = refused(None, f"--gin.{binding}")
+    assert found in said and expected in said
+
+
+def test_a_missing_config(refused):
+    found = refused(None, "--gin_file=runs/first_promt.gin")
+    assert "runs/first_promt.gin is missing" in found
+    assert "names are looked for in the working directory and in" in found
+
+
+def test_a_missing_include(refused, tmp_path):
+    config = tmp_path / "mine.gin"
+    config.write_text("Run.seed = 1\ninclude 'models/mine.gin'\n")
+    found = refused(None, f"--gin_file={config}")
+    assert f'models/mine.gin is missing In file "{config}", line 2' in found
+
+
+def test_macros_that_nobody_set(capsys):
+    assert main(["train", "--gin_file=runs/first_prompt.gin"]) == 2
+    found = message(capsys)
+    assert "it needs EVALUATION_FILES, MODEL, RUN_DIRECTORY, TRAIN_FILES" in found
+
+
+def test_a_folder_that_is_named_like_a_package_hides_no_config(tmp_path, monkeypatch):
+    """gin looks for includes among importable packages, which `runs` then is."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["train", "--gin_file=runs/first_prompt.gin"]) == 2
+
+
+def snapshot(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def run(files, tmp_path_factory) -> Path:
+    """A finished run."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    assert tune(files, directory) == 0
+    return directory
+
+
+def test_a_directory_of_another_config(run, files, capsys):
+    before = snapshot(run)
+    assert tune(files, run, PROMPT_LENGTH=5) == 2
+    found = message(capsys)
+    assert f"{run} belongs to a run with another config" in found
+    assert "-PROMPT_LENGTH = 4 +PROMPT_LENGTH = 5" in found
+    assert snapshot(run) == before
+
+
+def test_a_directory_of_another_model(run, files, tmp_path, capsys):
+    """The path is the same, what lies there is not."""
+    moved = files.decoder.rename(tmp_path / "moved")
+    shutil.copytree(moved, files.decoder)
+    tensors = load_file(moved / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+    save_file(tensors, files.decoder / "model.safetensors")
+    before = snapshot(run)
+    try:
+        assert tune(files, run) == 2
+    finally:
+        shutil.rmtree(files.decoder)
+        moved.rename(files.decoder)
+    assert "belongs to a run with another frozen_model" in message(capsys)
+    assert snapshot(run) == before
+
+
+def test_all_checkpoints_are_damaged(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for file in copy.joinpath(FOLDER).rglob("*.npy"):
+        file.write_bytes(b"")
+    assert main(["generate", "--run", str(copy), "hello="]) == 2
+    assert "are damaged (steps [3, 6])" in message(capsys)
+
+
+def test_a_run_that_is_none(tmp_path, capsys):
+    assert main(["inspect", "--run", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no config.gin, so it is no run's" in message(capsys)
+
+
+def test_another_prompt_of_another_width(run, tmp_path, capsys):
+    np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 17), np.float32))
+    given = ("--run", str(run), "--prompt", str(tmp_path / "prompt.npy"))
+    for command in ("evaluate", "inspect"):
+        assert main([command, *given]) == 2
+        found = message(capsys)
+        assert "(4, 17)" in found and "(4, 16)" in found
+
+
+def test_a_completion_that_is_no_label(run, capsys):
+    labels = "--gin.Evaluation.labels=['yes', 'no']"
+    assert main(["evaluate", "--run", str(run), labels]) == 2
+    assert "which is none of the labels ['yes', 'no']" in message(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--temperature=-1"], "temperature is -1.0, expected 0 (greedy) or more"),
+        (["--new_tokens=0"], "0 new tokens were asked for, expected at least 1"),
+        (["--new_tokens=99"], "99 new ones do not fit: the model has 64 positions"),
+        (["--batch_size=0"], "batch_size is 0, expected at least 1"),
+        (["h\u00e9="], "the text 'h\u00e9=' cannot be encoded"),
+    ],
+)
+def test_generation_that_cannot_be(run, options, found, capsys):
+    assert main(["generate", "--run", str(run), "hello=", *options]) == 2
+    assert found in message(capsys)
+
+
+def test_an_answer_that_would_not_fit_is_refused_before_training(refused):
+    choices = {"Evaluation.exact_match": True, "Evaluation.new_tokens": 60}
+    assert "60 new ones do not fit" in refused(**choices)

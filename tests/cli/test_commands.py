@@ -1,0 +1,258 @@
+"""Each command from its arguments to its output, on tiny models."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning import configuration
+from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.cli.main import main
+from prompt_tuning.training.run_directory import CONFIG_FILE
+from tests.small_runs import LENGTH, UPPER, logged, trained_prompt, tune, write_pairs
+
+
+@pytest.fixture(scope="module")
+def run(files, tmp_path_factory) -> Path:
+    """A decoder's finished run."""
+    directory = tmp_path_factory.mktemp("module") / "run"
+    assert tune(files, directory) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def t5_run(files, tmp_path_factory) -> Path:
+    """A T5's finished run."""
+    directory = tmp_path_factory.mktemp("module") / "t5"
+    assert tune(files, directory, files.t5) == 0
+    return directory
+
+
+def output(capsys, *arguments) -> str:
+    capsys.readouterr()
+    code = main(list(map(str, arguments)))
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return printed.out
+
+
+def evaluated(capsys, *arguments) -> dict[str, float]:
+    """The rows of the table that `evaluate` prints."""
+    lines = output(capsys, "evaluate", *arguments).splitlines()
+    rows = [line.strip("│ ").split("│") for line in lines if line.startswith("│")]
+    return {name.strip(): float(value) for name, value in rows}
+
+
+def test_a_shipped_config_is_found_by_name_from_any_directory(
+    files, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert tune(files, Path("run")) == 0
+    printed = capsys.readouterr().out
+    assert "restored       11" in printed
+    assert f"decoder/prompt/prompt ({LENGTH}, 16): the prompt's initialiser" in printed
+    assert "32 training examples" in printed
+    assert read_prompt(tmp_path / "run").shape == (LENGTH, 16)
+
+
+def test_in_a_wheel_the_configs_inside_the_package_go_first():
+    assert configuration.CONFIG_FOLDERS[0] == configuration.PACKAGE / "configs"
+    assert (configuration.CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
+
+
+def test_the_log_has_each_step_once_with_speed_and_padding(run):
+    steps = [line for line in logged(run) if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    for line in steps:
+        assert line["loss"] > 0 and line["gradient_norm"] > 0
+        assert line["prompt_norm"] > 0 and 0 <= line["accuracy"] <= 1
+        assert line["tokens_per_second"] > 0 and 0 <= line["padding_share"] < 0.9
+    (evaluation,) = (line for line in logged(run) if "evaluation/loss" in line)
+    assert evaluation["step"] == 6
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_a_saved_config_starts_the_run_again_and_gives_the_same_bits(
+    run, tmp_path, capsys
+):
+    again = tmp_path / "again"
+    config = f"--gin_file={run / CONFIG_FILE}"
+    output(capsys, "train", config, f"--gin.Run.directory={str(again)!r}")
+    assert trained_prompt(again, 6) == trained_prompt(run, 6)
+
+
+def test_evaluation_of_a_run_gives_what_training_measured_last(run, capsys):
+    found = evaluated(capsys, "--run", run)
+    (measured,) = (line for line in logged(run) if "evaluation/loss" in line)
+    assert found["loss"] == pytest.approx(measured["evaluation/loss"], abs=6e-5)
+
+
+def test_without_its_prompt_the_frozen_model_is_measured(run, capsys):
+    alone = evaluated(capsys, "--run", run, "--gin.Run.prompt=None")
+    assert alone.keys() == {"loss", "accuracy"}
+    assert alone["loss"] != evaluated(capsys, "--run", run)["loss"]
+
+
+def test_a_moved_run_is_still_one(run, tmp_path, capsys):
+    run.rename(tmp_path / "moved")
+    try:
+        moved = evaluated(capsys, "--run", tmp_path / "moved")
+    finally:
+        (tmp_path / "moved").rename(run)
+    assert moved == evaluated(capsys, "--run", run)
+
+
+def test_another_prompt_may_stand_in(run, tmp_path, capsys):
+    np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 16), np.float32))
+    other = evaluated(capsys, "--run", run, "--prompt", tmp_path / "prompt.npy")
+    assert other["loss"] != evaluated(capsys, "--run", run)["loss"]
+
+
+def test_a_text_is_continued_alike_alone_and_among_others(run, monkeypatch, capsys):
+    texts = ["hi=", "a much longer text before it=", "hello="]
+    options = ("generate", "--run", run, "--new_tokens", 8)
+    alone = [output(capsys, *options, text) for text in texts]
+    assert output(capsys, *options, *texts) == "".join(alone)
+    monkeypatch.setattr("sys.stdin", [f"{text}\n" for text in texts])
+    assert output(capsys, *options) == "".join(alone)
+    assert all(map(str.startswith, alone, texts))
+
+
+def test_a_seed_repeats_what_is_drawn(run, capsys):
+    def drawn(seed):
+        options = ("--new_tokens", 12, "--temperature", 2.0, "--seed", seed)
+        return output(capsys, "generate", "--run", run, *options, "hello=")
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_inspect_shows_each_vector_with_its_norm(run, capsys):
+    printed = output(capsys, "inspect", "--run", run, "--nearest", 2)
+    norms = np.linalg.norm(read_prompt(run), axis=1)
+    for index, norm in enumerate(norms):
+        assert f"│ {index}      │ {norm:.3f}" in printed
+
+
+def test_a_t5_is_tuned_measured_and_asked(t5_run, capsys):
+    assert read_prompt(t5_run).shape == (LENGTH, 16)
+    assert evaluated(capsys, "--run", t5_run)["loss"] > 0
+    asked = ("generate", "--run", t5_run, "--new_tokens", 4)
+    alone = output(capsys, *asked, "hello=")
+    assert alone.startswith("hello= -> ")
+    assert output(capsys, *asked, "hello=", "a much longer text=").startswith(alone)
+
+
+def test_rows_of_hdf5_train_as_the_pairs_that_they_were_made_of(
+    files, run, t5_run, tmp_path
+):
+    rows = {"TRAIN_FILES": str(files.train_rows)}
+    rows["EVALUATION_FILES"] = str(files.held_out_rows)
+    for model, of_pairs in ((files.decoder, run), (files.t5, t5_run)):
+        directory = tmp_path / model.name
+        assert tune(files, directory, model, **rows) == 0
+        assert trained_prompt(directory, 6) == trained_prompt(of_pairs, 6)
+
+
+@pytest.mark.parametrize("directory", ["run", "t5_run"])
+def test_exact_match_and_labels_are_measured_where_asked(
+    directory, files, tmp_path, capsys, request
+):
+    pairs = [(prompt, "yes" if i % 2 else "no") for i, (prompt, _) in enumerate(UPPER)]
+    data = write_pairs(tmp_path / "labels.jsonl", pairs[:6])
+    found = evaluated(
+        capsys,
+        *("--run", request.getfixturevalue(directory)),
+        f"--gin.EVALUATION_FILES={str(data)!r}",
+        "--gin.Evaluation.labels=['yes', 'no']",
+        "--gin.Evaluation.exact_match=True",
+        "--gin.Evaluation.new_tokens=4",
+    )
+    assert found["label_accuracy"] * 6 == pytest.approx(
+        round(found["label_accuracy"] * 6), abs=1e-3
+    )
+    assert 0 <= found["exact_match"] <= 1
+
+
+def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
+    """What the model says is the right answer to measure it by."""
+    asked = ["a=", "hello="]
+    said = output(capsys, "generate", "--run", run, "--new_tokens", 5, *asked)
+    answers = [
+        line.removeprefix(text)
+        for text, line in zip(asked, said.splitlines(), strict=True)
+    ]
+    pairs = [*zip(asked, answers, strict=True), ("b=", "zzzzzzzz")]
+    data = write_pairs(tmp_path / "said.jsonl", pairs)
+    found = evaluated(
+        capsys,
+        *("--run", run),
+        f"--gin.EVALUATION_FILES={str(data)!r}",
+        "--gin.Evaluation.exact_match=True",
+        "--gin.Evaluation.new_tokens=5",
+    )
+    assert found["exact_match"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_does_not_wait_for_jax(arguments):
+    code = (
+        "import sys; from prompt_tuning.cli.main import main\n"
+        f"try: main({arguments!r})\n"
+        "finally: print([m for m in ('jax', 'numpy', 'gin') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("[]\n")
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "prompt_tuning", "train", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--gin_file FILE" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--stepz=3", "--gin.Run.steps", "--gin_fil=x"])
+def test_an_unknown_flag_is_an_error(flag, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", flag])
+    assert stopped.value.code == 2
+    assert "unrecognized arguments: " + flag in capsys.readouterr().err
+
+
+CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").rglob("*.gin"))
+MACROS = {
+    "MODEL": "model",
+    "TOKENIZER": "tokenizer.model",
+    "TRAIN_FILES": "train.jsonl",
+    "EVALUATION_FILES": "held_out.jsonl",
+    "RUN_DIRECTORY": "run",
+    "CLASS_LABELS": ["yes", "no"],
+    "PROMPT_FILE": "prompt.npy",
+    "PROMPT_TEXT": "text",
+}
+
+
+@pytest.mark.parametrize(
+    "file", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
+def test_every_shipped_config_builds_what_it_names(file):
+    macros = [f"{name} = {value!r}" for name, value in MACROS.items()]
+    # What the parts that a run is put together of leave to each other.
+    rest = ["Run.directory = 'run'", "Run.model = @Pretrained()"]
+    rest += ["Pretrained.checkpoint = 'model'"]
+    if file.stem == "t5_1_1":
+        sizes = ("layers", "width", "feed_forward_width", "heads")
+        rest += [f"t5_config.{size} = 1" for size in sizes]
+    name = str(file.relative_to(configuration.CONFIG_FOLDERS[1]))
+    run = configuration.read_run([name], [*macros, *rest])
+    if run.prompt is not None and run.prompt.keywords:
+        assert callable(run.prompt.keywords["initializer"].scoped_configurable_fn())
+    if file.parent.name == "runs":
+        assert run.groups

@@ -1,0 +1,357 @@
+"""A run that was killed, stopped or damaged ends with the bits of one that was not."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from prompt_tuning.checkpoints import store
+from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import split_bindings
+from prompt_tuning.configuration import read_run
+from prompt_tuning.training import loop
+from prompt_tuning.training.progress import LineReporter
+from tests.small_runs import COMPILATION_CACHE, logged, trained_prompt, tune
+
+STEPS = 40
+CHOICES: dict[str, Any] = {
+    "Run.steps": STEPS,
+    "Run.save_every": 5,
+    "Run.evaluate_every": 10,
+}
+CHECKED = """
+import sys
+from jaxtyping import install_import_hook
+
+# As in the tests' own process, so that the programs in its cache are the same.
+install_import_hook("prompt_tuning", "beartype.beartype")
+from prompt_tuning.cli.main import main
+"""
+SLOWLY = f"""
+{CHECKED}
+import time
+from prompt_tuning.training import loop
+
+record = loop._Loop._record
+
+def slowly(*arguments):
+    time.sleep(0.05)
+    record(*arguments)
+
+loop._Loop._record = slowly
+"""
+DYING_IN_A_SAVE = """
+import os, signal, sys
+from pathlib import Path
+
+calls = 0
+
+def counted(function):
+    def call(*arguments):
+        global calls
+        calls += 1
+        if calls == {call}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+
+os.fsync, Path.rename = counted(os.fsync), counted(Path.rename)
+"""
+
+
+@pytest.fixture(scope="module")
+def unkilled(files, tmp_path_factory) -> Path:
+    """The same run without a stop."""
+    directory = tmp_path_factory.mktemp("unkilled") / "run"
+    assert tune(files, directory, **CHOICES) == 0
+    return directory
+
+
+@pytest.fixture
+def train(files, tmp_path) -> Callable[..., int]:
+    """The command in this process; calls may add choices."""
+
+    def run(**choices) -> int:
+        return tune(files, tmp_path / "run", **(CHOICES | choices))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def prepared(files) -> Callable[[Path], None]:
+    """The same run, compiled once for all directories."""
+    arguments = files.arguments(Path("elsewhere"), **CHOICES)
+    plain, bindings = split_bindings(arguments)
+    training = loop.prepare(read_run([plain[0].partition("=")[2]], bindings))
+
+    def run(directory: Path) -> None:
+        loop.train(
+            dataclasses.replace(
+                training,
+                run=dataclasses.replace(training.run, directory=str(directory)),
+                start=jax.tree.map(jnp.copy, training.start),
+            ),
+            make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),
+        )
+
+    return run
+
+
+@pytest.fixture
+def start(files, tmp_path):
+    """Starts the command as a process of its own, after some lines of Python."""
+    processes = []
+
+    def run(first: str) -> subprocess.Popen:
+        arguments = ["train", *files.arguments(tmp_path / "run", **CHOICES)]
+        code = f"{first}\n{CHECKED}\nsys.exit(main({arguments!r}))"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=os.environ | COMPILATION_CACHE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for(ready: Callable[[], bool], process: subprocess.Popen) -> None:
+    for _ in range(1200):
+        if ready():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    raise TimeoutError("the run did not come so far within a minute")
+
+
+def lines_in(directory: Path) -> int:
+    file = directory / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def check_same(directory: Path, unkilled: Path) -> None:
+    """Prompt, optimiser state, log and kept checkpoints are those of the other run."""
+    checkpoints = sorted(path.name for path in (directory / FOLDER).iterdir())
+    assert checkpoints == sorted(path.name for path in (unkilled / FOLDER).iterdir())
+    for name in checkpoints:
+        for file in ("decoder.prompt.prompt.npy", "optimizer.npz"):
+            found = (directory / FOLDER / name / file).read_bytes()
+            assert found == (unkilled / FOLDER / name / file).read_bytes()
+    assert timeless(directory) == timeless(unkilled)
+
+
+def timeless(directory: Path) -> list[dict]:
+    """The log without what depends on the clock or on where a start was."""
+    lines = logged(directory)
+    for line in lines:
+        line.pop("tokens_per_second", None)
+    return lines
+
+
+def test_killed_while_stepping(start, train, tmp_path, unkilled):
+    process = start(SLOWLY)
+    wait_for(lambda: lines_in(tmp_path / "run") >= 17, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert lines_in(tmp_path / "run") < STEPS
+    assert train() == 0
+    check_same(tmp_path / "run", unkilled)
+
+
+def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
+    # Ten calls to claim the directory and save once, six for the second save: this is
+    # the third file of the third.
+    process = start(DYING_IN_A_SAVE.format(call=19))
+    printed, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, printed
+    assert any(".tmp" in path.name for path in (tmp_path / "run" / FOLDER).iterdir())
+    assert train() == 0
+    check_same(tmp_path / "run", unkilled)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside one process: nothing catches it."""
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 10, 33, STEPS])
+def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        fail_at(patched, step)
+        prepared(tmp_path / "run")
+    prepared(tmp_path / "run")
+    check_same(tmp_path / "run", unkilled)
+
+
+@pytest.mark.parametrize("call", range(1, 25))
+def test_cut_off_at_each_call_that_touches_the_disk(
+    call, prepared, tmp_path, unkilled, monkeypatch
+):
+    """The calls of the first three saves and of the first deletion."""
+    calls = iter(range(1, 10_000))
+
+    def counted(function):
+        def called(*arguments):
+            if next(calls) == call:
+                raise Killed
+            return function(*arguments)
+
+        return called
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(os, "fsync", counted(os.fsync))
+        patched.setattr(Path, "rename", counted(Path.rename))
+        patched.setattr(store.shutil, "rmtree", counted(store.shutil.rmtree))
+        prepared(tmp_path / "run")
+    prepared(tmp_path / "run")
+    check_same(tmp_path / "run", unkilled)
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(start, train, tmp_path, unkilled):
+    process = start(SLOWLY)
+    wait_for(lambda: lines_in(tmp_path / "run") >= 12, process)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed
+    stopped = max(store.steps_in(tmp_path / "run" / FOLDER))
+    assert f"stopped at step {stopped} of {STEPS}" in printed
+    assert stopped % 5 and 12 <= stopped < STEPS
+    assert train() == 0
+    # The checkpoint of the stop stands among the newest two no more.
+    check_same(tmp_path / "run", unkilled)
+
+
+def test_a_stop_where_an_evaluation_is_due_evaluates(
+    train, tmp_path, unkilled, monkeypatch
+):
+    """Else the best checkpoint would be another one than that of an unstopped run."""
+
+    def stop(self, step, logged):
+        if step == 10:
+            signal.raise_signal(signal.SIGTERM)
+
+    # Step 10 is recorded after the signal's flag was read, so 9 is the one to wait for.
+    monkeypatch.setattr(
+        "prompt_tuning.training.progress.LineReporter.advance",
+        lambda self, step, logged: stop(self, step + 1, logged),
+    )
+    assert train() == 0
+    assert store.steps_in(tmp_path / "run" / FOLDER)[-1] == 10
+    monkeypatch.undo()
+    assert train() == 0
+    check_same(tmp_path / "run", unkilled)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    train, tmp_path, unkilled, capsys, monkeypatch
+):
+    fail_at(monkeypatch, 27)
+    with pytest.raises(Killed):
+        train()
+    monkeypatch.undo()
+    newest = tmp_path / "run" / FOLDER / "checkpoint_25"
+    prompt = newest / "decoder.prompt.prompt.npy"
+    prompt.write_bytes(prompt.read_bytes()[:-1])
+    assert train() == 0
+    printed = capsys.readouterr().out
+    assert (
+        f"{prompt} is damaged" in printed and "checkpoint_25 is passed over" in printed
+    )
+    assert "going on from step 20" in printed
+    check_same(tmp_path / "run", unkilled)
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
+    assert train(**{"Run.steps": 5, "Run.evaluate_every": 0}) == 0
+    state = tmp_path / "run" / FOLDER / "checkpoint_5" / "state.json"
+    state.write_text(state.read_text()[:-20])
+    before = snapshot(tmp_path / "run")
+    assert train(**{"Run.steps": 5, "Run.evaluate_every": 0}) == 2
+    assert "are damaged (steps [5])" in capsys.readouterr().err
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_the_newest_and_the_best_are_kept(unkilled):
+    kept = store.steps_in(unkilled / FOLDER)
+    losses = {
+        line["step"]: line["evaluation/loss"]
+        for line in logged(unkilled)
+        if "evaluation/loss" in line
+    }
+    assert losses.keys() == {10, 20, 30, 40}
+    best = min(losses, key=losses.__getitem__)
+    assert kept == sorted({35, 40, best})
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
+    train, tmp_path, unkilled, capsys, monkeypatch
+):
+    compile_step = loop.compile_step
+
+    def compile_broken(*arguments, **choices):
+        step = compile_step(*arguments, **choices)
+
+        def broken(state, frozen, batch):
+            number = int(state.step) + 1
+            following, metrics = step(state, frozen, batch)
+            return following, metrics | ({"loss": np.nan} if number == 18 else {})
+
+        return broken
+
+    monkeypatch.setattr(loop, "compile_step", compile_broken)
+    assert train() == 1
+    message = capsys.readouterr().err
+    assert "the loss of step 18 is nan" in message
+    assert "the checkpoint of step 15 is kept as the last good one" in message
+    assert store.steps_in(tmp_path / "run" / FOLDER) == [10, 15]
+    assert [line["step"] for line in logged(tmp_path / "run")][-1] == 17
+    monkeypatch.undo()
+    assert train() == 0
+    check_same(tmp_path / "run", unkilled)
+
+
+def test_a_prompt_that_overflows_is_not_saved(train, tmp_path, capsys):
+    assert train(**{"adafactor.learning_rate": 1e38, "Run.save_every": 1}) == 1
+    message = capsys.readouterr().err
+    assert "is inf; the checkpoint of step" in message
+    assert np.isfinite(read_prompt(tmp_path / "run")).all()
+
+
+def test_a_finished_run_has_nothing_left_to_do(unkilled, files, capsys):
+    before = trained_prompt(unkilled, STEPS)
+    assert tune(files, unkilled, **CHOICES) == 0
+    assert f"all {STEPS} steps were done before" in capsys.readouterr().out
+    assert trained_prompt(unkilled, STEPS) == before
+
+
+def fail_at(monkeypatch, step: int) -> None:
+    record = loop._Loop._record
+
+    def recorded(self, at, *arguments):
+        if at == step:
+            raise Killed
+        record(self, at, *arguments)
+
+    monkeypatch.setattr(loop._Loop, "_record", recorded)
+
+
+def snapshot(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
