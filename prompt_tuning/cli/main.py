@@ -16,7 +16,6 @@ from prompt_tuning import __version__
 from prompt_tuning.errors import InputError
 
 GIN_PREFIX = "--gin."
-COMMANDS = ("train", "evaluate", "generate", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="prompt-tuning",
         description="Tunes prompts in front of frozen language models.",
         epilog="Any value of a config is overridden by --gin.NAME=value, for example "
-        "--gin.Run.steps=200 or --gin.MODEL='\"folder\"'.",
+        "--gin.STEPS=200 or --gin.MODEL='\"folder\"'.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -80,21 +79,25 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.epilog = parser.epilog
     for command in (evaluate, generate, inspect):
-        command.add_argument(
-            "--run",
-            metavar="DIRECTORY",
-            help="a run's directory: short for --gin_file DIRECTORY/config.gin",
-        )
-        command.add_argument(
-            "--prompt",
-            metavar="PATH",
-            help="a prompt file, checkpoint or PEFT folder in place of the run's best",
-        )
+        _add_run_options(command)
     _add_generation_options(generate)
     inspect.add_argument(
         "--nearest", type=int, default=5, help="tokens shown for each vector"
     )
     return parser
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--run",
+        metavar="DIRECTORY",
+        help="a run's directory: short for --gin_file DIRECTORY/config.gin",
+    )
+    command.add_argument(
+        "--prompt",
+        metavar="PATH",
+        help="a prompt file, checkpoint or PEFT folder in place of the run's best",
+    )
 
 
 def _add_generation_options(generate: argparse.ArgumentParser) -> None:

@@ -15,7 +15,6 @@ from flax import nnx
 from jaxtyping import Array, Int, Key
 
 from prompt_tuning.decoding.sampling import Sampler, greedy
-from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge
 
@@ -76,13 +75,7 @@ def continue_rows(
     hidden, cache = model.prefill(tokens, lengths, new_tokens)
     first, ended = choose(hidden, 0, jnp.zeros(rows, bool))
     written = jnp.full((rows, new_tokens), pad_id, jnp.int32).at[:, 0].set(first)
-    carry: tuple[Array, Array, Array, Array, Cache] = (
-        jnp.array(1),
-        written,
-        ended,
-        first,
-        cache,
-    )
+    carry = (jnp.array(1), written, ended, first, cache)
     return jax.lax.while_loop(going_on, body, carry)[1]
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
 
 from prompt_tuning.decoding.generate import continue_rows, pad_rows, strip_end
 from prompt_tuning.decoding.sampling import Sampler, greedy
@@ -44,7 +46,6 @@ def continue_all(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
     check_rows(model, rows, new_tokens)
-    room = model.maximum_length
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     base = jax.random.key(seed)
     found: dict[int, list[int]] = {}
@@ -52,12 +53,7 @@ def continue_all(
     for start in range(0, len(rows), size or 1):
         chosen = order[start : start + size]
         filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
-        longest = max(1, *(len(rows[index]) for index in filled))
-        length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-        # Past the last learned position there is nothing to look up.
-        length = length if room is None else min(length, room)
-        chosen_rows = [rows[index] for index in filled]
-        tokens, lengths = pad_rows(chosen_rows, model.config.pad_id, length)
+        tokens, lengths = _padded(model, [rows[index] for index in filled])
         made = continue_rows(
             parameters,
             tokens,
@@ -72,6 +68,17 @@ def continue_all(
         for index, row in zip(chosen, made.tolist(), strict=False):
             found[index] = strip_end(row, model.config.eos_id)
     return [found[index] for index in range(len(rows))]
+
+
+def _padded(
+    model: PromptedModel, rows: Sequence[Sequence[int]]
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
+    """Rows padded to one of few lengths, and never past the last learned position."""
+    longest = max(1, *(len(row) for row in rows))
+    length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    room = model.maximum_length
+    length = length if room is None else min(length, room)
+    return pad_rows(rows, model.config.pad_id, length)
 
 
 def check_rows(
