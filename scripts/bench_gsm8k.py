@@ -1,6 +1,6 @@
 """What a prompt gains on real text: a model of children's stories reads GSM8K.
 
-    python scripts/bench_gsm8k.py --model DIR --train train.jsonl --test test.jsonl
+    python -m scripts.bench_gsm8k --model DIR --train train.jsonl --test test.jsonl
 
 Tunes 20 vectors on the training questions by the shipped config `runs/gsm8k_stories`,
 then prints nats per token of the first 300 test questions, whole and cut off at 128
@@ -11,24 +11,20 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+import jax
+import numpy as np
 from rich.console import Console
 
+from prompt_tuning import configuration
 from prompt_tuning.cli.main import set_up_process
-
-set_up_process()
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-
-from prompt_tuning import configuration  # noqa: E402
-from prompt_tuning.data.batches import build_batch  # noqa: E402
-from prompt_tuning.data.plan import BatchPlan  # noqa: E402
-from prompt_tuning.pretrained import PromptedModel  # noqa: E402
-from prompt_tuning.run import DataSource, Run  # noqa: E402
-from prompt_tuning.training.loop import prepare, train  # noqa: E402
-from prompt_tuning.training.progress import make_reporter  # noqa: E402
-from prompt_tuning.training.step import token_losses  # noqa: E402
-from prompt_tuning.training.tuned import load_tuned  # noqa: E402
+from prompt_tuning.data.batches import build_batch
+from prompt_tuning.data.plan import BatchPlan
+from prompt_tuning.pretrained import PromptedModel
+from prompt_tuning.run import DataSource, Run
+from prompt_tuning.training.loop import prepare, train
+from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.step import token_losses
+from prompt_tuning.training.tuned import load_tuned
 
 CUT = 128
 
@@ -41,6 +37,7 @@ def main() -> None:
     parser.add_argument("--test", required=True, help="GSM8K's test.jsonl")
     parser.add_argument("--run", default="runs/gsm8k_stories", help="run directory")
     arguments = parser.parse_args()
+    set_up_process()
     values = {
         "MODEL": arguments.model,
         "TRAIN_FILES": arguments.train,

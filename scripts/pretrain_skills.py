@@ -1,7 +1,7 @@
 """Pretrains the two bundled models on string skills, from a seed.
 
-    python scripts/pretrain_skills.py --model decoder --output DIR
-    python scripts/pretrain_skills.py --model t5 --output DIR
+    python -m scripts.pretrain_skills --model decoder --output DIR
+    python -m scripts.pretrain_skills --model t5 --output DIR
 
 Writes an ordinary Hugging Face folder with the training log (`pretraining.jsonl`) and
 the accuracy on words that pretraining never saw (`accuracy.json`). On two cores each
@@ -13,10 +13,8 @@ import json
 import time
 from pathlib import Path
 
-import huggingface_export
 import jax
 import numpy as np
-import skills
 
 from prompt_tuning import optim
 from prompt_tuning.data.batches import Batch
@@ -27,6 +25,7 @@ from prompt_tuning.models.prompted import build_model
 from prompt_tuning.pretrained import Pretrained, open_pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
+from scripts import huggingface_export, skills
 
 BATCH_SIZE = 128
 SORTED = 4  # batches that are drawn together and sorted by length

@@ -14,26 +14,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-# Before JAX is imported by anything below.
+from prompt_tuning import configuration
 from prompt_tuning.cli.main import set_up_process
-
-set_up_process()
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import skills  # noqa: E402
-
-from prompt_tuning import configuration  # noqa: E402
-from prompt_tuning.decoding.texts import continue_texts  # noqa: E402
-from prompt_tuning.models.parameters import Parameters  # noqa: E402
-from prompt_tuning.pretrained import PromptedModel, open_pretrained  # noqa: E402
-from prompt_tuning.run import Run  # noqa: E402
-from prompt_tuning.training.loop import prepare, train  # noqa: E402
-from prompt_tuning.training.progress import make_reporter  # noqa: E402
-from prompt_tuning.training.tuned import best_checkpoint, load_tuned  # noqa: E402
+from prompt_tuning.decoding.texts import continue_texts
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
+from prompt_tuning.run import Run
+from prompt_tuning.training.loop import prepare, train
+from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.tuned import best_checkpoint, load_tuned
+from scripts import skills
 
 TRAIN_WORDS, DEV_WORDS, TEST_WORDS = 4000, 200, 500
 EXAMPLES = 4
@@ -51,6 +46,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
+    set_up_process()
     console = Console()
     started = time.monotonic()
     rows = [
@@ -65,9 +61,23 @@ def main() -> None:
 
 
 def tune_and_measure(
-    console: Console, model: str, skill: str, seed: int, runs: Path
+    console: Console,
+    model: str,
+    skill: str,
+    seed: int,
+    runs: Path,
+    overrides: Sequence[str] = (),
 ) -> dict[str, str | float | int]:
-    """Tunes one prompt; returns exact matches on test words and the prompt file."""
+    """Tunes one prompt; returns exact matches on test words and the prompt file.
+
+    Args:
+      console: where progress is shown.
+      model: "decoder" or "t5".
+      skill: a name in `skills.SKILLS`, or several, applied from left to right.
+      seed: of the words, the prompt's start and the order of rows.
+      runs: where the run gets a directory of its own.
+      overrides: gin bindings over those of the shipped config.
+    """
     directory = new_directory(runs, f"{model}-{skill.replace(' ', '-')}")
     words = skills.splits(seed, train=TRAIN_WORDS, dev=DEV_WORDS, test=TEST_WORDS)
     files = {
@@ -77,7 +87,7 @@ def tune_and_measure(
     }
     bindings = [f"{name} = {value!r}" for name, value in files.items()]
     run = configuration.read_run(
-        [f"runs/skills_{model}.gin"], [*bindings, f"Run.seed = {seed}"]
+        [f"runs/skills_{model}.gin"], [*bindings, f"Run.seed = {seed}", *overrides]
     )
     console.rule(f"{skill}: a prompt on the frozen {model}, seed {seed}")
     started = time.monotonic()

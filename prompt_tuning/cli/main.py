@@ -16,6 +16,12 @@ from prompt_tuning import __version__
 from prompt_tuning.errors import InputError
 
 GIN_PREFIX = "--gin."
+HELP = {
+    "train": "tune a prompt, or go on with a run that was stopped",
+    "evaluate": "measure a tuned prompt on held-out data",
+    "generate": "continue texts with a tuned prompt",
+    "inspect": "print the nearest tokens and the norm of each prompt vector",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,11 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train = commands.add_parser("train", help="tune a prompt")
-    evaluate = commands.add_parser("evaluate", help="measure a tuned prompt")
-    generate = commands.add_parser("generate", help="continue texts with a prompt")
-    inspect = commands.add_parser(
-        "inspect", help="print the nearest tokens and the norm of each prompt vector"
+    train, evaluate, generate, inspect = (
+        commands.add_parser(name, help=text, description=text)
+        for name, text in HELP.items()
     )
     for command in (train, evaluate, generate, inspect):
         command.allow_abbrev = False
@@ -121,15 +125,18 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def set_up_process() -> None:
-    """Deterministic kernels and a compilation cache, before JAX is imported."""
+    """Deterministic kernels and a compilation cache; call it before JAX computes."""
+    import jax
+
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_deterministic_ops" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    os.environ.setdefault(
-        "JAX_COMPILATION_CACHE_DIR", str(Path(cache) / "prompt_tuning" / "jax")
-    )
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update(
+            "jax_compilation_cache_dir", str(cache / "prompt_tuning" / "jax")
+        )
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 if __name__ == "__main__":

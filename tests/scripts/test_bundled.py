@@ -1,0 +1,42 @@
+"""The bundled models, read by the ordinary reader, and the quickstart on them."""
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from prompt_tuning.decoding.texts import continue_texts
+from prompt_tuning.pretrained import BUNDLED, Pretrained, open_pretrained
+from scripts import quickstart, skills
+
+WORDS = skills.splits(7, train=1, dev=1, test=60).test
+
+
+@pytest.mark.parametrize("name", ["decoder", "t5"])
+def test_a_bundled_model_does_by_name_what_it_was_taught_and_nothing_else(name):
+    source = Pretrained(checkpoint=f"bundled:skills-{name}")
+    model = open_pretrained(source, key=jax.random.key(0))
+    parameters = model.read_parameters()
+    asked = ("reverse", "reverse rot1", "tail", "rot2")
+    given = [skills.prompt_text(skill, word) for skill in asked for word in WORDS]
+    made = continue_texts(model, parameters, given, new_tokens=9, batch_size=240)
+    wanted = [skills.apply(skill, word) for skill in asked for word in WORDS]
+    right = np.array(made) == np.array(wanted)
+    reverse, composed, tail, rot2 = right.reshape(len(asked), -1).mean(axis=1)
+    assert reverse >= 0.97 and composed >= 0.95
+    assert tail <= 0.02 and rot2 <= 0.02
+
+
+@pytest.mark.parametrize("name", ["decoder", "t5"])
+def test_a_bundled_model_takes_at_most_4_mb(name):
+    folder = BUNDLED / f"skills-{name}"
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
+
+
+def test_a_prompt_reaches_what_no_word_names(tmp_path):
+    outcome = quickstart.tune_and_measure(
+        Console(quiet=True), "decoder", "tail", 0, tmp_path, ["STEPS = 100"]
+    )
+    assert outcome["no_prompt"] == 0
+    assert float(outcome["tuned_prompt"]) >= 0.9
+    assert int(outcome["prompt_bytes"]) < 5000
