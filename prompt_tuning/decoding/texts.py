@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from prompt_tuning.data.tokenizers import Tokenizer
 from prompt_tuning.decoding.generate import continue_rows, pad_rows, strip_end
 from prompt_tuning.decoding.sampling import Sampler, greedy
 from prompt_tuning.errors import InputError
@@ -129,7 +130,24 @@ def continue_texts(
         sampler=sampler,
         seed=seed,
     )
-    return [tokenizer.decode(row) for row in made]
+    if model.config.architecture == "encoder_decoder":
+        return [tokenizer.decode(row) for row in made]
+    return [
+        continuation_text(tokenizer, row, new)
+        for row, new in zip(rows, made, strict=True)
+    ]
+
+
+def continuation_text(
+    tokenizer: Tokenizer, given: Sequence[int], new: Sequence[int]
+) -> str:
+    """What new ids add to the text of those given.
+
+    Decoded alone they would lose a space at their head: sentencepiece takes it for the
+    one that it puts before every text.
+    """
+    before, whole = tokenizer.decode(given), tokenizer.decode([*given, *new])
+    return whole.removeprefix(before) if before else tokenizer.decode(new)
 
 
 def given_row(model: PromptedModel, text: str) -> list[int]:

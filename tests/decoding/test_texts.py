@@ -4,11 +4,13 @@ from unittest import mock
 import pytest
 
 from prompt_tuning.checkpoints.restore import RestorePlan
-from prompt_tuning.decoding.texts import continue_all
+from prompt_tuning.data.tokenizers import load_tokenizer
+from prompt_tuning.decoding.texts import continuation_text, continue_all
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel
 from tests.dummies import GPT2, P, prompted, unprompted
+from tests.shared_data import SHARED, needs_shared
 
 ROW = [4, 9, 2, 30, 7, 7, 1, 12, 5, 3]
 
@@ -38,3 +40,12 @@ def test_rows_are_not_padded_past_the_last_learned_position():
 def test_without_a_prompt_there_must_be_something_to_continue():
     with pytest.raises(InputError, match="row 1 has no token"):
         continue_all(*model_with(64, prompt=False), [ROW, []], new_tokens=5)
+
+
+@needs_shared
+def test_a_continuation_keeps_the_space_at_its_head():
+    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+    given = [tokenizer.bos_id or 0, *tokenizer.encode("Once upon")]
+    new = tokenizer.encode_continuation(" a time")
+    assert continuation_text(tokenizer, given, new) == " a time"
+    assert continuation_text(tokenizer, given, []) == ""
