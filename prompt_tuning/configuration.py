@@ -97,10 +97,26 @@ def read_run(files: Sequence[str], bindings: Sequence[str]) -> Run:
     for binding in bindings:
         with _explained(f"--gin.{binding.replace(' = ', '=', 1)}"):
             gin.parse_config(binding)
+    _check_macros(bindings)
     with _explained(f"the config {', '.join(files) or '(no file)'}"):
         gin.finalize()
         run = gin.get_configurable(Run)()
     return dataclasses.replace(run, prompt=run.prompt and _Explained(run.prompt))
+
+
+def _check_macros(bindings: Sequence[str]) -> None:
+    """Refuses a macro of the command line that nothing refers to.
+
+    Raises:
+      InputError: with the nearest macros that are used.
+    """
+    used = sorted(set(re.findall(r"%(\w+)", gin.config_str())))
+    for binding in bindings:
+        name = binding.partition("=")[0].strip()
+        if re.fullmatch(r"\w+", name) and name not in used:
+            raise InputError(
+                f"--gin.{name} is used by nothing in the config{_nearest(name, used)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,19 +135,22 @@ class _Explained:
             return {}
 
     def __call__(self, *arguments: Any) -> Prompt:
-        with _explained("the config's prompt"):
+        # What else is raised there is ours or the machine's, and not the config's.
+        with _explained("the config's prompt", (ValueError, TypeError)):
             return self.factory(*arguments)
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(
+    what: str, problems: tuple[type[Exception], ...] = PROBLEMS
+) -> Iterator[None]:
     """Turns what gin raises into an `InputError` with what is of use in it."""
     try:
         yield
     except InputError as problem:
         # Without the chain of gin's calls that led there.
         raise InputError(_without_calls(str(problem))) from problem
-    except PROBLEMS as problem:
+    except problems as problem:
         raise InputError(f"{what} cannot be used: {_explain(problem)}") from problem
 
 
@@ -170,8 +189,8 @@ def _callee(problem: Exception) -> str:
 
 def _parameters(name: str) -> list[str]:
     """The parameters of a factory, which gin may name with its module."""
-    factory = next(f for f in FACTORIES if f.__name__ == name.rpartition(".")[2])
-    return list(inspect.signature(factory).parameters)
+    named = [f for f in FACTORIES if f.__name__ == name.rpartition(".")[2]]
+    return [p for f in named for p in inspect.signature(f).parameters]
 
 
 def _nearest(found: str, known: Sequence[str]) -> str:

@@ -15,9 +15,6 @@ import optax
 
 from prompt_tuning.errors import InputError
 
-PROMPT_ONLY = (r".*/prompt/.*",)
-"""Matches every parameter of every prompt module, and nothing else."""
-
 Leaf = TypeVar("Leaf")
 LearningRate = float | optax.Schedule
 
@@ -48,6 +45,17 @@ class ParameterGroup:
 
     regexes: Sequence[str]
     optimizer: optax.GradientTransformation
+
+    def __post_init__(self):
+        if isinstance(self.regexes, str):
+            raise InputError(
+                f"ParameterGroup.regexes is {self.regexes!r}, expected a list of texts"
+            )
+        if not hasattr(self.optimizer, "update"):
+            raise InputError(
+                f"ParameterGroup.optimizer is {self.optimizer!r}, expected an optax "
+                "transformation; write @adafactor() with its brackets"
+            )
 
 
 def label(paths: Iterable[str], groups: Sequence[ParameterGroup]) -> dict[str, int]:
@@ -161,7 +169,7 @@ def warmup_linear_decay(
       peak: the largest learning rate.
       steps: steps of the whole run.
       warmup_steps: how many of them rise.
-      final_fraction: of `peak`, reached at the last step.
+      final_fraction: of `peak`, which the step after the last would have.
 
     Raises:
       InputError: if the warm-up is not shorter than the run.

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from prompt_tuning.checkpoints import huggingface, t5x
 from prompt_tuning.checkpoints.huggingface_config import read_config
@@ -94,6 +94,7 @@ class PromptedModel:
       config: the frozen model's.
       graph: its structure, prompt included.
       prompt_length: vectors `P`; 0 without a prompt.
+      prompting: how they stand among the text.
       tokenizer: None where the checkpoint has none.
       plan: what is restored, fresh and ignored.
       initialize: computes the fresh parameters by path.
@@ -102,6 +103,7 @@ class PromptedModel:
     config: ModelConfig
     graph: nnx.GraphDef
     prompt_length: int
+    prompting: Prompting
     tokenizer: Tokenizer | None
     plan: RestorePlan
     initialize: Callable[[], Parameters]
@@ -121,6 +123,11 @@ class PromptedModel:
         if self.config.maximum_positions is None:
             return None
         return self.config.maximum_positions - self.prompt_length
+
+    @property
+    def predicts_first_token(self) -> bool:
+        """Whether a prompt vector stands before every row's first token."""
+        return self.prompt_length > 0 and self.prompting.placement == "prefix"
 
     def needed_tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -158,6 +165,7 @@ def open_pretrained(
     """
     config, recipes, stored = open_checkpoint(source)
     tokenizer = _find_tokenizer(source)
+    prompting = prompting or Prompting()
     module = None
     if prompt is not None:
         embeddings = _embeddings(config, recipes, stored)
@@ -183,6 +191,7 @@ def open_pretrained(
         config=config,
         graph=graph,
         prompt_length=module.length if module else 0,
+        prompting=prompting,
         tokenizer=tokenizer,
         plan=plan,
         initialize=lambda: fresh(model_key),
@@ -251,7 +260,9 @@ def _find_tokenizer(source: Pretrained) -> Tokenizer | None:
     return None
 
 
-def _embeddings(config, recipes, stored) -> np.ndarray:
+def _embeddings(
+    config: ModelConfig, recipes: dict[str, Recipe], stored: dict[str, StoredTensor]
+) -> Float[np.ndarray, "V D"]:
     path = "token_embedder/embedding"
     missing = [name for name in recipes[path].sources if name not in stored]
     if missing:

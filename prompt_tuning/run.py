@@ -51,13 +51,21 @@ class DataSource:
         """
         if self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}, expected at least 1")
+        if model.prompting.prefix_attention and (
+            self.prompt_loss_weight > 0 or not self.use_token_type_ids
+        ):
+            raise InputError(
+                "Prompting.prefix_attention lets given tokens see each other, and this "
+                "data asks to learn them: they would see their own targets. Set "
+                "DataSource.use_token_type_ids = True and prompt_loss_weight = 0.0"
+            )
         return load_examples(
             [self.files] if isinstance(self.files, str) else list(self.files),
             architecture=model.config.architecture,
             tokenizer=model.tokenizer,
             vocabulary_size=model.config.vocabulary_size,
             maximum_length=model.maximum_length,
-            has_prompt=model.prompt_length > 0,
+            predicts_first_token=model.predicts_first_token,
             use_token_type_ids=self.use_token_type_ids,
             prompt_loss_weight=self.prompt_loss_weight,
             prompt_key=self.prompt_key,
@@ -144,3 +152,10 @@ class Run:
             found = getattr(self, name)
             if found < least:
                 raise InputError(f"Run.{name} is {found}, expected at least {least}")
+        if not isinstance(self.groups, Sequence):
+            raise InputError("Run.groups is no list; write [@ParameterGroup()]")
+        best = self.keep_best
+        if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
+            raise InputError(
+                f"Run.keep_best is {best}, expected a metric and 'min' or 'max'"
+            )

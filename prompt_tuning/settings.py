@@ -1,5 +1,6 @@
 """Settings as people give them: plain values whose types nobody has checked yet."""
 
+import dataclasses
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -9,9 +10,10 @@ PLAIN = (bool, int, float, str, types.NoneType)
 
 
 def check_fields(settings: Any) -> None:
-    """Holds the fields of a dataclass that are plain values against their types.
+    """Holds the fields of a dataclass against their types.
 
-    An integer may stand for a float. Fields of any other type are left alone.
+    An integer may stand for a float. Fields that are neither plain values nor
+    dataclasses are left alone.
 
     Raises:
       InputError: for the first value of another type.
@@ -19,16 +21,22 @@ def check_fields(settings: Any) -> None:
     name = type(settings).__name__
     for field, hint in get_type_hints(type(settings)).items():
         found, accepted = getattr(settings, field), _members(hint)
-        if not all(kind in PLAIN for kind in accepted):
+        if not all(kind in PLAIN or _is_settings(kind) for kind in accepted):
             continue
         if float in accepted:
             accepted = (*accepted, int)
-        if type(found) not in accepted:
-            wanted = " or ".join(kind.__name__ for kind in accepted)
-            raise InputError(
-                f"{name}.{field} is {found!r}, a {type(found).__name__}; expected "
-                f"{wanted.replace('NoneType', 'None')}"
-            )
+        built = tuple(kind for kind in accepted if _is_settings(kind))
+        if type(found) in accepted or isinstance(found, built):
+            continue
+        wanted = [f"@{k.__name__}()" if k in built else k.__name__ for k in accepted]
+        raise InputError(
+            f"{name}.{field} is {found!r}, a {type(found).__name__}; expected "
+            f"{' or '.join(wanted).replace('NoneType', 'None')}"
+        )
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

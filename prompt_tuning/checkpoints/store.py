@@ -74,7 +74,7 @@ class CheckpointStore:
           step: a checkpoint of the same step is replaced.
           trained: float32 arrays by slash-joined path.
           optimizer_state: any tree of arrays.
-          extra: JSON to hand back on loading: key data, example counter, fingerprint.
+          extra: JSON to hand back on loading: key data, example counter.
           metrics: measured at this step; `keep_best` chooses by one of them.
 
         Raises:

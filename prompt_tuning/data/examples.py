@@ -81,7 +81,7 @@ def load_examples(
     tokenizer: Tokenizer | None,
     vocabulary_size: int,
     maximum_length: int | None = None,
-    has_prompt: bool = True,
+    predicts_first_token: bool = True,
     use_token_type_ids: bool = True,
     prompt_loss_weight: float = 0.0,
     prompt_key: str | None = "prompt",
@@ -103,7 +103,7 @@ def load_examples(
       vocabulary_size: of the model; every id is below it.
       maximum_length: of inputs and of targets: the model's positions minus the prompt's
         vectors; None if there is no end.
-      has_prompt: whether a decoder-only model has prompt vectors before its text.
+      predicts_first_token: whether a prompt vector stands before a decoder-only row.
       use_token_type_ids: whether the types decide the weights; see `token_weights`.
       prompt_loss_weight: weight of type 0 where they do.
       prompt_key: of a `.jsonl` line; None where there is no given text.
@@ -126,7 +126,7 @@ def load_examples(
         reading, encode_pair = _encoder_decoder_reading(eos_id, bos_id), separate_pair
     else:
         reading = DecoderOnlyReading(
-            use_token_type_ids, prompt_loss_weight, has_prompt, bos_id
+            use_token_type_ids, prompt_loss_weight, predicts_first_token, bos_id
         )
         encode_pair = continued_pair
     if _suffix(files) != JSONL_SUFFIX:

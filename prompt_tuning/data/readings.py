@@ -117,13 +117,13 @@ class DecoderOnlyReading:
     Attributes:
       use_token_type_ids: whether the types decide the weights.
       prompt_loss_weight: weight of type 0 where they do.
-      has_prompt: whether prompt vectors stand before the row.
+      predicts_first_token: whether a prompt vector stands before the row.
       bos_id: the id of BOS, or None.
     """
 
     use_token_type_ids: bool
     prompt_loss_weight: float
-    has_prompt: bool
+    predicts_first_token: bool
     bos_id: int | None
 
     def survey(self, block: Block, place: Place) -> Spans:
@@ -167,7 +167,7 @@ class DecoderOnlyReading:
             use_token_type_ids=self.use_token_type_ids,
             prompt_loss_weight=self.prompt_loss_weight,
         )
-        if not self.has_prompt:
+        if not self.predicts_first_token:
             weights[:, :1] = 0
         elif self.bos_id is not None:
             weights[:, :1][input_ids[:, :1] == self.bos_id] = 0

@@ -71,7 +71,7 @@ def _outcome(logits: Array, normaliser: Array, targets: Array) -> TokenLoss:
 
 
 def _excess(logits: Array, normaliser: Array, targets: Array) -> Array:
-    """D nll / d logits: the softmax, less one at the target."""
+    """The gradient d nll / d logits: the softmax, less one at the target."""
     tokens = jnp.arange(logits.shape[-1])
     hit = (tokens == targets[..., None]).astype(logits.dtype)
     return jnp.exp(logits - normaliser[..., None]) - hit

@@ -174,10 +174,16 @@ def t5_config(
       encoder_layers: blocks of the encoder.
       vocabulary_size: `V`.
       version: "1.0" or "1.1".
-      **choices: any other field of `ModelConfig`.
+      **choices: any other field of `ModelConfig` that describes the checkpoint.
+
+    Raises:
+      InputError: for a version that is not known, and for what `Pretrained` chooses.
     """
     if version not in ("1.0", "1.1"):
         raise InputError(f"T5 version is {version!r}, expected '1.0' or '1.1'")
+    elsewhere = {"compute_dtype", "parameter_dtype", "dropout_rate"} & set(choices)
+    if elsewhere:
+        raise InputError(f"set Pretrained.{min(elsewhere)} in place of t5_config's")
     original = version == "1.0"
     return ModelConfig(
         **{

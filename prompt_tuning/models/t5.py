@@ -10,7 +10,7 @@ from prompt_tuning import masks
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.decoder_only import Decoder, DecoderFactory
+from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import dropout
 from prompt_tuning.models.parameters import named_key, optional_key
@@ -62,11 +62,10 @@ class EncoderDecoder(LanguageModel):
         config: ModelConfig,
         *,
         encoder: Callable[..., Encoder] = Encoder,
-        decoder: DecoderFactory = Decoder,
     ):
         super().__init__(key, config)
         self.encoder = encoder(named_key(key, "encoder"), config)
-        self.decoder = decoder(named_key(key, "decoder"), config, cross=True)
+        self.decoder = Decoder(named_key(key, "decoder"), config, cross=True)
 
     def encoder_decoder_mask(
         self, lengths: Int[Array, "B"], length: int

@@ -9,11 +9,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends one JSON object a line; a resumed run leaves no line twice.
-
-    Attributes:
-      writes_tensorboard: whether tensorboardX is installed.
-    """
+    """Appends one JSON object a line; a resumed run leaves no line twice."""
 
     def __init__(self, directory: Path, after_step: int):
         """Opens the log and drops the lines of steps past `after_step`."""
@@ -21,8 +17,7 @@ class MetricsLog:
         _drop_lines(self._path, after_step)
         self._lines = self._path.open("a")
         self._tensorboard = None
-        self.writes_tensorboard = importlib.util.find_spec("tensorboardX") is not None
-        if self.writes_tensorboard:
+        if importlib.util.find_spec("tensorboardX") is not None:
             from tensorboardX import SummaryWriter
 
             self._tensorboard = SummaryWriter(

@@ -196,19 +196,19 @@ def resume(
     )
 
 
-class stop_signals:
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
     """While entered, SIGTERM and SIGINT set an event in place of ending the process."""
-
-    def __enter__(self) -> threading.Event:
-        event = threading.Event()
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, lambda *_: event.set())
-        return event
-
-    def __exit__(self, *exception) -> None:
-        for number, handler in self._before.items():
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: event.set()) for number in numbers]
+    try:
+        yield event
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 
 
@@ -244,7 +244,8 @@ class _Loop:
             if self._due(done) or stop:
                 self._record(*pending)
                 pending = None
-                self._measure_and_save(done, state)
+                with self._meter.stopped():
+                    self._measure_and_save(done, state)
             if stop:
                 break
         if done < last:
@@ -346,10 +347,17 @@ def _every(step: int, period: int) -> bool:
 
 
 class _Meter:
-    """Tokens a second and padding between two lines of the log."""
+    """Tokens a second of training, and padding, between two lines of the log."""
 
     def __init__(self):
         self._started, self._real, self._all = time.monotonic(), 0.0, 0
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """While entered, time does not count."""
+        before = time.monotonic()
+        yield
+        self._started += time.monotonic() - before
 
     def count(self, batch: Batch) -> None:
         self._real += real_token_share(batch) * batch.tokens.size

@@ -30,7 +30,7 @@ def claim(
     known = directory / IDENTITY_FILE
     if known.exists():
         _check_config(directory, config)
-        _check_model(directory, json.loads(known.read_text()), frozen_model)
+        check_model(directory, frozen_model)
         return
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, expected a directory or nothing")
@@ -60,14 +60,22 @@ def _check_config(directory: Path, config: str) -> None:
 
 
 def _relevant(config: str) -> list[str]:
+    # gin breaks a long value off behind a backslash; put together it is one line.
     return [
         line
-        for line in config.splitlines()
+        for line in config.replace("\\\n", "").splitlines()
         if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
     ]
 
 
-def _check_model(directory: Path, known: dict[str, Any], frozen_model: str) -> None:
+def check_model(directory: Path, frozen_model: str) -> None:
+    """Compares a frozen model's fingerprint with that of the directory's run.
+
+    Raises:
+      InputError: if the run's model is another.
+    """
+    file = directory / IDENTITY_FILE
+    known = json.loads(file.read_text()) if file.exists() else {}
     if known.get("frozen_model") != frozen_model:
         raise InputError(
             f"{directory} belongs to a run with another frozen_model: found the "

@@ -12,6 +12,8 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import Run
+from prompt_tuning.training.run_directory import check_model
+from prompt_tuning.training.state import fingerprint
 
 
 def load_tuned(
@@ -34,13 +36,15 @@ def load_tuned(
     model = open_pretrained(
         run.model, prompt=run.prompt, prompting=run.prompting, key=key
     )
-    trained = {}
+    trained, parameters = {}, model.read_parameters()
     if prompt_file is not None:
         trained = {_prompt_path(model): read_prompt(prompt_file)}
-    elif run.prompt is not None:
+    elif run.prompt is not None and _prompt_paths(model):
         checkpoint = best_checkpoint(run)
         state = checkpoint_files.verify(checkpoint)
         trained = checkpoint_files.read_trained(checkpoint, state)
+        frozen = {p: leaf for p, leaf in parameters.items() if p not in trained}
+        check_model(Path(run.directory), fingerprint(frozen))
     for path, leaf in trained.items():
         known = model.plan.abstract.get(path)
         if known is None or known.shape != leaf.shape:
@@ -51,7 +55,7 @@ def load_tuned(
                 "another prompt length?"
             )
     tuned = {path: jnp.asarray(leaf) for path, leaf in trained.items()}
-    return model, model.read_parameters() | tuned
+    return model, parameters | tuned
 
 
 def best_checkpoint(run: Run) -> Path:
@@ -63,8 +67,13 @@ def best_checkpoint(run: Run) -> Path:
     return best_or_latest(Path(run.directory) / FOLDER)
 
 
+def _prompt_paths(model: PromptedModel) -> list[str]:
+    """Prompts that are parameters; a constant one has none, and no checkpoint."""
+    return [path for path in model.plan.abstract if "/prompt/" in path]
+
+
 def _prompt_path(model: PromptedModel) -> str:
-    paths = [path for path in model.plan.abstract if "/prompt/" in path]
+    paths = _prompt_paths(model)
     if len(paths) != 1:
         raise InputError(
             f"the model has the prompt parameters {paths}; a prompt file is for a "

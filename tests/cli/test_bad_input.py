@@ -5,6 +5,8 @@ Each test reads what the message says was found and expected.
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -356,3 +358,55 @@ def test_generation_that_cannot_be(run, options, found, capsys):
 def test_an_answer_that_would_not_fit_is_refused_before_training(refused):
     choices = {"Evaluation.exact_match": True, "Evaluation.new_tokens": 60}
     assert "60 new ones do not fit" in refused(**choices)
+
+
+def refused_without_type_checks(tmp_path: Path, binding: str) -> str:
+    """The message of a process of its own, where no hook checks argument types."""
+    arguments = ["train", "--gin_file", "runs/first_prompt.gin"]
+    macros = ("MODEL", "TRAIN_FILES", "EVALUATION_FILES")
+    arguments += [f"--gin.{name}='missing'" for name in macros]
+    arguments += [f"--gin.RUN_DIRECTORY='{tmp_path / 'run'}'", f"--gin.{binding}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "prompt_tuning", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert not (tmp_path / "run").exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        ("STPES=3", ("--gin.STPES is used by nothing", "STEPS")),
+        ("Run.keep_best=('loss', 'lowest')", ("Run.keep_best", "'min' or 'max'")),
+        ("Run.groups=@ParameterGroup()", ("Run.groups is no list",)),
+        ("Run.model=@Pretrained", ("Run.model", "expected @Pretrained()")),
+        ("ParameterGroup.optimizer=@adafactor", ("expected an optax", "@adafactor()")),
+        ("ParameterGroup.regexes='.*'", ("regexes is '.*'", "list of texts")),
+        ("adafactor.learning_rate='0.3'", ("learning_rate is '0.3'", "a number")),
+    ],
+)
+def test_a_value_that_is_not_what_it_should_be(binding, words, tmp_path):
+    message = refused_without_type_checks(tmp_path, binding)
+    assert all(word in message for word in words), message
+    assert "Traceback" not in message
+
+
+def test_prefix_attention_does_not_go_with_learning_given_tokens(
+    files, tmp_path, capsys
+):
+    macros = {"Prompting.prefix_attention": True, "DataSource.prompt_loss_weight": 1.0}
+    assert tune(files, tmp_path / "run", **macros) == 2
+    assert "would see their own targets" in capsys.readouterr().err
+
+
+def test_a_changed_model_is_not_used_with_a_runs_prompt(files, tmp_path, capsys):
+    assert tune(files, tmp_path / "run") == 0
+    record = tmp_path / "run" / "run.json"
+    record.write_text(json.dumps({"frozen_model": "another"}))
+    capsys.readouterr()
+    assert main(["generate", "--run", str(tmp_path / "run"), "a="]) == 2
+    assert "another frozen_model" in capsys.readouterr().err

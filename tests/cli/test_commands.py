@@ -242,8 +242,11 @@ MACROS = {
 @pytest.mark.parametrize(
     "file", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
-def test_every_shipped_config_builds_what_it_names(file):
-    macros = [f"{name} = {value!r}" for name, value in MACROS.items()]
+def test_every_shipped_config_builds_what_it_names(file, tmp_path):
+    # In a file, since a macro that nothing uses is an error on the command line.
+    macros = tmp_path / "macros.gin"
+    bound = [f"{name} = {value!r}\n" for name, value in MACROS.items()]
+    macros.write_text("".join(bound))
     # What the parts that a run is put together of leave to each other.
     rest = ["Run.directory = 'run'", "Run.model = @Pretrained()"]
     rest += ["Pretrained.checkpoint = 'model'"]
@@ -251,8 +254,34 @@ def test_every_shipped_config_builds_what_it_names(file):
         sizes = ("layers", "width", "feed_forward_width", "heads")
         rest += [f"t5_config.{size} = 1" for size in sizes]
     name = str(file.relative_to(configuration.CONFIG_FOLDERS[1]))
-    run = configuration.read_run([name], [*macros, *rest])
+    run = configuration.read_run([name, str(macros)], rest)
     if run.prompt is not None and run.prompt.keywords:
         assert callable(run.prompt.keywords["initializer"].scoped_configurable_fn())
     if file.parent.name == "runs":
         assert run.groups
+
+
+def test_an_inference_only_prompt_generates_what_the_tuned_one_does(
+    files, run, tmp_path, capsys
+):
+    np.save(tmp_path / "prompt.npy", read_prompt(run))
+    constant = output(
+        capsys,
+        "generate",
+        "--gin_file=models/checkpoint.gin",
+        "--gin_file=prompts/inference_only.gin",
+        f"--gin.MODEL={str(files.decoder)!r}",
+        f"--gin.PROMPT_FILE={str(tmp_path / 'prompt.npy')!r}",
+        f"--gin.PROMPT_LENGTH={LENGTH}",
+        "--gin.Run.directory='nowhere'",
+        "--new_tokens=9",
+        "hello=",
+    )
+    tuned = output(capsys, "generate", "--run", run, "--new_tokens=9", "hello=")
+    assert constant == tuned
+
+
+def test_a_run_directory_with_a_long_path_may_be_moved(files, tmp_path):
+    long = tmp_path / "a-long-name" / ("directory-" * 9)
+    assert tune(files, long) == 0
+    assert tune(files, long.rename(tmp_path / "moved")) == 0

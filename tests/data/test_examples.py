@@ -59,7 +59,7 @@ def test_a_first_token_that_nothing_predicts_carries_no_weight(tmp_path):
     path = write(tmp_path / "a.hdf5", [[9, 5, 6]])
     prompted = load(path, use_token_type_ids=False)
     assert prompted[0].weights.tolist() == [1, 1, 1]
-    bare = load(path, use_token_type_ids=False, has_prompt=False)
+    bare = load(path, use_token_type_ids=False, predicts_first_token=False)
     assert bare[0].weights.tolist() == [0, 1, 1]
     after_bos = load(path, use_token_type_ids=False, bos_id=9)
     assert after_bos[0].weights.tolist() == [0, 1, 1]
@@ -206,7 +206,12 @@ BAD_ROWS = [
     ([[9, 5], [9, 5]], [[0, 1], [0, 0]], {}, "row 1: no token carries weight"),
     ([[9, 5], [9, 5]], [[0, 1], [2, 2]], {}, "row 1: no token carries weight"),
     ([[9, 5]], [[1, 0]], {"bos_id": 9}, "row 0: no token carries weight"),
-    ([[9, 5]], [[1, 0]], {"has_prompt": False}, "row 0: no token carries weight"),
+    (
+        [[9, 5]],
+        [[1, 0]],
+        {"predicts_first_token": False},
+        "row 0: no token carries weight",
+    ),
     ([[9, 5]], None, {}, "row 0: use_token_type_ids is set, but the data has no"),
     ([[9, 5]], [[0, 1]], {"prompt_loss_weight": -1.0}, "prompt_loss_weight is -1"),
     (

@@ -8,6 +8,7 @@ from prompt_tuning.data.tokenizers import load_tokenizer
 from prompt_tuning.decoding.texts import continuation_text, continue_all
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.models.prompted import Prompting
 from prompt_tuning.pretrained import PromptedModel
 from tests.dummies import GPT2, P, prompted, unprompted
 from tests.shared_data import SHARED, needs_shared
@@ -24,7 +25,9 @@ def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Para
     name = "position_embedder/embedding"
     table = parameters[name][:positions]
     plan = mock.Mock(spec=RestorePlan)
-    model = PromptedModel(config, graph, P if prompt else 0, None, plan, dict)
+    model = PromptedModel(
+        config, graph, P if prompt else 0, Prompting(), None, plan, dict
+    )
     return model, parameters | {name: table}
 
 

@@ -315,3 +315,22 @@ def test_every_parameter_names_an_axis_for_each_dimension(family):
         assert len(names) == len(shape), path
         for name, size in zip(names, shape, strict=True):
             assert sizes.get(name, size) == size, path
+
+
+@pytest.mark.parametrize("placement", ["prefix", "after_bos", "suffix"])
+def test_no_token_is_predicted_where_it_is_read(placement):
+    # Token 0 has a state of its own before it only if the prompt stands first.
+    first = 0 if placement == "prefix" else 1
+    graph, parameters = dummies.prompted(
+        dummies.LLAMA, prompting=Prompting(placement=placement)
+    )
+    batch = dummies.make_batch(dummies.LLAMA, [((1, 2, 3), (4, 5, 6))])
+    positions = np.arange(first, 6, dtype=np.int32)[None]
+    batch = dataclasses.replace(batch, loss_positions=positions)
+    before = logits(parameters, batch, graph=graph)
+    for place, position in enumerate(positions[0]):
+        tokens = batch.tokens.copy()
+        tokens[0, position] = 9
+        changed = dataclasses.replace(batch, tokens=tokens)
+        after = logits(parameters, changed, graph=graph)
+        np.testing.assert_array_equal(after[0, place], before[0, place])
