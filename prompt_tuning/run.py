@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from prompt_tuning.data.examples import Examples, load_examples
+from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.prompted import Prompting
 from prompt_tuning.optim import ParameterGroup
@@ -76,6 +77,37 @@ class DataSource:
             maximum_examples=self.maximum_examples,
             bos_id=model.config.bos_id,
             eos_id=model.config.eos_id,
+        )
+
+    def plan(
+        self,
+        model: PromptedModel,
+        examples: Examples,
+        *,
+        seed: int = 0,
+        shuffle: bool,
+        accumulate: int = 1,
+    ) -> BatchPlan:
+        """The order of batches: shuffled to train on, one pass to measure.
+
+        Args:
+          model: gives the positions there are.
+          examples: what `load` gave.
+          seed: of the order.
+          shuffle: whether to shuffle; unshuffled, no batch exceeds the examples.
+          accumulate: micro-batches of a batch.
+        """
+        size = self.batch_size if shuffle else min(self.batch_size, len(examples))
+        return BatchPlan(
+            examples.input_lengths,
+            examples.target_lengths,
+            examples.weight_counts,
+            batch_size=size,
+            seed=seed,
+            shuffle=shuffle,
+            same_tokens=model.config.architecture == "decoder_only",
+            maximum_length=model.maximum_length,
+            accumulate=accumulate,
         )
 
 

@@ -18,7 +18,6 @@ from rich.console import Console
 from prompt_tuning import configuration
 from prompt_tuning.cli.main import set_up_process
 from prompt_tuning.data.batches import build_batch
-from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import DataSource, Run
 from prompt_tuning.training.loop import prepare, train
@@ -68,15 +67,7 @@ def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
     """Mean nats over whole questions, and over the first tokens of each."""
     model, parameters = load_tuned(run)
     examples = data.load(model)
-    plan = BatchPlan(
-        examples.input_lengths,
-        examples.target_lengths,
-        examples.weight_counts,
-        batch_size=data.batch_size,
-        seed=0,
-        shuffle=False,
-        same_tokens=True,
-    )
+    plan = data.plan(model, examples, shuffle=False)
     sums = np.zeros(4)
     losses = compiled_losses(model)
     for planned in plan.one_pass():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from prompt_tuning.data.tokenizers import Tokenizer
+from prompt_tuning.data.tokenizers import Tokenizer, given_ids
 from prompt_tuning.decoding.generate import continue_rows, pad_rows, strip_end
 from prompt_tuning.decoding.sampling import Sampler, greedy
 from prompt_tuning.errors import InputError
@@ -153,10 +153,8 @@ def continuation_text(
 def given_row(model: PromptedModel, text: str) -> list[int]:
     """The ids of a given text as training sees them: BOS first, or EOS last."""
     tokenizer = model.needed_tokenizer()
+    if model.config.architecture == "decoder_only":
+        return given_ids(tokenizer, text)
     ids = tokenizer.encode(text)
-    if model.config.architecture == "encoder_decoder":
-        eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
-        return ids if eos is None else [*ids, eos]
-    if tokenizer.add_bos and tokenizer.bos_id is not None:
-        ids = [tokenizer.bos_id, *ids]
-    return ids
+    eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+    return ids if eos is None else [*ids, eos]

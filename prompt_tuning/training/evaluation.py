@@ -4,7 +4,6 @@ import jax
 import numpy as np
 
 from prompt_tuning.data.batches import stream_batches
-from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.data.readings import Example
 from prompt_tuning.decoding.generate import strip_end
 from prompt_tuning.decoding.texts import check_rows, continue_all
@@ -29,17 +28,12 @@ class Evaluator:
         """
         self._model, self._evaluation = model, evaluation
         self._examples = evaluation.data.load(model)
-        self._plan = BatchPlan(
-            self._examples.input_lengths,
-            self._examples.target_lengths,
-            self._examples.weight_counts,
-            batch_size=min(evaluation.data.batch_size, len(self._examples)),
-            seed=0,
-            shuffle=False,
-            maximum_length=model.maximum_length,
-            same_tokens=model.config.architecture == "decoder_only",
-        )
+        self._plan = evaluation.data.plan(model, self._examples, shuffle=False)
         self._labels = self._encode_labels()
+        asked = self._examples if evaluation.exact_match or self._labels else ()
+        pairs = [(given(x, model), completion(x, model)) for x in asked]
+        self._given = [row for row, _ in pairs]
+        self._wanted = [row for _, row in pairs]
         self._gold = self._gold_labels() if self._labels else []
         self._check_room()
 
@@ -74,17 +68,12 @@ class Evaluator:
 
     def _check_room(self) -> None:
         """Refuses rows that an answer does not fit behind, before anything runs."""
-        if not (self._evaluation.exact_match or self._labels):
-            return
-        rows = [given(example, self._model) for example in self._all()]
         if self._labels:
             longest = max(len(label) for label in self._labels)
-            check_rows(self._model, rows, longest + int(self._evaluation.data.add_eos))
+            room = longest + int(self._evaluation.data.add_eos)
+            check_rows(self._model, self._given, room)
         if self._evaluation.exact_match:
-            check_rows(self._model, rows, self._evaluation.new_tokens)
-
-    def _all(self) -> list[Example]:
-        return [self._examples[index] for index in range(len(self._examples))]
+            check_rows(self._model, self._given, self._evaluation.new_tokens)
 
     def _token_metrics(self, parameters: Parameters) -> dict[str, float]:
         total = np.zeros(len(Sums._fields))
@@ -102,23 +91,22 @@ class Evaluator:
         return {"loss": loss / weight, "accuracy": correct / weight}
 
     def _exact_match(self, parameters: Parameters) -> float:
-        examples = self._all()
         made = continue_all(
             self._model,
             parameters,
-            [given(example, self._model) for example in examples],
+            self._given,
             new_tokens=self._evaluation.new_tokens,
             batch_size=self._evaluation.data.batch_size,
         )
-        wanted = [completion(example, self._model) for example in examples]
-        return float(np.mean([a == b for a, b in zip(made, wanted, strict=True)]))
+        right = [a == b for a, b in zip(made, self._wanted, strict=True)]
+        return float(np.mean(right))
 
     def _label_accuracy(self, parameters: Parameters) -> float:
         assert self._labels is not None
         scores = rank_labels(
             self._model,
             parameters,
-            [given(example, self._model) for example in self._all()],
+            self._given,
             self._labels,
             add_eos=self._evaluation.data.add_eos,
             batch_size=self._evaluation.data.batch_size,
@@ -146,8 +134,7 @@ class Evaluator:
     def _gold_labels(self) -> list[int]:
         assert self._labels is not None
         gold = []
-        for index, example in enumerate(self._all()):
-            ids = completion(example, self._model)
+        for index, ids in enumerate(self._wanted):
             if ids not in self._labels:
                 text = self._model.needed_tokenizer().decode(ids)
                 raise InputError(

@@ -97,15 +97,8 @@ def prepare(run: Run) -> Training:
     labels = optim.label(model.plan.abstract, run.groups)
     optimizer = optim.group_optimizer(run.groups, labels)
     examples = run.data.load(model)
-    plan = BatchPlan(
-        examples.input_lengths,
-        examples.target_lengths,
-        examples.weight_counts,
-        batch_size=run.data.batch_size,
-        maximum_length=model.maximum_length,
-        accumulate=run.accumulate,
-        seed=run.seed,
-        same_tokens=model.config.architecture == "decoder_only",
+    plan = run.data.plan(
+        model, examples, seed=run.seed, shuffle=True, accumulate=run.accumulate
     )
     evaluator = Evaluator(model, run.evaluation) if run.evaluation else None
     if evaluator is not None and run.keep_best is not None:

@@ -4,23 +4,10 @@ import numpy as np
 import pytest
 
 from prompt_tuning.models.attention import rotary_frequencies
-from prompt_tuning.models.config import ModelConfig, RotaryScaling
+from prompt_tuning.models.config import RotaryScaling
+from tests.dummies import LLAMA
 
-CONFIG = ModelConfig(
-    architecture="decoder_only",
-    vocabulary_size=8,
-    width=128,
-    feed_forward_width=8,
-    layers=1,
-    heads=4,
-    key_value_heads=4,
-    head_width=32,
-    norm="rms",
-    positions="rotary",
-    activation="silu",
-    gated=True,
-    tied_head=True,
-)
+CONFIG = dataclasses.replace(LLAMA, head_width=32)
 
 # Every third inv_freq of transformers 5.23 LlamaRotaryEmbedding for these settings.
 LLAMA3 = [1.0, 8.539710193872452e-2, 7.29266507551074e-3]
