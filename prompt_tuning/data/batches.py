@@ -34,7 +34,12 @@ class Batch:
         a row has fewer.
       loss_weights: their weights, float32 `[B, m]`, 0 where a row has fewer.
       prefix_lengths: given tokens of each row (BOS included) before its first
-        completion token, int32 `[B]`; 0 in an encoder-decoder batch.
+        completion token, int32 `[B]`; 0 in an encoder-decoder batch and in packed rows.
+      segment_ids: where a decoder-only row holds several examples one after the other,
+        the number of each token's example, from 1, and 0 for padding, int32 `[B, T]`;
+        None where each row is one example.
+      prompt_ids: which of the `N` prompts each row has, int32 `[B]`; None where there
+        is one, or where the rows are grouped by prompt, `B / N` of each.
     """
 
     tokens: Any
@@ -43,6 +48,8 @@ class Batch:
     loss_positions: Any
     loss_weights: Any
     prefix_lengths: Any
+    segment_ids: Any = None
+    prompt_ids: Any = None
 
 
 def build_batch(
