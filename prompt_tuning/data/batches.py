@@ -55,31 +55,50 @@ class Batch:
 def build_batch(
     examples: Examples | Sequence[Example], planned: PlannedBatch, pad_id: int
 ) -> Batch:
-    """Reads the planned rows and pads them; filling rows carry no weight."""
-    count = len(planned.rows)
+    """Reads the planned rows and pads them; filling rows carry no weight.
+
+    In a packed batch `segment_ids` tell the examples of a row apart, and positions of
+    the loss count from the row's start.
+    """
+    count, packed = len(planned.rows), planned.rows.ndim == 2
+    tokens = np.full((count, planned.input_length), pad_id, np.int32)
     batch = Batch(
-        tokens=np.full((count, planned.input_length), pad_id, np.int32),
+        tokens=tokens,
         lengths=np.ones(count, np.int32),
         targets=np.full((count, planned.target_length), pad_id, np.int32),
         loss_positions=np.zeros((count, planned.positions), np.int32),
         loss_weights=np.zeros((count, planned.positions), np.float32),
         prefix_lengths=np.zeros(count, np.int32),
+        segment_ids=np.zeros_like(tokens) if packed else None,
     )
-    for place, row in enumerate(planned.rows.tolist()):
-        if row != FILLING:
-            _fill_row(batch, place, examples[row])
+    for place, row in enumerate(planned.rows.reshape(count, -1).tolist()):
+        found = [examples[number] for number in row if number != FILLING]
+        if found:
+            _fill_row(batch, place, found)
+        if found and packed:
+            _number_segments(batch.segment_ids[place], found)
+        elif found:
+            batch.prefix_lengths[place] = found[0].prefix_length
     return batch
 
 
-def _fill_row(batch: Batch, place: int, example: Example) -> None:
-    length = len(example.inputs)
-    batch.tokens[place, :length] = example.inputs
-    batch.lengths[place] = length
-    batch.targets[place, : len(example.targets)] = example.targets
-    positions = np.flatnonzero(example.weights)
+def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
+    """Writes examples into a row, one after the other."""
+    inputs = np.concatenate([example.inputs for example in found])
+    targets = np.concatenate([example.targets for example in found])
+    weights = np.concatenate([example.weights for example in found])
+    batch.tokens[place, : len(inputs)] = inputs
+    batch.lengths[place] = len(inputs)
+    batch.targets[place, : len(targets)] = targets
+    positions = np.flatnonzero(weights)
     batch.loss_positions[place, : len(positions)] = positions
-    batch.loss_weights[place, : len(positions)] = example.weights[positions]
-    batch.prefix_lengths[place] = example.prefix_length
+    batch.loss_weights[place, : len(positions)] = weights[positions]
+
+
+def _number_segments(segment_ids: np.ndarray, found: Sequence[Example]) -> None:
+    numbers = np.arange(1, len(found) + 1)
+    of_tokens = np.repeat(numbers, [len(example.inputs) for example in found])
+    segment_ids[: len(of_tokens)] = of_tokens
 
 
 def stream_batches(

@@ -1,46 +1,45 @@
-"""Which rows make which batch: a plan that every process computes alike.
+"""Which examples make which batch: a plan that every process computes alike.
 
 The plan follows from the length table, the seed and the index of a batch alone: no
 process tells another anything, and a run that resumes goes on at its index.
 """
 
+import abc
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from prompt_tuning.data.buckets import bucket_of, choose_tops, holds_all
 from prompt_tuning.errors import InputError
 
-LENGTH_BUCKETS = (
-    *(16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
-    *(3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768),
-)
-"""Powers of two and the middles between them: at most a third of a row is padding,
-beyond the first few."""
-
-MULTIPLE = 8
-"""Lengths and counts are rounded up to it, the tile that accelerators work in."""
-
 FILLING = -1
-"""Stands for no row, where the last batch of an epoch has too few."""
+"""Stands for no example, where the last batch of an epoch has too few."""
+
+TOKEN_COST, TARGET_COST = 4, 1
+"""What a token and a target that carries weight cost in a decoder-only model, for the
+choice of buckets: the head takes between half (GPT-2 small) and a fifteenth (Llama 8B)
+of the time of the blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedBatch:
-    """The rows of one batch that this process reads, and the shape they are padded to.
+    """The examples of one batch that this process reads, and the shape they go into.
 
     Attributes:
-      rows: example numbers, `[A * B]` (`A` micro-batches of `B` rows, this process's
-        share of each, one after the other); `FILLING` (-1) where there is none.
+      rows: the example of each row, `[A * B]` (`A` micro-batches of `B` rows, this
+        process's share of each, one after the other); `FILLING` (-1) where there is
+        none. In a packed batch `[A * B, k]`: each row's examples, which stand one after
+        the other without a gap.
       input_length: `T`.
       target_length: `U`.
       positions: `m`, room for the targets of a row that carry weight.
     """
 
-    rows: Int64[np.ndarray, "R"]
+    rows: Int64[np.ndarray, "R"] | Int64[np.ndarray, "R k"]
     input_length: int
     target_length: int
     positions: int
@@ -54,95 +53,125 @@ class BatchShape(NamedTuple):
     positions: int
 
 
-class _Epoch(NamedTuple):
-    """All batches of one epoch: `rows [n, A * B]` and the bucket of each, `[n]`."""
+class Epoch(NamedTuple):
+    """All batches of one epoch, in order: the rows of each, and their shape."""
 
-    rows: Int64[np.ndarray, "n R"]
-    buckets: Int64[np.ndarray, "n"]
+    rows: list[np.ndarray]
+    shapes: list[BatchShape]
+
+    def reordered(self, order: Int64[np.ndarray, "n"]) -> "Epoch":
+        """The same batches in another order."""
+        return Epoch([self.rows[i] for i in order], [self.shapes[i] for i in order])
 
 
-class BatchPlan:
-    """Batches of rows of like length, every row once in each epoch.
-
-    Rows are put in buckets by input length. A bucket's rows that do not fill a batch go
-    up into the next bucket; the last batch of the highest is filled with `FILLING`.
-    Batches of one bucket all have one shape, so a step compiles once for each bucket.
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """How a batch is cut: in micro-batches, and each of these among processes.
 
     Attributes:
-      batch_size: rows of a micro-batch, over all processes.
-      accumulate: micro-batches of a batch, all of one bucket.
-      batches_per_epoch: batches that hold every row once.
+      accumulate: `A`, micro-batches of a batch, all of one shape.
+      process_index: which share of each micro-batch this process reads.
+      process_count: among how many processes the rows of one are shared.
+
+    Raises:
+      InputError: if a number is out of range.
     """
 
-    def __init__(
-        self,
-        input_lengths: Integer[np.ndarray, "E"],
-        target_lengths: Integer[np.ndarray, "E"],
-        weight_counts: Integer[np.ndarray, "E"],
-        *,
-        batch_size: int,
-        seed: int,
-        shuffle: bool = True,
-        same_tokens: bool,
-        length_buckets: Sequence[int] = LENGTH_BUCKETS,
-        maximum_length: int | None = None,
-        accumulate: int = 1,
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        """Sorts the rows into buckets.
+    accumulate: int = 1
+    process_index: int = 0
+    process_count: int = 1
 
-        Args:
-          input_lengths: of each example; see `Examples`.
-          target_lengths: of each example.
-          weight_counts: targets of each example whose weight is not zero.
-          batch_size: rows of a micro-batch, over all processes.
-          seed: of the order.
-          shuffle: whether each epoch has an order of its own.
-          same_tokens: whether inputs and targets are the same row (decoder-only), so
-            that both are padded alike.
-          length_buckets: increasing lengths to pad to; those beyond the longest row
-            are replaced by its length, rounded up to a multiple of 8.
-          maximum_length: no row is padded beyond it: the model's positions minus the
-            prompt's vectors.
-          accumulate: `A`, micro-batches of a batch.
-          process_index: which share of each micro-batch this process reads.
-          process_count: among how many processes the rows of one are shared.
+    def __post_init__(self):
+        if self.accumulate < 1:
+            raise InputError(f"accumulate is {self.accumulate}, expected at least 1")
+        if not 0 <= self.process_index < self.process_count:
+            raise InputError(
+                f"process {self.process_index} of {self.process_count}: expected an "
+                "index from 0 to one less than the count"
+            )
+
+    def even(self, rows: int) -> int:
+        """So many rows or fewer, that all processes can share; at least one each."""
+        return max(rows // self.process_count, 1) * self.process_count
+
+    def mine(self, rows: np.ndarray) -> np.ndarray:
+        """This process's rows of a whole batch's, micro-batch after micro-batch."""
+        cut = rows.reshape(self.accumulate, self.process_count, -1, *rows.shape[1:])
+        return cut[:, self.process_index].reshape(-1, *rows.shape[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSize:
+    """How many rows a micro-batch has, over all processes.
+
+    Attributes:
+      rows: of every micro-batch; None where `tokens` says it.
+      tokens: as many rows as have so many tokens, padding included; None if `rows`.
+
+    Raises:
+      InputError: unless one of the two is given, and is 1 or more.
+    """
+
+    rows: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self):
+        if (self.rows is None) == (self.tokens is None):
+            raise InputError("expected either batch_size or batch_tokens")
+        for name, size in (("batch_size", self.rows), ("batch_tokens", self.tokens)):
+            if size is not None and size < 1:
+                raise InputError(f"{name} is {size}, expected at least 1")
+
+    def limit(self, row_tokens: int, process_count: int) -> int:
+        """Most rows of a micro-batch whose rows have so many tokens.
 
         Raises:
-          InputError: if there is no row, or an argument is out of range.
+          InputError: if there is not a row for each process, or rows cannot be shared.
         """
-        _check_arguments(batch_size, accumulate, process_index, process_count)
-        _check_lengths(input_lengths)
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self._seed = seed
-        self._shuffle = shuffle
-        self._process = process_index, process_count
-        self._rows_per_batch = accumulate * batch_size
-        self.batches_per_epoch = -(-len(input_lengths) // self._rows_per_batch)
-        tops = bucket_tops(length_buckets, int(input_lengths.max()), maximum_length)
-        bucket_of_row = np.searchsorted(tops, input_lengths)
-        used = np.unique(bucket_of_row)
-        self._members = [np.flatnonzero(bucket_of_row == bucket) for bucket in used]
-        highest = _highest_by_bucket(
-            np.stack([target_lengths, weight_counts]),
-            self._members,
-            self._rows_per_batch,
-        )
-        end = int(np.iinfo(np.int64).max) if maximum_length is None else maximum_length
-        self._shapes = []
-        for top, (targets, weights) in zip(tops[used].tolist(), highest, strict=True):
-            length = top if same_tokens else min(round_up(targets), end)
-            shape = BatchShape(top, length, min(round_up(weights), length))
-            self._shapes.append(shape)
+        if self.tokens is None:
+            assert self.rows is not None
+            if self.rows % process_count:
+                raise InputError(
+                    f"batch_size is {self.rows}, expected a multiple of "
+                    f"{process_count}, the number of processes that share each batch"
+                )
+            return self.rows
+        if self.tokens < row_tokens * process_count:
+            raise InputError(
+                f"batch_tokens is {self.tokens}, but a batch of the longest examples "
+                f"has {row_tokens * process_count} tokens ({process_count} of "
+                f"{row_tokens}): expected at least so many, or a maximum length"
+            )
+        return self.tokens // row_tokens // process_count * process_count
+
+
+class BatchPlan(abc.ABC):
+    """Batches in an order in which every example comes once in each epoch.
+
+    Attributes:
+      examples: how many there are.
+      accumulate: micro-batches of a batch, all of one shape.
+    """
+
+    def __init__(self, examples: int, seed: int, shuffle: bool, sharing: Sharing):
+        self.examples = examples
+        self.accumulate = sharing.accumulate
+        self._seed, self._shuffle, self._sharing = seed, shuffle, sharing
         # A reader that runs ahead asks for the next epoch before the last is done with.
-        self._epoch = functools.lru_cache(maxsize=2)(self._compute_epoch)
+        self._epoch = functools.lru_cache(maxsize=2)(self._seeded_epoch)
+
+    @abc.abstractmethod
+    def _compute_epoch(self, random: np.random.Generator) -> Epoch:
+        """The batches of an epoch; their number does not depend on `random`."""
+
+    @functools.cached_property
+    def batches_per_epoch(self) -> int:
+        """Batches that hold every example once."""
+        return len(self._epoch(0).rows)
 
     def shapes(self) -> list[BatchShape]:
         """The distinct shapes that batches have, shortest first."""
-        used = np.unique(self._epoch(0).buckets)
-        return list(dict.fromkeys(self._shapes[bucket] for bucket in used))
+        return sorted(set(self._epoch(0).shapes))
 
     def batch(self, index: int) -> PlannedBatch:
         """This process's share of batch `index`, 0 or more; epochs follow each other.
@@ -154,116 +183,193 @@ class BatchPlan:
             raise IndexError(f"batch {index}, expected 0 or more")
         number, place = divmod(index, self.batches_per_epoch)
         epoch = self._epoch(number)
-        index_here, count = self._process
-        share = self.batch_size // count
-        rows = epoch.rows[place].reshape(self.accumulate, self.batch_size)
-        mine = rows[:, index_here * share : (index_here + 1) * share]
-        return PlannedBatch(mine.reshape(-1), *self._shapes[epoch.buckets[place]])
+        return PlannedBatch(self._sharing.mine(epoch.rows[place]), *epoch.shapes[place])
 
     def one_pass(self) -> Iterator[PlannedBatch]:
-        """The batches of the first epoch: every row once."""
+        """The batches of the first epoch: every example once."""
         return map(self.batch, range(self.batches_per_epoch))
 
-    def _compute_epoch(self, number: int) -> _Epoch:
-        random = np.random.default_rng([self._seed, number])
-        batches, buckets = [], []
-        left = np.empty(0, np.int64)
-        for bucket, members in enumerate(self._members):
-            ordered = random.permutation(members) if self._shuffle else members
-            rows = np.concatenate([left, ordered])
-            full = len(rows) // self._rows_per_batch * self._rows_per_batch
-            batches.append(rows[:full].reshape(-1, self._rows_per_batch))
-            buckets += [bucket] * len(batches[-1])
-            left = rows[full:]
-        if left.size:
-            missing = self._rows_per_batch - len(left)
-            filled = np.pad(left, (0, missing), constant_values=FILLING)
-            batches.append(filled[None])
-            buckets.append(len(self._members) - 1)
-        order = np.arange(len(buckets))
-        if self._shuffle:
-            order = random.permutation(order)
-        return _Epoch(np.concatenate(batches)[order], np.array(buckets)[order])
+    def examples_before(self, index: int) -> int:
+        """How many examples all processes have met before batch `index`."""
+        number, place = divmod(index, self.batches_per_epoch)
+        met = self._epoch(number).rows[:place]
+        return number * self.examples + sum(int((rows >= 0).sum()) for rows in met)
+
+    def _seeded_epoch(self, number: int) -> Epoch:
+        return self._compute_epoch(np.random.default_rng([self._seed, number]))
 
 
-def bucket_tops(
-    length_buckets: Sequence[int], longest: int, maximum_length: int | None = None
-) -> Int64[np.ndarray, "buckets"]:
-    """The lengths that rows are padded to, the last of which holds the longest row.
+class _Bucket(NamedTuple):
+    """Examples of like length.
+
+    Attributes:
+      members: their numbers.
+      shape: what they are padded to.
+      batch_rows: rows of a batch, over all micro-batches and processes.
+      above: the bucket that gets those that do not fill a batch; None for the last.
+    """
+
+    members: Int64[np.ndarray, "_"]
+    shape: BatchShape
+    batch_rows: int
+    above: int | None
+
+
+class BucketPlan(BatchPlan):
+    """Batches of examples of like length, one in each row.
+
+    Buckets are pairs of lengths, chosen from the table; see `buckets.choose_tops`. In
+    an encoder-decoder they are of the input and of the target, which are so padded
+    apart; in a decoder-only model of the row, and of the targets in it that carry
+    weight. There are at most `buckets` of them, and no more than batches.
+
+    What does not fill a batch goes up into the cheapest bucket that both its lengths
+    fit in, so every batch is full but for the last of the highest, which is filled with
+    `FILLING`. A bucket that is too thin for a batch is thereby merged into the one
+    above, and a step compiles at most once for each bucket.
+    """
+
+    def __init__(
+        self,
+        input_lengths: Integer[np.ndarray, "E"],
+        target_lengths: Integer[np.ndarray, "E"],
+        weight_counts: Integer[np.ndarray, "E"],
+        *,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        seed: int,
+        shuffle: bool = True,
+        same_tokens: bool,
+        buckets: int = 8,
+        maximum_length: int | None = None,
+        accumulate: int = 1,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        """Sorts the examples into buckets.
+
+        Args:
+          input_lengths: of each example; see `Examples`.
+          target_lengths: of each example.
+          weight_counts: targets of each example whose weight is not zero.
+          batch_size: rows of a micro-batch, over all processes.
+          batch_tokens: in its place, most tokens of one, padding included (inputs and
+            in an encoder-decoder targets): short examples come in larger batches, and
+            in smaller ones where there are too few to fill one.
+          seed: of the order.
+          shuffle: whether each epoch has an order of its own. Without it batches may
+            be smaller than `batch_size`, so that little is filled.
+          same_tokens: whether inputs and targets are the same row (decoder-only), so
+            that both are padded alike.
+          buckets: most shapes of batches.
+          maximum_length: no row is padded beyond it: the model's positions minus the
+            prompt's vectors.
+          accumulate: `A`, micro-batches of a batch.
+          process_index: which share of each micro-batch this process reads.
+          process_count: among how many processes the rows of one are shared.
+
+        Raises:
+          InputError: if there is no example, or an argument is out of range.
+        """
+        check_lengths(input_lengths, maximum_length)
+        if buckets < 1:
+            raise InputError(f"buckets is {buckets}, expected at least 1")
+        sharing = Sharing(accumulate, process_index, process_count)
+        super().__init__(len(input_lengths), seed, shuffle, sharing)
+        self._size = BatchSize(batch_size, batch_tokens)
+        self._same_tokens = same_tokens
+        second = weight_counts if same_tokens else target_lengths
+        lengths = np.stack([input_lengths, second], axis=1)
+        rows = self._limit(holds_all(lengths, maximum_length)) * accumulate
+        tops = choose_tops(
+            lengths,
+            count=min(buckets, -(-len(lengths) // rows)),
+            costs=(TOKEN_COST, TARGET_COST) if same_tokens else (1, 1),
+            maximum_length=maximum_length,
+        )
+        self._buckets = self._make_buckets(tops, bucket_of(lengths, tops))
+
+    def _limit(self, top: list[int]) -> int:
+        """Most rows of a micro-batch of a bucket."""
+        tokens = top[0] if self._same_tokens else sum(top)
+        return self._size.limit(tokens, self._sharing.process_count)
+
+    def _make_buckets(
+        self, tops: Int64[np.ndarray, "b 2"], bucket_of_example: Int64[np.ndarray, "E"]
+    ) -> list[_Bucket]:
+        found, received = [], np.zeros(len(tops), np.int64)
+        for number, top in enumerate(tops.tolist()):
+            members = np.flatnonzero(bucket_of_example == number)
+            above = _first_that_holds(tops, number)
+            count = int(received[number]) + len(members)
+            rows = self.accumulate * self._rows(top, count)
+            if above is not None:
+                received[above] += count % rows
+            found.append(_Bucket(members, self._shape(top), rows, above))
+        return found
+
+    def _rows(self, top: list[int], count: int) -> int:
+        """Rows of a micro-batch of a bucket that gets `count` examples in an epoch.
+
+        To train on a fixed number of rows, that number; else no more than there are.
+        """
+        limit = self._limit(top)
+        if self._shuffle and self._size.tokens is None:
+            return limit
+        return min(limit, self._sharing.even(count // self.accumulate))
+
+    def _shape(self, top: list[int]) -> BatchShape:
+        inputs, second = top
+        if self._same_tokens:
+            return BatchShape(inputs, inputs, min(second, inputs))
+        return BatchShape(inputs, second, second)
+
+    def _compute_epoch(self, random: np.random.Generator) -> Epoch:
+        batches, shapes = [], []
+        waiting: list[list[np.ndarray]] = [[] for _ in self._buckets]
+        for bucket, left in zip(self._buckets, waiting, strict=True):
+            members = bucket.members
+            own = random.permutation(members) if self._shuffle else members
+            rows = np.concatenate([*left, own])
+            if bucket.above is None:
+                missing = -len(rows) % bucket.batch_rows
+                rows = np.pad(rows, (0, missing), constant_values=FILLING)
+            full = len(rows) // bucket.batch_rows * bucket.batch_rows
+            cut = rows[:full].reshape(-1, bucket.batch_rows)
+            batches += list(cut)
+            shapes += [bucket.shape] * len(cut)
+            if bucket.above is not None:
+                waiting[bucket.above].append(rows[full:])
+        epoch = Epoch(batches, shapes)
+        if not self._shuffle:
+            return epoch
+        return epoch.reordered(random.permutation(len(batches)))
+
+
+def _first_that_holds(tops: Int64[np.ndarray, "b 2"], number: int) -> int | None:
+    """The next of `tops` that bucket `number` fits in; None for the last."""
+    holds = np.flatnonzero((tops[number] <= tops[number + 1 :]).all(axis=1))
+    return number + 1 + int(holds[0]) if len(holds) else None
+
+
+def check_lengths(
+    input_lengths: Integer[np.ndarray, "E"], maximum_length: int | None
+) -> None:
+    """Refuses a length table that there is no plan of.
 
     Raises:
-      InputError: if the buckets do not increase from 1 or more, or the longest row is
-        longer than `maximum_length`.
+      InputError: if there is no example, or one is empty or too long.
     """
-    if maximum_length is not None and longest > maximum_length:
-        raise InputError(
-            f"the longest row has {longest} tokens, expected at most {maximum_length}; "
-            "pass the same maximum_length to load_examples"
-        )
-    lengths = np.asarray(length_buckets, np.int64)
-    if not lengths.size or lengths[0] < 1 or (np.diff(lengths) < 1).any():
-        raise InputError(
-            f"length_buckets are {list(length_buckets)}, expected increasing lengths "
-            "from 1 or more"
-        )
-    top = round_up(longest)
-    if maximum_length is not None:
-        top = min(top, maximum_length)
-    return np.append(lengths[lengths < top], top)
-
-
-def round_up(number: int) -> int:
-    """The next multiple of 8."""
-    return -(-number // MULTIPLE) * MULTIPLE
-
-
-def _highest_by_bucket(
-    tables: Int64[np.ndarray, "k E"], members: list[np.ndarray], rows_per_batch: int
-) -> list[list[int]]:
-    """The highest entries of rows that may fall into each bucket's batches.
-
-    Those are the bucket's own rows and what the ones below leave. What is left comes
-    first in the next bucket, so rows go up by two only past a bucket without a batch.
-    """
-    highest = np.zeros((len(members), len(tables)), np.int64)
-    left, left_highest = 0, np.zeros(len(tables), np.int64)
-    for bucket, rows in enumerate(members):
-        own = tables[:, rows].max(axis=1)
-        highest[bucket] = np.maximum(own, left_highest)
-        no_batch = left + len(rows) < rows_per_batch
-        left = (left + len(rows)) % rows_per_batch
-        if no_batch:
-            left_highest = highest[bucket]
-        else:
-            left_highest = own if left else np.zeros_like(own)
-    return highest.tolist()
-
-
-def _check_arguments(
-    batch_size: int, accumulate: int, process_index: int, process_count: int
-) -> None:
-    if batch_size < 1 or accumulate < 1:
-        raise InputError(
-            f"batch_size is {batch_size} and accumulate {accumulate}, expected at "
-            "least 1"
-        )
-    if not 0 <= process_index < process_count:
-        raise InputError(
-            f"process {process_index} of {process_count}: expected an index from 0 to "
-            "one less than the count"
-        )
-    if batch_size % process_count:
-        raise InputError(
-            f"batch_size is {batch_size}, expected a multiple of {process_count}, the "
-            "number of processes that share each batch"
-        )
-
-
-def _check_lengths(input_lengths: Integer[np.ndarray, "E"]) -> None:
     if not input_lengths.size:
         raise InputError("there is no row to plan batches of, expected at least one")
     if input_lengths.min() < 1:
         raise InputError(
             f"row {int(np.argmin(input_lengths))} has {input_lengths.min()} inputs, "
             "expected at least 1"
+        )
+    longest = int(input_lengths.max())
+    if maximum_length is not None and longest > maximum_length:
+        raise InputError(
+            f"the longest row has {longest} tokens, expected at most {maximum_length}; "
+            "pass the same maximum_length to load_examples"
         )

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.data.batches import build_batch
-from prompt_tuning.data.plan import FILLING, PlannedBatch, round_up
+from prompt_tuning.data.buckets import round_up
+from prompt_tuning.data.plan import FILLING, PlannedBatch
 from prompt_tuning.data.readings import Example
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import Parameters

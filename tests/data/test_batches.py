@@ -7,7 +7,8 @@ import pytest
 
 from prompt_tuning.data.batches import build_batch, real_token_share, stream_batches
 from prompt_tuning.data.examples import load_examples
-from prompt_tuning.data.plan import BatchPlan, PlannedBatch
+from prompt_tuning.data.packing import PackedPlan
+from prompt_tuning.data.plan import BucketPlan, PlannedBatch
 from prompt_tuning.errors import InputError
 from tests.shared_data import SHARED, needs_shared
 
@@ -26,7 +27,7 @@ def two_rows(tmp_path):
 
 def plan_of(examples, **choices):
     tables = examples.input_lengths, examples.target_lengths, examples.weight_counts
-    return BatchPlan(*tables, **({"seed": 1, "same_tokens": True} | choices))
+    return BucketPlan(*tables, **({"seed": 1, "same_tokens": True} | choices))
 
 
 def test_a_decoder_only_batch(two_rows):
@@ -48,6 +49,7 @@ def test_a_decoder_only_batch(two_rows):
     assert batch.targets.tolist() == expected
     assert batch.lengths.tolist() == [4, 1, 7]
     assert batch.prefix_lengths.tolist() == [1, 0, 3]
+    assert batch.segment_ids is batch.prompt_ids is None
     assert batch.loss_positions.tolist() == [
         [0, 1, 2, 3, 0, 0, 0, 0],
         [0] * 8,
@@ -60,6 +62,37 @@ def test_a_decoder_only_batch(two_rows):
     ]
     assert {leaf.dtype.name for leaf in jax.tree.leaves(batch)} == {"int32", "float32"}
     assert real_token_share(batch) == 11 / 24
+
+
+def test_a_packed_batch(two_rows):
+    examples = load_examples(
+        two_rows, architecture="decoder_only", tokenizer=None, vocabulary_size=70
+    )
+    rows = np.array([[0, 1], [-1, -1], [1, -1]])
+    batch = build_batch(examples, PlannedBatch(rows, 12, 12, 8), PAD)
+    expected = [
+        [9, 5, 6, 10, 7, 8, 2, 9, 5, 10, 2, PAD],
+        [PAD] * 12,
+        [9, 5, 10, 2] + [PAD] * 8,
+    ]
+    assert batch.tokens.tolist() == expected
+    assert batch.targets.tolist() == expected
+    assert batch.segment_ids.tolist() == [
+        [1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0],
+        [0] * 12,
+        [1, 1, 1, 1] + [0] * 8,
+    ]
+    assert batch.lengths.tolist() == [11, 1, 4]
+    assert batch.prefix_lengths.tolist() == [0, 0, 0]
+    # The completions are tokens 3 to 6 of one example and 1 to 3 of the other.
+    assert batch.loss_positions.tolist() == [
+        [3, 4, 5, 6, 8, 9, 10, 0],
+        [0] * 8,
+        [1, 2, 3, 0, 0, 0, 0, 0],
+    ]
+    assert batch.loss_weights.tolist() == [[1] * 7 + [0], [0] * 8, [1] * 3 + [0] * 5]
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(batch)} == {"int32", "float32"}
+    assert real_token_share(batch) == 15 / 36
 
 
 def test_an_encoder_decoder_batch(two_rows):
@@ -123,6 +156,18 @@ def test_buckets_leave_little_padding(tuning):
     real = sum(real_token_share(batch) * batch.tokens.size for batch in batches)
     assert round(real) == 12034 + 837 + 99
     assert real / sum(batch.tokens.size for batch in batches) > 0.75
+
+
+@needs_shared
+def test_packed_rows_hold_the_same_weights_and_hardly_any_padding(tuning):
+    plan = PackedPlan(
+        tuning.input_lengths, tuning.weight_counts, batch_size=2, seed=1, length=1024
+    )
+    batches = list(stream_batches(tuning, plan, 0, plan.batches_per_epoch, pad_id=0))
+    assert sum(batch.loss_weights.sum() for batch in batches) == 837 + 99
+    real = sum((batch.segment_ids > 0).sum() for batch in batches)
+    assert real == 12034 + 837 + 99
+    assert real / sum(batch.tokens.size for batch in batches) > 0.9
 
 
 @needs_shared

@@ -1,60 +1,114 @@
+"""Plans of batches of like length: what is in them, and what they leave as padding."""
+
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prompt_tuning.data.plan import LENGTH_BUCKETS, BatchPlan, bucket_tops
+from prompt_tuning.data.plan import BucketPlan
 from prompt_tuning.errors import InputError
 
 RANDOM = np.random.default_rng(0)
 LENGTHS = RANDOM.integers(1, 300, 1001)
 COUNTS = np.minimum(LENGTHS, RANDOM.integers(1, 40, 1001))
+QUESTIONS = np.exp(RANDOM.normal(4, 0.4, 7000)).astype(int) + 1
+"""Lengths like those of GSM8K's questions in GPT-2's tokens."""
 
 
 def decoder_plan(lengths: Any = LENGTHS, counts: Any = COUNTS, **choices):
-    choices = {"batch_size": 16, "seed": 7, "same_tokens": True} | choices
+    size = {} if "batch_tokens" in choices else {"batch_size": 16}
+    choices = {"seed": 7, "same_tokens": True} | size | choices
     tables = [np.array(table, np.int64) for table in (lengths, lengths, counts)]
-    return BatchPlan(*tables, **choices)
+    return BucketPlan(*tables, **choices)
+
+
+def pair_plan(inputs: Any, targets: Any, **choices):
+    tables = [np.array(table, np.int64) for table in (inputs, targets, targets)]
+    return BucketPlan(*tables, **({"seed": 7, "same_tokens": False} | choices))
 
 
 def rows_of(batches):
     return np.concatenate([batch.rows for batch in batches])
 
 
+def padding_share(plan, lengths):
+    padded = sum(len(batch.rows) * batch.input_length for batch in plan.one_pass())
+    return 1 - lengths.sum() / padded
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("batch_size", [1, 16, 64, 1001, 2000])
-def test_every_row_is_planned_once_an_epoch(shuffle, batch_size):
-    plan = decoder_plan(batch_size=batch_size, shuffle=shuffle)
-    assert plan.batches_per_epoch == -(-1001 // batch_size)
+@pytest.mark.parametrize(
+    "size",
+    [
+        *({"batch_size": rows} for rows in (1, 16, 64, 1001, 2000)),
+        *({"batch_tokens": tokens} for tokens in (304, 4096, 10**6)),
+        {"batch_tokens": 4096, "accumulate": 3},
+        {"batch_size": 16, "buckets": 1},
+    ],
+)
+def test_every_example_is_planned_once_an_epoch(shuffle, size):
+    plan = decoder_plan(shuffle=shuffle, **size)
     for epoch in (0, 1, 5):
         first = epoch * plan.batches_per_epoch
         batches = [plan.batch(first + i) for i in range(plan.batches_per_epoch)]
         rows = rows_of(batches)
-        assert len(rows) == plan.batches_per_epoch * batch_size
         assert sorted(rows[rows >= 0]) == list(range(1001))
-        assert (rows == -1).sum() == len(rows) - 1001
+        assert sum((batch.rows < 0).any() for batch in batches) <= 1
 
 
-def test_only_one_batch_of_an_epoch_has_filling():
-    batches = list(decoder_plan().one_pass())
-    assert sum((batch.rows < 0).any() for batch in batches) == 1
-    assert sum((batch.rows < 0).sum() for batch in batches) == 16 * 63 - 1001
+@pytest.mark.parametrize("batch_size", [1, 16, 64, 1001, 2000])
+def test_batches_to_train_on_all_have_the_rows_asked_for(batch_size):
+    batches = list(decoder_plan(batch_size=batch_size).one_pass())
+    assert {len(batch.rows) for batch in batches} == {batch_size}
+    assert len(batches) == -(-1001 // batch_size)
 
 
-def test_rows_fit_the_shape_of_their_batch():
+def test_batches_to_measure_with_have_no_more_rows_than_there_are():
+    (batch,) = decoder_plan([9] * 5, [1] * 5, shuffle=False).one_pass()
+    assert batch.rows.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("batch_tokens", [304, 2048, 4096])
+@pytest.mark.parametrize("process_count", [1, 2])
+def test_batches_keep_a_budget_of_tokens(batch_tokens, process_count):
+    batch_tokens *= process_count
+    plan = decoder_plan(batch_tokens=batch_tokens, process_count=process_count)
+    by_length = {}
+    for batch in plan.one_pass():
+        rows = len(batch.rows) * process_count
+        assert rows * batch.input_length <= batch_tokens
+        by_length[batch.input_length] = rows
+    shortest, longest = min(by_length), max(by_length)
+    assert by_length[shortest] > 4 * by_length[longest]
+    # As many rows as there is room for, where there are so many.
+    room = batch_tokens // shortest // process_count * process_count
+    short = int(np.count_nonzero(shortest >= LENGTHS))
+    assert by_length[shortest] == min(room, short)
+
+
+def test_the_budget_of_an_encoder_decoder_counts_inputs_and_targets():
+    targets = np.minimum(RANDOM.integers(1, 200, 1001), LENGTHS)
+    plan = pair_plan(LENGTHS, targets, batch_tokens=2000)
+    for batch in plan.one_pass():
+        assert len(batch.rows) * (batch.input_length + batch.target_length) <= 2000
+
+
+def test_examples_fit_the_shape_of_their_batch():
     plan = decoder_plan()
     for index in range(plan.batches_per_epoch * 2):
         batch = plan.batch(index)
         rows = batch.rows[batch.rows >= 0]
         assert LENGTHS[rows].max() <= batch.input_length == batch.target_length
         assert COUNTS[rows].max() <= batch.positions <= batch.target_length
-        assert batch.positions % 8 == 0
+        assert batch.positions % 8 == batch.input_length % 8 == 0
 
 
-def test_there_are_at_most_as_many_shapes_as_buckets():
-    plan = decoder_plan(length_buckets=(64, 128, 256))
+@pytest.mark.parametrize("size", [{"batch_size": 16}, {"batch_tokens": 4096}])
+def test_there_are_at_most_as_many_shapes_as_buckets(size):
+    plan = decoder_plan(buckets=5, **size)
     shapes = plan.shapes()
-    assert [shape.input_length for shape in shapes] == [64, 128, 256, 304]
+    assert len(shapes) == 5
+    assert max(shape.input_length for shape in shapes) == 304
     met = {
         (batch.input_length, batch.target_length, batch.positions)
         for batch in map(plan.batch, range(3 * plan.batches_per_epoch))
@@ -62,40 +116,74 @@ def test_there_are_at_most_as_many_shapes_as_buckets():
     assert met == set(shapes)
 
 
-def test_batches_hold_rows_of_one_bucket_and_what_those_below_left():
+def test_what_fills_no_batch_goes_up_a_bucket():
     # 5 rows of the first bucket, 4 of the second, batches of 4.
-    lengths = [10, 11, 12, 13, 14, 20, 21, 22, 23]
-    plan = decoder_plan(lengths, [1] * 8 + [9], batch_size=4, shuffle=False)
+    lengths = [10, 11, 12, 13, 14, 50, 51, 52, 53]
+    plan = decoder_plan(lengths, [1] * 8 + [9], batch_size=4, shuffle=False, buckets=2)
     found = [(b.rows.tolist(), b.input_length, b.positions) for b in plan.one_pass()]
     assert found == [
         ([0, 1, 2, 3], 16, 8),
-        ([4, 5, 6, 7], 24, 16),
-        ([8, -1, -1, -1], 24, 16),
+        ([4, 5, 6, 7], 56, 16),
+        ([8, -1, -1, -1], 56, 16),
     ]
 
 
-def test_positions_of_a_bucket_count_only_rows_that_can_fall_in_it():
-    # The first bucket fills its batch, so its 16 positions stay below.
-    plan = decoder_plan([16] * 4 + [32] * 4, [16] * 4 + [2] * 4, batch_size=4)
-    assert plan.shapes() == [(16, 16, 16), (32, 32, 8)]
-    # One of its rows goes up: which one depends on the epoch, so all count.
-    plan = decoder_plan([16] * 5 + [32] * 3, [16] * 5 + [2] * 3, batch_size=4)
-    assert plan.shapes() == [(16, 16, 16), (32, 32, 16)]
-    # A bucket without a batch hands on what it got.
-    plan = decoder_plan([16, 32, 64, 64], [12, 1, 1, 1], batch_size=4)
-    assert plan.shapes() == [(64, 64, 16)]
+def test_rows_go_up_only_where_both_their_lengths_fit():
+    # Long inputs with short targets, the reverse, and few that are long in both.
+    inputs = [100] * 9 + [10] * 9 + [100] * 2
+    targets = [10] * 9 + [100] * 9 + [100] * 2
+    plan = pair_plan(inputs, targets, batch_size=4, buckets=3)
+    found = [(b.input_length, b.target_length) for b in plan.one_pass()]
+    # One row of each of the first two is left, and makes a batch with the last two.
+    assert sorted(found) == [(16, 104)] * 2 + [(104, 16)] * 2 + [(104, 104)]
+    assert sum((batch.rows < 0).sum() for batch in plan.one_pass()) == 0
 
 
-def test_an_encoder_decoder_pads_targets_to_its_buckets_longest():
-    plan = BatchPlan(
-        np.array([16, 16, 30, 30]),
-        np.array([3, 9, 40, 2]),
-        np.array([3, 9, 40, 2]),
-        batch_size=2,
-        seed=0,
-        same_tokens=False,
-    )
-    assert plan.shapes() == [(16, 16, 16), (32, 40, 40)]
+def test_inputs_and_targets_are_padded_apart():
+    """One bucket for each input length would pad half of all targets away."""
+    random = np.random.default_rng(1)
+    inputs = np.repeat([30, 60, 120], 400)
+    targets = random.choice([8, 64], 1200)
+    plan = pair_plan(inputs, targets, batch_size=8, buckets=6)
+    padded = sum(len(b.rows) * b.target_length for b in plan.one_pass())
+    assert targets.sum() / padded > 0.95
+    assert padding_share(plan, inputs) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("choices", "most_padding"),
+    [
+        ({"buckets": 8}, 0.125),
+        ({"buckets": 12}, 0.085),
+        ({"batch_tokens": 4096, "buckets": 12}, 0.085),
+        ({"shuffle": False}, 0.125),
+    ],
+)
+def test_few_shapes_leave_little_padding(choices, most_padding):
+    """Random batches of 16, padded to their own longest row, are half padding."""
+    order = np.random.default_rng(2).permutation(len(QUESTIONS))[:6992].reshape(-1, 16)
+    random_share = QUESTIONS[order].sum() / (16 * QUESTIONS[order].max(axis=1)).sum()
+    assert 0.45 < random_share < 0.55
+    plan = decoder_plan(QUESTIONS, QUESTIONS, **choices)
+    share = 1 - padding_share(plan, QUESTIONS)
+    assert share > 1 - most_padding
+    assert share / random_share > 1.6
+    assert len(plan.shapes()) <= choices.get("buckets", 8)
+
+
+def test_a_bucket_that_saves_nothing_is_not_compiled():
+    lengths = [48] * 11 + [50] * 990
+    assert decoder_plan(lengths, lengths).shapes() == [(56, 56, 56)]
+    # Nor are there more shapes than batches.
+    assert len(decoder_plan(LENGTHS[:30], COUNTS[:30]).shapes()) <= 2
+
+
+def test_examples_before_a_batch_are_those_of_the_batches_before():
+    plan = decoder_plan(batch_tokens=4096)
+    met = 0
+    for index in range(2 * plan.batches_per_epoch + 3):
+        assert plan.examples_before(index) == met
+        met += (plan.batch(index).rows >= 0).sum()
 
 
 def test_a_plan_follows_from_table_and_seed_alone():
@@ -141,25 +229,38 @@ def test_shares_of_processes_make_up_the_batch(accumulate):
         assert {part.positions for part in parts} == {expected.positions}
 
 
-def test_buckets_end_at_the_longest_row():
-    assert bucket_tops((16, 32, 64, 1024), 41).tolist() == [16, 32, 48]
-    assert bucket_tops((16, 32), 41).tolist() == [16, 32, 48]
-    assert bucket_tops((16, 32), 16).tolist() == [16]
-    assert bucket_tops((16, 32), 3).tolist() == [8]
-    # Positions end where the model's do, even off a multiple of 8.
-    assert bucket_tops((16, 32), 41, 42).tolist() == [16, 32, 42]
-    assert list(LENGTH_BUCKETS) == sorted(set(LENGTH_BUCKETS))
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_shares_of_a_budget_make_up_the_batch(accumulate):
+    choices = {"batch_tokens": 4096, "accumulate": accumulate, "process_count": 2}
+    plans = [decoder_plan(process_index=i, **choices) for i in range(2)]
+    met = []
+    for index in range(plans[0].batches_per_epoch):
+        parts = [plan.batch(index) for plan in plans]
+        assert len(parts[0].rows) == len(parts[1].rows)
+        assert parts[0].input_length == parts[1].input_length
+        met += [part.rows for part in parts]
+    rows = np.concatenate(met)
+    assert sorted(rows[rows >= 0]) == list(range(1001))
+
+
+def test_no_row_is_padded_beyond_the_positions():
+    plan = decoder_plan([41] * 3, [41] * 3, maximum_length=42)
+    assert plan.shapes() == [(42, 42, 42)]
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"accumulate": 0}, "accumulate 0, expected at least 1"),
+        ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"batch_tokens": 4, "batch_size": 4}, "either batch_size or batch_tokens"),
+        ({"batch_size": None}, "either batch_size or batch_tokens"),
+        ({"batch_tokens": 303}, "batch_tokens is 303, but .* has 304 tokens"),
+        ({"batch_tokens": 600, "process_count": 2}, r"608 tokens \(2 of 304\)"),
+        ({"accumulate": 0}, "accumulate is 0, expected at least 1"),
+        ({"buckets": 0}, "buckets is 0, expected at least 1"),
         ({"process_count": 3}, "batch_size is 16, expected a multiple of 3"),
         ({"process_index": 1}, "process 1 of 1"),
-        ({"length_buckets": ()}, r"length_buckets are \[\], expected increasing"),
-        ({"length_buckets": (32, 16)}, r"length_buckets are \[32, 16\]"),
         ({"maximum_length": 100}, "longest row has 299 tokens, expected at most 100"),
         ({"lengths": [], "counts": []}, "there is no row"),
         ({"lengths": [3, 0], "counts": [1, 1]}, "row 1 has 0 inputs"),
