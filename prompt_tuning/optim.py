@@ -9,8 +9,9 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import optax
 
 from prompt_tuning.errors import InputError
@@ -58,13 +59,20 @@ class ParameterGroup:
             )
 
 
-def label(paths: Iterable[str], groups: Sequence[ParameterGroup]) -> dict[str, int]:
+def label(
+    parameters: Iterable[str] | Mapping[str, Any], groups: Sequence[ParameterGroup]
+) -> dict[str, int]:
     """The index of the group that trains each path; frozen paths are left out.
 
+    Args:
+      parameters: paths; or arrays, abstract or not, by path, whose types are checked.
+      groups: who trains what.
+
     Raises:
-      InputError: if an expression matches nothing, or two groups match one path.
+      InputError: if an expression matches nothing, if two groups match one path, or if
+        a group would train a quantised parameter.
     """
-    paths = list(paths)
+    paths = list(parameters)
     labels: dict[str, int] = {}
     for index, group in enumerate(groups):
         for regex in group.regexes:
@@ -81,7 +89,20 @@ def label(paths: Iterable[str], groups: Sequence[ParameterGroup]) -> dict[str, i
                     )
     if not labels:
         raise InputError("no parameter group was given, so nothing would be trained")
+    if isinstance(parameters, Mapping):
+        _refuse_quantized(parameters, labels)
     return labels
+
+
+def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) -> None:
+    quantized = [path for path in labels if parameters[path].dtype == np.int8]
+    if quantized:
+        shown = ", ".join(quantized[:3]) + (", ..." if len(quantized) > 3 else "")
+        raise InputError(
+            f"the parameter groups would train {len(quantized)} int8 parameters "
+            f"({shown}), and whole numbers have no gradient; match other paths, or set "
+            "Pretrained.parameter_dtype to 'float32' or 'bfloat16'"
+        )
 
 
 def _no_match(regex: str, paths: Sequence[str]) -> str:

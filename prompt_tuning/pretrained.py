@@ -5,7 +5,7 @@ prompt is started from its vocabulary, and only then is anything read.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -37,6 +37,8 @@ BUNDLED_PREFIX = "bundled:"
 PromptFactory = Callable[[Key[Array, ""], Vocabulary], Prompt]
 """A prompt class to which everything but the key and the vocabulary is bound."""
 
+Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained:
@@ -48,7 +50,8 @@ class Pretrained:
       config: for a T5X checkpoint, which does not describe itself; None otherwise.
       tokenizer: file or folder; the checkpoint's folder if None.
       compute_dtype: of activations, "float32" or "bfloat16".
-      parameter_dtype: of the frozen weights, cast once on reading.
+      parameter_dtype: of the frozen weights, cast once on reading: "float32",
+        "bfloat16", or "int8" for the blocks' projections and bfloat16 for all else.
       dropout_rate: in training.
       eos_id: the token that ends a text, where the checkpoint names several or none.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
@@ -114,7 +117,11 @@ class PromptedModel:
         Raises:
           InputError: if the checkpoint turns out to be damaged.
         """
-        found = dict(jax.device_put(self.plan.restore())) | self.initialize()
+        found = self.initialize()
+        for path, array in self.plan.read():
+            # One after the other, so that another device's host never holds them all.
+            found[path] = jax.device_put(array).block_until_ready()
+            del array
         return {path: found[path] for path in self.plan.abstract}
 
     @property
@@ -185,8 +192,6 @@ def open_pretrained(
         fallback_to_scratch=source.fallback_to_scratch,
         fresh_by=lambda path: _initialised_by(path, prompt),
     )
-    # Compiled, so that of all initialisers only those of fresh parameters are run.
-    fresh = jax.jit(lambda key: {path: build(key)[1][path] for path in plan.fresh})
     return PromptedModel(
         config=config,
         graph=graph,
@@ -194,13 +199,23 @@ def open_pretrained(
         prompting=prompting,
         tokenizer=tokenizer,
         plan=plan,
-        initialize=lambda: fresh(model_key),
+        initialize=lambda: _initialize(build, model_key, list(plan.fresh)),
     )
 
 
+def _initialize(build: Build, key: Key[Array, ""], paths: Sequence[str]) -> Parameters:
+    """The parameters that `build` gives at some paths; no other's initialiser runs."""
+
+    @jax.jit
+    def initialize(key: Key[Array, ""]) -> Parameters:
+        parameters = build(key)[1]
+        return {path: parameters[path] for path in paths}
+
+    return initialize(key)
+
+
 def _describe(
-    build: Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]],
-    key: Key[Array, ""],
+    build: Build, key: Key[Array, ""]
 ) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
     """The structure that `build` gives, and its parameters' shapes and types."""
     graphs: list[nnx.GraphDef] = []

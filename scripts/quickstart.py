@@ -11,7 +11,7 @@ time the runs get directories of their own below `runs/`.
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -26,13 +26,14 @@ from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.loop import prepare, train
-from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.progress import Reporter, make_reporter
 from prompt_tuning.training.tuned import best_checkpoint, load_tuned
 from scripts import skills
 
 TRAIN_WORDS, DEV_WORDS, TEST_WORDS = 4000, 200, 500
 EXAMPLES = 4
 LONGEST_COMPLETION = 17
+FIRST_STEP_DONE = "first step done"
 
 
 def main() -> None:
@@ -79,10 +80,10 @@ def tune_and_measure(
       overrides: gin bindings over those of the shipped config.
     """
     directory = new_directory(runs, f"{model}-{skill.replace(' ', '-')}")
-    words = skills.splits(seed, train=TRAIN_WORDS, dev=DEV_WORDS, test=TEST_WORDS)
+    split = words(seed)
     files = {
-        "TRAIN_FILES": write_pairs(directory / "train.jsonl", skill, words.train),
-        "EVALUATION_FILES": write_pairs(directory / "dev.jsonl", skill, words.dev),
+        "TRAIN_FILES": write_pairs(directory / "train.jsonl", skill, split.train),
+        "EVALUATION_FILES": write_pairs(directory / "dev.jsonl", skill, split.dev),
         "RUN_DIRECTORY": str(directory / "run"),
     }
     bindings = [f"{name} = {value!r}" for name, value in files.items()]
@@ -94,15 +95,45 @@ def tune_and_measure(
     train(
         prepare(run),
         config=configuration.operative_config(),
-        make_reporter=lambda done: make_reporter(console, run.steps, done),
+        make_reporter=lambda done: FirstStep(make_reporter(console, run.steps, done)),
     )
     seconds = time.monotonic() - started
-    return measure(console, run, skill, words.test) | {
+    return measure(console, run, skill, split.test) | {
         "skill": skill,
         "seed": seed,
         "seconds": round(seconds, 1),
         "run": run.directory,
     }
+
+
+class FirstStep:
+    """A reporter that also says when its first step is done."""
+
+    def __init__(self, reporter: Reporter):
+        self._reporter, self._said = reporter, False
+
+    def __enter__(self) -> "FirstStep":
+        self._reporter.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._reporter.__exit__(*exception)
+
+    def say(self, text: str) -> None:
+        """Passes the message on."""
+        self._reporter.say(text)
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Passes the step on."""
+        if not self._said:
+            self._said = True
+            self.say(FIRST_STEP_DONE)
+        self._reporter.advance(step, metrics)
+
+
+def words(seed: int) -> skills.Splits:
+    """The words that a prompt is tuned, chosen and measured on."""
+    return skills.splits(seed, train=TRAIN_WORDS, dev=DEV_WORDS, test=TEST_WORDS)
 
 
 def measure(

@@ -10,7 +10,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -20,9 +20,11 @@ from prompt_tuning.checkpoints.tensors import (
     Recipe,
     StoredTensor,
     assemble,
+    assemble_quantized,
     check_recipe,
 )
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.quantization import QUANTIZED, scale_path
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 FreshBy = Mapping[str, str] | Callable[[str], str]
@@ -55,25 +57,39 @@ class RestorePlan:
         used = {name for recipe in self.restored.values() for name in recipe.sources}
         return tuple(name for name in self.stored if name not in used)
 
-    def restore(self, dtype: DTypeLike | None = None) -> dict[str, np.ndarray]:
-        """Reads the restored parameters, one at a time.
+    @property
+    def quantized(self) -> tuple[str, ...]:
+        """Paths of the kernels that are kept in int8, restored or fresh."""
+        return _quantized(self.abstract)
+
+    def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Reads the restored parameters, one at a time, and keeps none.
+
+        A kernel that the model has in int8 is quantised on its way in, and comes with
+        its scales.
 
         Args:
-          dtype: of all of them; that of each abstract leaf if None.
+          dtype: of all that are not quantised; that of each abstract leaf if None.
 
         Raises:
           InputError: if the checkpoint turns out to be damaged.
         """
-        return {
-            path: assemble(
-                path,
-                self.abstract[path].shape,
-                np.dtype(self.abstract[path].dtype if dtype is None else dtype),
-                recipe,
-                self.stored,
-            )
-            for path, recipe in self.restored.items()
-        }
+        kernels = self.quantized
+        scales = set(map(scale_path, kernels))
+        for path, recipe in self.restored.items():
+            leaf = self.abstract[path]
+            shape = tuple(leaf.shape)
+            if path in kernels:
+                pair = assemble_quantized(path, shape, recipe, self.stored)
+                yield from zip((path, scale_path(path)), pair, strict=True)
+                del pair
+            elif path not in scales:
+                kept = np.dtype(leaf.dtype if dtype is None else dtype)
+                yield path, assemble(path, shape, kept, recipe, self.stored)
+
+    def restore(self, dtype: DTypeLike | None = None) -> dict[str, np.ndarray]:
+        """All that `read` gives, by path."""
+        return dict(self.read(dtype))
 
     def report(self) -> str:
         """A table of counts, then what is fresh and what is ignored, by name."""
@@ -83,6 +99,7 @@ class RestorePlan:
             f"{'':8} {'arrays':>8} {'parameters':>16} {'bytes':>18}",
             _count_row("restored", [self.abstract[path] for path in self.restored])
             + f"   from {len(self.stored) - len(ignored)} of {len(self.stored)} stored",
+            *self._quantized_rows(),
             _count_row("fresh", [self.abstract[path] for path in self.fresh]),
             _count_row("ignored", list(ignored.values())),
         ]
@@ -102,6 +119,13 @@ class RestorePlan:
             )
         return "\n".join(lines)
 
+    def _quantized_rows(self) -> list[str]:
+        kernels = [self.abstract[path] for path in self.quantized]
+        if not kernels:
+            return []
+        row = _count_row(f"  {QUANTIZED}", kernels)
+        return [f"{row}   of these, quantised to one float32 scale a channel"]
+
 
 def plan_restore(
     abstract: Mapping[str, jax.ShapeDtypeStruct],
@@ -118,7 +142,8 @@ def plan_restore(
     the first pattern that matches the whole path, None means that the parameter is not
     read, and a string names what is read in its place: another of our paths, or a
     stored array as it is; `\1` is the pattern's first group. A parameter without a
-    match is read by its own recipe.
+    match is read by its own recipe. The scales of an int8 kernel share its fate: they
+    follow from its weights, and the map knows nothing of them.
 
     Args:
       abstract: shape and dtype of every parameter, by path.
@@ -135,23 +160,32 @@ def plan_restore(
     """
     if not stored:
         raise InputError("the checkpoint holds no arrays")
-    _check_patterns(assignment_map, abstract)
+    scales = {scale_path(path): path for path in _quantized(abstract)}
+    own = [path for path in abstract if path not in scales]
+    _check_patterns(assignment_map, own)
     origin = os.path.commonpath([tensor.source for tensor in stored.values()])
-    sources = {path: _assigned(path, assignment_map) for path in abstract}
+    sources = {path: _assigned(path, assignment_map) for path in own}
     restored = {
         path: recipes.get(source, Recipe((source,)))
         for path, source in sources.items()
         if source is not None
+    }
+    _check_sources(restored, stored, origin)
+    for path, recipe in restored.items():
+        check_recipe(path, tuple(abstract[path].shape), recipe, stored)
+    restored |= {
+        scale: restored[path] for scale, path in scales.items() if path in restored
     }
     fresh = {
         path: _description(path, fresh_by) for path in abstract if path not in restored
     }
     if not fallback_to_scratch:
         _refuse_fresh(list(fresh))
-    _check_sources(restored, stored, origin)
-    for path, recipe in restored.items():
-        check_recipe(path, tuple(abstract[path].shape), recipe, stored)
     return RestorePlan(origin, abstract, restored, fresh, stored)
+
+
+def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
+    return tuple(path for path, leaf in abstract.items() if leaf.dtype == np.int8)
 
 
 def _refuse_fresh(fresh: list[str]) -> None:
@@ -162,7 +196,7 @@ def _refuse_fresh(fresh: list[str]) -> None:
         )
 
 
-def _check_patterns(assignment_map: AssignmentMap, paths: Mapping[str, object]) -> None:
+def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None:
     for entry in assignment_map:
         try:
             pattern = re.compile(entry[0])
@@ -226,7 +260,7 @@ def _check_sources(
         )
 
 
-def _nearest(name: str, candidates: Mapping[str, object]) -> str:
+def _nearest(name: str, candidates: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.0)
     return ", ".join(close)
 

@@ -6,14 +6,18 @@ what puts the two together knows neither.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+from jaxtyping import Float32, Int8
 
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.quantization import channel_scale, quantize
 
 Transform = Callable[[np.ndarray], np.ndarray]
 FLOATING = ("float64", "float32", "bfloat16", "float16")
+ALIGNMENT = 64
+TILE = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +176,65 @@ def assemble(
       InputError: as `check_recipe` does.
     """
     check_recipe(path, shape, recipe, stored)
-    result = np.empty(shape, dtype)
+    result = _empty(shape, dtype)
     slices = result if recipe.stacked else result[None]
     for index, name in enumerate(recipe.sources):
-        slices[index] = recipe.transform(stored[name].read())
+        source = recipe.transform(stored[name].read())
+        for tile in _tiles(source.shape):
+            slices[index][tile] = source[tile]
     return result
+
+
+def assemble_quantized(
+    path: str,
+    shape: tuple[int, ...],
+    recipe: Recipe,
+    stored: Mapping[str, StoredTensor],
+) -> tuple[Int8[np.ndarray, "L in out"], Float32[np.ndarray, "L out"]]:
+    """Reads one kernel and quantises it, layer by layer; arguments as for `assemble`.
+
+    Returns:
+      the kernel in int8, and the scale of each of its output channels.
+
+    Raises:
+      InputError: as `check_recipe` does, and for weights that are not finite.
+    """
+    check_recipe(path, shape, recipe, stored)
+    kernel = _empty(shape, np.dtype(np.int8))
+    scales = _empty((*shape[:-2], shape[-1]), np.dtype(np.float32))
+    slices = kernel if recipe.stacked else kernel[None]
+    scale_slices = scales if recipe.stacked else scales[None]
+    for index, name in enumerate(recipe.sources):
+        weights = recipe.transform(stored[name].read())
+        scale = channel_scale(weights)
+        if not np.isfinite(scale).all():
+            raise InputError(
+                f"{path}: {name} in {stored[name].source} holds numbers that are not "
+                "finite, and cannot be quantised; is the checkpoint damaged?"
+            )
+        scale_slices[index] = scale
+        for tile in _tiles(weights.shape):
+            ours = scale[..., tile[-1]]
+            slices[index][tile] = quantize(weights[tile], ours)
+    return kernel, scales
+
+
+def _tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
+    """Indices of squares of the last two axes; of all there is below two.
+
+    A transposed array is copied twice as fast in squares that fit a cache.
+    """
+    if len(shape) < 2:
+        yield (...,)
+        return
+    for row in range(0, shape[-2], TILE):
+        for column in range(0, shape[-1], TILE):
+            yield ..., slice(row, row + TILE), slice(column, column + TILE)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that JAX takes over on a CPU as it is: it copies what is less aligned."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -18,6 +18,7 @@ from prompt_tuning.errors import InputError
 GIN_PREFIX = "--gin."
 HELP = {
     "train": "tune a prompt, or go on with a run that was stopped",
+    "sweep": "tune many prompts at once over one copy of the frozen model",
     "evaluate": "measure a tuned prompt on held-out data",
     "generate": "continue texts with a tuned prompt",
     "inspect": "print the nearest tokens and the norm of each prompt vector",
@@ -68,11 +69,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train, evaluate, generate, inspect = (
+    train, sweep, evaluate, generate, inspect = (
         commands.add_parser(name, help=text, description=text)
         for name, text in HELP.items()
     )
-    for command in (train, evaluate, generate, inspect):
+    for command in (train, sweep, evaluate, generate, inspect):
         command.allow_abbrev = False
         command.add_argument(
             "--gin_file",
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.epilog = parser.epilog
     for command in (evaluate, generate, inspect):
         _add_run_options(command)
+    _add_sweep_options(sweep)
     _add_generation_options(generate)
     inspect.add_argument(
         "--nearest", type=int, default=5, help="tokens shown for each vector"
@@ -91,11 +93,32 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_sweep_options(sweep: argparse.ArgumentParser) -> None:
+    sweep.description = (
+        "Tunes K prompts at once over one copy of the frozen model: one compiled step, "
+        "each member an ordinary run in a directory of its own below RUN_DIRECTORY, "
+        "then a table, sweep.json and curves.png. Activations take the memory of K "
+        "runs, the frozen model that of one. Members whose Run.data_seed is the same "
+        "share each batch. Started again, a sweep that was stopped goes on."
+    )
+    sweep.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE,...",
+        help="what tells the members apart: the prompt (PROMPT_LENGTH=5,20), its "
+        "initialiser, the optimiser (adafactor.learning_rate=0.1,0.3), the seed "
+        "(Run.seed=0,1,2); several --vary give every combination, and "
+        "--vary NAME,NAME=(VALUE,VALUE),(VALUE,VALUE) changes values together",
+    )
+
+
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--run",
         metavar="DIRECTORY",
-        help="a run's directory: short for --gin_file DIRECTORY/config.gin",
+        help="a run's directory: short for --gin_file DIRECTORY/config.gin; a sweep's "
+        "stands for its best member",
     )
     command.add_argument(
         "--prompt",
@@ -125,7 +148,11 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def set_up_process() -> None:
-    """Deterministic kernels and a compilation cache; call it before JAX computes."""
+    """Deterministic kernels and a compilation cache; call it before JAX computes.
+
+    What the environment says of JAX's cache (`JAX_COMPILATION_CACHE_DIR`,
+    `JAX_ENABLE_COMPILATION_CACHE`, ...) goes first.
+    """
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "")
@@ -136,7 +163,10 @@ def set_up_process() -> None:
         jax.config.update(
             "jax_compilation_cache_dir", str(cache / "prompt_tuning" / "jax")
         )
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    least = "jax_persistent_cache_min_compile_time_secs"
+    if least.upper() not in os.environ:
+        # Small programs too: a start compiles dozens, at 10 to 80 ms each.
+        jax.config.update(least, 0.0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.quantization import QUANTIZED
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "layer"]
@@ -84,7 +85,11 @@ class ModelConfig:
       dropout_rate: of embeddings, attention weights, feed-forward activations and
         block outputs, in training only.
       compute_dtype: of activations, "float32" or "bfloat16".
-      parameter_dtype: of the frozen weights, "float32" or "bfloat16".
+      rematerialize: whether the backward pass computes each block again, in place of
+        keeping what it needs of it.
+      parameter_dtype: of the frozen weights, "float32" or "bfloat16"; or "int8" for
+        the projections of the blocks, with one scale for each output channel, and
+        bfloat16 for all else.
     """
 
     architecture: Architecture
@@ -117,6 +122,7 @@ class ModelConfig:
     dropout_rate: float = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
+    rematerialize: bool = False
 
     def __post_init__(self):
         for name in ("compute_dtype", "parameter_dtype"):
@@ -143,12 +149,18 @@ def check_dtype(name: str, value: str) -> None:
     """Refuses every floating type but the two that training is stable in.
 
     Raises:
-      InputError: for float16 (with the reason) and for any unknown name.
+      InputError: for float16 (with the reason), for int8 as anything but the type of
+        weights, and for any unknown name.
     """
     if value in ("float16", "half", "fp16"):
         raise InputError(f"{name} is {value!r}: {FLOAT16_REASON}")
-    if value not in ("float32", "bfloat16"):
-        raise InputError(f"{name} is {value!r}, expected 'float32' or 'bfloat16'")
+    accepted = ["float32", "bfloat16"]
+    if name == "parameter_dtype":
+        accepted.append(QUANTIZED)
+    if value not in accepted:
+        listed = " or ".join(map(repr, accepted))
+        hint = "; int8 is for parameter_dtype" if value == QUANTIZED else ""
+        raise InputError(f"{name} is {value!r}, expected {listed}{hint}")
 
 
 def t5_config(

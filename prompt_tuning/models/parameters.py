@@ -13,6 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Key
 
+from prompt_tuning.models.quantization import (
+    QUANTIZED,
+    UNQUANTIZED,
+    channel_scale,
+    quantize,
+)
+
 Parameters = dict[str, Array]
 Initializer = Callable[..., Array]
 
@@ -41,12 +48,37 @@ def declare(
 ) -> nnx.Param:
     """One parameter: shape, logical axes, initialiser and dtype in one place.
 
+    In a model of dtype "int8" it is one of those that stay in bfloat16.
+
     Raises:
       ValueError: if there is not one axis name for each dimension.
     """
+    _check_axes(shape, axes)
+    kept = jnp.dtype(UNQUANTIZED if dtype == QUANTIZED else dtype)
+    return nnx.Param(initializer(key, shape, kept), axes=axes)
+
+
+def declare_quantized(
+    key: Key[Array, ""],
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    initializer: Initializer,
+) -> tuple[nnx.Param, nnx.Param]:
+    """A kernel `[L, in, out]` in int8, and its scales `[L, out]` in float32.
+
+    Raises:
+      ValueError: if there is not one axis name for each dimension.
+    """
+    _check_axes(shape, axes)
+    weights = initializer(key, shape, jnp.float32)
+    scale = channel_scale(weights)
+    kernel = nnx.Param(quantize(weights, scale), axes=axes)
+    return kernel, nnx.Param(scale, axes=(*axes[:-2], axes[-1]))
+
+
+def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
     if len(shape) != len(axes):
         raise ValueError(f"shape {shape} and logical axes {axes} differ in length")
-    return nnx.Param(initializer(key, shape, jnp.dtype(dtype)), axes=axes)
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Parameters]:

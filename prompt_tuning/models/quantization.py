@@ -1,0 +1,73 @@
+"""Weights in int8: one scale for each output channel, activations as they are.
+
+Of a kernel `w [in, out]` each column is kept as `q = round(w / s)` in int8, with
+`s = max|w| / 127` over the column; then `|w - q s| <= s / 2`. A product is
+`(x @ q) * s`: the scale belongs to the output, so that no kernel is ever scaled back,
+and the gradient of `x` is `(g * s) @ q^T`. This is the symmetric per-channel scheme of
+Jacob et al. 2018 (section 2.1, zero point 0) and Wu et al. 2020 (section 3.2), for
+weights alone.
+
+Quantised are the projections of the blocks, which hold nearly all weights and which
+nothing but a product reads. Tables, the head, norms and biases stay in `UNQUANTIZED`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int8
+
+QUANTIZED = "int8"
+UNQUANTIZED = "bfloat16"
+LARGEST = 127
+
+
+def scale_path(path: str) -> str:
+    """Where the scales of a quantised kernel are: beside it."""
+    return f"{path}_scale"
+
+
+def channel_scale(
+    weights: Float[np.ndarray, "*lead in out"] | Float[Array, "*lead in out"],
+) -> Float[np.ndarray, "*lead out"] | Float[Array, "*lead out"]:
+    """The scale of each output channel, float32: 1 where all of its weights are 0."""
+    library = weights.__array_namespace__()
+    # Two passes in place of abs, which would be a copy.
+    largest = library.maximum(
+        library.max(weights, axis=-2), -library.min(weights, axis=-2)
+    )
+    scale = largest.astype(np.float32) / np.float32(LARGEST)
+    return library.where(scale == 0, np.float32(1), scale)
+
+
+def quantize(
+    weights: Float[np.ndarray, "*lead in out"] | Float[Array, "*lead in out"],
+    scale: Float[np.ndarray, "*lead out"] | Float[Array, "*lead out"],
+) -> Int8[np.ndarray, "*lead in out"] | Int8[Array, "*lead in out"]:
+    """Rounds finite weights to whole numbers of their channel's scale."""
+    library = weights.__array_namespace__()
+    wide = weights.astype(np.float32)
+    return library.round(wide / scale[..., None, :]).astype(np.int8)
+
+
+def cast_product(
+    x: Float[Array, "*lead in"], kernel: Array
+) -> Float[Array, "*lead out"]:
+    """`x @ kernel`, the kernel cast to the type of `x` wherever it is used.
+
+    The backward pass casts again: were the cast kernel kept for it, a scan over blocks
+    would keep a wide copy of the whole stack.
+    """
+    if kernel.dtype == x.dtype:
+        return x @ kernel
+    return jax.checkpoint(_cast_and_multiply, prevent_cse=False)(x, kernel)
+
+
+def _cast_and_multiply(x: Array, kernel: Array) -> Array:
+    return x @ kernel.astype(x.dtype)
+
+
+def scaled(
+    product: Float[Array, "*lead out"], scale: Float[Array, "out"]
+) -> Float[Array, "*lead out"]:
+    """A product with a quantised kernel, scaled in float32."""
+    return (product.astype(jnp.float32) * scale).astype(product.dtype)

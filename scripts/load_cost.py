@@ -1,0 +1,124 @@
+"""What loading a checkpoint takes: seconds, and memory above that of the weights.
+
+    python -m scripts.load_cost
+
+Writes a random Llama checkpoint of 1 GB in float32 and loads it as each kind of frozen
+weights, each in a process of its own. Linux alone: peaks are read from `/proc`.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.parameters import split
+from prompt_tuning.models.prompted import build_model
+from prompt_tuning.pretrained import Pretrained, open_pretrained
+from scripts.huggingface_export import export_huggingface
+
+DTYPES = ("float32", "bfloat16", "int8")
+MODEL = ModelConfig(
+    architecture="decoder_only",
+    vocabulary_size=32_000,
+    width=1024,
+    feed_forward_width=2816,
+    layers=16,
+    heads=16,
+    key_value_heads=16,
+    head_width=64,
+    norm="rms",
+    positions="rotary",
+    activation="silu",
+    gated=True,
+    tied_head=False,
+    maximum_positions=2048,
+    eos_id=2,
+)
+
+
+def main() -> None:
+    """Measures each kind in a process of its own, or one kind in this one."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--checkpoint", help="load this one in place of a random one")
+    parser.add_argument("--dtype", choices=DTYPES, help="this kind alone, as JSON")
+    arguments = parser.parse_args()
+    if arguments.dtype is not None:
+        print(json.dumps(load(arguments.checkpoint, arguments.dtype)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.checkpoint is None:
+            write_checkpoint(Path(folder))
+        checkpoint = arguments.checkpoint or folder
+        show([in_a_process(checkpoint, dtype) for dtype in DTYPES])
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Writes random weights of the shape above."""
+    shapes = jax.eval_shape(lambda: split(build_model(jax.random.key(0), MODEL))[1])
+    random = np.random.default_rng(0)
+    arrays = {
+        path: random.standard_normal(leaf.shape, np.float32) * np.float32(0.02)
+        for path, leaf in shapes.items()
+    }
+    export_huggingface(folder, MODEL, arrays)
+
+
+def in_a_process(checkpoint: str, dtype: str) -> dict:
+    """Loads in a fresh process, whose peak is its own."""
+    command = [sys.executable, "-m", "scripts.load_cost", "--checkpoint", checkpoint]
+    done = subprocess.run(
+        [*command, "--dtype", dtype], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return json.loads(done.stdout)
+
+
+def load(checkpoint: str, dtype: str) -> dict:
+    """Loads here; sizes in bytes, memory without what the process had before."""
+    source = Pretrained(checkpoint=checkpoint, parameter_dtype=dtype)
+    model = open_pretrained(source, key=jax.random.key(0))
+    largest = max(tensor.bytes for tensor in model.plan.stored.values())
+    jax.block_until_ready(jax.numpy.zeros(1))
+    before, started = memory("VmRSS"), time.monotonic()
+    parameters = jax.block_until_ready(model.read_parameters())
+    return {
+        "dtype": dtype,
+        "seconds": time.monotonic() - started,
+        "weights": sum(leaf.nbytes for leaf in parameters.values()),
+        "largest": largest,
+        "peak": memory("VmHWM") - before,
+        "after": memory("VmRSS") - before,
+    }
+
+
+def memory(name: str) -> int:
+    """A figure of `/proc/self/status`, in bytes; mapped pages of files are in it."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def show(rows: list[dict]) -> None:
+    """One line for each kind."""
+    headings = ("weights as", "seconds", "weights", "peak memory", "peak / weights")
+    table = Table(*headings, title="MB; the largest stored array comes on top")
+    for row in rows:
+        sizes = [f"{row[name] / 1e6:,.0f}" for name in ("weights", "peak")]
+        ratio = f"{row['peak'] / row['weights']:.2f}"
+        table.add_row(row["dtype"], f"{row['seconds']:.1f}", *sizes, ratio)
+    console = Console()
+    console.print(table)
+    console.print(f"largest stored array: {rows[0]['largest'] / 1e6:,.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What narrower frozen weights cost: bytes, nats per token, answers that change.
+
+    python -m scripts.quantization_cost
+    python -m scripts.quantization_cost --text_model DIR --text stories.txt
+
+For both bundled models a prompt is tuned on float32 weights; each kind of weights then
+reads and answers held-out words with it, and with `--own` also with a prompt tuned on
+that kind. With `--text_model`, the texts of a file (split at `<|endoftext|>`) are read
+by that model without a prompt. "Agreement" is the share of tokens whose most likely
+prediction is that of float32.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from prompt_tuning.cli.main import set_up_process
+from prompt_tuning.configuration import read_run
+from prompt_tuning.data.batches import Batch, build_batch
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.run import DataSource, Run
+from prompt_tuning.training.tuned import load_tuned
+from scripts import quickstart, skills
+
+DTYPES = ("float32", "bfloat16", "int8")
+WIDTH = 120
+END_OF_TEXT = "<|endoftext|>"
+HEADINGS = (
+    "model and text",
+    "weights",
+    "bytes",
+    "nats/token",
+    "agreement",
+    "exact match",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a model reads a text.
+
+    Attributes:
+      bytes: of its frozen weights.
+      nats: mean negative log likelihood of a token.
+      predicted: the most likely token at each place.
+    """
+
+    bytes: int
+    nats: float
+    predicted: np.ndarray
+
+
+def main() -> None:
+    """Measures, then prints one table."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--skills", nargs="+", default=["tail", "reverse upper"])
+    parser.add_argument(
+        "--own", action="store_true", help="tune a prompt on each kind of weights too"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/quantization_cost"))
+    parser.add_argument("--text_model", help="a checkpoint that reads --text")
+    parser.add_argument("--text", type=Path, help="a file of texts")
+    arguments = parser.parse_args()
+    if (arguments.text_model is None) != (arguments.text is None):
+        parser.error("--text_model and --text go together")
+    set_up_process()
+    console = Console()
+    rows = []
+    if arguments.text is not None:
+        rows += text_rows(arguments.text_model, arguments.text)
+    for model in ("decoder", "t5"):
+        for skill in arguments.skills:
+            rows += skill_rows(console, model, skill, arguments.runs, arguments.own)
+    table = Table(*HEADINGS)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if console.is_terminal else WIDTH).print(table)
+
+
+def text_rows(checkpoint: str, file: Path) -> list[tuple[str, ...]]:
+    """A row for each kind of weights: a model without a prompt reads texts."""
+    readings = []
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "texts.jsonl"
+        texts = [text.strip() for text in file.read_text().split(END_OF_TEXT)]
+        lines.write_text(
+            "".join(json.dumps({"completion": text}) + "\n" for text in texts if text)
+        )
+        data = DataSource(files=str(lines), prompt_key=None, batch_size=4)
+        for dtype in DTYPES:
+            source = Pretrained(checkpoint=checkpoint, parameter_dtype=dtype)
+            model = open_pretrained(source, key=jax.random.key(0))
+            readings.append(read(model, model.read_parameters(), data))
+    name = f"{Path(checkpoint).name}, {file.stem}"
+    return [
+        (name, dtype, *described(reading, readings[0]), "")
+        for dtype, reading in zip(DTYPES, readings, strict=True)
+    ]
+
+
+def skill_rows(
+    console: Console, name: str, skill: str, runs: Path, own: bool
+) -> list[tuple[str, ...]]:
+    """A row for each kind of weights: a bundled model reads and answers words."""
+    tuned = tune(console, name, skill, runs, DTYPES[0])
+    run = read_run([f"{tuned['run']}/config.gin"], [])
+    rows, first = [], None
+    for dtype in DTYPES:
+        narrow = dataclasses.replace(run.model, parameter_dtype=dtype)
+        reading, matched = with_prompt(
+            dataclasses.replace(run, model=narrow), Path(tuned["prompt_file"]), skill
+        )
+        first = first or reading
+        made = f"{matched:.1%}"
+        if own:
+            retuned = tune(console, name, skill, runs, dtype) if rows else tuned
+            made += f", {retuned['tuned_prompt']:.1%}"
+        rows.append(
+            (f"skills-{name}, {skill}", dtype, *described(reading, first), made)
+        )
+    return rows
+
+
+def tune(console: Console, name: str, skill: str, runs: Path, dtype: str) -> dict:
+    """Tunes one prompt on one kind of weights."""
+    overrides = [f"Pretrained.parameter_dtype = {dtype!r}"]
+    return quickstart.tune_and_measure(console, name, skill, 0, runs, overrides)
+
+
+def with_prompt(run: Run, prompt: Path, skill: str) -> tuple[Reading, float]:
+    """How a run's frozen model reads its held-out rows and answers, with any prompt."""
+    assert run.evaluation is not None
+    model, parameters = load_tuned(run, prompt)
+    words = quickstart.words(0).test
+    given = [skills.prompt_text(None, word) for word in words]
+    wanted = [skills.apply(skill, word) for word in words]
+    made = quickstart.answers(model, parameters, given)
+    return (
+        read(model, parameters, run.evaluation.data),
+        quickstart.exact_match(made, wanted),
+    )
+
+
+def read(model: PromptedModel, parameters: Parameters, data: DataSource) -> Reading:
+    """Reads every row once."""
+    examples = data.load(model)
+    nats, predicted = [], []
+    for planned in data.plan(model, examples, shuffle=False).one_pass():
+        batch = build_batch(examples, planned, model.config.pad_id)
+        weighted = batch.loss_weights > 0
+        nll, best = jax.device_get(outcome(model.graph, parameters, batch))
+        nats.append(nll[weighted])
+        predicted.append(best[weighted])
+    frozen = [leaf for path, leaf in parameters.items() if "/prompt/" not in path]
+    size = sum(leaf.nbytes for leaf in frozen)
+    return Reading(size, float(np.concatenate(nats).mean()), np.concatenate(predicted))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outcome(
+    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """Nats of the target, and the most likely token, at each place with weight."""
+    model = cast(LanguageModel, merge(graph, parameters))
+    scores = jax.nn.log_softmax(model.logits(model.hidden(batch)))
+    targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
+    nll = -jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+    return nll, scores.argmax(axis=-1)
+
+
+def described(reading: Reading, reference: Reading) -> tuple[str, str, str]:
+    """Bytes, nats and agreement as they stand in the table."""
+    agreement = np.mean(reading.predicted == reference.predicted)
+    return f"{reading.bytes:,}", f"{reading.nats:.4f}", f"{agreement:.2%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Compiled programs outlive the process that compiled them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.small_runs import COMPILATION_CACHE
+
+MISS = re.compile(r"PERSISTENT COMPILATION CACHE MISS for '([^']*)'")
+HIT = re.compile(r"Persistent compilation cache hit for '([^']*)'")
+
+
+@pytest.mark.parametrize("directory", ["XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"])
+def test_a_second_process_compiles_nothing(files, tmp_path, directory):
+    kept = {k: v for k, v in os.environ.items() if k not in COMPILATION_CACHE}
+    cache = tmp_path / "cache"
+    logged = {"JAX_LOG_COMPILES": "1", "JAX_EXPLAIN_CACHE_MISSES": "1"}
+    environment = kept | logged | {directory: str(cache)}
+
+    def train(run: str) -> str:
+        command = [sys.executable, "-m", "prompt_tuning", "train"]
+        done = subprocess.run(
+            [*command, *files.arguments(tmp_path / run, Run__steps=1)],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stderr
+
+    assert "jit_step" in MISS.findall(train("first"))
+    assert any(cache.rglob("jit_step*"))
+    again = train("second")
+    assert MISS.findall(again) == []
+    assert "jit_step" in HIT.findall(again)

@@ -1,0 +1,39 @@
+"""A run on int8 weights, from the command line."""
+
+import shutil
+
+import pytest
+
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import main
+from tests.small_runs import trained_prompt, tune
+
+INT8 = {"Pretrained__parameter_dtype": "int8"}
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@pytest.mark.parametrize("family", ["decoder", "t5"])
+def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
+    model = getattr(files, family)
+    assert tune(files, tmp_path, model, **INT8) == 0
+    report = capsys.readouterr().out
+    assert "quantised to one float32 scale a channel" in report
+    finished = trained_prompt(tmp_path, 6)
+    assert finished != trained_prompt(tmp_path, 3)
+    shutil.rmtree(tmp_path / FOLDER / "checkpoint_6")
+    assert tune(files, tmp_path, model, **INT8) == 0
+    assert "going on from step 3" in capsys.readouterr().out
+    assert trained_prompt(tmp_path, 6) == finished
+    assert main(["evaluate", "--run", str(tmp_path)]) == 0
+    assert main(["generate", "--run", str(tmp_path), "abc=", "--new_tokens=2"]) == 0
+    capsys.readouterr()
+    wide = "--gin.Pretrained.parameter_dtype='float32'"
+    assert main(["evaluate", "--run", str(tmp_path), wide]) == 2
+    assert "another frozen_model" in capsys.readouterr().err
+
+
+def test_training_the_weights_of_an_int8_model_is_refused(files, tmp_path, capsys):
+    choices = {"ParameterGroup__regexes": [".*/kernel"], **INT8}
+    assert tune(files, tmp_path, **choices) == 2
+    assert "would train 7 int8 parameters" in capsys.readouterr().err
