@@ -3,7 +3,7 @@
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import SupportsIndex
+from typing import SupportsIndex, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,13 @@ from prompt_tuning.data.batches import Batch
 from prompt_tuning.decoding.generate import pad_rows
 from prompt_tuning.models.config import ModelConfig, t5_config
 from prompt_tuning.models.parameters import Parameters, split
-from prompt_tuning.models.prompted import Prompting, build_model
+from prompt_tuning.models.prompted import Prompt, Prompting, build_model
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
 
 V = 31
 P = 3
+PROMPT_PATHS = {"decoder_only": "decoder/prompt", "encoder_decoder": "encoder/prompt"}
 
 LLAMA = ModelConfig(
     architecture="decoder_only",
@@ -107,6 +108,20 @@ def prompted(
         return build_model(key, config, prompt, prompting)
 
     return _with_numbers(build)
+
+
+def with_prompt(
+    config: ModelConfig, prompt: nnx.Module, prompting: Prompting | None = None
+) -> tuple[nnx.GraphDef, Parameters]:
+    """The same model, the same numbers, with a prompt that brings its own."""
+    graph, parameters = _with_numbers(
+        lambda key: build_model(key, config, cast(Prompt, prompt), prompting)
+    )
+    own = {
+        f"{PROMPT_PATHS[config.architecture]}/{p}": x
+        for p, x in split(prompt)[1].items()
+    }
+    return graph, parameters | own
 
 
 def unprompted(config: ModelConfig) -> tuple[nnx.GraphDef, Parameters]:

@@ -4,15 +4,24 @@ Softmax cross-entropy needs the logits once. Written as `hidden @ head.T` and le
 automatic differentiation, they are kept for the backward pass, and the head's matmul
 runs a second time there. With a frozen head, d nll / d hidden does not depend on what
 comes later: the forward pass works it out while it has the logits, keeps `[M, D]`
-numbers, and the backward pass only scales them.
+numbers, and the backward pass only scales them. It does so for some positions at a
+time, so that of all `[M, V]` logits only a chunk exists at once.
 """
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+LARGEST_CHUNK = 2**22
+"""Logits at once: 16 MB of them, which the caches of a CPU nearly hold."""
+
+FEWEST_ROWS = 128
+"""Of a chunk, however large the vocabulary: fewer would read the head too often."""
 
 
 class TokenLoss(NamedTuple):
@@ -46,17 +55,55 @@ def token_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    logits = _logits(hidden, head, targets)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    return _outcome(logits, normaliser, targets)
+
+    def chunk(hidden, targets):
+        logits = _logits(hidden, head)
+        return _outcome(logits, jax.nn.logsumexp(logits, axis=-1), targets)
+
+    return _by_chunks(chunk, hidden, targets, head.shape[0])
 
 
-def _logits(hidden: Array, head: Array, targets: Array) -> Array:
+def _by_chunks(
+    function: Callable[[Array, Array], Any], hidden: Array, targets: Array, width: int
+) -> Any:
+    """Applies a function of `[c, D]` and `[c]` to some positions at a time.
+
+    Args:
+      function: gives arrays with a leading axis `c`.
+      hidden: `[*lead, D]`.
+      targets: `[*lead]`.
+      width: numbers that a position takes while it is worked on, `V`.
+
+    Returns:
+      the function's arrays, with the leading axes of `targets`.
+
+    Raises:
+      ValueError: if the leading shapes differ.
+    """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
             f"hidden states {hidden.shape} and targets {targets.shape} must agree on "
             "every axis but the last; were the loss positions gathered on both sides?"
         )
+    count = math.prod(targets.shape)
+    chunks = max(1, -(-count // max(LARGEST_CHUNK // width, FEWEST_ROWS)))
+    size = -(-count // chunks)
+    rows = hidden.reshape(count, -1), targets.reshape(count)
+    if chunks == 1:
+        made = function(*rows)
+    else:
+        cut = [
+            jnp.pad(x, [(0, chunks * size - count), *[(0, 0)] * (x.ndim - 1)]).reshape(
+                chunks, size, *x.shape[1:]
+            )
+            for x in rows
+        ]
+        made = jax.lax.map(lambda chunk: function(*chunk), tuple(cut))
+        made = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], made)
+    return jax.tree.map(lambda x: x.reshape(*targets.shape, *x.shape[1:]), made)
+
+
+def _logits(hidden: Array, head: Array) -> Array:
     return jnp.einsum(
         "...d,vd->...v",
         hidden,
@@ -80,13 +127,19 @@ def _excess(logits: Array, normaliser: Array, targets: Array) -> Array:
 def _forward(hidden, head, targets):
     trained_head = head.perturbed
     hidden, head, targets = hidden.value, head.value, targets.value
-    with jax.named_scope("cross_entropy"):
-        logits = _logits(hidden, head, targets)
+
+    def chunk(hidden, targets):
+        logits = _logits(hidden, head)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
         excess = _excess(logits, normaliser, targets).astype(hidden.dtype)
         slope = jnp.einsum("...v,vd->...d", excess, head.astype(hidden.dtype))
-        kept = (hidden, excess, head) if trained_head else None
-        return _outcome(logits, normaliser, targets), (slope, kept, targets)
+        kept = excess if trained_head else None
+        return _outcome(logits, normaliser, targets), slope, kept
+
+    with jax.named_scope("cross_entropy"):
+        outcome, slope, excess = _by_chunks(chunk, hidden, targets, head.shape[0])
+    kept = (hidden, excess, head) if trained_head else None
+    return outcome, (slope, kept, targets)
 
 
 def _backward(residuals, cotangent: TokenLoss):

@@ -1,8 +1,14 @@
-"""Attention over several sources of keys, and how positions enter it.
+"""Attention over several sources of keys, with a backward pass of its own.
 
-A query may look at keys that were computed for it alone, for the whole batch (a
+A query may look at keys that were computed for its row alone, for many rows at once (a
 shared prompt) or earlier (a cache). `attend` takes them as a list of sources and
-normalises over all of them at once; a source shared by the batch is never copied.
+normalises over all of them at once; a source shared by rows is never copied.
+
+Left to automatic differentiation, softmax keeps its output beside its input and passes
+over all scores once more for a sum. Here the scores are exponentiated once and never
+divided: the division is done on the outcome, which is `S / K` times smaller, and the
+sum that the backward pass needs is one over `K` numbers (Dao et al. 2022, appendix
+B.2).
 """
 
 import functools
@@ -16,15 +22,17 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.layers import dropout
+from prompt_tuning.models.parameters import optional_key
 
 # Finite, so that a row that sees nothing (padding) gives numbers and not NaN.
 MASKED = -1e10
 
 
 class KeyValues(NamedTuple):
-    """Keys and values `[R, S, G, K]` of one source; `R` is `B`, or 1 when shared.
+    """Keys and values `[R, S, G, K]` of one source, or `[N, S, G, K]` when shared.
 
-    Of all blocks together they are stacked: `[L, R, S, G, K]`.
+    A shared source has `R / N` rows of queries for each of its own, one after the
+    other; `N = 1` is shared by all. Of all blocks together they are stacked, on `L`.
     """
 
     keys: Array
@@ -50,7 +58,8 @@ def attend(
     """`softmax([q·k of every source] * scale + bias) · [v of every source]`.
 
     Grouped-query attention where a source has fewer heads `G` than the query. The
-    softmax is taken in float32.
+    softmax is taken in float32. A row that sees nothing at all gives the mean of what
+    it does not see, and passes no gradient of use back.
 
     Args:
       query: queries of one stream.
@@ -59,45 +68,155 @@ def attend(
       dropout_rate: of the attention weights.
       key: for dropout; None for none.
     """
-    groups = sources[0].key_values.keys.shape[-2]
-    rows, length, heads, width = query.shape
-    grouped = query.reshape(rows, length, groups, heads // groups, width)
-    scores = [_scores(grouped, source, scale) for source in sources]
-    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
-    weights = dropout(weights.astype(query.dtype), dropout_rate, key)
-    bounds = np.cumsum([source.key_values.keys.shape[1] for source in sources])
-    parts = jnp.split(weights, bounds[:-1].tolist(), axis=-1)
-    mixed = [
-        _weighted_values(part, source.key_values.values)
-        for part, source in zip(parts, sources, strict=True)
+    keys = [optional_key(key, f"source_{i}") for i in range(len(sources))]
+    return _attend(scale, dropout_rate, query, tuple(sources), tuple(keys))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(scale, rate, query, sources, keys):
+    return _forward(scale, rate, query, sources, keys)[0]
+
+
+def _forward(scale, rate, query, sources, keys):
+    """The outcome, and of each source the exponentials `[N, G, R/N, h, Q, S]`."""
+    scores = [_scores(query, source, scale) for source in sources]
+    highest = functools.reduce(jnp.maximum, [_by_row(s.max(-1), query) for s in scores])
+    exponentials = [
+        jnp.exp(s - _by_source(highest, s.shape)[..., None]).astype(query.dtype)
+        for s in scores
     ]
-    return functools.reduce(jnp.add, mixed).reshape(rows, length, heads, width)
+    totals = [_by_row(e.sum(-1, dtype=jnp.float32), query) for e in exponentials]
+    inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
+    mixed = [
+        _mixed(dropout(e, rate, key), source.key_values.values, query)
+        for e, source, key in zip(exponentials, sources, keys, strict=True)
+    ]
+    outcome = (functools.reduce(jnp.add, mixed) * inverse).astype(query.dtype)
+    return outcome, (query, sources, keys, exponentials, inverse, outcome)
 
 
-def _scores(grouped: Array, source: Source, scale: float) -> Array:
-    """Scores `[R, G, H/G, Q, S]` of one source, in float32."""
-    keys = source.key_values.keys
-    shared = keys.shape[0] == 1
-    scores = jnp.einsum(
-        "rqghk,sgk->rghqs" if shared else "rqghk,rsgk->rghqs",
-        grouped,
-        keys[0] if shared else keys,
-        preferred_element_type=jnp.float32,
+def _forward_of_primals(scale, rate, query, sources, keys):
+    # A frozen bias wants no gradient, which would be a sum over all rows.
+    biased = tuple(s.bias is not None and s.bias.perturbed for s in sources)
+    values = jax.tree.map(
+        lambda primal: primal.value,
+        (query, sources, keys),
+        is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
     )
-    scores = scores * scale
+    outcome, kept = _forward(scale, rate, *values)
+    return outcome, (kept, biased)
+
+
+def _backward(scale, rate, residuals, cotangent):
+    (query, sources, keys, exponentials, inverse, outcome), biased = residuals
+    if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+        return None, None, None
+    weighted = cotangent.astype(jnp.float32) * inverse
+    shared = jnp.sum(weighted * outcome.astype(jnp.float32), axis=-1)
+    weighted = weighted.astype(query.dtype)
+    parts = [
+        _source_backward(scale, rate, query, weighted, shared, *source)
+        for source in zip(sources, keys, exponentials, biased, strict=True)
+    ]
+    d_query = functools.reduce(jnp.add, [part[0] for part in parts])
+    return d_query, tuple(part[1] for part in parts), None
+
+
+def _source_backward(scale, rate, query, weighted, shared, source, key, e, biased):
+    """What one source passes back: to the query, and to itself."""
+    keys, values = source.key_values
+    d_weight = dropout(_products(weighted, values), rate, key)
+    d_score = e * (d_weight - _by_source(shared, e.shape)[..., None])
+    d_bias = None
+    if biased:
+        d_bias = (
+            d_score.sum((0, 2)).reshape(source.bias.shape).astype(source.bias.dtype)
+        )
+    d_score = (d_score * scale).astype(query.dtype)
+    made = KeyValues(
+        _gathered(d_score, query, keys),
+        _gathered(dropout(e, rate, key), weighted, values),
+    )
+    return _mixed(d_score, keys, query).astype(query.dtype), Source(made, None, d_bias)
+
+
+_attend.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)
+
+
+def _scores(query: Array, source: Source, scale: float) -> Array:
+    """Masked scores `[N, G, R/N, h, Q, S]` of one source, in float32."""
+    scores = _products(query, source.key_values.keys) * scale
     if source.bias is not None:
         bias = source.bias.astype(jnp.float32)
-        scores = scores + bias.reshape(1, *scores.shape[1:3], *bias.shape[2:])
+        groups, heads = scores.shape[1], scores.shape[3]
+        scores = scores + bias.reshape(1, groups, 1, heads, *bias.shape[2:])
     if source.mask is not None:
-        scores = jnp.where(source.mask[:, :, None], scores, MASKED)
+        mask = source.mask
+        rows = (1, 1) if len(mask) == 1 else (scores.shape[0], scores.shape[2])
+        mask = mask.reshape(rows[0], 1, rows[1], 1, *mask.shape[2:])
+        scores = jnp.where(mask, scores, MASKED)
     return scores
 
 
-def _weighted_values(weights: Array, values: Array) -> Array:
-    """Sums values `[R, S, G, K]` with weights `[R, G, H/G, Q, S]`."""
-    if values.shape[0] == 1:
-        return jnp.einsum("rghqs,sgk->rqghk", weights, values[0])
-    return jnp.einsum("rghqs,rsgk->rqghk", weights, values)
+def _grouped(query: Array, keys: Array) -> Array:
+    """Queries `[R, Q, H, K]` as `[N, R/N, Q, G, h, K]`, for the keys of a source."""
+    rows, length, heads, width = query.shape
+    n, groups = keys.shape[0], keys.shape[2]
+    check_groups(rows, n)
+    return query.reshape(n, rows // n, length, groups, heads // groups, width)
+
+
+def check_groups(rows: int, n: int) -> None:
+    """Refuses rows that cannot be grouped evenly by `n` prompts.
+
+    Raises:
+      ValueError: with both numbers.
+    """
+    if rows % n:
+        raise ValueError(
+            f"{rows} rows cannot be grouped evenly by {n} prompts; say in "
+            "Batch.prompt_ids which prompt each row has"
+        )
+
+
+def _products(query: Array, keys: Array) -> Array:
+    """The product of every query with every key, `[N, G, R/N, h, Q, S]`, in float32."""
+    return jnp.einsum(
+        "nrqghk,nsgk->ngrhqs",
+        _grouped(query, keys),
+        keys,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _mixed(weights: Array, values: Array, query: Array) -> Array:
+    """Values summed over keys with weights `[N, G, R/N, h, Q, S]`, for each query."""
+    mixed = jnp.einsum(
+        "ngrhqs,nsgk->nrqghk", weights, values, preferred_element_type=jnp.float32
+    )
+    return mixed.reshape(query.shape)
+
+
+def _gathered(weights: Array, query: Array, keys: Array) -> Array:
+    """Queries summed over queries with weights `[N, G, R/N, h, Q, S]`, for each key."""
+    gathered = jnp.einsum(
+        "ngrhqs,nrqghk->nsgk",
+        weights,
+        _grouped(query, keys),
+        preferred_element_type=jnp.float32,
+    )
+    return gathered.astype(keys.dtype)
+
+
+def _by_row(x: Array, query: Array) -> Array:
+    """One number for each query, from `[N, G, R/N, h, Q]` to `[R, Q, H]`."""
+    return x.transpose(0, 2, 4, 1, 3).reshape(query.shape[:3])
+
+
+def _by_source(x: Array, shape: tuple[int, ...]) -> Array:
+    """The inverse of `_by_row`, for scores of a shape `[N, G, R/N, h, Q, S]`."""
+    n, groups, rows, heads, length = shape[:5]
+    return x.reshape(n, rows, length, groups, heads).transpose(0, 3, 1, 4, 2)
 
 
 def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
@@ -113,8 +232,8 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
 
 
 def rotary_angles(
-    positions: Int[Array, "R Q"], config: ModelConfig
-) -> tuple[Float[Array, "R Q 1 half"], Float[Array, "R Q 1 half"]]:
+    positions: Int[Array, "n"], config: ModelConfig
+) -> tuple[Float[Array, "n 1 half"], Float[Array, "n 1 half"]]:
     """Cosines and sines of the rotary embedding (Su et al. 2021, equation 34)."""
     frequencies = rotary_frequencies(config)
     angles = positions[..., None, None] * jnp.asarray(frequencies, jnp.float32)
@@ -122,8 +241,8 @@ def rotary_angles(
 
 
 def rotate(
-    x: Float[Array, "R Q heads K"], angles: tuple[Array, Array]
-) -> Float[Array, "R Q heads K"]:
+    x: Float[Array, "n heads K"], angles: tuple[Array, Array]
+) -> Float[Array, "n heads K"]:
     """Rotates the first half of each head against the second (Hugging Face layout)."""
     cosine, sine = angles
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

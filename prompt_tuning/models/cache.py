@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.transformer import Mask, Past, Stream
+from prompt_tuning.models.transformer import Context, Stream
 
 
 @jax.tree_util.register_dataclass
@@ -23,21 +23,17 @@ class Cache:
 
     Attributes:
       following: position of each row's first new token, `[B]`.
-      past: what was prefilled.
-      past_masks: what a new token sees of each of these.
+      past: what was prefilled, and what a new token sees of it.
       generated: buffer for new tokens, `[L, B, room, G, K]`.
       step: how many new tokens were read.
-      cross: keys and values of the encoder's output, or None.
-      cross_mask: its real positions.
+      cross: the encoder's output, empty in a decoder-only model.
     """
 
     following: Int[Array, "B"]
-    past: tuple[Past, ...]
-    past_masks: tuple[Mask, ...]
+    past: tuple[Context, ...]
     generated: KeyValues
     step: Int[Array, ""]
-    cross: KeyValues | None
-    cross_mask: Mask
+    cross: tuple[Context, ...]
 
     @classmethod
     def create(
@@ -46,10 +42,8 @@ class Cache:
         following: Int[Array, "B"],
         *,
         room: int,
-        past: tuple[Past, ...] = (),
-        past_masks: tuple[Mask, ...] = (),
-        cross: KeyValues | None = None,
-        cross_mask: Mask = None,
+        past: tuple[Context, ...] = (),
+        cross: tuple[Context, ...] = (),
     ) -> "Cache":
         """A cache with nothing generated yet and room for `room` tokens."""
         shape = (
@@ -60,23 +54,17 @@ class Cache:
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
-        step = jnp.zeros((), jnp.int32)
-        return cls(following, past, past_masks, empty, step, cross, cross_mask)
+        return cls(following, past, empty, jnp.zeros((), jnp.int32), cross)
 
-    def sources(self) -> tuple[Past, ...]:
+    def contexts(self) -> tuple[Context, ...]:
         """All keys that a new token may see, itself excepted."""
-        room = self.generated.keys.shape[2]
-        return (*self.past, Past(self.generated, jnp.arange(room)[None]))
+        room = jnp.arange(self.generated.keys.shape[2])
+        written = (room < self.step)[None, None, None]
+        return (*self.past, Context(self.generated, written, None, room[None]))
 
     def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
-        """One new token of every row, and what it sees."""
-        written = jnp.arange(self.generated.keys.shape[2]) < self.step
-        return Stream(
-            embedded,
-            (self.following + self.step)[:, None],
-            (*self.past_masks, written[None, None, None], None),
-            cross_mask=self.cross_mask,
-        )
+        """One new token of every row."""
+        return Stream(embedded, (self.following + self.step)[:, None], None)
 
     def extended(self, made: KeyValues) -> "Cache":
         """The cache after one more token, whose keys are `[L, B, 1, G, K]`."""

@@ -2,18 +2,49 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning import masks
 from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Embedding, dropout
 from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.transformer import Past, Stack, Stream
+from prompt_tuning.models.transformer import Context, Stack, Stream
+
+
+class Rows(NamedTuple):
+    """What is known of the rows of a batch; see `Batch`."""
+
+    lengths: Int[Array, "B"]
+    prefix_lengths: Int[Array, "B"]
+    segment_ids: Int[Array, "B T"] | None = None
+    prompt_ids: Int[Array, "B"] | None = None
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Rows":
+        """Of a batch."""
+        return cls(
+            batch.lengths, batch.prefix_lengths, batch.segment_ids, batch.prompt_ids
+        )
+
+
+class DecoderPrefix(NamedTuple):
+    """A prompt that was run ahead of the text.
+
+    Attributes:
+      key_values: `[L, N, P, G, K]`.
+      last: hidden state of the last vector, `[N, D]`, which predicts a first token.
+    """
+
+    key_values: KeyValues
+    last: Float[Array, "N D"]
 
 
 class Decoder(Stack):
@@ -30,34 +61,46 @@ class Decoder(Stack):
             key, config, layers=config.layers, cross=cross, bidirectional=False
         )
 
-    def streams(
-        self,
-        text: Float[Array, "B T D"],
-        lengths: Int[Array, "B"],
-        prefix_lengths: Int[Array, "B"],
-    ) -> tuple[Stream, ...]:
-        """What runs through the blocks: here the text alone, causally.
+    def prompt_count(self) -> masks.Count:
+        """Vectors that stand among each row's text."""
+        return 0
 
-        Args:
-          text: embedded tokens.
-          lengths: real tokens of each row.
-          prefix_lengths: leading tokens of each row that are given and not learned.
-        """
-        del prefix_lengths
-        return (causal_stream(text, lengths),)
+    def prefix_stream(self) -> Stream | None:
+        """What runs ahead of all rows, once for all of them; here nothing."""
+        return None
+
+    def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
+        """The last hidden state of what `prefix_stream` gave."""
+        return hidden[:, -1]
+
+    def text_stream(self, text: Float[Array, "B T D"], rows: Rows) -> Stream:
+        """What runs for each row: here the text alone, causally."""
+        stream = causal_stream(text, rows.segment_ids)
+        return dataclasses.replace(
+            stream, later_mask=masks.encoder_mask(rows.lengths, text.shape[1])
+        )
 
 
 def causal_stream(
-    text: Float[Array, "B T D"], lengths: Int[Array, "B"], first: int = 0
+    hidden: Float[Array, "B T D"],
+    segment_ids: Int[Array, "B T"] | None = None,
+    first: masks.Count = 0,
 ) -> Stream:
-    """Rows that run causally, their first token at position `first`."""
-    length = text.shape[1]
-    return Stream(
-        text,
-        first + jnp.arange(length)[None],
-        (masks.decoder_causal_mask(length),),
-        later_mask=masks.encoder_mask(lengths, length),
-    )
+    """Rows that run causally, the first token of each example at position `first`."""
+    if segment_ids is None:
+        length = hidden.shape[1]
+        places, mask = jnp.arange(length)[None], masks.decoder_causal_mask(length)
+    else:
+        places = places_in_segment(segment_ids)
+        mask = masks.decoder_packed_mask(segment_ids)
+    return Stream(hidden, first + places, mask)
+
+
+def places_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """How many tokens of its own example stand before each token of a packed row."""
+    place = jnp.arange(segment_ids.shape[1])
+    starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
+    return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
 
 
 DecoderFactory = Callable[..., Decoder]
@@ -93,27 +136,61 @@ class DecoderOnly(LanguageModel):
 
     def predicting(
         self,
-        hidden: tuple[Float[Array, "_ _ D"], ...],
+        text: Float[Array, "B S D"],
         positions: Int[Array, "B m"],
-        prefix_lengths: Int[Array, "B"],
+        rows: Rows,
+        last: Float[Array, "N D"] | None,
     ) -> Float[Array, "B m D"]:
         """Picks the hidden state that predicts the token at each position of the row.
 
-        Token `i` is predicted where token `i - 1` is read; token 0 by nothing, so its
-        pick is of no use and its weight must be zero.
+        Token `i` is predicted where token `i - 1` is read; the first token of an
+        example by `last` of a prefix, or by nothing: its weight must be zero then.
         """
-        del prefix_lengths
-        (text,) = hidden
+        del rows, last
         before = jnp.maximum(positions - 1, 0)
-        return jnp.take_along_axis(text, before[..., None], axis=1)
+        return jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
+
+    def prefix(self, key: Key[Array, ""] | None = None) -> DecoderPrefix | None:
+        """The prompt, run ahead of all rows where the decoder says that it can be."""
+        stream = self._prefix_stream(key)
+        if stream is None:
+            return None
+        (hidden,), (made,) = self.decoder.run(
+            [stream], key=optional_key(key, "prefix"), keep=True
+        )
+        return DecoderPrefix(made, self.decoder.last(hidden))
 
     def hidden(
         self, batch: Batch, key: Key[Array, ""] | None = None
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        streams = self._streams(batch.tokens, batch.lengths, batch.prefix_lengths, key)
+        rows = Rows.of(batch)
+        streams = [self._text_stream(batch.tokens, rows, key)]
+        prefix = self._prefix_stream(key)
+        if prefix is not None:
+            prefix = dataclasses.replace(prefix, later_rows=batch.prompt_ids)
+            streams.insert(0, prefix)
         hidden, _ = self.decoder.run(streams, key=optional_key(key, "decoder"))
-        picked = self.predicting(hidden, batch.loss_positions, batch.prefix_lengths)
+        last = None if prefix is None else self.decoder.last(hidden[0])
+        picked = self.predicting(hidden[-1], batch.loss_positions, rows, last)
+        return self.decoder.final_norm(picked)
+
+    def hidden_behind(
+        self,
+        prefix: DecoderPrefix | None,
+        batch: Batch,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B m D"]:
+        """The hidden states that predict the targets at `batch.loss_positions`."""
+        if prefix is None:
+            return self.hidden(batch, key)
+        rows = Rows.of(batch)
+        (hidden,), _ = self.decoder.run(
+            [self._text_stream(batch.tokens, rows, key)],
+            past=[self._context(prefix, batch.prompt_ids)],
+            key=optional_key(key, "decoder"),
+        )
+        picked = self.predicting(hidden, batch.loss_positions, rows, prefix.last)
         return self.decoder.final_norm(picked)
 
     def prefill(
@@ -129,18 +206,16 @@ class DecoderOnly(LanguageModel):
         Returns:
           the hidden state that predicts each row's next token, and the cache.
         """
-        streams = self._streams(tokens, lengths, lengths, None)
-        hidden, made = self.decoder.run(streams, keep=True)
-        picked = self.predicting(hidden, lengths[:, None], lengths)
-        past = tuple(
-            Past(key_values, stream.positions)
-            for key_values, stream in zip(made, streams, strict=True)
-        )
+        rows, prefix = Rows(lengths, lengths), self.prefix()
+        stream = self._text_stream(tokens, rows, None)
+        past = () if prefix is None else (self._context(prefix, None),)
+        (hidden,), (made,) = self.decoder.run([stream], past=past, keep=True)
+        last = None if prefix is None else prefix.last
+        picked = self.predicting(hidden, lengths[:, None], rows, last)
         cache = Cache.create(
             self.config,
-            lengths + self.decoder.prompt_length,
-            past=past,
-            past_masks=tuple(stream.later_mask for stream in streams),
+            lengths + self.decoder.prompt_count(),
+            past=(*past, stream.context(made)),
             room=room,
         )
         return self.decoder.final_norm(picked)[:, 0], cache
@@ -150,26 +225,37 @@ class DecoderOnly(LanguageModel):
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one token more of each row; returns what predicts the next."""
         embedded = self.token_embedder(tokens[:, None], self.config.dtype)
-        streams = self._with_positions((cache.stream(embedded),), None)
-        (hidden,), (made,) = self.decoder.run(streams, past=cache.sources(), keep=True)
+        stream = self._enter(cache.stream(embedded), None)
+        (hidden,), (made,) = self.decoder.run(
+            [stream], past=cache.contexts(), keep=True
+        )
         return self.decoder.final_norm(hidden)[:, 0], cache.extended(made)
 
-    def _streams(self, tokens, lengths, prefix_lengths, key) -> tuple[Stream, ...]:
-        text = self.token_embedder(tokens, self.config.dtype)
-        streams = self.decoder.streams(text, lengths, prefix_lengths)
-        return self._with_positions(streams, key)
+    def _prefix_stream(self, key) -> Stream | None:
+        stream = self.decoder.prefix_stream()
+        if stream is None:
+            return None
+        return self._enter(stream, optional_key(key, "prefix_input"))
 
-    def _with_positions(self, streams, key) -> tuple[Stream, ...]:
+    def _context(self, prefix: DecoderPrefix, prompt_ids) -> Context:
+        """What rows see of a prefix that was run before."""
+        stream = self.decoder.prefix_stream()
+        assert stream is not None
+        context = stream.context(prefix.key_values)
+        return context._replace(rows=prompt_ids)
+
+    def _text_stream(self, tokens, rows: Rows, key) -> Stream:
+        text = self.token_embedder(tokens, self.config.dtype)
+        return self._enter(
+            self.decoder.text_stream(text, rows), optional_key(key, "input")
+        )
+
+    def _enter(self, stream: Stream, key) -> Stream:
         """Adds learned positions, to prompt vectors too, then drops out."""
-        changed = []
-        for i, stream in enumerate(streams):
-            hidden = stream.hidden
-            if self.position_embedder is not None:
-                hidden = hidden + self.position_embedder(
-                    stream.positions, self.config.dtype
-                )
-            hidden = dropout(
-                hidden, self.config.dropout_rate, optional_key(key, f"input_{i}")
+        hidden = stream.hidden.astype(self.config.dtype)
+        if self.position_embedder is not None:
+            hidden = hidden + self.position_embedder(
+                stream.positions, self.config.dtype
             )
-            changed.append(dataclasses.replace(stream, hidden=hidden))
-        return tuple(changed)
+        hidden = dropout(hidden, self.config.dropout_rate, key)
+        return dataclasses.replace(stream, hidden=hidden)

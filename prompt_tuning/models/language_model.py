@@ -1,5 +1,7 @@
 """What every language model has: a vocabulary in and a vocabulary out."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
@@ -9,6 +11,9 @@ from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.layers import Embedding, Head
 from prompt_tuning.models.parameters import named_key
+
+Prefix = Any
+"""A tree of what a family of models keeps of its prefix."""
 
 
 class LanguageModel(nnx.Module):
@@ -26,6 +31,19 @@ class LanguageModel(nnx.Module):
         )
         self.head = None if config.tied_head else Head(named_key(key, "head"), config)
 
+    def prefix(self, key: Key[Array, ""] | None = None) -> Prefix:
+        """Runs what stands before every row and sees none: once, whatever the rows.
+
+        Args:
+          key: for dropout; None for none.
+
+        Returns:
+          floating arrays alone, so that a gradient can be taken at them; None where
+          nothing of the kind is.
+        """
+        del key
+        return None
+
     def hidden(
         self, batch: Batch, key: Key[Array, ""] | None = None
     ) -> Float[Array, "B m D"]:
@@ -35,6 +53,12 @@ class LanguageModel(nnx.Module):
           batch: rows, and the places in them that carry weight.
           key: for dropout; None for none.
         """
+        return self.hidden_behind(self.prefix(optional_key(key, "prefix")), batch, key)
+
+    def hidden_behind(
+        self, prefix: Prefix, batch: Batch, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B m D"]:
+        """`hidden`, where `prefix` was run before."""
         raise NotImplementedError
 
     def prefill(

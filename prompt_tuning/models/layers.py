@@ -4,13 +4,21 @@ Inside the scan over blocks the same classes hold one block's slice, so their ca
 written for a single block.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import declare, fan_in, named_key
+from prompt_tuning.models.parameters import (
+    declare,
+    declare_quantized,
+    fan_in,
+    named_key,
+)
+from prompt_tuning.models.quantization import QUANTIZED, cast_product, scaled
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -18,6 +26,11 @@ ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
 }
+
+
+# Chains of element-wise operations are cheaper to repeat than to keep: of each only
+# what goes in is saved for the backward pass. In a scan nothing merges the two passes.
+recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 def dropout(
@@ -39,6 +52,8 @@ class Dense(nnx.Module):
 
     Attributes:
       kernel: `[L, in, out]`, or `[in, out]` of one block inside the scan.
+      kernel_scale: of an int8 kernel, float32 `[L, out]`: what each output channel of
+        the product is multiplied by. Else None.
       bias: `[L, out]`, or None.
     """
 
@@ -54,12 +69,12 @@ class Dense(nnx.Module):
         scale: float = 1.0,
     ):
         size_in, size_out = sizes
-        self.kernel = declare(
-            key,
-            (layers, size_in, size_out),
-            ("layers", *axes),
-            jax.nn.initializers.normal(scale * size_in**-0.5),
-            dtype,
+        start = jax.nn.initializers.normal(scale * size_in**-0.5)
+        stacked = (key, (layers, size_in, size_out), ("layers", *axes), start)
+        self.kernel, self.kernel_scale = (
+            declare_quantized(*stacked)
+            if dtype == QUANTIZED
+            else (declare(*stacked, dtype), None)
         )
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
@@ -67,7 +82,9 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies one block's projection."""
-        y = x @ self.kernel[...].astype(x.dtype)
+        y = cast_product(x, self.kernel[...])
+        if self.kernel_scale is not None:
+            y = scaled(y, self.kernel_scale[...])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -95,15 +112,36 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
         """Normalises the last axis."""
-        wide = x.astype(jnp.float32)
-        if self.bias is not None:
-            wide = wide - wide.mean(-1, keepdims=True)
-        square = jnp.mean(wide * wide, -1, keepdims=True)
-        normed = wide * jax.lax.rsqrt(square + self.epsilon)
-        normed = normed * self.scale[...].astype(jnp.float32)
-        if self.bias is not None:
-            normed = normed + self.bias[...].astype(jnp.float32)
-        return normed.astype(x.dtype)
+        scale = self.scale[...]
+        if self.bias is None:
+            return root_mean_square_norm(x, scale, self.epsilon)
+        return layer_norm(x, scale, self.bias[...], self.epsilon)
+
+
+@functools.partial(recomputed, static_argnums=2)
+def root_mean_square_norm(
+    x: Float[Array, "*lead D"], scale: Float[Array, "D"], epsilon: float
+) -> Float[Array, "*lead D"]:
+    """`x / rms(x) * scale`, in float32 (Zhang and Sennrich 2019, equation 4)."""
+    wide = x.astype(jnp.float32)
+    square = jnp.mean(wide * wide, -1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(square + epsilon)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+@functools.partial(recomputed, static_argnums=3)
+def layer_norm(
+    x: Float[Array, "*lead D"],
+    scale: Float[Array, "D"],
+    bias: Float[Array, "D"],
+    epsilon: float,
+) -> Float[Array, "*lead D"]:
+    """`(x - mean(x)) / std(x) * scale + bias`, in float32 (Ba et al. 2016)."""
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    square = jnp.mean(centred * centred, -1, keepdims=True)
+    normed = centred * jax.lax.rsqrt(square + epsilon) * scale.astype(jnp.float32)
+    return (normed + bias.astype(jnp.float32)).astype(x.dtype)
 
 
 class FeedForward(nnx.Module):
@@ -135,9 +173,10 @@ class FeedForward(nnx.Module):
         """Applies one block's feed-forward layer."""
         activation = ACTIVATIONS[self.activation]
         if self.gate is None:
-            inner = activation(self.up(x))
+            inner = recomputed(activation)(self.up(x))
         else:
-            inner = activation(self.gate(x)) * self.up(x)
+            gated = recomputed(lambda gate, up: activation(gate) * up)
+            inner = gated(self.gate(x), self.up(x))
         return self.down(dropout(inner, self.dropout_rate, key))
 
 
@@ -161,7 +200,9 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks the rows up."""
-        return jnp.take(self.embedding[...], ids, axis=0).astype(dtype)
+        # Ids were checked with the data; the default mode would compare them all again.
+        rows = jnp.take(self.embedding[...], ids, axis=0, mode="clip")
+        return rows.astype(dtype)
 
 
 class Head(nnx.Module):

@@ -1,20 +1,22 @@
 """The encoder-decoder model: T5 1.0 and 1.1, by the choices in its config."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning import masks
 from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import dropout
 from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.transformer import Stack, Stream
+from prompt_tuning.models.transformer import Context, Stack, Stream
 
 
 class Encoder(Stack):
@@ -31,21 +33,50 @@ class Encoder(Stack):
             key, config, layers=config.encoder_layers, cross=False, bidirectional=True
         )
 
-    def stream(self, text: Float[Array, "B T D"], lengths: Int[Array, "B"]) -> Stream:
-        """What runs through the blocks: here the text alone.
+    def prefix_stream(self) -> Stream | None:
+        """What runs ahead of all rows, once for all of them; here nothing."""
+        return None
+
+    def text_stream(
+        self,
+        text: Float[Array, "B T D"],
+        lengths: Int[Array, "B"],
+        prompt_ids: Int[Array, "B"] | None = None,
+    ) -> Stream:
+        """What runs for each row: here the text alone.
 
         Args:
           text: embedded tokens.
           lengths: real tokens of each row.
+          prompt_ids: which prompt each row has; see `Batch`.
         """
+        del prompt_ids
         return encoder_stream(text, lengths)
 
 
-def encoder_stream(hidden: Float[Array, "B S D"], lengths: Int[Array, "B"]) -> Stream:
-    """Rows of which the first `lengths[b]` positions see each other."""
+def encoder_stream(
+    hidden: Float[Array, "R S D"], lengths: Int[Array, "_"], first: masks.Count = 0
+) -> Stream:
+    """Rows of which the first `lengths[b]` positions see each other.
+
+    Their positions count from `first`.
+    """
     length = hidden.shape[1]
     mask = masks.encoder_mask(lengths, length)
-    return Stream(hidden, jnp.arange(length)[None], (mask,))
+    positions = first + jnp.arange(length)[None]
+    return Stream(hidden, positions, mask, later_mask=mask)
+
+
+class EncoderPrefix(NamedTuple):
+    """A prompt that was run through the encoder ahead of the text.
+
+    Attributes:
+      key_values: of the encoder's blocks, `[L, N, P, G, K]`.
+      cross: what the decoder's blocks make of the encoder's output, of that shape too.
+    """
+
+    key_values: KeyValues
+    cross: KeyValues
 
 
 class EncoderDecoder(LanguageModel):
@@ -67,53 +98,106 @@ class EncoderDecoder(LanguageModel):
         self.encoder = encoder(named_key(key, "encoder"), config)
         self.decoder = Decoder(named_key(key, "decoder"), config, cross=True)
 
-    def encoder_decoder_mask(
-        self, lengths: Int[Array, "B"], length: int
-    ) -> Bool[Array, "B 1 1 S"]:
-        """What the decoder sees of encoder rows of `length` tokens."""
-        return masks.encoder_decoder_mask(lengths, length)
+    def prefix(self, key: Key[Array, ""] | None = None) -> EncoderPrefix | None:
+        """The prompt, run ahead of all rows where the encoder says that it can be."""
+        stream = self.encoder.prefix_stream()
+        if stream is None:
+            return None
+        key = optional_key(key, "encoder")
+        (encoded,), (made,) = self._run_encoder([stream], (), key, keep=True)
+        return EncoderPrefix(made, self.decoder.cross_keys_values(encoded))
 
     def hidden(
         self, batch: Batch, key: Key[Array, ""] | None = None
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        encoded = self.encode(batch.tokens, batch.lengths, key)
+        return self.hidden_behind(None, batch, key)
+
+    def hidden_behind(
+        self,
+        prefix: EncoderPrefix | None,
+        batch: Batch,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B m D"]:
+        """The hidden states that predict the targets at `batch.loss_positions`."""
         start = jnp.full_like(batch.targets[:, :1], self.config.decoder_start_id)
         shifted = jnp.concatenate([start, batch.targets[:, :-1]], axis=1)
         embedded = self._embed(shifted, optional_key(key, "decoder_input"))
         length = shifted.shape[1]
-        stream = Stream(
-            embedded,
-            jnp.arange(length)[None],
-            (masks.decoder_causal_mask(length),),
-            cross_mask=self.encoder_decoder_mask(batch.lengths, batch.tokens.shape[1]),
+        mask = masks.decoder_causal_mask(length)
+        encoded = self.encode(
+            batch.tokens, batch.lengths, batch.prompt_ids, prefix=prefix, key=key
         )
         (hidden,), _ = self.decoder.run(
-            [stream],
-            cross=self.decoder.cross_keys_values(encoded),
+            [Stream(embedded, jnp.arange(length)[None], mask)],
+            cross=encoded,
             key=optional_key(key, "decoder"),
         )
-        picked = jnp.take_along_axis(hidden, batch.loss_positions[..., None], axis=1)
+        picked = jnp.take_along_axis(
+            hidden, batch.loss_positions[..., None], axis=1, mode="clip"
+        )
         return self._finish(picked, key)
 
     def encode(
         self,
         tokens: Int[Array, "B T"],
         lengths: Int[Array, "B"],
+        prompt_ids: Int[Array, "B"] | None = None,
+        *,
+        prefix: EncoderPrefix | None = None,
         key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "B S D"]:
-        """Runs the encoder; with a prompt `S = P + T`."""
+    ) -> tuple[Context, ...]:
+        """Runs the encoder; gives what the decoder's blocks see of its output.
+
+        Args:
+          tokens: rows, padded on the right.
+          lengths: real tokens of each row.
+          prompt_ids: see `Batch`.
+          prefix: the prompt, where it was run before.
+          key: for dropout; None for none.
+        """
         text = self.token_embedder(tokens, self.config.dtype)
-        stream = self.encoder.stream(text, lengths)
-        dropped = dropout(
-            stream.hidden, self.config.dropout_rate, optional_key(key, "encoder_input")
+        streams = [self.encoder.text_stream(text, lengths, prompt_ids)]
+        ahead = self.encoder.prefix_stream()
+        if ahead is not None:
+            ahead = dataclasses.replace(ahead, later_rows=prompt_ids)
+        key = optional_key(key, "encoder")
+        if ahead is None or prefix is None:
+            streams = streams if ahead is None else [ahead, *streams]
+            outputs, _ = self._run_encoder(streams, (), key)
+            made = [self.decoder.cross_keys_values(output) for output in outputs]
+        else:
+            past = [ahead.context(prefix.key_values)]
+            (output,), _ = self._run_encoder(streams, past, key)
+            made = [prefix.cross, self.decoder.cross_keys_values(output)]
+            streams = [ahead, *streams]
+        return tuple(
+            Context(key_values, stream.later_mask, stream.later_rows)
+            for key_values, stream in zip(made, streams, strict=True)
         )
-        stream = dataclasses.replace(stream, hidden=dropped)
-        (hidden,), _ = self.encoder.run([stream], key=optional_key(key, "encoder"))
-        encoded = self.encoder.final_norm(hidden)
-        return dropout(
-            encoded, self.config.dropout_rate, optional_key(key, "encoder_output")
+
+    def _run_encoder(self, streams: Sequence[Stream], past, key, keep=False):
+        """The encoder's outputs, and the keys and values that it made if kept."""
+        rate = self.config.dropout_rate
+        entered = [
+            dataclasses.replace(
+                stream,
+                hidden=dropout(
+                    stream.hidden.astype(self.config.dtype),
+                    rate,
+                    optional_key(key, f"input_{i}"),
+                ),
+            )
+            for i, stream in enumerate(streams)
+        ]
+        hidden, made = self.encoder.run(
+            entered, past=past, key=optional_key(key, "blocks"), keep=keep
         )
+        normed = [self.encoder.final_norm(x) for x in hidden]
+        return [
+            dropout(x, rate, optional_key(key, f"output_{i}"))
+            for i, x in enumerate(normed)
+        ], made
 
     def prefill(
         self, tokens: Int[Array, "B T"], lengths: Int[Array, "B"], room: int
@@ -123,13 +207,11 @@ class EncoderDecoder(LanguageModel):
         Returns:
           the hidden state that predicts each row's first target, and the cache.
         """
-        encoded = self.encode(tokens, lengths)
         cache = Cache.create(
             self.config,
             jnp.zeros_like(lengths),
             room=room + 1,
-            cross=self.decoder.cross_keys_values(encoded),
-            cross_mask=self.encoder_decoder_mask(lengths, tokens.shape[1]),
+            cross=self.encode(tokens, lengths),
         )
         return self.decode(jnp.full_like(lengths, self.config.decoder_start_id), cache)
 
@@ -140,7 +222,7 @@ class EncoderDecoder(LanguageModel):
         embedded = self._embed(tokens[:, None], None)
         (hidden,), (made,) = self.decoder.run(
             [cache.stream(embedded)],
-            past=cache.sources(),
+            past=cache.contexts(),
             cross=cache.cross,
             keep=True,
         )

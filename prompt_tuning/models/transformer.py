@@ -1,20 +1,23 @@
 """Blocks, stacked and scanned, over one or more streams of rows.
 
-A *stream* is a set of rows that run through the blocks together. Usually there is one;
-with a shared prompt there are two, the prompt `[1, P, D]` and the text `[B, T, D]`,
-and the text attends to both. Keys that were computed earlier (a cache, an encoder's
-output) come in as `Past`. Blocks know nothing of prompts, of masks or of decoding:
-they let each stream see what its masks say.
+A *stream* is a set of rows that see each other alike: text, a prompt, or both joined. A
+prompt that the batch shares is a stream `[N, P, D]` beside the text `[B, T, D]`, which
+attends to both. What every position goes through alone (norms, projections, the
+feed-forward layer) runs on all streams as one `[positions, D]`, so that each weight is
+read once. What was run before (a cache, an encoder's output) comes in as `Context`.
+Blocks know nothing of prompts or of decoding: a stream sees what its masks say.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from prompt_tuning.models.attention import (
     KeyValues,
@@ -35,7 +38,6 @@ from prompt_tuning.models.parameters import (
     split,
 )
 
-# Of any number of keys: the sources that a stream sees differ in length.
 Mask = Bool[Array, "#R 1 #Q _"] | None
 
 
@@ -44,38 +46,80 @@ class Stream:
     """Rows that run through the blocks together.
 
     Attributes:
-      hidden: `[R, Q, D]`; `R` is `B`, or 1 for a stream that the batch shares.
+      hidden: `[R, Q, D]`.
       positions: `[1 or R, Q]`, of the rotary embedding, the learned table or the bias.
-      masks: one for each source that the stream sees, None where it sees all of it:
-        first every past source, then every stream up to and including itself.
-      cross_mask: what it sees of the encoder's output.
-      later_mask: what a token generated later sees of this stream, None for all.
+      mask: what each position sees of its own row.
+      later_mask: what later streams see of this one; None for all of it.
+      later_rows: which of this stream's rows each row of a later one sees, `[R]`; None
+        where those are grouped by these, evenly and one group after the other.
     """
 
     hidden: Float[Array, "R Q D"]
     positions: Int[Array, "#R Q"]
-    masks: tuple[Mask, ...]
-    cross_mask: Mask = None
+    mask: Mask
     later_mask: Mask = None
+    later_rows: Int[Array, "_"] | None = None
+
+    def context(self, key_values: KeyValues) -> "Context":
+        """What later streams see, once its keys and values are made."""
+        return Context(key_values, self.later_mask, self.later_rows, self.positions)
 
 
-class Past(NamedTuple):
-    """Keys and values computed earlier, of all blocks: `[L, R, S, G, K]`.
+class Context(NamedTuple):
+    """Keys and values made earlier, in all blocks, and what a stream sees of them.
 
-    `positions` `[1 or R, S]` are those of the keys, for the relative position bias.
+    Attributes:
+      key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them.
+      mask: see `Stream.later_mask`.
+      rows: see `Stream.later_rows`.
+      positions: `[1 or N, S]`, for the relative position bias; None in cross-attention,
+        which has none.
     """
 
     key_values: KeyValues
-    positions: Int[Array, "#R S"]
+    mask: Mask
+    rows: Int[Array, "R"] | None = None
+    positions: Int[Array, "_ S"] | None = None
+
+
+class _Seen(NamedTuple):
+    """What a stream sees of one source, the same in every block."""
+
+    mask: Mask
+    rows: Int[Array, "R"] | None
+    bias: Float[Array, "1 H Q S"] | None
+
+    def source(self, made: KeyValues) -> Source:
+        """The source of one block's attention."""
+        if self.rows is not None:
+            made = KeyValues(made.keys[self.rows], made.values[self.rows])
+        return Source(made, self.mask, self.bias)
 
 
 class _View(NamedTuple):
-    """What every block needs of a stream beside its hidden states."""
+    """One stream to a block: its shape, what it sees of itself and of an encoder."""
 
-    angles: tuple[Array, Array] | None
-    masks: tuple[Mask, ...]
-    biases: tuple[Float[Array, "1 H Q S"] | None, ...]
-    cross_mask: Mask
+    shape: tuple[int, int]
+    itself: tuple[_Seen, ...]
+    cross: tuple[_Seen, ...]
+
+
+def _joined(parts: Sequence[Shaped[Array, "_ _ *rest"]]) -> Shaped[Array, "n *rest"]:
+    """All positions of all streams, one after the other."""
+    flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+
+def _apart(
+    flat: Shaped[Array, "n *rest"], views: Sequence[_View]
+) -> list[Shaped[Array, "_ _ *rest"]]:
+    """The inverse of `_joined`."""
+    bounds = np.cumsum([math.prod(view.shape) for view in views])[:-1].tolist()
+    parts = jnp.split(flat, bounds) if bounds else [flat]
+    return [
+        part.reshape(*view.shape, *part.shape[1:])
+        for part, view in zip(parts, views, strict=True)
+    ]
 
 
 class Attention(nnx.Module):
@@ -116,30 +160,38 @@ class Attention(nnx.Module):
         )
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
-    def queries(self, x: Float[Array, "R Q D"]) -> Float[Array, "R Q H K"]:
+    def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to queries."""
-        return self.query(x).reshape(*x.shape[:2], self.heads, -1)
+        return self.query(x).reshape(*x.shape[:-1], self.heads, -1)
 
-    def keys_values(self, x: Float[Array, "R S D"]) -> KeyValues:
+    def keys_values(self, x: Float[Array, "*lead D"]) -> KeyValues:
         """Projects to keys and values."""
-        shape = (*x.shape[:2], self.groups, -1)
+        shape = (*x.shape[:-1], self.groups, -1)
         return KeyValues(self.key(x).reshape(shape), self.value(x).reshape(shape))
 
     def mix(
         self,
-        query: Float[Array, "R Q H K"],
-        sources: Sequence[Source],
+        queries: Sequence[Float[Array, "_ _ H K"]],
+        sources: Sequence[Sequence[Source]],
         key: Key[Array, ""] | None,
-    ) -> Float[Array, "R Q D"]:
-        """Attends to all sources and projects back to the model's width."""
-        mixed = attend(
-            query,
-            sources,
-            scale=self.scale,
-            dropout_rate=self.dropout_rate,
-            key=key,
-        )
-        return self.out(mixed.reshape(*mixed.shape[:2], -1))
+    ) -> Float[Array, "n D"]:
+        """Attends, each stream to its sources, and projects back to the model's width.
+
+        Returns:
+          all positions of all streams.
+        """
+        mixed = [
+            attend(
+                query,
+                seen,
+                scale=self.scale,
+                dropout_rate=self.dropout_rate,
+                key=optional_key(key, f"stream_{i}"),
+            )
+            for i, (query, seen) in enumerate(zip(queries, sources, strict=True))
+        ]
+        flat = _joined(mixed)
+        return self.out(flat.reshape(len(flat), -1))
 
 
 class Block(nnx.Module):
@@ -165,53 +217,63 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        hidden: tuple[Float[Array, "_ _ D"], ...],
+        x: Float[Array, "n D"],
+        angles: tuple[Array, Array] | None,
         views: tuple[_View, ...],
         past: tuple[KeyValues, ...],
-        cross: KeyValues | None,
+        cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
-    ) -> tuple[tuple[Float[Array, "_ _ D"], ...], tuple[KeyValues, ...]]:
-        """Runs one block on every stream.
+    ) -> tuple[Float[Array, "n D"], tuple[KeyValues, ...]]:
+        """Runs one block.
+
+        Args:
+          x: all positions of all streams.
+          angles: of the rotary embedding, or None.
+          views: the streams.
+          past: keys and values that stand before the streams' own.
+          cross: keys and values of an encoder's output.
+          key: for dropout; None for none.
 
         Returns:
-          the streams' hidden states, and the keys and values that each of them made.
+          the positions, and the keys and values that each stream made.
         """
-        keys = [optional_key(key, f"stream_{i}") for i in range(len(hidden))]
-        queries, fresh = [], []
-        for x, view in zip(hidden, views, strict=True):
-            normed = self.self_attention_norm(x)
-            query, made = (
-                self.self_attention.queries(normed),
-                self.self_attention.keys_values(normed),
-            )
-            if view.angles is not None:
-                query = rotate(query, view.angles)
-                made = KeyValues(rotate(made.keys, view.angles), made.values)
-            queries.append(query)
-            fresh.append(made)
-        after = []
-        for i, (x, query, view) in enumerate(zip(hidden, queries, views, strict=True)):
-            visible = (*past, *fresh[: i + 1])
-            sources = [
-                Source(*triple)
-                for triple in zip(visible, view.masks, view.biases, strict=True)
+        normed = self.self_attention_norm(x)
+        query, made = (
+            self.self_attention.queries(normed),
+            self.self_attention.keys_values(normed),
+        )
+        if angles is not None:
+            query = rotate(query, angles)
+            made = KeyValues(rotate(made.keys, angles), made.values)
+        keys, values = (_apart(part, views) for part in made)
+        fresh = tuple(map(KeyValues, keys, values))
+        sources = [
+            [
+                seen.source(made)
+                for seen, made in zip(
+                    view.itself, (*past, *fresh[: i + 1]), strict=True
+                )
             ]
-            x = self._add_self_attention(x, query, sources, keys[i])
-            if cross is not None:
-                x = self._add_cross_attention(x, cross, view.cross_mask, keys[i])
-            after.append(self._add_feed_forward(x, keys[i]))
-        return tuple(after), tuple(fresh)
+            for i, view in enumerate(views)
+        ]
+        mixed = self.self_attention.mix(
+            _apart(query, views), sources, optional_key(key, "self")
+        )
+        x = x + dropout(mixed, self.dropout_rate, optional_key(key, "self_out"))
+        if cross:
+            x = self._add_cross_attention(x, views, cross, key)
+        return self._add_feed_forward(x, key), fresh
 
-    def _add_self_attention(self, x, query, sources, key):
-        mixed = self.self_attention.mix(query, sources, optional_key(key, "self"))
-        return x + dropout(mixed, self.dropout_rate, optional_key(key, "self_out"))
-
-    def _add_cross_attention(self, x, cross, mask, key):
+    def _add_cross_attention(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder
         assert self.cross_attention_norm is not None
         query = self.cross_attention.queries(self.cross_attention_norm(x))
+        sources = [
+            [view.cross[j].source(made) for j, made in enumerate(cross)]
+            for view in views
+        ]
         mixed = self.cross_attention.mix(
-            query, [Source(cross, mask, None)], optional_key(key, "cross")
+            _apart(query, views), sources, optional_key(key, "cross")
         )
         return x + dropout(mixed, self.dropout_rate, optional_key(key, "cross_out"))
 
@@ -251,7 +313,9 @@ class RelativePositionBias(nnx.Module):
             buckets=self.buckets,
             maximum=self.maximum,
         )
-        return jnp.take(self.embedding[...], bucket, axis=1)[None]
+        # A product with ones and zeros: `Q * S` single numbers to look up are slow.
+        hot = jax.nn.one_hot(bucket, self.buckets, dtype=self.embedding.dtype)
+        return jnp.einsum("qsb,hb->hqs", hot, self.embedding[...])[None]
 
 
 class Stack(nnx.Module):
@@ -292,40 +356,45 @@ class Stack(nnx.Module):
         self,
         streams: Sequence[Stream],
         *,
-        past: Sequence[Past] = (),
-        cross: KeyValues | None = None,
+        past: Sequence[Context] = (),
+        cross: Sequence[Context] = (),
         key: Key[Array, ""] | None = None,
         keep: bool = False,
-    ) -> tuple[tuple[Float[Array, "R Q D"], ...], tuple[KeyValues, ...]]:
-        """Runs the streams through all blocks.
+    ) -> tuple[list[Float[Array, "_ _ D"]], tuple[KeyValues, ...]]:
+        """Runs streams through all blocks.
 
         Args:
-          streams: in the order in which they may see each other.
-          past: keys and values computed earlier, of all blocks.
-          cross: keys and values of the encoder's output, of all blocks.
+          streams: each sees those before it.
+          past: what was run before, and stands before each row.
+          cross: an encoder's output.
           key: for dropout; None for none.
-          keep: whether the streams' own keys and values are returned, for a cache.
+          keep: whether the streams' own keys and values are returned.
 
         Returns:
           hidden states of each stream before the final norm, and what it made of keys
-          and values, stacked on `L` (empty unless `keep`).
+          and values, stacked on `L` (none unless `keep`).
         """
-        views = tuple(
-            self._view(stream, i, streams, past) for i, stream in enumerate(streams)
-        )
+        views = self._views(streams, past, cross)
         graph, parameters = split(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
+        angles = self._angles(streams)
 
         def body(hidden, layer):
-            parameters, past_key_values, cross, key = layer
+            parameters, past, cross, key = layer
             block = cast(Block, merge(graph, parameters))
-            hidden, made = block(hidden, views, past_key_values, cross, key)
+            hidden, made = block(hidden, angles, views, past, cross, key)
             return hidden, made if keep else ()
 
-        hidden = tuple(stream.hidden for stream in streams)
-        cached = tuple(source.key_values for source in past)
+        if self.config.rematerialize:
+            body = jax.checkpoint(body, prevent_cse=False)
+        made_before = [
+            tuple(context.key_values for context in contexts)
+            for contexts in (past, cross)
+        ]
+        hidden = _joined([stream.hidden for stream in streams])
         with jax.named_scope("blocks"):
-            return jax.lax.scan(body, hidden, (parameters, cached, cross, keys))
+            hidden, made = jax.lax.scan(body, hidden, (parameters, *made_before, keys))
+        return _apart(hidden, views), made
 
     def cross_keys_values(self, encoded: Float[Array, "B S D"]) -> KeyValues:
         """Keys and values of an encoder's output for every block, `[L, B, S, G, K]`."""
@@ -336,17 +405,42 @@ class Stack(nnx.Module):
             attention = cast(Attention, merge(graph, parameters))
             return attention.keys_values(encoded)
 
-        return jax.vmap(project)(parameters)
+        # One block after the other: together they would cast all kernels at once.
+        return jax.lax.map(project, parameters)
 
-    def _view(self, stream, index, streams, past) -> _View:
-        angles = None
-        if self.config.positions == "rotary":
-            angles = rotary_angles(stream.positions, self.config)
-        sources = [*past, *streams[: index + 1]]
-        biases = (None,) * len(sources)
-        if self.relative_position_bias is not None:
-            biases = tuple(
-                self.relative_position_bias(stream.positions[0], source.positions[0])
-                for source in sources
-            )
-        return _View(angles, stream.masks, biases, stream.cross_mask)
+    def _angles(self, streams: Sequence[Stream]) -> tuple[Array, Array] | None:
+        """Of the rotary embedding, for all positions of all streams."""
+        if self.config.positions != "rotary":
+            return None
+        places = [
+            jnp.broadcast_to(stream.positions, stream.hidden.shape[:2])
+            for stream in streams
+        ]
+        return rotary_angles(_joined(places), self.config)
+
+    def _views(
+        self,
+        streams: Sequence[Stream],
+        past: Sequence[Context],
+        cross: Sequence[Context],
+    ) -> tuple[_View, ...]:
+        encoded = tuple(_Seen(context.mask, context.rows, None) for context in cross)
+        views = []
+        for i, stream in enumerate(streams):
+            earlier = [(c.mask, c.rows, c.positions) for c in past]
+            earlier += [(s.later_mask, s.later_rows, s.positions) for s in streams[:i]]
+            itself = [
+                _Seen(mask, rows, self._bias(stream, positions))
+                for mask, rows, positions in (
+                    *earlier,
+                    (stream.mask, None, stream.positions),
+                )
+            ]
+            shape = stream.hidden.shape[:2]
+            views.append(_View(shape, tuple(itself), encoded))
+        return tuple(views)
+
+    def _bias(self, stream: Stream, positions) -> Float[Array, "1 H Q S"] | None:
+        if self.relative_position_bias is None:
+            return None
+        return self.relative_position_bias(stream.positions[0], positions[0])

@@ -8,7 +8,7 @@ it stands first and sees no text, and joined to the text everywhere else.
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.errors import InputError
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, uniform
@@ -48,8 +48,42 @@ class SoftPrompt(nnx.Module):
         """Vectors `P`."""
         return self.prompt.shape[0]
 
+    @property
+    def real_length(self) -> int:
+        """Vectors that are no padding: all."""
+        return self.length
+
     def __call__(self) -> Float[Array, "P D"]:
         """The vectors."""
+        return self.prompt[...]
+
+
+class PaddedPrompt(nnx.Module):
+    """Vectors of which the first `count` are a prompt, the others padding.
+
+    Prompts of several lengths have one shape so; a model lets nothing see the padding.
+
+    Attributes:
+      prompt: `[P, D]`, float32.
+      count: how many vectors are no padding, int32 `[]`; never trained.
+    """
+
+    def __init__(self, vectors: Float[Array, "P D"], count: int):
+        self.prompt = nnx.Param(vectors, axes=("prompt", "prompt_embed"))
+        self.count = nnx.Param(jnp.array(count, jnp.int32), axes=())
+
+    @property
+    def length(self) -> int:
+        """Vectors `P`, padding among them."""
+        return self.prompt.shape[0]
+
+    @property
+    def real_length(self) -> Int[Array, ""]:
+        """How many of them are no padding."""
+        return self.count[...]
+
+    def __call__(self) -> Float[Array, "P D"]:
+        """The vectors, padding among them."""
         return self.prompt[...]
 
 
@@ -73,6 +107,11 @@ class InferenceOnlyPrompt(nnx.Module):
     def length(self) -> int:
         """Vectors `P`."""
         return self._constant.array.shape[0]
+
+    @property
+    def real_length(self) -> int:
+        """Vectors that are no padding: all."""
+        return self.length
 
     def __call__(self) -> Float[Array, "P D"]:
         """The vectors."""

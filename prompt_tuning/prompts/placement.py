@@ -9,6 +9,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from prompt_tuning.masks import Count
+
 Placement = Callable[[Int[Array, "B"], bool], Int[Array, "B"]]
 """`f(lengths [B], ends_with_eos) -> at [B]`.
 
@@ -53,28 +55,40 @@ PLACEMENTS: dict[str, Placement] = {
 
 
 def put_first(
-    prompt: Float[Array, "P D"], text: Float[Array, "B T D"]
+    prompt: Float[Array, "N P D"], text: Float[Array, "B T D"]
 ) -> Float[Array, "B S D"]:
-    """Puts the prompt before each row."""
-    tiled = jnp.broadcast_to(prompt.astype(text.dtype), (len(text), *prompt.shape))
+    """Puts a prompt before each row: each its own, or one before all."""
+    tiled = jnp.broadcast_to(prompt.astype(text.dtype), (len(text), *prompt.shape[1:]))
     return jnp.concatenate([tiled, text], axis=1)
 
 
 def join(
-    prompt: Float[Array, "P D"], text: Float[Array, "B T D"], at: Int[Array, "B"]
+    prompt: Float[Array, "N P D"],
+    text: Float[Array, "B T D"],
+    at: Int[Array, "B"],
+    count: Count,
 ) -> Float[Array, "B S D"]:
-    """Puts the prompt into each row, `at[b]` tokens from its start."""
-    count = prompt.shape[0]
-    both = put_first(prompt, text)
+    """Puts a prompt into each row, `at[b]` tokens from its start.
+
+    Args:
+      prompt: one for each row, or one for all.
+      text: the rows.
+      at: how many tokens stand before the prompt.
+      count: vectors of the prompt that are no padding; the others come to stand last.
+    """
+    both, length = put_first(prompt, text), prompt.shape[1]
     place = jnp.arange(both.shape[1])
-    before, start = place < at[:, None], at[:, None]
-    inside = ~before & (place < start + count)
-    source = jnp.where(before, place + count, jnp.where(inside, place - start, place))
-    return jnp.take_along_axis(both, source[..., None], axis=1)
+    start = at[:, None]
+    after = place - count + length  # in `both`, where the text starts at `length`
+    source = jnp.where(place < start, place + length, place - start)
+    source = jnp.where(place < start + count, source, after)
+    padding = place >= count + text.shape[1]
+    source = jnp.where(padding, place - text.shape[1], source)
+    return jnp.take_along_axis(both, source[..., None], axis=1, mode="clip")
 
 
 def joined_position(
-    positions: Int[Array, "B m"], at: Int[Array, "B"], count: int
+    positions: Int[Array, "B m"], at: Int[Array, "B"], count: Count
 ) -> Int[Array, "B m"]:
     """Where tokens stand once a prompt of `count` vectors was put in at `at`."""
     return positions + jnp.where(positions < at[:, None], 0, count)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.models.parameters import Parameters, merge, optional_key
 from prompt_tuning.training.state import TrainState
 
 
@@ -53,7 +53,10 @@ def token_losses(
       key: for dropout; None for none.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    hidden = model.hidden(batch, key)
+    return _token_losses(model, model.hidden(batch, key), batch)
+
+
+def _token_losses(model: LanguageModel, hidden: Array, batch: Batch) -> TokenLoss:
     targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
     return token_loss(hidden, model.head_kernel(), targets)
 
@@ -73,7 +76,10 @@ def loss_sums(
     key: Key[Array, ""] | None = None,
 ) -> Sums:
     """What a batch adds up to; arguments as for `token_losses`."""
-    outcome = token_losses(graph, parameters, batch, key)
+    return _sums(token_losses(graph, parameters, batch, key), batch)
+
+
+def _sums(outcome: TokenLoss, batch: Batch) -> Sums:
     weights = batch.loss_weights
     return Sums(
         jnp.sum(weights * outcome.nll),
@@ -99,24 +105,90 @@ def gradients(
       key: for dropout; None for none.
     """
 
-    def weighted(trained, batch, key):
+    def loss_and_sums(trained):
         sums = loss_sums(graph, trained | frozen, batch, key)
+        return sums.loss, sums
+
+    if batch.tokens.ndim == 2:
+        gradient, sums = jax.grad(loss_and_sums, has_aux=True)(trained)
+    else:
+        gradient, sums = _added_up(graph, trained, frozen, batch, key)
+    return jax.tree.map(lambda leaf: leaf / sums.weight, gradient), sums
+
+
+def _added_up(
+    graph: nnx.GraphDef,
+    trained: Parameters,
+    frozen: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None,
+) -> tuple[Parameters, Sums]:
+    """The gradient of the summed loss of micro-batches; arguments as for `gradients`.
+
+    What all rows share runs once forth and once back: between the two, micro-batches
+    add up their gradients at what it gave.
+    """
+
+    def run_prefix(trained):
+        model = cast(LanguageModel, merge(graph, trained | frozen))
+        return model.prefix(optional_key(key, "prefix"))
+
+    def loss_and_sums(trained, prefix, batch, key):
+        model = cast(LanguageModel, merge(graph, trained | frozen))
+        hidden = model.hidden_behind(prefix, batch, key)
+        sums = _sums(_token_losses(model, hidden, batch), batch)
         return sums.loss, sums
 
     def add(total, xs):
         micro_batch, index = xs
         micro_key = None if key is None else jax.random.fold_in(key, index)
-        outcome = jax.grad(weighted, has_aux=True)(trained, micro_batch, micro_key)
+        differentiate = jax.grad(loss_and_sums, argnums=(0, 1), has_aux=True)
+        outcome = differentiate(trained, prefix, micro_batch, micro_key)
         return jax.tree.map(jnp.add, total, outcome), None
 
-    if batch.tokens.ndim == 2:
-        gradient, sums = jax.grad(weighted, has_aux=True)(trained, batch, key)
-    else:
-        zeros = jax.tree.map(jnp.zeros_like, trained)
-        start = (zeros, Sums(*(jnp.zeros(()) for _ in Sums._fields)))
-        xs = (batch, jnp.arange(batch.tokens.shape[0]))
-        (gradient, sums), _ = jax.lax.scan(add, start, xs)
-    return jax.tree.map(lambda leaf: leaf / sums.weight, gradient), sums
+    prefix, pull_back = jax.vjp(run_prefix, trained)
+    zeros = jax.tree.map(jnp.zeros_like, (trained, prefix))
+    start = (zeros, Sums(*(jnp.zeros(()) for _ in Sums._fields)))
+    xs = (batch, jnp.arange(batch.tokens.shape[0]))
+    ((own, at_prefix), sums), _ = jax.lax.scan(add, start, xs)
+    (through_prefix,) = pull_back(at_prefix)
+    return jax.tree.map(jnp.add, own, through_prefix), sums
+
+
+def update(
+    state: TrainState,
+    gradient: Parameters,
+    sums: Sums,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    """Moves the trained parameters by a gradient.
+
+    Args:
+      state: before the step.
+      gradient: of the trained leaves.
+      sums: what the step's batch adds up to.
+      optimizer: of the trained parameters.
+
+    Returns:
+      the next state, and the metrics of `train_step`.
+    """
+    with jax.named_scope("update"):
+        updates, optimizer_state = optimizer.update(
+            gradient, state.optimizer_state, state.trained
+        )
+        trained = optax.apply_updates(state.trained, updates)
+    metrics = sums.metrics() | {"gradient_norm": optax.tree.norm(gradient)}
+    prompts = [leaf for path, leaf in state.trained.items() if "/prompt/" in path]
+    if prompts:
+        norms = [jnp.linalg.norm(prompt, axis=-1).ravel() for prompt in prompts]
+        metrics["prompt_norm"] = jnp.concatenate(norms).mean()
+    following = dataclasses.replace(
+        state,
+        trained=cast(Parameters, trained),
+        optimizer_state=optimizer_state,
+        step=state.step + 1,
+    )
+    return following, metrics
 
 
 def train_step(
@@ -143,25 +215,14 @@ def train_step(
       (nats) and `accuracy` per unit of weight, `gradient_norm`, and where prompts are
       trained `prompt_norm`, the mean norm of their vectors.
     """
-    key = jax.random.fold_in(state.key, state.step) if dropout else None
+    key = step_key(state, dropout)
     gradient, sums = gradients(graph, state.trained, frozen, batch, key)
-    with jax.named_scope("update"):
-        updates, optimizer_state = optimizer.update(
-            gradient, state.optimizer_state, state.trained
-        )
-        trained = optax.apply_updates(state.trained, updates)
-    metrics = sums.metrics() | {"gradient_norm": optax.tree.norm(gradient)}
-    prompts = [leaf for path, leaf in state.trained.items() if "/prompt/" in path]
-    if prompts:
-        norms = [jnp.linalg.norm(prompt, axis=-1).ravel() for prompt in prompts]
-        metrics["prompt_norm"] = jnp.concatenate(norms).mean()
-    following = dataclasses.replace(
-        state,
-        trained=cast(Parameters, trained),
-        optimizer_state=optimizer_state,
-        step=state.step + 1,
-    )
-    return following, metrics
+    return update(state, gradient, sums, optimizer)
+
+
+def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
+    """The key of the state's next step; None without dropout."""
+    return jax.random.fold_in(state.key, state.step) if dropout else None
 
 
 Step = Callable[

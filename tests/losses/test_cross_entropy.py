@@ -1,4 +1,5 @@
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +7,9 @@ import numpy as np
 import optax
 import pytest
 
+from prompt_tuning.losses import cross_entropy
 from prompt_tuning.losses.cross_entropy import token_loss
-from tests import hlo
+from scripts import hlo
 
 B, M, D, V = 3, 4, 8, 11
 RANDOM = np.random.default_rng(0)
@@ -115,3 +117,33 @@ def test_a_frozen_head_is_multiplied_twice_and_a_trained_one_three_times(
     )
     products = hlo.products(lowered.compile())
     assert [product.flops for product in products] == [2 * B * M * V * D] * expected
+
+
+def chunked(monkeypatch, rows):
+    monkeypatch.setattr(cross_entropy, "LARGEST_CHUNK", 1)
+    monkeypatch.setattr(cross_entropy, "FEWEST_ROWS", rows)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 12])
+@pytest.mark.parametrize("trained", [0, (0, 1)])
+def test_chunks_change_nothing(monkeypatch, rows, trained):
+    chunked(monkeypatch, rows)
+    value, gradient = jax.jit(jax.value_and_grad(weighted, trained))(HIDDEN, HEAD)
+    expected = jax.jit(jax.value_and_grad(weighted_by_optax, trained))(HIDDEN, HEAD)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5),
+        gradient,
+        expected[1],
+    )
+
+
+def test_no_array_holds_the_logits_of_all_positions(monkeypatch):
+    chunked(monkeypatch, 4)
+
+    def loss(hidden, head):
+        return jnp.sum(token_loss(hidden, head, TARGETS).nll)
+
+    shapes = hlo.array_shapes(jax.jit(jax.grad(loss)).lower(HIDDEN, HEAD).compile())
+    assert (4, V) in shapes
+    assert B * M * V not in {math.prod(shape) for shape in shapes}

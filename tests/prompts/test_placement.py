@@ -15,7 +15,7 @@ LENGTHS = jnp.array([4, 2])
 @jax.jit
 def joined(at):
     text = ROWS[..., None].astype(jnp.float32)
-    return placement.join(PROMPT, text, at)[..., 0].astype(int)
+    return placement.join(PROMPT[None], text, at, len(PROMPT))[..., 0].astype(int)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_in_an_empty_row_the_prompt_stands_first(name):
 
 def test_put_first_is_join_at_zero():
     text = ROWS[..., None].astype(jnp.float32)
-    first = jax.jit(placement.put_first)(PROMPT, text)[..., 0]
+    first = jax.jit(placement.put_first)(PROMPT[None], text)[..., 0]
     np.testing.assert_array_equal(first, joined(jnp.array([0, 0])))
 
 
 def test_a_prompt_takes_the_type_of_the_text():
     text = jnp.ones((2, 3, 1), jnp.bfloat16)
-    assert jax.jit(placement.put_first)(PROMPT, text).dtype == jnp.bfloat16
+    assert jax.jit(placement.put_first)(PROMPT[None], text).dtype == jnp.bfloat16
     at = jnp.array([1, 2])
-    assert jax.jit(placement.join)(PROMPT, text, at).dtype == jnp.bfloat16
+    assert jax.jit(placement.join)(PROMPT[None], text, at, 2).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("at", [[0, 0], [1, 2], [5, 5], [3, 0]])

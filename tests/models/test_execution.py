@@ -1,0 +1,206 @@
+"""Prompts of several lengths, several at once, packed rows: each as if it ran alone."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.prompted import Prompting
+from prompt_tuning.prompts.modules import PaddedPrompt
+from prompt_tuning.training.step import gradients
+from tests import dummies
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+N, P, D = 2, dummies.P, dummies.LLAMA.width
+VECTORS = np.random.default_rng(0).standard_normal((N, P, D)).astype(np.float32)
+JOINED = Prompting(execution="joined")
+ISOLATED = Prompting(isolated=True)
+JOINED_ISOLATED = Prompting(isolated=True, execution="joined")
+WAYS = {
+    "llama shared": (dummies.LLAMA, None),
+    "llama joined": (dummies.LLAMA, JOINED),
+    "llama suffix": (dummies.LLAMA, Prompting(placement="suffix")),
+    "llama prefix attention": (dummies.LLAMA, Prompting(prefix_attention=True)),
+    "gpt2 shared": (dummies.GPT2, None),
+    "t5 joined": (dummies.T5_GATED, None),
+    "t5 suffix": (dummies.T5_GATED, Prompting(placement="suffix")),
+    "t5 isolated": (dummies.T5_GATED, ISOLATED),
+    "t5 isolated, joined": (dummies.T5_GATED, JOINED_ISOLATED),
+}
+MAIN_WAYS = ["llama shared", "llama prefix attention", "t5 joined", "t5 isolated"]
+
+
+class Prompts(nnx.Module):
+    """Vectors `[P, D]`, or `[N, P, D]` of several prompts."""
+
+    def __init__(self, vectors):
+        self.prompt = nnx.Param(jnp.asarray(vectors), axes=("prompts",) * vectors.ndim)
+
+    @property
+    def length(self):
+        return self.prompt.shape[-2]
+
+    real_length = length
+
+    def __call__(self):
+        return self.prompt[...]
+
+
+def outcome(config, prompting, prompt, batch):
+    """The sums of a batch, and the gradient of the sum at the prompt."""
+    graph, parameters = dummies.with_prompt(config, prompt, prompting)
+    path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
+    trained = {path: parameters.pop(path)}
+    compute = jax.jit(functools.partial(gradients, graph))
+    gradient, sums = compute(trained, parameters, batch, None)
+    return sums, gradient[path] * sums.weight
+
+
+def rows_alone(batch: Batch, rows: list[int]) -> Batch:
+    return jax.tree.map(lambda x: x[np.array(rows)], batch)
+
+
+def assert_equal_sums(found, expected):
+    assert float(expected.loss) > 1
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
+    assert found.weight == expected.weight
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("way", MAIN_WAYS)
+def test_each_of_several_prompts_runs_as_if_alone(way, grouped):
+    config, prompting = WAYS[way]
+    ids = [0, 0, 1, 1] if grouped else [1, 0, 1, 1]
+    batch = dummies.make_batch(
+        config, dummies.random_rows([(4, 3), (2, 5), (3, 1), (1, 2)])
+    )
+    together = batch
+    if not grouped:
+        together = dataclasses.replace(batch, prompt_ids=np.array(ids, np.int32))
+    sums, gradient = outcome(config, prompting, Prompts(VECTORS), together)
+    alone = [
+        outcome(
+            config,
+            prompting,
+            Prompts(VECTORS[n]),
+            rows_alone(batch, [row for row, id in enumerate(ids) if id == n]),
+        )
+        for n in range(N)
+    ]
+    assert_equal_sums(sums, jax.tree.map(jnp.add, *(a[0] for a in alone)))
+    for n in range(N):
+        assert np.abs(alone[n][1]).max() > 1e-3
+        np.testing.assert_allclose(gradient[n], alone[n][1], atol=2e-5)
+
+
+def test_rows_that_cannot_be_shared_out_need_prompt_ids():
+    batch = dummies.make_batch(dummies.LLAMA, dummies.random_rows([(4, 3)] * 3))
+    with pytest.raises(ValueError, match="3 rows cannot be grouped evenly by 2"):
+        outcome(dummies.LLAMA, JOINED, Prompts(VECTORS), batch)
+    with pytest.raises(ValueError, match="3 rows cannot be grouped evenly by 2"):
+        outcome(dummies.LLAMA, None, Prompts(VECTORS), batch)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_padding_of_a_prompt_changes_nothing(way):
+    config, prompting = WAYS[way]
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
+    noise = np.full((2, D), 7, np.float32)
+    padded = PaddedPrompt(jnp.asarray(np.concatenate([VECTORS[0], noise])), P)
+    sums, gradient = outcome(config, prompting, padded, batch)
+    expected_sums, expected = outcome(config, prompting, Prompts(VECTORS[0]), batch)
+    assert_equal_sums(sums, expected_sums)
+    np.testing.assert_allclose(gradient[:P], expected, atol=2e-5)
+    np.testing.assert_array_equal(gradient[P:], 0)
+
+
+def packed(rows, places, length):
+    """The rows' examples in rows of `length`; a place is (row, offset, number)."""
+    count = max(row for row, *_ in places) + 1
+    weighted = [[] for _ in range(count)]
+    tokens = np.zeros((count, length), np.int32)
+    segments = np.zeros((count, length), np.int32)
+    for (given, completion), (row, start, number) in zip(rows, places, strict=True):
+        whole = [*given, *completion]
+        tokens[row, start : start + len(whole)] = whole
+        segments[row, start : start + len(whole)] = number
+        weighted[row] += range(start + len(given), start + len(whole))
+    most = max(map(len, weighted))
+    positions = np.zeros((count, most), np.int32)
+    weights = np.zeros((count, most), np.float32)
+    for row, places_of_row in enumerate(weighted):
+        positions[row, : len(places_of_row)] = places_of_row
+        weights[row, : len(places_of_row)] = 1
+    return Batch(
+        tokens=tokens,
+        lengths=(segments > 0).sum(1).astype(np.int32),
+        targets=tokens,
+        loss_positions=positions,
+        loss_weights=weights,
+        prefix_lengths=np.zeros(count, np.int32),
+        segment_ids=segments,
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_packed_examples_run_as_if_each_had_its_row(family):
+    config = dummies.FAMILIES[family]
+    # The prompt predicts the first token of one that stands second in its row.
+    rows = dummies.random_rows([(4, 3), (0, 5), (2, 1), (3, 3)])
+    batch = packed(rows, [(0, 0, 1), (0, 7, 2), (1, 0, 1), (1, 3, 2)], length=14)
+    sums, gradient = outcome(config, None, Prompts(VECTORS[0]), batch)
+    alone = dummies.make_batch(config, rows)
+    expected_sums, expected = outcome(config, None, Prompts(VECTORS[0]), alone)
+    assert_equal_sums(sums, expected_sums)
+    np.testing.assert_allclose(gradient, expected, atol=2e-5)
+
+
+def test_packed_rows_want_a_prompt_that_runs_ahead():
+    batch = packed(dummies.random_rows([(4, 3)]), [(0, 0, 1)], length=8)
+    with pytest.raises(ValueError, match="packed rows need a prompt that runs ahead"):
+        outcome(dummies.LLAMA, JOINED, Prompts(VECTORS[0]), batch)
+
+
+def test_an_isolated_prompt_gives_the_same_shared_and_joined():
+    batch = dummies.make_batch(
+        dummies.T5_GATED, dummies.random_rows([(4, 3), (2, 5), (6, 1)])
+    )
+    prompt = Prompts(VECTORS[0])
+    shared, joined, seeing = (
+        outcome(dummies.T5_GATED, prompting, prompt, batch)
+        for prompting in (ISOLATED, JOINED_ISOLATED, None)
+    )
+    assert_equal_sums(shared[0], joined[0])
+    np.testing.assert_allclose(shared[1], joined[1], atol=2e-5)
+    assert abs(seeing[0].loss - shared[0].loss) > 1e-3
+
+
+@pytest.mark.parametrize("way", ["llama shared", "t5 joined", "t5 isolated"])
+def test_rematerialization_changes_no_number(way):
+    config, prompting = WAYS[way]
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
+    again = dataclasses.replace(config, rematerialize=True)
+    prompt = Prompts(VECTORS[0])
+    sums, gradient = outcome(again, prompting, prompt, batch)
+    expected_sums, expected = outcome(config, prompting, prompt, batch)
+    assert_equal_sums(sums, expected_sums)
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", MAIN_WAYS)
+def test_micro_batches_add_up_to_the_batch(way):
+    config, prompting = WAYS[way]
+    sizes = [(4, 3), (2, 5), (3, 1), (1, 2)]
+    batch = dummies.make_batch(config, dummies.random_rows(sizes))
+    halves = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    prompt = Prompts(VECTORS[0])
+    sums, gradient = outcome(config, prompting, prompt, halves)
+    expected_sums, expected = outcome(config, prompting, prompt, batch)
+    assert_equal_sums(sums, expected_sums)
+    np.testing.assert_allclose(gradient, expected, atol=2e-5)
