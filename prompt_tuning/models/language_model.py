@@ -53,7 +53,7 @@ class LanguageModel(nnx.Module):
           batch: rows, and the places in them that carry weight.
           key: for dropout; None for none.
         """
-        return self.hidden_behind(self.prefix(optional_key(key, "prefix")), batch, key)
+        raise NotImplementedError
 
     def hidden_behind(
         self, prefix: Prefix, batch: Batch, key: Key[Array, ""] | None = None

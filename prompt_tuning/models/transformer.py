@@ -436,8 +436,8 @@ class Stack(nnx.Module):
                     (stream.mask, None, stream.positions),
                 )
             ]
-            shape = stream.hidden.shape[:2]
-            views.append(_View(shape, tuple(itself), encoded))
+            rows, length, _ = stream.hidden.shape
+            views.append(_View((rows, length), tuple(itself), encoded))
         return tuple(views)
 
     def _bias(self, stream: Stream, positions) -> Float[Array, "1 H Q S"] | None:

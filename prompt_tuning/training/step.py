@@ -1,7 +1,6 @@
 """One training step, as one pure function."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
@@ -14,6 +13,7 @@ from prompt_tuning.data.batches import Batch
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge, optional_key
+from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.state import TrainState
 
 
@@ -225,14 +225,9 @@ def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
     return jax.random.fold_in(state.key, state.step) if dropout else None
 
 
-Step = Callable[
-    [TrainState, Parameters, Batch], tuple[TrainState, dict[str, Float[Array, ""]]]
-]
-
-
 def compile_step(
     graph: nnx.GraphDef, optimizer: optax.GradientTransformation, *, dropout: bool
-) -> Step:
+) -> CompiledStep:
     """The jitted step; the state given to it is used up."""
 
     def step(state: TrainState, frozen: Parameters, batch: Batch):
@@ -240,4 +235,4 @@ def compile_step(
             state, frozen, batch, graph=graph, optimizer=optimizer, dropout=dropout
         )
 
-    return jax.jit(step, donate_argnums=0)
+    return CompiledStep(step)

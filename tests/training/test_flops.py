@@ -11,7 +11,8 @@ from prompt_tuning import optim
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
-from tests import dummies, hlo
+from scripts import hlo
+from tests import dummies
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -1,4 +1,4 @@
-"""Counts the work of matrix products in a compiled program.
+"""Reads the matrix products of a compiled program, and counts their work.
 
 `compiled.cost_analysis()` counts a loop's body once; here a body counts as often as it
 runs.
@@ -7,17 +7,44 @@ runs.
 import dataclasses
 import math
 import re
+from typing import NamedTuple
 
 import jax
 
 _NAME = r"%?([\w.$-]+)"
 _HEADER = re.compile(rf"^(?:ENTRY )?{_NAME} \(.*\) -> .*\{{$")
 _INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?{_NAME} = (.*)$")
-_SHAPE = re.compile(r"^\w+\[([\d,]*)\]")
+_ARRAY = re.compile(r"^(\w+)\[([\d,]*)\](?:\{([\d,]*)[^}]*\})?")
 _OPERATION = re.compile(r"(?:^|[\s)}\]])([a-z][\w-]*)\(([^()]*)\)")
 _CALLED = re.compile(r"(?:calls|to_apply|body|branch_computations)=\{?([^,}\s]+)")
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_DIMENSIONS = re.compile(r"\b([lr]hs_(?:contracting|batch))_dims=\{([\d,]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+class Operand(NamedTuple):
+    """An array of a program.
+
+    Attributes:
+      dtype: in HLO's names, such as "f32".
+      shape: its dimensions.
+      order: the dimensions from the one of the longest stride to that of the shortest.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+class Dimensions(NamedTuple):
+    """Which dimensions of a product's operands are summed over and which are paired.
+
+    Attributes:
+      contracting: of the left operand and of the right one.
+      batch: of the left operand and of the right one.
+    """
+
+    contracting: tuple[tuple[int, ...], tuple[int, ...]]
+    batch: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +54,26 @@ class Product:
     Attributes:
       flops: two for each multiplication of one run.
       runs: how often the program runs it.
-      shapes: of the left operand, the right one and the result.
+      operands: the left one, the right one and the result.
+      dimensions: what it sums over, as `jax.lax.dot_general` takes them.
       scope: the name that JAX gave it.
     """
 
     flops: int
     runs: int
-    shapes: tuple[tuple[int, ...], ...]
+    operands: tuple[Operand, Operand, Operand]
+    dimensions: Dimensions
     scope: str
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the left operand, the right one and the result."""
+        return tuple(operand.shape for operand in self.operands)
+
+    @property
+    def batched(self) -> bool:
+        """Whether it is many products of small matrices, as those of attention are."""
+        return bool(self.dimensions.batch[0])
 
 
 def matmul_flops(compiled: jax.stages.Compiled) -> int:
@@ -49,8 +88,19 @@ def products(compiled: jax.stages.Compiled) -> list[Product]:
       ValueError: for a loop whose trip count is not known, or a product that the
         compiler handed to a library under another name.
     """
-    computations = _computations(compiled.as_text() or "")
+    return products_of(compiled.as_text() or "")
+
+
+def products_of(text: str) -> list[Product]:
+    """As `products`, of a program that was printed."""
+    computations = _computations(text)
     return list(_walk(computations, computations["ENTRY"], 1))
+
+
+def array_shapes(compiled: jax.stages.Compiled) -> set[tuple[int, ...]]:
+    """Shapes of all arrays of a compiled program, those inside of fusions too."""
+    found = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text() or "")
+    return {_numbers(shape) for shape in found}
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -92,18 +142,22 @@ def _walk(computations, computation, runs):
 
 
 def _product(computation, body, operands, runs) -> Product:
-    shape = _shape(body)
+    result = _array(body)
     left, right = (
-        _operand_shape(computation, operand.strip()) for operand in _split(operands)
+        _operand(computation, operand.strip()) for operand in _split(operands)
     )
-    contracted = _CONTRACTED.search(body)
-    assert contracted is not None
-    depth = math.prod(left[i] for i in _numbers(contracted[1]))
+    found = {name: _numbers(dims) for name, dims in _DIMENSIONS.findall(body)}
+    contracting, batch = (
+        (found.get(f"lhs_{kind}", ()), found.get(f"rhs_{kind}", ()))
+        for kind in ("contracting", "batch")
+    )
+    depth = math.prod(left.shape[i] for i in contracting[0])
     scope = re.search(r'op_name="([^"]*)"', body)
     return Product(
-        2 * math.prod(shape) * depth,
+        2 * math.prod(result.shape) * depth,
         runs,
-        (left, right, shape),
+        (left, right, result),
+        Dimensions(contracting, batch),
         scope[1] if scope else "",
     )
 
@@ -113,13 +167,16 @@ def _split(operands: str) -> list[str]:
     return re.split(r",\s*(?![^\[{]*[\]}])", operands)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    found = _SHAPE.match(text)
+def _array(text: str) -> Operand:
+    found = _ARRAY.match(text)
     assert found is not None, text
-    return _numbers(found[1])
+    shape = _numbers(found[2])
+    # Layouts are written from the dimension of the shortest stride.
+    order = _numbers(found[3] or "")[::-1] or tuple(range(len(shape)))
+    return Operand(found[1], shape, order)
 
 
-def _operand_shape(computation, operand: str) -> tuple[int, ...]:
-    if _SHAPE.match(operand):
-        return _shape(operand)
-    return _shape(computation[operand.lstrip("%")])
+def _operand(computation, operand: str) -> Operand:
+    if _ARRAY.match(operand):
+        return _array(operand)
+    return _array(computation[operand.lstrip("%")])
