@@ -78,12 +78,15 @@ def register() -> None:
         gin.add_config_file_search_path(str(folder))
 
 
-def read_run(files: Sequence[str], bindings: Sequence[str]) -> Run:
+def read_run(
+    files: Sequence[str], bindings: Sequence[str], directory: str | None = None
+) -> Run:
     """Parses gin files and bindings, and builds the run that they describe.
 
     Args:
       files: paths, or names below `configs/` such as "runs/first_prompt.gin".
       bindings: such as `Run.steps = 10`; they override the files.
+      directory: of the run, in place of the one that the config names.
 
     Raises:
       InputError: for a missing file or include, a misspelt name or parameter, and
@@ -98,6 +101,8 @@ def read_run(files: Sequence[str], bindings: Sequence[str]) -> Run:
         with _explained(f"--gin.{binding.replace(' = ', '=', 1)}"):
             gin.parse_config(binding)
     _check_macros(bindings)
+    if directory is not None:
+        gin.bind_parameter("Run.directory", directory)
     with _explained(f"the config {', '.join(files) or '(no file)'}"):
         gin.finalize()
         run = gin.get_configurable(Run)()

@@ -1,12 +1,15 @@
 """All that one run is made of, as plain dataclasses; gin only fills them in."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
 from prompt_tuning.data.examples import Examples, load_examples
-from prompt_tuning.data.plan import BatchPlan
+from prompt_tuning.data.packing import PackedPlan
+from prompt_tuning.data.plan import BatchPlan, BucketPlan
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.config import Architecture
 from prompt_tuning.models.prompted import Prompting
 from prompt_tuning.optim import ParameterGroup
 from prompt_tuning.pretrained import Pretrained, PromptedModel, PromptFactory
@@ -20,6 +23,15 @@ class DataSource:
     Attributes:
       files: HDF5 files (`.hdf5`, `.h5`) or jsonl files of pairs, all of one kind.
       batch_size: rows of a batch, of all processes together.
+      batch_tokens: in its place, most tokens of a batch, padding included: short rows
+        come in larger batches. `batch_size` is then of rows that are generated or
+        ranked alone.
+      buckets: most lengths that rows are padded to, each of which is compiled; they are
+        chosen to leave little padding.
+      packing: whether a row holds several examples, each of which sees the prompt and
+        itself alone (decoder-only models, with the prompt as a prefix). All batches
+        have one shape then, and `batch_size` is of packed rows.
+      packed_length: tokens of a packed row; None for room for four average examples.
       use_token_type_ids: whether token types say which tokens are learned.
       prompt_loss_weight: weight of type-0 tokens, with token types.
       prompt_key: jsonl key of what is given; None if nothing is.
@@ -32,6 +44,10 @@ class DataSource:
 
     files: Sequence[str] | str
     batch_size: int = 32
+    batch_tokens: int | None = None
+    buckets: int = 8
+    packing: bool = False
+    packed_length: int | None = None
     use_token_type_ids: bool = True
     prompt_loss_weight: float = 0.0
     prompt_key: str | None = "prompt"
@@ -50,8 +66,7 @@ class DataSource:
         Raises:
           InputError: if a file or a row cannot be used with this model.
         """
-        if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}, expected at least 1")
+        self._check_batches(model)
         if model.prompting.prefix_attention and (
             self.prompt_loss_weight > 0 or not self.use_token_type_ids
         ):
@@ -96,19 +111,69 @@ class DataSource:
           seed: of the order.
           shuffle: whether to shuffle; unshuffled, no batch exceeds the examples.
           accumulate: micro-batches of a batch.
+
+        Raises:
+          InputError: if the examples do not fit the sizes asked for.
         """
-        size = self.batch_size if shuffle else min(self.batch_size, len(examples))
-        return BatchPlan(
+        if self.packing:
+            plan = functools.partial(PackedPlan, length=self.packed_length)
+        else:
+            plan = functools.partial(
+                BucketPlan,
+                target_lengths=examples.target_lengths,
+                same_tokens=model.config.architecture == "decoder_only",
+                buckets=self.buckets,
+            )
+        return plan(
             examples.input_lengths,
-            examples.target_lengths,
-            examples.weight_counts,
-            batch_size=size,
+            weight_counts=examples.weight_counts,
+            batch_size=self.batch_size if self.batch_tokens is None else None,
+            batch_tokens=self.batch_tokens,
             seed=seed,
             shuffle=shuffle,
-            same_tokens=model.config.architecture == "decoder_only",
             maximum_length=model.maximum_length,
             accumulate=accumulate,
         )
+
+    def _check_batches(self, model: PromptedModel) -> None:
+        for name in ("batch_size", "batch_tokens", "buckets", "packed_length"):
+            found = getattr(self, name)
+            if found is not None and found < 1:
+                raise InputError(f"{name} is {found}, expected at least 1")
+        if self.packing:
+            check_packing(model.config.architecture, model.prompting)
+        elif self.packed_length is not None:
+            raise InputError(
+                f"packed_length is {self.packed_length}, but rows are not packed: set "
+                "DataSource.packing = True as well, or leave it out"
+            )
+
+
+def check_packing(architecture: Architecture, prompting: Prompting) -> None:
+    """Refuses to pack where the model cannot keep the examples of a row apart.
+
+    Raises:
+      InputError: with what stands against it, and what to set.
+    """
+    reasons = {
+        "an encoder-decoder model cannot read packed rows": (
+            architecture != "decoder_only"
+        ),
+        "Prompting.prefix_attention lets given tokens see each other both ways": (
+            prompting.prefix_attention
+        ),
+        f"Prompting.placement is {prompting.placement!r}, and the examples of a row "
+        "share one prompt, which stands before them all ('prefix')": (
+            prompting.placement != "prefix"
+        ),
+        "Prompting.execution is 'joined', and the examples of a row share one prompt "
+        "('auto' or 'shared')": prompting.execution == "joined",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(
+                f"DataSource.packing is True, but {reason}: set packing = False"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +218,8 @@ class Run:
       keep_best: metric of the evaluation and "min" or "max"; its best checkpoint is
         kept too, and is the one that evaluation and generation use.
       seed: of the prompt's start, the order of rows, and dropout.
+      data_seed: of the order of rows; `seed` if None. Members of a sweep that share
+        it share each batch.
     """
 
     directory: str
@@ -170,6 +237,12 @@ class Run:
     keep_last: int = 2
     keep_best: tuple[str, str] | None = ("loss", "min")
     seed: int = 0
+    data_seed: int | None = None
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order of rows."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     def __post_init__(self):
         check_fields(self)

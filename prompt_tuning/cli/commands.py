@@ -1,4 +1,4 @@
-"""The four commands, each from a config to what is printed."""
+"""The commands, each from a config to what is printed."""
 
 import argparse
 import dataclasses
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning import configuration
+from prompt_tuning.cli.sweep import sweep
 from prompt_tuning.decoding.sampling import temperature
 from prompt_tuning.decoding.texts import continue_texts
 from prompt_tuning.errors import InputError
@@ -24,7 +25,10 @@ from prompt_tuning.training.loop import prepare
 from prompt_tuning.training.loop import train as run_training
 from prompt_tuning.training.progress import make_reporter
 from prompt_tuning.training.run_directory import CONFIG_FILE
+from prompt_tuning.training.sweep_summary import best_member
 from prompt_tuning.training.tuned import load_tuned
+
+__all__ = ["evaluate", "generate", "inspect", "sweep", "train"]
 
 
 def train(options: argparse.Namespace) -> int:
@@ -106,18 +110,19 @@ def _token(model: PromptedModel, token: int) -> str:
 
 
 def _read_run(options: argparse.Namespace) -> Run:
-    files = list(options.gin_file)
-    if options.run is not None:
-        config = Path(options.run) / CONFIG_FILE
+    files, directory = list(options.gin_file), options.run
+    if directory is not None:
+        directory = best_member(Path(directory)) or directory
+        config = Path(directory) / CONFIG_FILE
         if not config.exists():
             raise InputError(
-                f"{options.run} holds no {CONFIG_FILE}, so it is no run's directory"
+                f"{directory} holds no {CONFIG_FILE}, so it is no run's directory"
             )
         files.insert(0, str(config))
     run = configuration.read_run(files, options.bindings)
     # The directory may have been moved since the run wrote its config.
     return (
-        run if options.run is None else dataclasses.replace(run, directory=options.run)
+        run if directory is None else dataclasses.replace(run, directory=str(directory))
     )
 
 

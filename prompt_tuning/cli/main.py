@@ -97,9 +97,17 @@ def _add_sweep_options(sweep: argparse.ArgumentParser) -> None:
     sweep.description = (
         "Tunes K prompts at once over one copy of the frozen model: one compiled step, "
         "each member an ordinary run in a directory of its own below RUN_DIRECTORY, "
-        "then a table, sweep.json and curves.png. Activations take the memory of K "
-        "runs, the frozen model that of one. Members whose Run.data_seed is the same "
-        "share each batch. Started again, a sweep that was stopped goes on."
+        "then a table, sweep.json and curves.png. The frozen model takes the memory of "
+        "one run, activations that of the members computed at once. Members whose "
+        "Run.data_seed is the same share each batch. Started again, a sweep that was "
+        "stopped goes on."
+    )
+    sweep.add_argument(
+        "--at_once",
+        type=int,
+        metavar="N",
+        help="members whose gradients are computed at once, group after group; by "
+        "default all on an accelerator, and on a CPU as many as its caches hold",
     )
     sweep.add_argument(
         "--vary",

@@ -8,9 +8,7 @@ a checkpoint holds all that a step reads.
 import contextlib
 import dataclasses
 import math
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,21 +18,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from prompt_tuning import optim
-from prompt_tuning.checkpoints.checkpoint_files import check_storable
 from prompt_tuning.checkpoints.store import CheckpointStore
-from prompt_tuning.data.batches import Batch, real_token_share, stream_batches
+from prompt_tuning.data.batches import Batch, stream_batches
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import Parameters, named_key
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import Run
+from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.log import MetricsLog
+from prompt_tuning.training.meter import Meter
+from prompt_tuning.training.opened import open_run
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import claim
+from prompt_tuning.training.signals import stop_signals
 from prompt_tuning.training.state import TrainState, fingerprint
-from prompt_tuning.training.step import Step, compile_step
+from prompt_tuning.training.step import compile_step
 
 
 class NotFiniteError(RuntimeError):
@@ -60,7 +60,7 @@ class Training:
     model: PromptedModel
     frozen: Parameters
     start: TrainState
-    step: Step
+    step: CompiledStep
     examples: Examples
     plan: BatchPlan
     evaluator: Evaluator | None
@@ -88,28 +88,15 @@ def prepare(run: Run) -> Training:
     Raises:
       InputError: if something cannot be used.
     """
-    if run.data is None:
-        raise InputError("Run.data is None: there is nothing to train on")
-    key = jax.random.key(run.seed)
-    model = open_pretrained(
-        run.model, prompt=run.prompt, prompting=run.prompting, key=key
-    )
-    labels = optim.label(model.plan.abstract, run.groups)
-    optimizer = optim.group_optimizer(run.groups, labels)
-    examples = run.data.load(model)
-    plan = run.data.plan(
-        model, examples, seed=run.seed, shuffle=True, accumulate=run.accumulate
-    )
-    evaluator = Evaluator(model, run.evaluation) if run.evaluation else None
-    if evaluator is not None and run.keep_best is not None:
-        evaluator.check_metric(run.keep_best[0])
-    trained, frozen = optim.partition(model.read_parameters(), labels)
-    # Copied, because the step uses up what it is given; float32 whatever was loaded.
-    trained = {path: jnp.array(leaf, jnp.float32) for path, leaf in trained.items()}
-    start = TrainState.create(trained, optimizer, named_key(key, "training"))
-    check_storable(start.trained, start.optimizer_state)
+    opened = open_run(run)
+    model = opened.model
+    examples = opened.data.load(model)
+    plan, evaluator = opened.plan(examples), opened.evaluator()
+    parameters = model.read_parameters()
+    start = opened.start(parameters)
+    _, frozen = optim.partition(parameters, opened.labels)
     drops = model.config.dropout_rate > 0
-    step = compile_step(model.graph, optimizer, dropout=drops)
+    step = compile_step(model.graph, opened.optimizer, dropout=drops)
     return Training(run, model, frozen, start, step, examples, plan, evaluator)
 
 
@@ -173,36 +160,29 @@ def resume(
     newest = store.latest_valid(on_damage=say)
     if newest is None:
         return training.start
-    start = training.start
-    trained, optimizer_state, extra = store.load(
-        newest, start.optimizer_state, trained_template=start.trained
-    )
     if newest < training.run.steps:
         say(f"going on from step {newest}")
     else:
         say(f"all {newest} steps were done before")
+    return state_at(training, store, newest)
+
+
+def state_at(training: Training, store: CheckpointStore, step: int) -> TrainState:
+    """The state that a checkpoint holds.
+
+    Raises:
+      InputError: if it is damaged, or belongs to another run.
+    """
+    start = training.start
+    trained, optimizer_state, extra = store.load(
+        step, start.optimizer_state, trained_template=start.trained
+    )
     return TrainState(
         trained={path: jnp.asarray(leaf) for path, leaf in trained.items()},
         optimizer_state=jax.tree.map(jnp.asarray, optimizer_state),
-        step=jnp.asarray(newest, jnp.int32),
+        step=jnp.asarray(step, jnp.int32),
         key=jax.random.wrap_key_data(jnp.asarray(extra["key"], jnp.uint32)),
     )
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """While entered, SIGTERM and SIGINT set an event in place of ending the process."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: event.set()) for number in numbers]
-    try:
-        yield event
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 class _Loop:
@@ -217,16 +197,14 @@ class _Loop:
         stopping: threading.Event,
     ):
         self._training, self._run = training, training.run
-        self._store, self._log = store, log
         self._reporter, self._stopping = reporter, stopping
-        self._measured: dict[str, float] = {}
-        self._meter = _Meter()
+        self._recorder = Recorder(training, store, log)
 
     def run_from(self, state: TrainState) -> Outcome:
         """Steps until the run's last step or a stop signal."""
         done, last = int(state.step), self._run.steps
         pending = None
-        for batch in self._batches(done):
+        for batch in self._recorder.meter.waiting(self._batches(done)):
             state, metrics = self._training.step(state, self._training.frozen, batch)
             done += 1
             # The step just sent off runs while the one before it is looked at.
@@ -234,18 +212,17 @@ class _Loop:
                 self._record(*pending)
             pending = (done, metrics, batch)
             stop = self._stopping.is_set()
-            if self._due(done) or stop:
+            if save_due(self._run, done) or stop:
                 self._record(*pending)
                 pending = None
-                with self._meter.stopped():
-                    self._measure_and_save(done, state)
+                self._measure_and_save(done, state)
             if stop:
                 break
         if done < last:
             self._reporter.say(
                 f"stopped at step {done} of {last}; the same command goes on from there"
             )
-        return Outcome(done, done == last, state.trained, self._measured)
+        return Outcome(done, done == last, state.trained, self._recorder.measured)
 
     def _batches(self, start: int) -> Iterator[Batch]:
         return stream_batches(
@@ -256,26 +233,61 @@ class _Loop:
             pad_id=self._training.model.config.pad_id,
         )
 
-    def _due(self, done: int) -> bool:
-        return (
-            done == self._run.steps
-            or _every(done, self._run.save_every)
-            or _every(done, self._run.evaluate_every)
-        )
-
     def _record(self, step: int, metrics: dict[str, Any], batch: Batch) -> None:
-        """Checks the step's metrics, and logs them where that is due."""
-        found = {name: float(x) for name, x in jax.device_get(metrics).items()}
-        self._refuse_not_finite(f"of step {step}", found)
-        self._meter.count(batch)
-        logged = None
-        if _every(step, self._run.log_every) or step == self._run.steps:
-            logged = found | self._meter.read()
-            self._log.write(step, logged)
+        logged = self._recorder.record(step, jax.device_get(metrics), batch)
         self._reporter.advance(step, logged)
 
     def _measure_and_save(self, done: int, state: TrainState) -> None:
-        """Saves; before that evaluates where due, at a stop too: the best is kept."""
+        with self._recorder.meter.stopped():
+            measured = self._recorder.measure_and_save(done, state)
+        if measured:
+            shown = "  ".join(f"{name} {x:.4f}" for name, x in measured.items())
+            self._reporter.say(f"evaluation after step {done}: {shown}")
+
+
+class Recorder:
+    """What a run leaves on the disk: lines of the log, evaluations, checkpoints.
+
+    Attributes:
+      measured: the last evaluation; empty before the first.
+      meter: of the run's speed.
+    """
+
+    def __init__(self, training: Training, store: CheckpointStore, log: MetricsLog):
+        self._training, self._run = training, training.run
+        self._store, self._log = store, log
+        self.measured: dict[str, float] = {}
+        self.meter = Meter()
+
+    def record(
+        self, step: int, metrics: Mapping[str, Any], batch: Batch
+    ) -> dict[str, float] | None:
+        """Checks a step's metrics, and logs them where that is due.
+
+        Returns:
+          what was logged, or None.
+
+        Raises:
+          NotFiniteError: if a metric is not finite.
+        """
+        found = {name: float(x) for name, x in metrics.items()}
+        self._refuse_not_finite(f"of step {step}", found)
+        self.meter.count(batch)
+        if not _every(step, self._run.log_every) and step != self._run.steps:
+            return None
+        logged = found | self.meter.read()
+        self._log.write(step, logged)
+        return logged
+
+    def measure_and_save(self, done: int, state: TrainState) -> dict[str, float]:
+        """Saves; before that evaluates where due, at a stop too: the best is kept.
+
+        Returns:
+          what was measured; empty where no evaluation was due.
+
+        Raises:
+          NotFiniteError: if a number is not finite; nothing was saved then.
+        """
         leaves = jax.tree.leaves_with_path(state.optimizer_state)
         changed = {f"optimiser's {jax.tree_util.keystr(p)}": x for p, x in leaves}
         largest = {
@@ -284,8 +296,7 @@ class _Loop:
         }
         self._refuse_not_finite(f"after step {done}", largest)
         measured = {}
-        due = _every(done, self._run.evaluate_every) or done == self._run.steps
-        if due and self._training.evaluator is not None:
+        if evaluation_due(self._run, done) and self._training.evaluator is not None:
             measured = self._evaluate(done, state)
         self._store.save(
             done,
@@ -293,25 +304,20 @@ class _Loop:
             state.optimizer_state,
             {
                 "key": np.asarray(jax.random.key_data(state.key)).tolist(),
-                "examples": done * self._run.accumulate * self._batch_size(),
+                "examples": self._training.plan.examples_before(done),
             },
             metrics=measured,
         )
+        return measured
 
     def _evaluate(self, done: int, state: TrainState) -> dict[str, float]:
         assert self._training.evaluator is not None
         parameters = self._training.parameters(state.trained)
-        self._measured = self._training.evaluator(parameters)
-        self._refuse_not_finite(f"of the evaluation after step {done}", self._measured)
-        named = {f"evaluation/{name}": x for name, x in self._measured.items()}
+        self.measured = self._training.evaluator(parameters)
+        self._refuse_not_finite(f"of the evaluation after step {done}", self.measured)
+        named = {f"evaluation/{name}": x for name, x in self.measured.items()}
         self._log.write(done, named)
-        shown = "  ".join(f"{name} {x:.4f}" for name, x in self._measured.items())
-        self._reporter.say(f"evaluation after step {done}: {shown}")
-        return self._measured
-
-    def _batch_size(self) -> int:
-        assert self._run.data is not None
-        return self._run.data.batch_size
+        return self.measured
 
     def _refuse_not_finite(self, when: str, found: Mapping[str, Any]) -> None:
         """Ends the run where a number is not finite.
@@ -335,30 +341,15 @@ class _Loop:
         )
 
 
+def save_due(run: Run, done: int) -> bool:
+    """Whether a checkpoint is due after so many steps."""
+    return evaluation_due(run, done) or _every(done, run.save_every)
+
+
+def evaluation_due(run: Run, done: int) -> bool:
+    """Whether an evaluation is due after so many steps."""
+    return done == run.steps or _every(done, run.evaluate_every)
+
+
 def _every(step: int, period: int) -> bool:
     return period > 0 and step % period == 0
-
-
-class _Meter:
-    """Tokens a second of training, and padding, between two lines of the log."""
-
-    def __init__(self):
-        self._started, self._real, self._all = time.monotonic(), 0.0, 0
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """While entered, time does not count."""
-        before = time.monotonic()
-        yield
-        self._started += time.monotonic() - before
-
-    def count(self, batch: Batch) -> None:
-        self._real += real_token_share(batch) * batch.tokens.size
-        self._all += batch.tokens.size
-
-    def read(self) -> dict[str, float]:
-        now = time.monotonic()
-        speed = self._real / max(now - self._started, 1e-9)
-        padding = 1 - self._real / max(self._all, 1)
-        self._started, self._real, self._all = now, 0.0, 0
-        return {"tokens_per_second": speed, "padding_share": padding}

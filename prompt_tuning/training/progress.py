@@ -99,6 +99,8 @@ def brief(metrics: Mapping[str, float]) -> str:
     """The metrics that fit beside a bar."""
     shown = (
         ("loss", "loss {:.4f}"),
+        ("best_loss", "best loss {:.4f}"),
+        ("median_loss", "median {:.4f}"),
         ("accuracy", "accuracy {:.3f}"),
         ("tokens_per_second", "{:,.0f} tokens/s"),
     )

@@ -69,6 +69,7 @@ def test_the_log_has_each_step_once_with_speed_and_padding(run):
         assert line["loss"] > 0 and line["gradient_norm"] > 0
         assert line["prompt_norm"] > 0 and 0 <= line["accuracy"] <= 1
         assert line["tokens_per_second"] > 0 and 0 <= line["padding_share"] < 0.9
+        assert 0 <= line["data_wait_share"] < 1
     (evaluation,) = (line for line in logged(run) if "evaluation/loss" in line)
     assert evaluation["step"] == 6
     assert list((run / "tensorboard").iterdir())

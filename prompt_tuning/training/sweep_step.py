@@ -1,0 +1,163 @@
+"""One training step of `K` prompts over one frozen model, as one pure function.
+
+The gradient is one `vmap` over what differs among members: each frozen weight is in the
+program once, and its products have the rows of all members, or of as many as are worth
+computing at once, group after group in a `scan`. The optimisers run member by member on
+leaves of each member's own shape, so that nothing an optimiser does over a whole leaf
+(Adafactor's clipping) ever mixes members.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.training.compiled import CompiledStep
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import Sums, gradients, step_key, update
+
+PROMPT = "/prompt/prompt"
+COUNT = "/prompt/count"
+
+States = tuple[TrainState, ...]
+ROWS_ON_CPU = 1100
+"""Rows of text and prompt computed at once on a CPU. With fewer, each step is overhead;
+with more, activations fall out of its caches: 8 members of batch 16 on the bundled
+decoder take 1.2 times as long at once as they take two by two."""
+
+Metrics = dict[str, Float[Array, ""]]
+
+
+def sweep_step(
+    states: States,
+    frozen: Parameters,
+    batch: Batch,
+    *,
+    graph: nnx.GraphDef,
+    optimizers: Sequence[optax.GradientTransformation],
+    own_batches: bool,
+    dropout: bool,
+    at_once: int | None = None,
+) -> tuple[States, tuple[Metrics, ...]]:
+    """Moves the trained parameters of each member once.
+
+    Args:
+      states: of the members, each in its own shapes.
+      frozen: what all members share.
+      batch: one batch, or with `own_batches` one for each member on a leading axis `K`.
+      graph: the model's structure; where prompts differ in length, with a
+        `PaddedPrompt` of the greatest.
+      optimizers: of each member's trained parameters.
+      own_batches: whether members read batches of their own.
+      dropout: whether the model drops out.
+      at_once: members whose gradients are computed at once; None for `members_at_once`.
+
+    Returns:
+      the next states, and the metrics of each member as `train_step` gives them.
+    """
+    members = [state.trained for state in states]
+    counts = prompt_counts(members)
+    # Without dropout no state gives a key, and None is a tree without leaves.
+    keys = jax.tree.map(
+        lambda *keys: jnp.stack(keys), *(step_key(state, dropout) for state in states)
+    )
+
+    def member_gradients(own):
+        trained, counts, key, own_batch = own
+        this = own_batch if own_batches else batch
+        return gradients(graph, trained, frozen | counts, this, key)
+
+    stacked = stack(members)
+    if at_once is None:
+        at_once = members_at_once(len(states), stacked, batch)
+    gradient, sums = jax.lax.map(
+        member_gradients,
+        (stacked, counts, keys, batch if own_batches else None),
+        batch_size=at_once,
+    )
+    outcomes = [
+        update(
+            state,
+            {path: _own(gradient[path][k], leaf) for path, leaf in members[k].items()},
+            Sums(*(total[k] for total in sums)),
+            optimizers[k],
+        )
+        for k, state in enumerate(states)
+    ]
+    following, metrics = zip(*outcomes, strict=True)
+    return following, metrics
+
+
+def members_at_once(count: int, stacked: Parameters, batch: Batch) -> int:
+    """How many of `count` members are computed at once: all, but on a CPU."""
+    if jax.default_backend() != "cpu":
+        return count
+    prompts = [leaf.shape[1] for path, leaf in stacked.items() if path.endswith(PROMPT)]
+    rows = batch.tokens.shape[-2] * batch.tokens.shape[-1] + sum(prompts)
+    groups = -(-count // max(1, ROWS_ON_CPU // rows))
+    return -(-count // groups)
+
+
+def stack(members: Sequence[Parameters]) -> Parameters:
+    """The members' leaves on a leading axis `K`, shorter prompts padded with zeros."""
+
+    def stacked(leaves: list[Array]) -> Array:
+        longest = max(leaf.shape[0] for leaf in leaves) if leaves[0].ndim else 0
+        return jnp.stack([_padded(leaf, longest) for leaf in leaves])
+
+    return {path: stacked([m[path] for m in members]) for path in members[0]}
+
+
+def _padded(leaf: Array, length: int) -> Array:
+    if not leaf.ndim or leaf.shape[0] == length:
+        return leaf
+    return jnp.pad(leaf, [(0, length - leaf.shape[0]), *[(0, 0)] * (leaf.ndim - 1)])
+
+
+def _own(gradient: Array, leaf: Array) -> Array:
+    """A member's part of what was padded."""
+    return gradient[: leaf.shape[0]] if leaf.ndim else gradient
+
+
+def prompt_counts(members: Sequence[Mapping[str, Array]]) -> dict[str, Int[Array, "K"]]:
+    """How many vectors of each padded prompt are the member's, by a parameter's path.
+
+    Empty where no prompts differ in length, and none is padded.
+    """
+    counts = {}
+    for path in members[0]:
+        lengths = [member[path].shape[0] for member in members if member[path].ndim]
+        if path.endswith(PROMPT) and len(set(lengths)) > 1:
+            count = path.removesuffix(PROMPT) + COUNT
+            counts[count] = jnp.array(lengths, jnp.int32)
+    return counts
+
+
+def compile_sweep_step(
+    graph: nnx.GraphDef,
+    optimizers: Sequence[optax.GradientTransformation],
+    *,
+    own_batches: bool,
+    dropout: bool,
+    at_once: int | None = None,
+) -> CompiledStep:
+    """The jitted step; the states given to it are used up."""
+
+    def step(states: States, frozen: Parameters, batch: Batch):
+        return sweep_step(
+            states,
+            frozen,
+            batch,
+            graph=graph,
+            optimizers=optimizers,
+            own_batches=own_batches,
+            dropout=dropout,
+            at_once=at_once,
+        )
+
+    return CompiledStep(step)

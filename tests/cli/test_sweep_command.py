@@ -1,0 +1,253 @@
+"""`prompt-tuning sweep` from its arguments to its output, and what it refuses."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.cli.variations import parse_variations
+from prompt_tuning.errors import InputError
+from prompt_tuning.training import sweep as sweeps
+from prompt_tuning.training.sweep_loop import DIVERGED_FILE, SWEEP_FILE
+from tests.small_runs import logged
+
+GRID = ["--vary", "Run.seed=0,1", "--vary", "warmup_linear_decay.peak=0.3,1e38"]
+
+
+def names(*given: str) -> list[str]:
+    return [variation.name for variation in parse_variations(given)]
+
+
+def test_several_arguments_span_a_grid():
+    assert names("Run.seed=0,1", "adafactor.learning_rate=0.1,0.3") == [
+        "seed=0,learning_rate=0.1",
+        "seed=0,learning_rate=0.3",
+        "seed=1,learning_rate=0.1",
+        "seed=1,learning_rate=0.3",
+    ]
+
+
+def test_values_in_brackets_change_together():
+    first, second = parse_variations(["PROMPT_LENGTH, Run.seed=(5, 1), (20, 2)"])
+    assert first.lines == ["PROMPT_LENGTH = 5", "Run.seed = 1"]
+    assert second.name == "PROMPT_LENGTH=20,seed=2"
+
+
+def test_commas_in_brackets_and_quotes_divide_nothing():
+    first, second = parse_variations(["f.labels=['a,b', \"c\"],[f(1,2)]"])
+    assert first.lines == ["f.labels = ['a,b', \"c\"]"]
+    assert second.lines == ["f.labels = [f(1,2)]"]
+
+
+def test_names_are_safe_and_told_apart():
+    assert names("SoftPrompt.initializer=@uniform(),@from_text()") == [
+        "initializer=uniform",
+        "initializer=from_text",
+    ]
+    assert names("x.rate=-1,1") == ["rate=-1", "rate=1"]
+    # Other files, but not on a file system that knows no capitals.
+    assert names("t.text='A/b ','a b'") == ["text=A-b", "text=a-b,2"]
+    assert names("a/D.files=1", "b/D.files=2") == ["a-D.files=1,b-D.files=2"]
+    (long,) = names(f"t.text='{'word ' * 50}'")
+    assert len(long) < 60
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["Run.seed"], "cannot be read; expected --vary NAME=VALUE"),
+        (["Run.seed=0,"], "cannot be read"),
+        (["=1,2"], "cannot be read"),
+        (["Run.seed=0,0"], "two members would be the same: Run.seed=0"),
+        (["Run.seed=0", "Run.seed=1"], "Run.seed is varied twice"),
+        (["A,B=(1,2),3"], "3 is not one value for each of A, B"),
+        (["A,B=(1,2,3)"], r"\(1,2,3\) is not one value for each of A, B"),
+    ],
+)
+def test_arguments_that_cannot_be_read(given, message):
+    with pytest.raises(InputError, match=message):
+        parse_variations(given)
+
+
+@pytest.fixture
+def refused(files, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
+    """Sweeps, expects a refusal before anything is compiled or written."""
+    monkeypatch.setattr(sweeps, "compile_sweep_step", None)
+
+    def run(*vary: str, **choices) -> str:
+        words = [word for text in vary for word in ("--vary", text)]
+        directory = tmp_path / "sweep"
+        assert main(["sweep", *files.arguments(directory, **choices), *words]) == 2
+        assert not directory.exists()
+        printed = capsys.readouterr().err
+        assert printed.startswith("prompt-tuning sweep: ")
+        assert "Traceback" not in printed and len(printed) < 1000
+        return " ".join(printed.split())
+
+    return run
+
+
+def test_no_member_at_once(files, tmp_path, capsys):
+    words = files.arguments(tmp_path / "sweep")
+    assert main(["sweep", *words, *GRID, "--at_once", "0"]) == 2
+    assert "--at_once is 0, expected at least 1" in capsys.readouterr().err
+
+
+def test_nothing_varies(refused):
+    assert "nothing varies; say what does: --vary NAME=VALUE" in refused()
+
+
+@pytest.mark.parametrize(
+    "vary, shown",
+    [
+        ("Run.steps=5,6", "Run.steps is 5 in member steps=5 and 6 in member steps=6"),
+        ("BATCH_SIZE=4,8", "Run.data.batch_size is 4 in member BATCH_SIZE=4 and 8"),
+        ("Prompting.placement='prefix','suffix'", "Run.prompting.placement is"),
+        ("Pretrained.compute_dtype='float32','bfloat16'", "Run.model.compute_dtype"),
+        ("Run.keep_best=None,('loss','min')", "Run.keep_best is None"),
+        ("Run.prompt=None,@SoftPrompt", "matches no parameter"),
+    ],
+)
+def test_what_members_must_share(vary, shown, refused):
+    message = refused(vary)
+    assert shown in message
+    if "member" in shown:
+        assert "may differ in their prompt, groups" in message
+
+
+def test_members_that_train_other_parameters(refused):
+    message = refused(
+        "ParameterGroup.regexes=['.*/prompt/.*'],['.*/prompt/.*','.*norm/scale']"
+    )
+    assert "is trained in only one of the members" in message
+
+
+def test_a_name_that_nothing_uses(refused):
+    assert "PROMPT_LENGHT is used by nothing" in refused("PROMPT_LENGHT=2,3")
+
+
+def test_rows_that_fit_beside_the_shorter_prompt_alone(refused):
+    choices = {
+        "DataSource.on_too_long": "skip",
+        "from_sampled_vocabulary.population_size": None,
+    }
+    shown = refused("PROMPT_LENGTH=4,52", **choices)
+    assert "beside 52 prompt vectors" in shown and "beside 4 only 0" in shown
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory) -> Path:
+    """A grid of which half the members diverge."""
+    directory = tmp_path_factory.mktemp("module") / "sweep"
+    choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
+    assert main(["sweep", *files.arguments(directory, **choices), *GRID]) == 0
+    return directory
+
+
+def output(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == 0
+    return capsys.readouterr().out
+
+
+def test_the_best_member_is_named_in_the_table_and_in_files(finished, files, capsys):
+    choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
+    printed = output(capsys, "sweep", *files.arguments(finished, **choices), *GRID)
+    assert "4 members, one copy of the frozen parameters; all read the same" in printed
+    assert "all 6 steps were done before" in printed
+    content = json.loads((finished / SWEEP_FILE).read_text())
+    values = {
+        name: member["best"]["value"] for name, member in content["members"].items()
+    }
+    assert list(values) == [
+        "seed=0,peak=0.3",
+        "seed=0,peak=1e38",
+        "seed=1,peak=0.3",
+        "seed=1,peak=1e38",
+    ]
+    assert [values[name] is None for name in values] == [False, True, False, True]
+    whole = {name: value for name, value in values.items() if value is not None}
+    expected = min(whole, key=lambda name: whole[name])
+    assert content["best"] == expected
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    assert len(rows) == 4
+    (best,) = (row for row in rows if "*" in row)
+    assert f"{values[expected]:.4f}" in best
+    assert [row.startswith("│ x") for row in rows] == [False, True, False, True]
+    assert f"next: prompt-tuning generate --run {finished / expected} TEXT" in printed
+    assert json.loads((finished / "best.json").read_text())["directory"] == expected
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+    lines = logged(finished / expected)
+    measured = [x["evaluation/loss"] for x in lines if "evaluation/loss" in x]
+    assert values[expected] == min(measured)
+
+
+def test_a_member_is_an_ordinary_run(finished, capsys):
+    member = finished / "seed=1,peak=0.3"
+    assert "accuracy" in output(capsys, "evaluate", "--run", member)
+    assert "nearest tokens" in output(capsys, "inspect", "--run", member)
+    printed = output(capsys, "train", "--gin_file", member / "config.gin")
+    assert "all 6 steps were done before" in printed
+
+
+def test_a_sweeps_directory_stands_for_its_best_member(finished, capsys):
+    best = json.loads((finished / "best.json").read_text())["directory"]
+    of_sweep = output(capsys, "evaluate", "--run", finished)
+    assert of_sweep == output(capsys, "evaluate", "--run", finished / best)
+
+
+def test_without_matplotlib_there_is_a_table_and_a_line(
+    finished, files, capsys, monkeypatch
+):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "matplotlib" else found(name, *rest),
+    )
+    choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
+    printed = output(capsys, "sweep", *files.arguments(finished, **choices), *GRID)
+    assert "no curves were drawn: pip install 'prompt-tuning[plots]'" in printed
+    assert "x diverged" in printed
+
+
+def test_where_all_members_diverge_the_sweep_fails(files, tmp_path, capsys):
+    vary = ["--vary", "Run.seed,warmup_linear_decay.peak=(0,1e38),(1,2e38)"]
+    words = ["sweep", *files.arguments(tmp_path / "sweep"), *vary]
+    for _ in range(2):
+        assert main(words) == 1
+        printed = capsys.readouterr()
+        assert "none of the 2 members came through" in printed.err
+        assert printed.out.count("│ x") == 2
+    assert len(list((tmp_path / "sweep").glob(f"*/{DIVERGED_FILE}"))) == 2
+
+
+def test_without_held_out_data_the_training_loss_decides(files, tmp_path, capsys):
+    words = files.arguments(tmp_path / "sweep", **{"Run.evaluation": None})
+    printed = output(
+        capsys, "sweep", *words, "--vary", "warmup_linear_decay.peak=0.3,0.01"
+    )
+    content = json.loads((tmp_path / "sweep" / SWEEP_FILE).read_text())
+    assert content["by"] == ["train loss", "min"]
+    values = {n: member["best"]["value"] for n, member in content["members"].items()}
+    assert content["best"] == min(values, key=lambda name: values[name])
+    assert "* best" in printed
+
+
+def test_help_is_quick():
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "prompt_tuning", "sweep", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--vary NAME=VALUE,VALUE,..." in done.stdout
+    assert "memory of one run" in " ".join(done.stdout.split())
+    assert time.monotonic() - started < 5
