@@ -1,0 +1,164 @@
+"""Our training step against PEFT's: the same models, weights, batches and labels.
+
+    python -m scripts.bench                      # everything
+    python -m scripts.bench llama t5 --steps 40
+    python -m scripts.bench --json results.json --html results.html
+    python -m scripts.bench ragged --text train.jsonl --model DIR --tokenizer DIR
+
+Both sides run in one go, each in a process of its own, and take turns step by step.
+Before anything is timed their losses must agree. `growth` is three cases in one
+rotation. Needs the `bench` extra (torch, transformers, PEFT) here, or
+`--peft_python`, an interpreter that has it.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from scripts.bench_cases import CASES, GROWTH
+from scripts.bench_outcomes import Text, ragged, startup, sweep
+from scripts.bench_page import page
+from scripts.bench_report import (
+    Outcome,
+    Results,
+    as_json,
+    describe_machine,
+    markdown,
+    show,
+)
+from scripts.bench_steps import DisagreementError, Settings, StepResult, run_cases
+from scripts.bench_workers import WorkerError
+
+OURS_ALONE = ("sweep", "ragged", "startup")
+EVERYTHING = ("growth", "gpt2", "t5", "tiny", *OURS_ALONE)
+KNOWN = ("growth", *CASES, *OURS_ALONE)
+
+
+def main() -> int:
+    """Measures the cases asked for; returns the exit code."""
+    options = build_parser().parse_args()
+    console = Console()
+    settings = Settings(
+        steps=options.steps,
+        warm_up=options.warm_up,
+        ideal_rounds=options.ideal_rounds,
+        peft_python=options.peft_python,
+        say=console.print,
+    )
+    try:
+        results = run(settings, options.cases, find_text(options))
+    except (DisagreementError, WorkerError) as problem:
+        console.print(f"bench: {problem}", style="red", markup=False)
+        return 1
+    show(results, console)
+    write(results, options.json, options.html)
+    return 0
+
+
+def run(settings: Settings, names: Sequence[str], text: Text | None) -> Results:
+    """Measures the cases named, all if none is.
+
+    Raises:
+      DisagreementError: if the two sides' losses differ.
+      WorkerError: if a process ended early.
+    """
+    steps: list[StepResult] = []
+    outcomes: list[Outcome] = []
+    versions: dict[str, str] = {}
+    for name in names or EVERYTHING:
+        if name == "sweep":
+            outcomes.append(sweep(settings))
+        elif name == "startup":
+            outcomes.append(startup(settings))
+        elif name == "ragged" and text is not None:
+            outcomes += ragged(settings, text)
+        elif name == "ragged":
+            settings.say("ragged is left out: it needs --text, --model, --tokenizer")
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                cases = GROWTH if name == "growth" else (name,)
+                found, ran = run_cases(cases, Path(folder), settings)
+            steps += found
+            versions |= ran
+    return Results(describe_machine(settings, versions), steps, outcomes)
+
+
+def find_text(options: argparse.Namespace) -> Text | None:
+    """Where the real text is; None unless all of it was said."""
+    said = options.text, options.model, options.tokenizer
+    return None if None in said else Text(*said)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; an unknown flag or case is an error."""
+    parser = argparse.ArgumentParser(
+        description=str(__doc__).partition("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        type=known_case,
+        metavar="CASE",
+        help=f"of {', '.join(KNOWN)}; {', '.join(EVERYTHING)} if none is named",
+    )
+    defaults = Settings()
+    for name, text in (
+        ("steps", "turns of each side that are measured"),
+        ("warm_up", "turns before them"),
+        ("ideal_rounds", "times that each matrix product is timed alone; 0 for none"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=getattr(defaults, name),
+            help=f"{text} (%(default)s)",
+        )
+    for name, metavar, text in (
+        ("text", "FILE", "ragged: GSM8K's train.jsonl"),
+        ("model", "DIR", "ragged: a small trained model, such as stories260k"),
+        ("tokenizer", "DIR", "ragged: the random Llama's, such as GPT-2's"),
+    ):
+        parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.add_argument(
+        "--peft_python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="the interpreter that has torch, transformers and peft; this one if none",
+    )
+    for name, text in (
+        ("json", "write all numbers, and the tables beside them as Markdown"),
+        ("html", "write a page with tables and charts"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
+    return parser
+
+
+def known_case(name: str) -> str:
+    """The name itself.
+
+    Raises:
+      ArgumentTypeError: if there is no such case.
+    """
+    if name not in KNOWN:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(KNOWN)}")
+    return name
+
+
+def write(results: Results, json_file: Path | None, html_file: Path | None) -> None:
+    """Writes what was asked for."""
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(as_json(results), indent=1) + "\n")
+        json_file.with_suffix(".md").write_text(markdown(results))
+    if html_file is not None:
+        html_file.parent.mkdir(parents=True, exist_ok=True)
+        html_file.write_text(page(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""What is measured: model shapes, batches, and what each measure must be."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+IGNORED = -100
+"""The label, in the convention of transformers, of a token that carries no loss."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training step that both sides do.
+
+    Attributes:
+      title: the shape in words.
+      family: of `config`: "llama", "gpt2" or "t5".
+      config: the model, in the fields of transformers' config class.
+      batch: rows `B`.
+      prompt: vectors `P`; 0 for gradients of the input embeddings.
+      length: tokens `T` of a row, all real; of the encoder in T5.
+      target_length: of the decoder in T5; 0 elsewhere.
+      loss_on: how many of the last tokens of a row are learned; None for all.
+      least_speedup: what PEFT's median over ours must be at least; None if nothing.
+      most_memory: what our peak memory over PEFT's must be at most.
+      least_share: what the ideal time over our step must be at least.
+    """
+
+    title: str
+    family: str
+    config: dict[str, Any]
+    batch: int
+    prompt: int
+    length: int
+    target_length: int = 0
+    loss_on: int | None = None
+    least_speedup: float | None = None
+    most_memory: float | None = None
+    least_share: float | None = None
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens of a batch, the prompt's not among them."""
+        return self.batch * (self.length + self.target_length)
+
+
+LLAMA_CONFIG = {
+    "vocab_size": 32000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_CONFIG = LLAMA_CONFIG | {
+    "vocab_size": 2000,
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+GPT2_CONFIG = {
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+T5_CONFIG = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_decoder_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+
+LLAMA = Case(
+    title="Llama 8 layers, width 512, 16 x (100 + 32), loss on the last 8",
+    family="llama",
+    config=LLAMA_CONFIG,
+    batch=16,
+    prompt=100,
+    length=32,
+    loss_on=8,
+    least_speedup=8.0,
+    most_memory=0.35,
+)
+CASES = {
+    "llama_0": dataclasses.replace(
+        LLAMA,
+        title="llama without a prompt, 16 x (0 + 32), embeddings differentiated",
+        prompt=0,
+        least_speedup=None,
+        most_memory=None,
+    ),
+    "llama": LLAMA,
+    "llama_200": dataclasses.replace(
+        LLAMA,
+        title="llama with a longer prompt, 16 x (200 + 32)",
+        prompt=200,
+        least_speedup=None,
+        most_memory=None,
+    ),
+    "gpt2": Case(
+        title="GPT-2 small, 8 x (100 + 64), loss on all",
+        family="gpt2",
+        config=GPT2_CONFIG,
+        batch=8,
+        prompt=100,
+        length=64,
+        least_speedup=4.0,
+    ),
+    "t5": Case(
+        title="T5 1.1 small, 16 x (100 + 128) and 16 targets",
+        family="t5",
+        config=T5_CONFIG,
+        batch=16,
+        prompt=100,
+        length=128,
+        target_length=16,
+        least_speedup=1.25,
+        least_share=0.65,
+    ),
+    "tiny": Case(
+        title="Llama 4 layers, width 128, 8 x (20 + 32), loss on all",
+        family="llama",
+        config=TINY_CONFIG,
+        batch=8,
+        prompt=20,
+        length=32,
+        least_speedup=3.0,
+    ),
+}
+GROWTH = ("llama_0", "llama", "llama_200")
+"""Measured in one rotation, for the growth of the step with the prompt."""
+
+MOST_GROWTH = {"llama": 1.35, "llama_200": 1.60}
+"""What our step may be, times the one without a prompt."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The batch that both sides are given.
+
+    Attributes:
+      tokens: `[B, T]`.
+      labels: `[B, U]`, or `IGNORED`: the tokens themselves in a decoder-only model,
+        where each side predicts label `i` from what stands before token `i`.
+    """
+
+    tokens: np.ndarray
+    labels: np.ndarray
+
+
+def make_rows(case: Case, seed: int = 1) -> Rows:
+    """Random tokens, and the labels that the case learns.
+
+    Without a prompt nothing stands before the first token, so it has no label.
+    """
+    random = np.random.default_rng(seed)
+    vocabulary = case.config["vocab_size"]
+    tokens = random.integers(3, vocabulary, (case.batch, case.length))
+    if case.target_length:
+        shape = (case.batch, case.target_length)
+        return Rows(tokens, random.integers(3, vocabulary, shape))
+    labels = tokens.copy()
+    if case.loss_on is not None:
+        labels[:, : -case.loss_on] = IGNORED
+    if not case.prompt:
+        labels[:, 0] = IGNORED
+    return Rows(tokens, labels)
+
+
+def width(case: Case) -> int:
+    """Model width `D`."""
+    names = {"llama": "hidden_size", "gpt2": "n_embd", "t5": "d_model"}
+    return case.config[names[case.family]]
+
+
+def make_prompt(case: Case, seed: int = 2) -> np.ndarray:
+    """Where both sides start, float32 `[P, D]`."""
+    shape = (case.prompt, width(case))
+    return np.random.default_rng(seed).normal(0, 0.5, shape).astype(np.float32)

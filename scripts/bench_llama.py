@@ -1,0 +1,55 @@
+"""A random model of the Llama case, made by the library: for cases without PEFT."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.parameters import split
+from prompt_tuning.models.prompted import build_model
+from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.prompts.modules import SoftPrompt
+from scripts.bench_cases import LLAMA_CONFIG
+from scripts.huggingface_export import export_huggingface
+
+
+def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
+    """Writes a random model as a Hugging Face folder.
+
+    Args:
+      folder: where to.
+      vocabulary_size: `V`; that of the Llama case if None.
+    """
+    shape = LLAMA_CONFIG
+    config = ModelConfig(
+        architecture="decoder_only",
+        vocabulary_size=vocabulary_size or shape["vocab_size"],
+        width=shape["hidden_size"],
+        feed_forward_width=shape["intermediate_size"],
+        layers=shape["num_hidden_layers"],
+        heads=shape["num_attention_heads"],
+        key_value_heads=shape["num_key_value_heads"],
+        head_width=shape["hidden_size"] // shape["num_attention_heads"],
+        norm="rms",
+        positions="rotary",
+        maximum_positions=shape["max_position_embeddings"],
+        activation="silu",
+        gated=True,
+        tied_head=False,
+    )
+    _, parameters = split(build_model(jax.random.key(0), config))
+    arrays = {path: np.asarray(array) for path, array in parameters.items()}
+    export_huggingface(folder, config, arrays)
+
+
+def open_prompted(
+    model: Path, prompt: int, tokenizer: str | None = None
+) -> PromptedModel:
+    """A model with a prompt of so many vectors in front of it."""
+    return open_pretrained(
+        Pretrained(checkpoint=str(model), tokenizer=tokenizer),
+        prompt=functools.partial(SoftPrompt, length=prompt),
+        key=jax.random.key(0),
+    )

@@ -1,0 +1,133 @@
+"""PEFT's side of the benchmark: a process that does its training step when asked.
+
+    python -m scripts.bench_peft make FOLDER    # a random model, written there
+    python -m scripts.bench_peft serve FOLDER   # answers `bench_workers` questions
+
+Needs torch, transformers and peft, and nothing of prompt_tuning.
+"""
+
+# Only the `bench` extra has what is imported here.
+# pyright: reportMissingImports=false
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import peft
+import torch
+import transformers
+
+from scripts.bench_cases import Case
+from scripts.bench_workers import Answer, peak_memory, serve
+
+THREADS = 2
+HEAD_SCALE = 0.05
+
+
+def main() -> None:
+    """Makes a model, or serves."""
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(THREADS)
+    if what == "make":
+        make_model(folder)
+        return
+    step = PeftStep(folder)
+    serve({"start": step.start, "step": step, "memory": peak_memory})
+
+
+def make_model(folder: Path) -> None:
+    """Writes a random model of the config in `model.json`."""
+    described = json.loads((folder / "model.json").read_text())
+    family = described["family"]
+    config_class, model_class = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+        "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
+    }[family]
+    torch.manual_seed(0)
+    model = model_class(config_class(**described["config"]))
+    if family == "t5":
+        # A fresh T5 ties its head whatever the config says; 1.1 is untied.
+        shape = model.shared.weight.shape
+        model.lm_head.weight = torch.nn.Parameter(HEAD_SCALE * torch.randn(shape))
+    model.save_pretrained(folder / "model")
+
+
+class PeftStep:
+    """The model with a prompt, its optimiser, and the batch.
+
+    Attributes:
+      model: frozen but for the prompt, in training mode.
+      optimizer: AdamW of what is trained.
+      batch: the arguments of the model.
+    """
+
+    def __init__(self, folder: Path):
+        case = Case(**json.loads((folder / "case.json").read_text()))
+        rows = np.load(folder / "rows.npz")
+        tokens = torch.from_numpy(rows["tokens"])
+        self.batch = {
+            "attention_mask": torch.ones_like(tokens),
+            "labels": torch.from_numpy(rows["labels"]),
+        }
+        if case.family != "t5":
+            self.batch["use_cache"] = False
+        auto = (
+            transformers.AutoModelForSeq2SeqLM
+            if case.family == "t5"
+            else transformers.AutoModelForCausalLM
+        )
+        base = auto.from_pretrained(folder / "model", dtype=torch.float32)
+        if case.prompt:
+            self.model = with_prompt(base, case, np.load(folder / "prompt.npy"))
+            self.batch["input_ids"] = tokens
+            trained = [x for x in self.model.parameters() if x.requires_grad]
+        else:
+            self.model = base.requires_grad_(False)
+            embedded = base.get_input_embeddings()(tokens).detach().requires_grad_(True)
+            self.batch["inputs_embeds"] = embedded
+            trained = [embedded]
+        self.model.train()
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
+
+    def start(self) -> Answer:
+        """What runs."""
+        packages = (torch, transformers, peft)
+        return {"versions": {p.__name__: p.__version__ for p in packages}}
+
+    def __call__(self) -> Answer:
+        """One step, timed from the forward pass to the optimiser's update."""
+        started = time.perf_counter()
+        loss = self.model(**self.batch).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "loss": loss.item()}
+
+
+def with_prompt(base, case: Case, prompt: np.ndarray) -> torch.nn.Module:
+    """A PEFT model whose prompt, before the encoder in T5, starts where ours does."""
+    seq2seq = case.family == "t5"
+    config = peft.PromptTuningConfig(
+        task_type="SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM",
+        num_virtual_tokens=case.prompt,
+        # Left to itself PEFT puts a second prompt before T5's decoder.
+        num_transformer_submodules=1,
+        prompt_tuning_init="RANDOM",
+    )
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        embedding = model.prompt_encoder["default"].embedding
+        embedding.weight.copy_(torch.from_numpy(prompt))
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""What was measured, as tables: on the terminal, in Markdown and as JSON."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.bench_cases import CASES, GROWTH, MOST_GROWTH
+from scripts.bench_steps import OURS, SIDES, Settings, StepResult, median_ratio
+
+MEGABYTE = 1e6
+PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A number that must be reached.
+
+    Attributes:
+      what: in words.
+      found: what was measured.
+      limit: what it must be.
+      at_least: whether the limit is the lowest good value, or else the highest.
+      unit: written after the numbers.
+    """
+
+    what: str
+    found: float
+    limit: float
+    at_least: bool
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it was reached."""
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a case found that is not a step against PEFT's.
+
+    Attributes:
+      name: of the case.
+      title: what was compared, in words.
+      figures: numbers by what they are.
+      measures: what must be reached.
+    """
+
+    name: str
+    title: str
+    figures: Mapping[str, float]
+    measures: Sequence[Measure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """All that one run of the benchmark found."""
+
+    machine: Mapping[str, str]
+    steps: Sequence[StepResult]
+    outcomes: Sequence[Outcome]
+
+    def growth(self) -> dict[str, dict[str, float]]:
+        """By side and case, the step over the one without a prompt.
+
+        Empty unless the cases of `GROWTH` were measured in one rotation.
+        """
+        found = {step.case: step for step in self.steps}
+        if not set(GROWTH) <= found.keys():
+            return {}
+        bare = found[GROWTH[0]]
+        return {
+            side: {
+                name: median_ratio(found[name].seconds[side], bare.seconds[side])
+                for name in GROWTH[1:]
+            }
+            for side in SIDES
+        }
+
+    def measures(self) -> list[Measure]:
+        """What must be reached, and what was."""
+        return [
+            *(measure for step in self.steps for measure in step_measures(step)),
+            *(
+                Measure(
+                    f"{name}: our step over that of P = 0", ratio, limit, False, "x"
+                )
+                for name, limit in MOST_GROWTH.items()
+                if (ratio := self.growth().get(OURS, {}).get(name)) is not None
+            ),
+            *(measure for outcome in self.outcomes for measure in outcome.measures),
+        ]
+
+
+def step_measures(step: StepResult) -> list[Measure]:
+    """What a case says that it must reach."""
+    case = CASES[step.case]
+    rows = (
+        ("PEFT's step over ours", step.speedup, case.least_speedup, True, "x"),
+        ("our peak memory over PEFT's", step.memory, case.most_memory, False, "x"),
+        ("ideal time over our step", step.share, case.least_share, True, ""),
+    )
+    return [
+        Measure(f"{step.case}: {what}", found, limit, at_least, unit)
+        for what, found, limit, at_least, unit in rows
+        if limit is not None and found is not None
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sheet:
+    """A table of texts: a title, a heading for each column, and rows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def sheets(results: Results) -> list[Sheet]:
+    """The tables that have something in them."""
+    growth = results.growth()
+    made = [
+        Sheet(
+            "the cases: batch x (prompt vectors + tokens)",
+            ("case",),
+            [(f"{step.case}: {CASES[step.case].title}",) for step in results.steps],
+        ),
+        Sheet(
+            "one training step, medians",
+            ("case", "ours", "PEFT", "PEFT / ours", "real tokens/s", "PEFT's"),
+            [step_row(step) for step in results.steps],
+        ),
+        Sheet(
+            "peak memory of each process, weights included",
+            ("case", "ours", "PEFT", "ours / PEFT"),
+            [memory_row(step) for step in results.steps],
+        ),
+        Sheet(
+            "our step against its matrix products alone",
+            ("case", "step", "matrices", "batched (attention)", "ideal / step"),
+            [ideal_row(step) for step in results.steps if step.ideal is not None],
+        ),
+        Sheet(
+            "the step over the one without a prompt",
+            ("prompt", "ours", "PEFT"),
+            [
+                (
+                    f"P = {CASES[name].prompt}",
+                    *(f"{growth[side][name]:.2f}x" for side in SIDES),
+                )
+                for name in (GROWTH[1:] if growth else ())
+            ],
+        ),
+        *(
+            Sheet(
+                outcome.title,
+                (outcome.name, ""),
+                [(what, f"{figure:,.4g}") for what, figure in outcome.figures.items()],
+            )
+            for outcome in results.outcomes
+        ),
+        Sheet(
+            "what must be reached",
+            ("measure", "must be", "is", ""),
+            [measure_row(measure) for measure in results.measures()],
+        ),
+    ]
+    return [sheet for sheet in made if sheet.rows]
+
+
+def step_row(step: StepResult) -> tuple[str, ...]:
+    """Times of a case."""
+    tokens = CASES[step.case].real_tokens
+    return (
+        step.case,
+        *(f"{1e3 * step.median(side):,.1f} ms" for side in SIDES),
+        f"{step.speedup:.2f}x",
+        *(f"{tokens / step.median(side):,.0f}" for side in SIDES),
+    )
+
+
+def memory_row(step: StepResult) -> tuple[str, ...]:
+    """Memory of a case."""
+    sizes = (f"{step.peak_bytes[side] / MEGABYTE:,.0f} MB" for side in SIDES)
+    return (step.case, *sizes, f"{step.memory:.2f}x")
+
+
+def ideal_row(step: StepResult) -> tuple[str, ...]:
+    """Ideal time of a case; the step is that timed among its products."""
+    assert step.ideal is not None and step.share is not None
+    times = (f"{1e3 * step.ideal[k]:,.1f} ms" for k in ("step", "plain", "batched"))
+    return (step.case, *times, f"{step.share:.1%}")
+
+
+def measure_row(measure: Measure) -> tuple[str, ...]:
+    """One measure, with a mark."""
+    sign = "≥" if measure.at_least else "≤"
+    return (
+        measure.what,
+        f"{sign} {measure.limit:g}{measure.unit}",
+        f"{measure.found:.3g}{measure.unit}",
+        "yes" if measure.met else "NO",
+    )
+
+
+def show(results: Results, console: Console) -> None:
+    """Prints the tables."""
+    for sheet in sheets(results):
+        table = Table(title=sheet.title, title_justify="left")
+        for i, heading in enumerate(sheet.headings):
+            table.add_column(heading, justify="right" if i else "left")
+        for row in sheet.rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def markdown(results: Results) -> str:
+    """The same tables, and the machine."""
+    lines = ["# Benchmark", ""]
+    lines += [f"- {what}: {value}" for what, value in results.machine.items()]
+    for sheet in sheets(results):
+        lines += ["", f"## {sheet.title[:1].upper()}{sheet.title[1:]}", ""]
+        lines.append("| " + " | ".join(sheet.headings) + " |")
+        lines.append(
+            "|" + "|".join(["---", *["---:"] * (len(sheet.headings) - 1)]) + "|"
+        )
+        lines += ["| " + " | ".join(row) + " |" for row in sheet.rows]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """Everything, with what follows from it, as plain values."""
+    steps = [
+        dataclasses.asdict(step)
+        | {
+            "title": CASES[step.case].title,
+            "medians": {side: step.median(side) for side in SIDES},
+            "speedup": step.speedup,
+            "memory": step.memory,
+            "share": step.share,
+        }
+        for step in results.steps
+    ]
+    return {
+        "machine": dict(results.machine),
+        "steps": steps,
+        "growth": results.growth(),
+        "outcomes": [dataclasses.asdict(outcome) for outcome in results.outcomes],
+        "measures": [
+            dataclasses.asdict(measure) | {"met": measure.met}
+            for measure in results.measures()
+        ],
+    }
+
+
+def describe_machine(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:
+    """The machine, the versions and the settings, in words."""
+    own = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = own | dict(versions)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": ", ".join(f"{k} {v}" for k, v in sorted(packages.items())),
+        "measured": f"{settings.steps} turns of each side, after "
+        f"{settings.warm_up} and the 3 that are checked, float32",
+    }
+
+
+def processor() -> str:
+    """The processor's model, as the kernel names it where it does."""
+    file = Path("/proc/cpuinfo")
+    if file.exists():
+        for line in file.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

@@ -1,0 +1,211 @@
+"""Runs cases: both sides' processes, the check that they agree, their turns."""
+
+import contextlib
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.bench_cases import CASES, Case, make_prompt, make_rows
+from scripts.bench_workers import ROOT, Turn, Worker, WorkerError, take_turns
+
+OURS, PEFT = SIDES = ("ours", "peft")
+AGREEMENT = 1e-3
+CHECKED_STEPS = 3
+
+
+class DisagreementError(RuntimeError):
+    """The two sides do not do the same step, so there is nothing to compare."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How steps are measured.
+
+    Attributes:
+      steps: turns of each side that are measured.
+      warm_up: turns before them, after those that are checked.
+      ideal_rounds: times that each product is timed; 0 for no ideal time.
+      peft_python: the interpreter that has torch and PEFT.
+      say: shows progress.
+    """
+
+    steps: int = 20
+    warm_up: int = 3
+    ideal_rounds: int = 10
+    peft_python: str = sys.executable
+    say: Callable[[str], None] = print
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What was measured of one case.
+
+    Attributes:
+      case: its name in `CASES`.
+      losses: of the first steps, by side.
+      seconds: of every step, by side, in the order of turns.
+      peak_bytes: most memory of each side's process, weights included.
+      ideal: the answer of `bench_ideal.time_products`; None if it was not asked for.
+    """
+
+    case: str
+    losses: Mapping[str, Sequence[float]]
+    seconds: Mapping[str, Sequence[float]]
+    peak_bytes: Mapping[str, int]
+    ideal: Mapping[str, Any] | None
+
+    def median(self, side: str) -> float:
+        """Median seconds of a side's step."""
+        return statistics.median(self.seconds[side])
+
+    @property
+    def speedup(self) -> float:
+        """How many of our steps fit in one of PEFT's: median over the turns."""
+        return median_ratio(self.seconds[PEFT], self.seconds[OURS])
+
+    @property
+    def memory(self) -> float:
+        """Our peak memory over PEFT's."""
+        return self.peak_bytes[OURS] / self.peak_bytes[PEFT]
+
+    @property
+    def share(self) -> float | None:
+        """The ideal time over that of the steps timed among its products."""
+        if self.ideal is None:
+            return None
+        return (self.ideal["plain"] + self.ideal["batched"]) / self.ideal["step"]
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median of the ratios of what was measured in the same turn."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def run_cases(
+    names: Sequence[str], folder: Path, settings: Settings
+) -> tuple[list[StepResult], dict[str, str]]:
+    """Measures cases of one model in one rotation: each side of each does one step.
+
+    Args:
+      names: of `CASES`.
+      folder: an empty one, for the model and the batches.
+      settings: how.
+
+    Returns:
+      the results, and the versions of what ran.
+
+    Raises:
+      DisagreementError: if the sides' first losses differ.
+      WorkerError: if a side ends early.
+    """
+    settings.say(f"[bold]{', '.join(names)}[/]: a random model and batches for it")
+    write_inputs({name: CASES[name] for name in names}, folder, settings.peft_python)
+    with contextlib.ExitStack() as stack:
+        workers = {
+            (name, side): stack.enter_context(
+                start_worker(name, side, folder, settings)
+            )
+            for name in names
+            for side in SIDES
+        }
+        answers = [worker.ask("start") for worker in workers.values()]
+        settings.say("  do the losses agree?")
+        losses = by_case(take_turns(workers, CHECKED_STEPS), "loss")
+        for name in names:
+            check_agreement(name, losses[name])
+        take_turns(workers, settings.warm_up)
+        settings.say(f"  {settings.steps} turns")
+        seconds = by_case(take_turns(workers, settings.steps), "seconds")
+        memory = {who: worker.ask("memory")["bytes"] for who, worker in workers.items()}
+        for (_, side), worker in workers.items():
+            if side == PEFT:
+                worker.end()
+        if settings.ideal_rounds:
+            settings.say("  each matrix product alone")
+        results = [
+            StepResult(
+                case=name,
+                losses=losses[name],
+                seconds=seconds[name],
+                peak_bytes={side: memory[name, side] for side in SIDES},
+                ideal=workers[name, OURS].ask("ideal", rounds=settings.ideal_rounds)
+                if settings.ideal_rounds
+                else None,
+            )
+            for name in names
+        ]
+    return results, {k: v for answer in answers for k, v in answer["versions"].items()}
+
+
+def by_case(
+    turns: Mapping[tuple[str, str], Sequence[Turn]], field: str
+) -> dict[str, dict[str, list[float]]]:
+    """One number of every turn, by case and by side."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for (name, side), those in turns.items():
+        found.setdefault(name, {})[side] = [getattr(turn, field) for turn in those]
+    return found
+
+
+def check_agreement(name: str, losses: Mapping[str, Sequence[float]]) -> None:
+    """Holds the sides' losses against each other.
+
+    Raises:
+      DisagreementError: if those of one step differ by more than `AGREEMENT`.
+    """
+    for step, (ours, peft) in enumerate(
+        zip(losses[OURS], losses[PEFT], strict=True), start=1
+    ):
+        if not abs(ours - peft) <= AGREEMENT * max(1.0, abs(peft)):
+            raise DisagreementError(
+                f"{name}: at step {step} our loss is {ours:.6f} and PEFT's {peft:.6f}; "
+                f"they must agree to {AGREEMENT:g}, or the steps are not the same work"
+            )
+
+
+def write_inputs(cases: Mapping[str, Case], folder: Path, python: str) -> None:
+    """Writes the model once, and of each case its batch and where its prompt starts.
+
+    Raises:
+      WorkerError: if the model could not be made.
+    """
+    first = next(iter(cases.values()))
+    model = folder / "model"
+    model.mkdir()
+    described = {"family": first.family, "config": first.config}
+    (folder / "model.json").write_text(json.dumps(described))
+    made = subprocess.run(
+        [python, "-m", "scripts.bench_peft", "make", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode:
+        raise WorkerError(f"the model could not be made:\n{made.stderr[-2000:]}")
+    for name, case in cases.items():
+        if (case.family, case.config) != (first.family, first.config):
+            raise ValueError(f"{name} is of another model than {next(iter(cases))}")
+        inputs = folder / name
+        inputs.mkdir()
+        (inputs / "model").symlink_to(model.resolve())
+        (inputs / "case.json").write_text(json.dumps(dataclasses.asdict(case)))
+        rows = make_rows(case)
+        np.savez(inputs / "rows.npz", tokens=rows.tokens, labels=rows.labels)
+        np.save(inputs / "prompt.npy", make_prompt(case))
+
+
+def start_worker(name: str, side: str, folder: Path, settings: Settings) -> Worker:
+    """Starts one side of a case."""
+    inputs = str(folder / name)
+    if side == OURS:
+        command = [sys.executable, "-m", "scripts.bench_ours", inputs]
+    else:
+        command = [settings.peft_python, "-m", "scripts.bench_peft", "serve", inputs]
+    return Worker(f"{side} of {name}", command)

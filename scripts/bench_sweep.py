@@ -1,0 +1,112 @@
+"""A sweep of prompts against one run: the sweep's step, for each member of it.
+
+    python -m scripts.bench_sweep   # answers `bench_workers` questions
+
+Both steps are the library's, over one copy of the weights, and take turns.
+"""
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.training.sweep_step import compile_sweep_step
+from scripts.bench_cases import LLAMA, make_rows
+from scripts.bench_llama import open_prompted, write_llama
+from scripts.bench_ours import Prepared, make_batch, prepare
+from scripts.bench_workers import Answer, serve
+
+MEMBERS = 8
+BATCHES = (16, 4)
+
+
+def main() -> None:
+    """Serves."""
+    serve({"measure": measure})
+
+
+def measure(rounds: int) -> Answer:
+    """Times both steps at each batch size.
+
+    Returns:
+      `batches`: by batch size, median seconds of the `single` step and of the `sweep`'s
+      and the median `ratio`, for each member, of the second to the first;
+      `programs`: most that a sweep's step was compiled to; `weight_copies`: bytes that
+      its program is given over those of the weights.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write_llama(Path(folder))
+        model = open_prompted(Path(folder), LLAMA.prompt)
+        prepared = prepare(model.graph, model.read_parameters())
+    programs, copies = [], []
+    batches: dict[int, Answer] = {}
+    for size in BATCHES:
+        batch = make_batch(make_rows(dataclasses.replace(LLAMA, batch=size)))
+        single = Stepping(prepared.compile_step(), prepared.start(), prepared, batch)
+        step = compile_sweep_step(
+            prepared.graph,
+            [prepared.optimizer] * MEMBERS,
+            own_batches=False,
+            dropout=False,
+        )
+        members = tuple(prepared.start() for _ in range(MEMBERS))
+        sweep = Stepping(step, members, prepared, batch)
+        turns = [(single(), sweep()) for _ in range(rounds + 2)][2:]
+        batches[size] = {
+            "single": statistics.median(alone for alone, _ in turns),
+            "sweep": statistics.median(together for _, together in turns),
+            "ratio": statistics.median(
+                together / MEMBERS / alone for alone, together in turns
+            ),
+        }
+        programs.append(sweep.programs())
+        copies.append(sweep.argument_bytes() / weight_bytes(prepared))
+    return {
+        "batches": batches,
+        "programs": max(programs),
+        "weight_copies": max(copies),
+    }
+
+
+class Stepping:
+    """A step, and the state that it moves along."""
+
+    def __init__(
+        self, step: Callable[..., Any], state: Any, prepared: Prepared, batch: Batch
+    ):
+        self._step, self._state = step, state
+        self._frozen, self._batch = prepared.frozen, batch
+
+    def __call__(self) -> float:
+        """Does one; returns its seconds."""
+        started = time.perf_counter()
+        self._state, _ = jax.block_until_ready(
+            self._step(self._state, self._frozen, self._batch)
+        )
+        return time.perf_counter() - started
+
+    def programs(self) -> int:
+        """How many were compiled."""
+        return self._step.programs
+
+    def argument_bytes(self) -> int:
+        """What the compiled step is given."""
+        step = cast(jax.stages.Wrapped, self._step)
+        compiled = step.lower(self._state, self._frozen, self._batch).compile()
+        found = cast(Any, compiled.memory_analysis())
+        return found.argument_size_in_bytes
+
+
+def weight_bytes(prepared: Prepared) -> int:
+    """Of the frozen weights."""
+    return sum(leaf.nbytes for leaf in prepared.frozen.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The benchmark's own parts; nothing here times anything or needs torch."""
+
+import dataclasses
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scripts import hlo
+from scripts.bench_cases import CASES, IGNORED, make_prompt, make_rows, width
+from scripts.bench_ideal import Work, distinct, looped, time_products
+from scripts.bench_ours import make_batch
+from scripts.bench_page import page
+from scripts.bench_report import Measure, Outcome, Results, as_json, markdown, sheets
+from scripts.bench_steps import (
+    DisagreementError,
+    StepResult,
+    check_agreement,
+    median_ratio,
+)
+from scripts.bench_workers import Worker, WorkerError, take_turns
+
+
+def scanned_attention(query, kernels):
+    """One batched product, and a plain one for each of the kernels."""
+    scores = jnp.einsum("bqk,bsk->bqs", query, query)
+
+    def block(x, kernel):
+        return jnp.tanh(x @ kernel), None
+
+    return jax.lax.scan(block, scores.reshape(-1, 8), kernels)[0]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    arguments = jnp.ones((3, 8, 16)), jnp.ones((5, 8, 8))
+    return jax.jit(scanned_attention).lower(*arguments).compile()
+
+
+def test_products_are_read_with_what_they_sum_over(compiled):
+    batched, plain = sorted(hlo.products(compiled), key=lambda p: not p.batched)
+    assert (batched.runs, batched.flops) == (1, 2 * 3 * 8 * 8 * 16)
+    assert (plain.runs, plain.flops) == (5, 2 * 24 * 8 * 8)
+    assert batched.dimensions.batch == ((0,), (0,)) and plain.dimensions.batch[0] == ()
+    assert plain.shapes == ((24, 8), (8, 8), (24, 8))
+    for product in (batched, plain):
+        left, right = product.operands[:2]
+        summed = product.dimensions.contracting
+        assert [left.shape[i] for i in summed[0]] == [right.shape[i] for i in summed[1]]
+
+
+def test_a_layout_is_read_from_the_longest_stride():
+    line = "f32[2,3]{0,1} dot(f32[2,4]{1,0} %a, f32[4,3]{0,1} %b)"
+    text = f"""ENTRY main (a: f32[2,4], b: f32[4,3]) -> f32[2,3] {{
+  ROOT d = {line}, lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}"""
+    (product,) = hlo.products_of(text)
+    assert [operand.order for operand in product.operands] == [(0, 1), (1, 0), (1, 0)]
+    assert product.flops == 2 * 2 * 3 * 4
+
+
+def test_a_product_that_is_timed_stays_in_its_loop_and_nothing_is_copied(compiled):
+    for product in hlo.products(compiled):
+        work = Work(product.operands, product.dimensions)
+        arrays = [jnp.ones(shape) for shape in product.shapes]
+        alone = looped(work, 7).lower(*arrays).compile()
+        (found,) = hlo.products(alone)
+        assert (found.runs, found.flops) == (7, product.flops)
+        assert found.batched == product.batched
+        copies = re.findall(r"= f32\[\S+ copy\(", alone.as_text() or "")
+        assert not copies
+
+
+def test_the_ideal_counts_each_product_as_often_as_it_runs(compiled):
+    products = hlo.products(compiled)
+    doubled = [*products, *products]
+    assert [runs for _, runs in distinct(doubled).values()] == [
+        2 * product.runs for product in products
+    ]
+    steps = []
+    found = time_products(products, lambda: steps.append(1) or 0.25, rounds=3)
+    assert len(steps) == 3 and found["step"] == 0.25
+    for kind in (True, False):
+        alone = sum(
+            row["runs"] * row["seconds"]
+            for row in found["products"]
+            if row["batched"] is kind
+        )
+        assert found["batched" if kind else "plain"] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_has_the_labels_of_its_rows(name):
+    case = CASES[name]
+    rows, batch = make_rows(case), make_batch(make_rows(case))
+    count = {"t5": 16, "gpt2": 64, "tiny": 32}.get(name, 8)
+    assert batch.loss_positions.shape == (case.batch, count)
+    np.testing.assert_array_equal(batch.loss_weights, 1)
+    picked = np.take_along_axis(batch.targets, batch.loss_positions, axis=1)
+    np.testing.assert_array_equal(picked, rows.labels[:, -count:])
+    assert not (picked == IGNORED).any()
+    np.testing.assert_array_equal(batch.tokens, rows.tokens)
+    assert make_prompt(case).shape == (case.prompt, width(case))
+
+
+def test_without_a_prompt_nothing_predicts_the_first_token():
+    bare = dataclasses.replace(CASES["tiny"], prompt=0)
+    assert (make_rows(bare).labels[:, 0] == IGNORED).all()
+    assert make_batch(make_rows(bare)).loss_positions[0].tolist() == [*range(1, 32)]
+
+
+def make_results() -> Results:
+    """Numbers that a run could give."""
+
+    def step(name: str, ours: float, peft: float) -> StepResult:
+        return StepResult(
+            case=name,
+            losses={"ours": [9.0, 8.5, 8.0], "peft": [9.0, 8.5, 8.0]},
+            seconds={"ours": [ours, 1.1 * ours, ours], "peft": [peft, peft, peft]},
+            peak_bytes={"ours": 500_000_000, "peft": 2_000_000_000},
+            ideal={
+                "step": ours,
+                "plain": 0.6 * ours,
+                "batched": 0.1 * ours,
+                "products": [],
+            },
+        )
+
+    steps = [
+        step("llama_0", 0.2, 0.4),
+        step("llama", 0.24, 2.4),
+        step("llama_200", 0.28, 4.8),
+        step("gpt2", 0.9, 4.1),
+        step("t5", 2.0, 3.0),
+        step("tiny", 0.012, 0.06),
+    ]
+    slow = Measure("first step of the second run", 6.0, 5.0, False, " s")
+    startup = Outcome("startup", "from launch", {"second run, seconds": 6.0}, [slow])
+    return Results({"processor": "a <fast> one", "cores": "2"}, steps, [startup])
+
+
+def test_measures_say_what_is_reached():
+    found = {measure.what: measure for measure in make_results().measures()}
+    assert found["llama: PEFT's step over ours"].found == pytest.approx(10)
+    assert found["llama: our peak memory over PEFT's"].met
+    assert found["llama: our step over that of P = 0"].found == pytest.approx(1.2)
+    assert found["t5: ideal time over our step"].found == pytest.approx(0.7)
+    assert [what for what, measure in found.items() if not measure.met] == [
+        "first step of the second run"
+    ]
+
+
+def test_the_ratio_is_of_steps_of_the_same_turn():
+    # The machine is three times as slow in the second turn; the ratio is not.
+    assert median_ratio([2.0, 6.0, 2.0], [1.0, 3.0, 1.0]) == 2.0
+
+
+def test_growth_needs_all_lengths_in_one_run():
+    results = make_results()
+    assert results.growth()["peft"]["llama_200"] == pytest.approx(12)
+    assert dataclasses.replace(results, steps=results.steps[1:]).growth() == {}
+
+
+def test_json_and_markdown_hold_every_case_and_the_machine():
+    results = make_results()
+    written = json.loads(json.dumps(as_json(results)))
+    assert [step["case"] for step in written["steps"]] == [
+        step.case for step in results.steps
+    ]
+    assert written["steps"][1]["seconds"]["ours"][1] == pytest.approx(1.1 * 0.24)
+    text = markdown(results)
+    for sheet in sheets(results):
+        for row in sheet.rows:
+            assert "| " + " | ".join(row) + " |" in text
+    assert "- processor: a <fast> one" in text
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else():
+    text = page(make_results())
+    body = text[text.index("<body>") : text.index("</html>")]
+    root = ElementTree.fromstring(body)
+    assert len(list(root.iter("svg"))) == 4
+    assert "8 of 9 measures" in "".join(root.itertext())
+    assert "a <fast> one" in "".join(root.itertext())
+    assert "http" not in text and "<script" not in text and "src=" not in text
+
+
+def test_sides_that_disagree_are_not_compared():
+    check_agreement("llama", {"ours": [9.0, 8.0], "peft": [9.0005, 8.0]})
+    with pytest.raises(DisagreementError, match=r"at step 2 our loss is 8\.0"):
+        check_agreement("llama", {"ours": [9.0, 8.0], "peft": [9.0, 8.1]})
+    with pytest.raises(DisagreementError):
+        check_agreement("llama", {"ours": [float("nan")], "peft": [9.0]})
+
+
+SERVER = """
+from scripts.bench_workers import serve
+steps = []
+def step():
+    steps.append(1)
+    print("this is no answer")
+    if len(steps) == 3:
+        raise RuntimeError("out of steps")
+    return {"seconds": len(steps), "loss": {loss}}
+serve({"step": step})
+"""
+
+
+def test_workers_take_turns_and_say_why_they_end():
+    with (
+        Worker("one", [sys.executable, "-c", SERVER.replace("{loss}", "1")]) as one,
+        Worker("two", [sys.executable, "-c", SERVER.replace("{loss}", "2")]) as two,
+    ):
+        turns = take_turns({"one": one, "two": two}, rounds=2)
+        assert [turn.seconds for turn in turns["one"]] == [1, 2]
+        assert [turn.loss for turn in turns["two"]] == [2, 2]
+        with pytest.raises(
+            WorkerError, match=r"one ended at 'step'(.|\n)*out of steps"
+        ):
+            one.ask("step")
+
+
+def test_random_rows_are_the_same_every_time():
+    for case in CASES.values():
+        np.testing.assert_array_equal(make_rows(case).tokens, make_rows(case).tokens)
+        assert make_rows(case).tokens.max() < case.config["vocab_size"]

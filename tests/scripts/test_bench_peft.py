@@ -1,0 +1,61 @@
+"""Both sides of the benchmark do the same step, on small models of every family.
+
+Runs where torch, transformers and PEFT are: here, or in the interpreter that the
+environment variable PEFT_PYTHON names.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from scripts.bench_cases import CASES, GPT2_CONFIG, T5_CONFIG, TINY_CONFIG
+from scripts.bench_steps import (
+    SIDES,
+    Settings,
+    by_case,
+    check_agreement,
+    start_worker,
+    write_inputs,
+)
+from scripts.bench_workers import take_turns
+
+PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
+pytestmark = pytest.mark.skipif(
+    "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
+    reason="needs PEFT: the bench extra, or PEFT_PYTHON",
+)
+SMALL_GPT2 = GPT2_CONFIG | {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4}
+SMALL_T5 = T5_CONFIG | {
+    **{"vocab_size": 300, "d_model": 64, "d_kv": 16, "d_ff": 128},
+    **{"num_layers": 2, "num_decoder_layers": 2, "num_heads": 4},
+}
+PROMPTED = {
+    "llama": dataclasses.replace(CASES["tiny"], prompt=5, config=TINY_CONFIG),
+    "gpt2": dataclasses.replace(CASES["gpt2"], prompt=5, config=SMALL_GPT2),
+    "t5": dataclasses.replace(CASES["t5"], prompt=5, config=SMALL_T5),
+}
+BARE = {
+    name: dataclasses.replace(PROMPTED[name], prompt=0, loss_on=loss_on)
+    for name, loss_on in (("llama", None), ("gpt2", 4))
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*PROMPTED.values(), *BARE.values()],
+    ids=[*PROMPTED, *map("{}_0".format, BARE)],
+)
+def test_three_steps_have_the_same_losses_on_both_sides(case, tmp_path):
+    write_inputs({"case": case}, tmp_path, PYTHON)
+    settings = Settings(peft_python=PYTHON)
+    ours, peft = (start_worker("case", side, tmp_path, settings) for side in SIDES)
+    with ours, peft:
+        workers = {
+            ("case", side): w for side, w in zip(SIDES, (ours, peft), strict=True)
+        }
+        losses = by_case(take_turns(workers, 3), "loss")["case"]
+    check_agreement("case", losses)
+    assert losses["ours"][2] < losses["ours"][0]
