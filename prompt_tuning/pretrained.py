@@ -53,6 +53,8 @@ class Pretrained:
       parameter_dtype: of the frozen weights, cast once on reading: "float32",
         "bfloat16", or "int8" for the blocks' projections and bfloat16 for all else.
       dropout_rate: in training.
+      rematerialize: whether the backward pass computes each block again, which takes a
+        third more time and keeps one block's activations at once.
       eos_id: the token that ends a text, where the checkpoint names several or none.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
       fallback_to_scratch: whether parameters that the map gives no source may be fresh.
@@ -64,6 +66,7 @@ class Pretrained:
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
     dropout_rate: float = 0.0
+    rematerialize: bool = False
     eos_id: int | None = None
     assignment_map: AssignmentMap = (PROMPT_IS_FRESH,)
     fallback_to_scratch: bool = True
@@ -241,6 +244,7 @@ def open_checkpoint(
         "compute_dtype": source.compute_dtype,
         "parameter_dtype": source.parameter_dtype,
         "dropout_rate": source.dropout_rate,
+        "rematerialize": source.rematerialize,
     }
     if source.eos_id is not None:
         choices["eos_id"] = source.eos_id

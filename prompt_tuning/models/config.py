@@ -193,7 +193,12 @@ def t5_config(
     """
     if version not in ("1.0", "1.1"):
         raise InputError(f"T5 version is {version!r}, expected '1.0' or '1.1'")
-    elsewhere = {"compute_dtype", "parameter_dtype", "dropout_rate"} & set(choices)
+    elsewhere = set(choices) & {
+        "compute_dtype",
+        "parameter_dtype",
+        "dropout_rate",
+        "rematerialize",
+    }
     if elsewhere:
         raise InputError(f"set Pretrained.{min(elsewhere)} in place of t5_config's")
     original = version == "1.0"

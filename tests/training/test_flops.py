@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from prompt_tuning import optim
 from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.prompted import Prompting
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from scripts import hlo
@@ -35,17 +37,27 @@ def widened(config: ModelConfig) -> ModelConfig:
     )
 
 
-CONFIGS = {family: widened(config) for family, config in dummies.FAMILIES.items()}
+FAMILIES = {family: widened(config) for family, config in dummies.FAMILIES.items()}
+CONFIGS = FAMILIES | {
+    "llama, rematerialized": dataclasses.replace(FAMILIES["llama"], rematerialize=True)
+}
 
 
 @functools.cache
-def step_flops(family: str, regex: str = r".*/prompt/.*") -> int:
-    """FLOPs of the compiled step that trains what the expression matches."""
+def compiled_step(
+    family: str,
+    regex: str = r".*/prompt/.*",
+    prompting: Prompting | None = None,
+    accumulate: int = 1,
+):
+    """The compiled step that trains what the expression matches."""
     config = CONFIGS[family]
-    graph, parameters = dummies.prompted(config, length=P)
+    graph, parameters = dummies.prompted(config, length=P, prompting=prompting)
     given = T if config.architecture == "encoder_decoder" else T - M_PER_ROW
     rows = dummies.random_rows([(given, M_PER_ROW)] * B)
     batch = dummies.make_batch(config, rows)
+    if accumulate > 1:
+        batch = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
     groups = [optim.ParameterGroup((regex,), optim.adafactor(0.3))]
     labels = optim.label(parameters, groups)
     trained, frozen = optim.partition(parameters, labels)
@@ -54,7 +66,12 @@ def step_flops(family: str, regex: str = r".*/prompt/.*") -> int:
     step = jax.jit(
         functools.partial(train_step, graph=graph, optimizer=optimizer, dropout=False)
     )
-    return hlo.matmul_flops(step.lower(state, frozen, batch).compile())
+    return step.lower(state, frozen, batch).compile()
+
+
+def step_flops(*arguments, **choices) -> int:
+    """FLOPs of that step."""
+    return hlo.matmul_flops(compiled_step(*arguments, **choices))
 
 
 def projections(config: ModelConfig) -> int:
@@ -102,7 +119,7 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_step_multiplies_what_a_hand_counts(family):
     config = CONFIGS[family]
     expected = BY_HAND[config.architecture](config)
@@ -111,6 +128,63 @@ def test_a_prompt_step_multiplies_what_a_hand_counts(family):
 
 def test_a_prompt_step_multiplies_at_most_70_percent_of_full_tuning():
     assert step_flops("llama") <= 0.70 * step_flops("llama", ".*")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_micro_batches_share_one_run_of_the_prompt(family):
+    assert step_flops(family, accumulate=2) == step_flops(family)
+
+
+def per_row(shape: tuple[int, ...]) -> bool:
+    """Whether an array holds something of the model's width for each prompt and row."""
+    widths = CONFIGS["llama"].width, CONFIGS["llama"].head_width
+    in_rows = {B, P} <= set(shape) or B * P in shape
+    return in_rows and any(width in shape for width in widths)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_no_array_repeats_the_prompt_for_each_row(family):
+    shapes = hlo.array_shapes(compiled_step(family))
+    assert not [shape for shape in shapes if per_row(shape)]
+
+
+def test_a_prompt_that_is_joined_to_rows_is_repeated():
+    joined = compiled_step("llama", prompting=Prompting(execution="joined"))
+    assert any(per_row(shape) for shape in hlo.array_shapes(joined))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_array_holds_scores_of_the_vocabulary_where_there_is_no_weight(family):
+    config = CONFIGS[family]
+    sizes = {
+        math.prod(shape)
+        for shape in hlo.array_shapes(compiled_step(family))
+        if config.vocabulary_size in shape
+    }
+    assert max(sizes) <= max(
+        B * M_PER_ROW * config.vocabulary_size, config.vocabulary_size * config.width
+    )
+
+
+def test_an_isolated_prompt_of_an_encoder_runs_once_for_the_batch():
+    config = CONFIGS["t5_gated"]
+    saved = step_flops("t5_gated") - step_flops(
+        "t5_gated", prompting=Prompting(isolated=True)
+    )
+    # All but one row's share of the prompt's way through the encoder's projections.
+    least = config.encoder_layers * 2 * 2 * (B - 1) * P * projections(config)
+    assert saved >= least
+
+
+def test_rematerialization_multiplies_again_and_keeps_less():
+    def cost(family):
+        compiled = compiled_step(family)
+        return hlo.matmul_flops(compiled), compiled.memory_analysis().temp_size_in_bytes
+
+    flops, kept = cost("llama")
+    flops_again, kept_again = cost("llama, rematerialized")
+    assert 1.3 * flops < flops_again < 1.6 * flops
+    assert kept_again < 0.75 * kept
 
 
 def test_loops_count_as_often_as_they_run():
