@@ -68,15 +68,3 @@ def prompt_isolated_mask(
     inside = (place >= at[:, None]) & (place < at[:, None] + count)
     sees = inside[:, None, None, :] | ~inside[:, None, :, None]
     return encoder_mask(lengths, length) & sees
-
-
-def encoder_decoder_mask(
-    lengths: Int[Array, "B"], length: int
-) -> Bool[Array, "B 1 1 K"]:
-    """Every target position sees all that the encoder read.
-
-    Args:
-      lengths: real encoder positions of each row; with a prompt, its vectors count.
-      length: encoder positions in a row, padding included.
-    """
-    return encoder_mask(lengths, length)

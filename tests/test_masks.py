@@ -37,12 +37,6 @@ def test_in_a_prefix_decoder_prompt_and_given_tokens_see_each_other_both_ways():
     ]
 
 
-def test_every_target_sees_the_prompt_and_all_real_inputs():
-    # Two prompt vectors, and 1 and 2 real tokens of at most 2; three targets.
-    mask = jax.jit(masks.encoder_decoder_mask, static_argnums=1)(jnp.array([3, 4]), 4)
-    assert matrices(mask, 3) == [[[1, 1, 1, 0]] * 3, [[1, 1, 1, 1]] * 3]
-
-
 def test_real_tokens_stand_first():
     real = jax.jit(masks.real_tokens, static_argnums=1)(jnp.array([0, 2, 3]), 3)
     np.testing.assert_array_equal(real, [[0, 0, 0], [1, 1, 0], [1, 1, 1]])

@@ -11,6 +11,7 @@ SHAPE = (
     "--vary NAME=VALUE,VALUE,... or --vary NAME,NAME=(VALUE,VALUE),(VALUE,VALUE),..."
 )
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
+LONGEST_DIRECTORY = 200
 LONGEST = 40
 
 
@@ -124,6 +125,7 @@ def _directory_names(grid: Sequence[Mapping[str, str]]) -> list[str]:
         shorts = short_names(list(point))
         pairs = zip(shorts, point.values(), strict=True)
         plain = ",".join(f"{_plain(name)}={_plain(value)}" for name, value in pairs)
+        plain = plain[:LONGEST_DIRECTORY]
         taken = {name.casefold() for name in names}
         numbered = (f"{plain},{number}" for number in itertools.count(2))
         names.append(

@@ -59,7 +59,7 @@ def attend(
 
     Grouped-query attention where a source has fewer heads `G` than the query. The
     softmax is taken in float32. A row that sees nothing at all gives the mean of what
-    it does not see, and passes no gradient of use back.
+    it does not see, and its gradient means nothing.
 
     Args:
       query: queries of one stream.

@@ -132,6 +132,11 @@ class ModelConfig:
                 f"{self.heads} query heads cannot share {self.key_value_heads} "
                 "key/value heads: the first must be a multiple of the second"
             )
+        if self.positions == "relative" and self.architecture == "decoder_only":
+            raise InputError(
+                "relative positions are for encoder-decoder models: a decoder-only "
+                "model's rows stand at positions of their own"
+            )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
         if not 0 <= self.dropout_rate < 1:

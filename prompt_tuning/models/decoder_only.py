@@ -48,13 +48,7 @@ class DecoderPrefix(NamedTuple):
 
 
 class Decoder(Stack):
-    """A causal stack.
-
-    Attributes:
-      prompt_length: vectors `P` that stand among the text; 0 without a prompt.
-    """
-
-    prompt_length = 0
+    """A causal stack."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, cross: bool):
         super().__init__(

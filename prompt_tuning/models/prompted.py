@@ -114,7 +114,6 @@ class _Prompted:
     Attributes:
       prompt: the prompt module.
       prompting: how it stands among the text.
-      prompt_length: vectors `P`.
       shared: whether the prompt runs once, ahead of the text.
     """
 
@@ -122,7 +121,6 @@ class _Prompted:
 
     def _add_prompt(self, prompt: Prompt, prompting: Prompting) -> None:
         self.prompt, self.prompting = prompt, prompting
-        self.prompt_length = prompt.length
         self.shared = prompting.shared(self.config.architecture)
 
     def prompts(self) -> Float[Array, "N P D"]:
@@ -138,7 +136,7 @@ class _Prompted:
         """What text sees of the prompt's vectors: all that are no padding."""
         if isinstance(self.prompt.real_length, int):
             return None
-        place = jnp.arange(self.prompt_length)
+        place = jnp.arange(self.prompt.length)
         return (place < self.prompt.real_length)[None, None, None]
 
     def join(

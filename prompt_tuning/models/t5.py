@@ -20,13 +20,7 @@ from prompt_tuning.models.transformer import Context, Stack, Stream
 
 
 class Encoder(Stack):
-    """A stack in which all real tokens of a row see each other.
-
-    Attributes:
-      prompt_length: vectors `P` that stand among the text; 0 without a prompt.
-    """
-
-    prompt_length = 0
+    """A stack in which all real tokens of a row see each other."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         super().__init__(

@@ -51,6 +51,11 @@ class Evaluator:
             metrics["label_accuracy"] = self._label_accuracy(parameters)
         return metrics
 
+    @property
+    def skipped(self) -> int:
+        """Held-out rows that are left out because they are too long."""
+        return self._examples.skipped
+
     def check_metric(self, name: str) -> None:
         """Refuses to choose the best by a metric that is not measured.
 

@@ -147,10 +147,15 @@ def _added_up(
         return jax.tree.map(jnp.add, total, outcome), None
 
     prefix, pull_back = jax.vjp(run_prefix, trained)
-    zeros = jax.tree.map(jnp.zeros_like, (trained, prefix))
+    # In float32 whatever the model computes in: bfloat16 would stop growing.
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, jnp.promote_types(leaf.dtype, jnp.float32)),
+        (trained, prefix),
+    )
     start = (zeros, Sums(*(jnp.zeros(()) for _ in Sums._fields)))
     xs = (batch, jnp.arange(batch.tokens.shape[0]))
     ((own, at_prefix), sums), _ = jax.lax.scan(add, start, xs)
+    at_prefix = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), at_prefix, prefix)
     (through_prefix,) = pull_back(at_prefix)
     return jax.tree.map(jnp.add, own, through_prefix), sums
 

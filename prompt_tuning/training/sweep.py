@@ -175,6 +175,7 @@ def prepare_sweep(
     check_alike({member.name: member.opened.run for member in members})
     _check_trained(members)
     opened = [member.opened for member in members]
+    own_batches = _own_batches(opened)
     examples = load_for_all(opened)
     longest = max(opened, key=lambda member: member.model.prompt_length)
     # All orders as for the longest prompt, which leaves the least room for text.
@@ -197,7 +198,6 @@ def prepare_sweep(
             evaluator=evaluators.get(this.model.graph),
         )
         prepared.append(Member(member.name, member.varies, training, member.config))
-    own_batches = reads_own_batches(opened)
     step = compile_sweep_step(
         _graph(longest, [member.training.start.trained for member in prepared]),
         [this.optimizer for this in opened],
@@ -208,6 +208,23 @@ def prepare_sweep(
     return Sweep(directory, tuple(prepared), step, own_batches)
 
 
+def _own_batches(opened: Sequence[Opened]) -> bool:
+    """Whether members read batches of their own.
+
+    Raises:
+      InputError: if those would be padded to each other and past a token budget.
+    """
+    own = reads_own_batches(opened)
+    if own and opened[0].data.batch_tokens is not None:
+        raise InputError(
+            "members read their rows in orders of their own, and DataSource."
+            "batch_tokens gives each batches of other shapes, which cannot be stacked "
+            "within the budget; set Run.data_seed, so that they share batches, or "
+            "DataSource.batch_tokens = None"
+        )
+    return own
+
+
 def _evaluators(opened: Sequence[Opened]) -> dict[nnx.GraphDef, Evaluator]:
     """One for each prompt length: held-out files are read as rarely as possible."""
     found = {}
@@ -216,6 +233,13 @@ def _evaluators(opened: Sequence[Opened]) -> dict[nnx.GraphDef, Evaluator]:
             evaluator = member.evaluator()
             if evaluator is not None:
                 found[member.model.graph] = evaluator
+    skipped = {evaluator.skipped for evaluator in found.values()}
+    if len(skipped) > 1:
+        raise InputError(
+            f"prompts of these lengths leave out {sorted(skipped)} held-out rows as "
+            "too long, so members would be compared on different rows; shorten rows "
+            "or sweep over shorter prompts"
+        )
     return found
 
 
@@ -264,11 +288,13 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
                     "length alone"
                 )
         fresh = [path for path in model.plan.fresh if path not in labels]
-        if fresh and member.opened.run.seed != first.opened.run.seed:
+        differ = member.opened.run.seed != first.opened.run.seed
+        prompts = [path for path in fresh if path.endswith(PROMPT)]
+        if prompts or (fresh and differ):
             raise InputError(
-                f"{fresh[0]} is frozen and fresh: it starts from Run.seed, in which "
-                f"{first.name} and {member.name} differ, so they would not share the "
-                "frozen model. Train it, or restore it from the checkpoint"
+                f"{(prompts or fresh)[0]} is frozen and fresh: {first.name} and "
+                f"{member.name} may start it otherwise, and would not share the frozen "
+                "model then. Train it, or restore it from the checkpoint"
             )
         if _kinds_differ(first.opened, member.opened):
             raise InputError(
@@ -278,6 +304,9 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
 
 
 def _kinds_differ(one: Opened, other: Opened) -> bool:
-    """Whether two members of equal prompt length differ in structure."""
+    """Whether two members differ in structure, a trained prompt's length aside."""
     same_length = one.model.prompt_length == other.model.prompt_length
-    return same_length and one.model.graph != other.model.graph
+    trains_prompt = any(path.endswith(PROMPT) for path in one.labels)
+    if same_length or not trains_prompt:
+        return not same_length or one.model.graph != other.model.graph
+    return False

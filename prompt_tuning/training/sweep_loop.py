@@ -162,7 +162,7 @@ def common_step(
         for name in again:
             # It was given up after the step that all go back to.
             del lost[name]
-    if step:
+    if step and len(lost) < len(members):
         steps = members[0].training.run.steps
         say(
             f"going on from step {step}"
@@ -184,7 +184,8 @@ def _newest_common(
             say(f"{problem}; step {step} is passed over")
         else:
             return step
-    if all(held):
+    # A kill between the first saves leaves members without one, and others with one.
+    if all(held) or max(map(len, held)) > 1:
         raise InputError(
             "the members hold no whole checkpoint of one step: "
             + "; ".join(
@@ -194,6 +195,8 @@ def _newest_common(
             + ". Go on with each alone (prompt-tuning train), or start the sweep "
             "in another directory"
         )
+    if any(held):
+        say("starting again: not every member holds a checkpoint")
     return 0
 
 

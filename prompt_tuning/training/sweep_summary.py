@@ -139,6 +139,8 @@ def write_summary(directory: Path, summary: Summary) -> None:
     if summary.best is not None:
         best = {"directory": summary.best, **members[summary.best]["best"]}
         write_atomically(directory / BEST_FILE, json.dumps(best, indent=1) + "\n")
+    else:
+        (directory / BEST_FILE).unlink(missing_ok=True)
 
 
 def best_member(directory: Path) -> Path | None:

@@ -152,3 +152,17 @@ def test_a_fingerprint_tells_models_apart():
     assert fingerprint(other) != print_
     assert fingerprint({**frozen, path: frozen[path][None]}) != print_
     assert fingerprint({k: v for k, v in frozen.items() if k != path}) != print_
+
+
+def test_micro_batches_are_added_up_in_float32():
+    config = dataclasses.replace(dummies.LLAMA, compute_dtype="bfloat16")
+    graph, frozen = dummies.prompted(config)
+    path = "decoder/prompt/prompt"
+    trained = {path: frozen.pop(path)}
+    one = dummies.make_batch(config, dummies.random_rows([(4, 3)]))
+    count = 512
+    many = jax.tree.map(lambda x: np.broadcast_to(x, (count, *x.shape)), one)
+    compute = jax.jit(functools.partial(gradients, graph))
+    alone, _ = compute(trained, frozen, one, None)
+    added, _ = compute(trained, frozen, many, None)
+    np.testing.assert_allclose(added[path], alone[path], rtol=0.05, atol=1e-3)
