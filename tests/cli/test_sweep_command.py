@@ -128,6 +128,17 @@ def test_members_that_train_other_parameters(refused):
     assert "is trained in only one of the members" in message
 
 
+def test_own_batches_and_a_token_budget(refused):
+    message = refused("Run.seed=0,1", **{"DataSource.batch_tokens": 256})
+    assert "set Run.data_seed, so that they share batches" in message
+
+
+def test_frozen_prompts_that_differ(refused):
+    regexes = {"ParameterGroup.regexes": ["decoder/final_norm/.*"]}
+    for vary in ("PROMPT_LENGTH=2,4", "from_sampled_vocabulary.population_size=8,9"):
+        assert "decoder/prompt/prompt is frozen and fresh" in refused(vary, **regexes)
+
+
 def test_a_name_that_nothing_uses(refused):
     assert "PROMPT_LENGHT is used by nothing" in refused("PROMPT_LENGHT=2,3")
 

@@ -243,6 +243,20 @@ def test_members_without_a_step_in_common_are_refused(prepared, tmp_path, unkill
     assert bits(tmp_path / "sweep") == before
 
 
+def test_a_member_that_lost_its_checkpoints_costs_the_others_nothing(
+    prepared, tmp_path, unkilled
+):
+    shutil.copytree(unkilled, tmp_path / "sweep")
+    members = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    shutil.rmtree(members[0] / FOLDER)
+    before = bits(tmp_path / "sweep")
+    with pytest.raises(
+        InputError, match=r"no whole checkpoint of one step: .* has \[\]"
+    ):
+        prepared(tmp_path / "sweep")
+    assert bits(tmp_path / "sweep") == before
+
+
 def test_a_sweep_of_other_members_is_refused(prepared, tmp_path, unkilled, files):
     shutil.copytree(unkilled, tmp_path / "sweep")
     before = bits(tmp_path / "sweep")
