@@ -217,8 +217,8 @@ def test_on_a_cpu_as_many_at_once_as_are_worth_it():
         batch = dummies.make_batch(dummies.LLAMA, [([1] * 16, [2] * 16)] * rows)
         return members_at_once(count, stacked, batch)
 
-    assert [chosen(rows) for rows in (1, 4, 16, 64)] == [8, 4, 2, 1]
-    assert chosen(4, count=9) == 5
+    assert [chosen(rows) for rows in (1, 8, 16, 64)] == [8, 4, 3, 1]
+    assert chosen(8, count=9) == 5
 
 
 def two_starts(family="llama", **changes):
