@@ -26,7 +26,13 @@ from prompt_tuning.checkpoints.tensors import Recipe, StoredTensor, assemble
 from prompt_tuning.data.tokenizers import Tokenizer, load_tokenizer
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import Parameters, named_key, split
+from prompt_tuning.models.parameters import (
+    Build,
+    Parameters,
+    describe,
+    named_key,
+    split,
+)
 from prompt_tuning.models.prompted import Prompt, Prompting, build_model
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.settings import check_fields
@@ -36,8 +42,6 @@ BUNDLED_PREFIX = "bundled:"
 
 PromptFactory = Callable[[Key[Array, ""], Vocabulary], Prompt]
 """A prompt class to which everything but the key and the vocabulary is bound."""
-
-Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +190,7 @@ def open_pretrained(
         return split(build_model(key, config, module, prompting))
 
     model_key = named_key(key, "model")
-    graph, abstract = _describe(build, model_key)
+    graph, abstract = describe(build, model_key)
     plan = plan_restore(
         abstract,
         recipes,
@@ -215,21 +219,6 @@ def _initialize(build: Build, key: Key[Array, ""], paths: Sequence[str]) -> Para
         return {path: parameters[path] for path in paths}
 
     return initialize(key)
-
-
-def _describe(
-    build: Build, key: Key[Array, ""]
-) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """The structure that `build` gives, and its parameters' shapes and types."""
-    graphs: list[nnx.GraphDef] = []
-
-    def parameters_alone(key: Key[Array, ""]) -> Parameters:
-        graph, parameters = build(key)
-        graphs.append(graph)
-        return parameters
-
-    abstract = jax.eval_shape(parameters_alone, key)
-    return graphs[0], abstract
 
 
 def open_checkpoint(

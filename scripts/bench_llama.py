@@ -4,15 +4,12 @@ import functools
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import split
-from prompt_tuning.models.prompted import build_model
 from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
 from prompt_tuning.prompts.modules import SoftPrompt
 from scripts.bench_cases import LLAMA_CONFIG
-from scripts.huggingface_export import export_huggingface
+from scripts.huggingface_export import export_random
 
 
 def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
@@ -39,9 +36,7 @@ def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
         gated=True,
         tied_head=False,
     )
-    _, parameters = split(build_model(jax.random.key(0), config))
-    arrays = {path: np.asarray(array) for path, array in parameters.items()}
-    export_huggingface(folder, config, arrays)
+    export_random(folder, config)
 
 
 def open_prompted(

@@ -9,12 +9,15 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig, check_dtype
+from prompt_tuning.models.parameters import split
+from prompt_tuning.models.prompted import build_model
 
 Parameters = Mapping[str, np.ndarray]
 
@@ -108,6 +111,13 @@ def export_huggingface(
     if config.architecture == "encoder_decoder":
         generation["decoder_start_token_id"] = config.decoder_start_id
     _write_json(folder / "generation_config.json", generation)
+
+
+def export_random(folder: Path, config: ModelConfig) -> None:
+    """Writes a model with random weights, as its initialisers draw them."""
+    _, parameters = split(build_model(jax.random.key(0), config))
+    arrays = {path: np.asarray(leaf) for path, leaf in parameters.items()}
+    export_huggingface(folder, config, arrays)
 
 
 def _llama_tensors(

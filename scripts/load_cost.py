@@ -16,15 +16,12 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import split
-from prompt_tuning.models.prompted import build_model
 from prompt_tuning.pretrained import Pretrained, open_pretrained
-from scripts.huggingface_export import export_huggingface
+from scripts.huggingface_export import export_random
 
 DTYPES = ("float32", "bfloat16", "int8")
 MODEL = ModelConfig(
@@ -57,20 +54,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if arguments.checkpoint is None:
-            write_checkpoint(Path(folder))
+            export_random(Path(folder), MODEL)
         checkpoint = arguments.checkpoint or folder
         show([in_a_process(checkpoint, dtype) for dtype in DTYPES])
-
-
-def write_checkpoint(folder: Path) -> None:
-    """Writes random weights of the shape above."""
-    shapes = jax.eval_shape(lambda: split(build_model(jax.random.key(0), MODEL))[1])
-    random = np.random.default_rng(0)
-    arrays = {
-        path: random.standard_normal(leaf.shape, np.float32) * np.float32(0.02)
-        for path, leaf in shapes.items()
-    }
-    export_huggingface(folder, MODEL, arrays)
 
 
 def in_a_process(checkpoint: str, dtype: str) -> dict:

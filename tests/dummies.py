@@ -13,7 +13,7 @@ from flax import nnx
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.decoding.generate import pad_rows
 from prompt_tuning.models.config import ModelConfig, t5_config
-from prompt_tuning.models.parameters import Parameters, split
+from prompt_tuning.models.parameters import Parameters, describe, split
 from prompt_tuning.models.prompted import Prompt, Prompting, build_model
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
@@ -133,15 +133,7 @@ def abstract(
     build: Callable[[jax.Array], nnx.Module],
 ) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
     """Structure, and shape and type of every parameter; nothing is computed."""
-    graphs = []
-
-    def parameters_alone(key):
-        graph, parameters = split(build(key))
-        graphs.append(graph)
-        return parameters
-
-    shapes = jax.eval_shape(parameters_alone, jax.random.key(0))
-    return graphs[0], shapes
+    return describe(lambda key: split(build(key)), jax.random.key(0))
 
 
 def _with_numbers(build) -> tuple[nnx.GraphDef, Parameters]:

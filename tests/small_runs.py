@@ -5,19 +5,18 @@ The tokenizer is that of the bundled models, characters; the weights are random.
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
-import jax
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoints import store
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.models.config import ModelConfig, t5_config
-from prompt_tuning.models.parameters import split
-from prompt_tuning.models.prompted import build_model
 from prompt_tuning.training.log import METRICS_FILE
 from scripts import huggingface_export, skills
 
@@ -62,9 +61,7 @@ COMPILATION_CACHE = {
 
 def write_model(folder: Path, config: ModelConfig) -> Path:
     """An ordinary Hugging Face folder of a model with random weights."""
-    _, parameters = split(build_model(jax.random.key(0), config))
-    arrays = {path: np.asarray(leaf) for path, leaf in parameters.items()}
-    huggingface_export.export_huggingface(folder, config, arrays)
+    huggingface_export.export_random(folder, config)
     skills.save_tokenizer(folder, add_bos=config.architecture == "decoder_only")
     return folder
 
@@ -156,6 +153,27 @@ def logged(directory: Path) -> list[dict]:
 def tune(files: Files, directory: Path, model: Path | None = None, **macros) -> int:
     """The command's exit code."""
     return main(["train", *files.arguments(directory, model, **macros)])
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside one process: nothing catches it."""
+
+
+def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Raises `Killed` in place of a call that touches the disk, counted from 1."""
+    calls = iter(range(1, 10_000))
+
+    def counted(function):
+        def called(*arguments):
+            if next(calls) == number:
+                raise Killed
+            return function(*arguments)
+
+        return called
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(Path, "rename", counted(Path.rename))
+    monkeypatch.setattr(store.shutil, "rmtree", counted(store.shutil.rmtree))
 
 
 @pytest.fixture(autouse=True)

@@ -99,10 +99,7 @@ class PackedPlan(BatchPlan):
         missing = -len(rows) % self._batch_rows
         rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=FILLING)
         batches = list(rows.reshape(-1, self._batch_rows, rows.shape[1]))
-        epoch = Epoch(batches, [self._shape] * len(batches))
-        if not self._shuffle:
-            return epoch
-        return epoch.reordered(random.permutation(len(batches)))
+        return Epoch(batches, [self._shape] * len(batches))
 
     def _exchanged(self, random: np.random.Generator) -> Int64[np.ndarray, "n k"]:
         """The rows in random order, with examples of the same kind exchanged."""

@@ -162,7 +162,10 @@ class BatchPlan(abc.ABC):
 
     @abc.abstractmethod
     def _compute_epoch(self, random: np.random.Generator) -> Epoch:
-        """The batches of an epoch; their number does not depend on `random`."""
+        """The batches of an epoch; their number does not depend on `random`.
+
+        Shuffled, they are put into a random order afterwards.
+        """
 
     @functools.cached_property
     def batches_per_epoch(self) -> int:
@@ -196,7 +199,11 @@ class BatchPlan(abc.ABC):
         return number * self.examples + sum(int((rows >= 0).sum()) for rows in met)
 
     def _seeded_epoch(self, number: int) -> Epoch:
-        return self._compute_epoch(np.random.default_rng([self._seed, number]))
+        random = np.random.default_rng([self._seed, number])
+        epoch = self._compute_epoch(random)
+        if not self._shuffle:
+            return epoch
+        return epoch.reordered(random.permutation(len(epoch.rows)))
 
 
 class _Bucket(NamedTuple):
@@ -340,10 +347,7 @@ class BucketPlan(BatchPlan):
             shapes += [bucket.shape] * len(cut)
             if bucket.above is not None:
                 waiting[bucket.above].append(rows[full:])
-        epoch = Epoch(batches, shapes)
-        if not self._shuffle:
-            return epoch
-        return epoch.reordered(random.permutation(len(batches)))
+        return Epoch(batches, shapes)
 
 
 def _first_that_holds(tops: Int64[np.ndarray, "b 2"], number: int) -> int | None:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.transformer import Context, Stream
+from prompt_tuning.models.streams import Context, Stream
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,8 @@ from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Embedding, dropout
 from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.transformer import Context, Stack, Stream
+from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.transformer import Stack
 
 
 class Rows(NamedTuple):
@@ -97,9 +98,6 @@ def places_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
 
 
-DecoderFactory = Callable[..., Decoder]
-
-
 class DecoderOnly(LanguageModel):
     """Embedding, causal blocks, head.
 
@@ -113,7 +111,7 @@ class DecoderOnly(LanguageModel):
         key: Key[Array, ""],
         config: ModelConfig,
         *,
-        decoder: DecoderFactory = Decoder,
+        decoder: Callable[..., Decoder] = Decoder,
     ):
         super().__init__(key, config)
         self.position_embedder = (
@@ -155,36 +153,26 @@ class DecoderOnly(LanguageModel):
         return DecoderPrefix(made, self.decoder.last(hidden))
 
     def hidden(
-        self, batch: Batch, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "B m D"]:
-        """The hidden states that predict the targets at `batch.loss_positions`."""
-        rows = Rows.of(batch)
-        streams = [self._text_stream(batch.tokens, rows, key)]
-        prefix = self._prefix_stream(key)
-        if prefix is not None:
-            prefix = dataclasses.replace(prefix, later_rows=batch.prompt_ids)
-            streams.insert(0, prefix)
-        hidden, _ = self.decoder.run(streams, key=optional_key(key, "decoder"))
-        last = None if prefix is None else self.decoder.last(hidden[0])
-        picked = self.predicting(hidden[-1], batch.loss_positions, rows, last)
-        return self.decoder.final_norm(picked)
-
-    def hidden_behind(
         self,
-        prefix: DecoderPrefix | None,
         batch: Batch,
         key: Key[Array, ""] | None = None,
+        *,
+        prefix: DecoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        if prefix is None:
-            return self.hidden(batch, key)
         rows = Rows.of(batch)
-        (hidden,), _ = self.decoder.run(
-            [self._text_stream(batch.tokens, rows, key)],
-            past=[self._context(prefix, batch.prompt_ids)],
-            key=optional_key(key, "decoder"),
+        streams, past = [self._text_stream(batch.tokens, rows, key)], []
+        if prefix is not None:
+            past.append(self._context(prefix, batch.prompt_ids))
+        elif (ahead := self._prefix_stream(key)) is not None:
+            streams.insert(0, dataclasses.replace(ahead, later_rows=batch.prompt_ids))
+        (*before, text), _ = self.decoder.run(
+            streams, past=past, key=optional_key(key, "decoder")
         )
-        picked = self.predicting(hidden, batch.loss_positions, rows, prefix.last)
+        last = None if prefix is None else prefix.last
+        if before:
+            last = self.decoder.last(before[0])
+        picked = self.predicting(text, batch.loss_positions, rows, last)
         return self.decoder.final_norm(picked)
 
     def prefill(

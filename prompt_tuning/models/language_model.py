@@ -45,20 +45,19 @@ class LanguageModel(nnx.Module):
         return None
 
     def hidden(
-        self, batch: Batch, key: Key[Array, ""] | None = None
+        self,
+        batch: Batch,
+        key: Key[Array, ""] | None = None,
+        *,
+        prefix: Prefix = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`.
 
         Args:
           batch: rows, and the places in them that carry weight.
           key: for dropout; None for none.
+          prefix: what `prefix` gave, where it was run before.
         """
-        raise NotImplementedError
-
-    def hidden_behind(
-        self, prefix: Prefix, batch: Batch, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "B m D"]:
-        """`hidden`, where `prefix` was run before."""
         raise NotImplementedError
 
     def prefill(

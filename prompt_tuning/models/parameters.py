@@ -22,6 +22,7 @@ from prompt_tuning.models.quantization import (
 
 Parameters = dict[str, Array]
 Initializer = Callable[..., Array]
+Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
 
 def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
@@ -88,6 +89,24 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, Parameters]:
         "/".join(map(str, path)): leaf.get_value()
         for path, leaf in nnx.to_flat_state(state)
     }
+
+
+def describe(
+    build: Build, key: Key[Array, ""]
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    """The structure that `build` gives, and its parameters' shapes and types.
+
+    Nothing is computed.
+    """
+    graphs: list[nnx.GraphDef] = []
+
+    def parameters_alone(key: Key[Array, ""]) -> Parameters:
+        graph, parameters = build(key)
+        graphs.append(graph)
+        return parameters
+
+    abstract = jax.eval_shape(parameters_alone, key)
+    return graphs[0], abstract
 
 
 def merge(graph: nnx.GraphDef, parameters: Mapping[str, Array]) -> nnx.Module:

@@ -25,8 +25,8 @@ from prompt_tuning.models.decoder_only import (
     places_in_segment,
 )
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.streams import Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
-from prompt_tuning.models.transformer import Mask, Stream
 from prompt_tuning.prompts.placement import (
     PLACEMENTS,
     join,

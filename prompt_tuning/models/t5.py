@@ -16,7 +16,8 @@ from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import dropout
 from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.transformer import Context, Stack, Stream
+from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.transformer import Stack
 
 
 class Encoder(Stack):
@@ -102,16 +103,11 @@ class EncoderDecoder(LanguageModel):
         return EncoderPrefix(made, self.decoder.cross_keys_values(encoded))
 
     def hidden(
-        self, batch: Batch, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "B m D"]:
-        """The hidden states that predict the targets at `batch.loss_positions`."""
-        return self.hidden_behind(None, batch, key)
-
-    def hidden_behind(
         self,
-        prefix: EncoderPrefix | None,
         batch: Batch,
         key: Key[Array, ""] | None = None,
+        *,
+        prefix: EncoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
         start = jnp.full_like(batch.targets[:, :1], self.config.decoder_start_id)

@@ -1,23 +1,19 @@
 """Blocks, stacked and scanned, over one or more streams of rows.
 
-A *stream* is a set of rows that see each other alike: text, a prompt, or both joined. A
-prompt that the batch shares is a stream `[N, P, D]` beside the text `[B, T, D]`, which
-attends to both. What every position goes through alone (norms, projections, the
+A prompt that the batch shares is a stream `[N, P, D]` beside the text `[B, T, D]`,
+which attends to both. What every position goes through alone (norms, projections, the
 feed-forward layer) runs on all streams as one `[positions, D]`, so that each weight is
 read once. What was run before (a cache, an encoder's output) comes in as `Context`.
 Blocks know nothing of prompts or of decoding: a stream sees what its masks say.
 """
 
-import dataclasses
-import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.models.attention import (
     KeyValues,
@@ -37,89 +33,14 @@ from prompt_tuning.models.parameters import (
     optional_key,
     split,
 )
-
-Mask = Bool[Array, "#R 1 #Q _"] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Stream:
-    """Rows that run through the blocks together.
-
-    Attributes:
-      hidden: `[R, Q, D]`.
-      positions: `[1 or R, Q]`, of the rotary embedding, the learned table or the bias.
-      mask: what each position sees of its own row.
-      later_mask: what later streams see of this one; None for all of it.
-      later_rows: which of this stream's rows each row of a later one sees, `[R]`; None
-        where those are grouped by these, evenly and one group after the other.
-    """
-
-    hidden: Float[Array, "R Q D"]
-    positions: Int[Array, "#R Q"]
-    mask: Mask
-    later_mask: Mask = None
-    later_rows: Int[Array, "_"] | None = None
-
-    def context(self, key_values: KeyValues) -> "Context":
-        """What later streams see, once its keys and values are made."""
-        return Context(key_values, self.later_mask, self.later_rows, self.positions)
-
-
-class Context(NamedTuple):
-    """Keys and values made earlier, in all blocks, and what a stream sees of them.
-
-    Attributes:
-      key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them.
-      mask: see `Stream.later_mask`.
-      rows: see `Stream.later_rows`.
-      positions: `[1 or N, S]`, for the relative position bias; None in cross-attention,
-        which has none.
-    """
-
-    key_values: KeyValues
-    mask: Mask
-    rows: Int[Array, "R"] | None = None
-    positions: Int[Array, "_ S"] | None = None
-
-
-class _Seen(NamedTuple):
-    """What a stream sees of one source, the same in every block."""
-
-    mask: Mask
-    rows: Int[Array, "R"] | None
-    bias: Float[Array, "1 H Q S"] | None
-
-    def source(self, made: KeyValues) -> Source:
-        """The source of one block's attention."""
-        if self.rows is not None:
-            made = KeyValues(made.keys[self.rows], made.values[self.rows])
-        return Source(made, self.mask, self.bias)
-
-
-class _View(NamedTuple):
-    """One stream to a block: its shape, what it sees of itself and of an encoder."""
-
-    shape: tuple[int, int]
-    itself: tuple[_Seen, ...]
-    cross: tuple[_Seen, ...]
-
-
-def _joined(parts: Sequence[Shaped[Array, "_ _ *rest"]]) -> Shaped[Array, "n *rest"]:
-    """All positions of all streams, one after the other."""
-    flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
-    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
-
-
-def _apart(
-    flat: Shaped[Array, "n *rest"], views: Sequence[_View]
-) -> list[Shaped[Array, "_ _ *rest"]]:
-    """The inverse of `_joined`."""
-    bounds = np.cumsum([math.prod(view.shape) for view in views])[:-1].tolist()
-    parts = jnp.split(flat, bounds) if bounds else [flat]
-    return [
-        part.reshape(*view.shape, *part.shape[1:])
-        for part, view in zip(parts, views, strict=True)
-    ]
+from prompt_tuning.models.streams import (
+    Context,
+    Seen,
+    Stream,
+    View,
+    apart,
+    joined,
+)
 
 
 class Attention(nnx.Module):
@@ -190,7 +111,7 @@ class Attention(nnx.Module):
             )
             for i, (query, seen) in enumerate(zip(queries, sources, strict=True))
         ]
-        flat = _joined(mixed)
+        flat = joined(mixed)
         return self.out(flat.reshape(len(flat), -1))
 
 
@@ -219,7 +140,7 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "n D"],
         angles: tuple[Array, Array] | None,
-        views: tuple[_View, ...],
+        views: tuple[View, ...],
         past: tuple[KeyValues, ...],
         cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
@@ -245,7 +166,7 @@ class Block(nnx.Module):
         if angles is not None:
             query = rotate(query, angles)
             made = KeyValues(rotate(made.keys, angles), made.values)
-        keys, values = (_apart(part, views) for part in made)
+        keys, values = (apart(part, views) for part in made)
         fresh = tuple(map(KeyValues, keys, values))
         sources = [
             [
@@ -257,7 +178,7 @@ class Block(nnx.Module):
             for i, view in enumerate(views)
         ]
         mixed = self.self_attention.mix(
-            _apart(query, views), sources, optional_key(key, "self")
+            apart(query, views), sources, optional_key(key, "self")
         )
         x = x + dropout(mixed, self.dropout_rate, optional_key(key, "self_out"))
         if cross:
@@ -273,7 +194,7 @@ class Block(nnx.Module):
             for view in views
         ]
         mixed = self.cross_attention.mix(
-            _apart(query, views), sources, optional_key(key, "cross")
+            apart(query, views), sources, optional_key(key, "cross")
         )
         return x + dropout(mixed, self.dropout_rate, optional_key(key, "cross_out"))
 
@@ -391,10 +312,10 @@ class Stack(nnx.Module):
             tuple(context.key_values for context in contexts)
             for contexts in (past, cross)
         ]
-        hidden = _joined([stream.hidden for stream in streams])
+        hidden = joined([stream.hidden for stream in streams])
         with jax.named_scope("blocks"):
             hidden, made = jax.lax.scan(body, hidden, (parameters, *made_before, keys))
-        return _apart(hidden, views), made
+        return apart(hidden, views), made
 
     def cross_keys_values(self, encoded: Float[Array, "B S D"]) -> KeyValues:
         """Keys and values of an encoder's output for every block, `[L, B, S, G, K]`."""
@@ -416,28 +337,28 @@ class Stack(nnx.Module):
             jnp.broadcast_to(stream.positions, stream.hidden.shape[:2])
             for stream in streams
         ]
-        return rotary_angles(_joined(places), self.config)
+        return rotary_angles(joined(places), self.config)
 
     def _views(
         self,
         streams: Sequence[Stream],
         past: Sequence[Context],
         cross: Sequence[Context],
-    ) -> tuple[_View, ...]:
-        encoded = tuple(_Seen(context.mask, context.rows, None) for context in cross)
+    ) -> tuple[View, ...]:
+        encoded = tuple(Seen(context.mask, context.rows, None) for context in cross)
         views = []
         for i, stream in enumerate(streams):
             earlier = [(c.mask, c.rows, c.positions) for c in past]
             earlier += [(s.later_mask, s.later_rows, s.positions) for s in streams[:i]]
             itself = [
-                _Seen(mask, rows, self._bias(stream, positions))
+                Seen(mask, rows, self._bias(stream, positions))
                 for mask, rows, positions in (
                     *earlier,
                     (stream.mask, None, stream.positions),
                 )
             ]
             rows, length, _ = stream.hidden.shape
-            views.append(_View((rows, length), tuple(itself), encoded))
+            views.append(View((rows, length), tuple(itself), encoded))
         return tuple(views)
 
     def _bias(self, stream: Stream, positions) -> Float[Array, "1 H Q S"] | None:

@@ -160,11 +160,20 @@ def resume(
     newest = store.latest_valid(on_damage=say)
     if newest is None:
         return training.start
-    if newest < training.run.steps:
-        say(f"going on from step {newest}")
-    else:
-        say(f"all {newest} steps were done before")
+    say(resumed_message(newest, training.run.steps))
     return state_at(training, store, newest)
+
+
+def resumed_message(step: int, steps: int) -> str:
+    """What a run says that starts from a checkpoint of one of its steps."""
+    if step < steps:
+        return f"going on from step {step}"
+    return f"all {step} steps were done before"
+
+
+def stopped_message(step: int, steps: int) -> str:
+    """What a run says that a signal stops after one of its steps."""
+    return f"stopped at step {step} of {steps}; the same command goes on from there"
 
 
 def state_at(training: Training, store: CheckpointStore, step: int) -> TrainState:
@@ -219,9 +228,7 @@ class _Loop:
             if stop:
                 break
         if done < last:
-            self._reporter.say(
-                f"stopped at step {done} of {last}; the same command goes on from there"
-            )
+            self._reporter.say(stopped_message(done, last))
         return Outcome(done, done == last, state.trained, self._recorder.measured)
 
     def _batches(self, start: int) -> Iterator[Batch]:

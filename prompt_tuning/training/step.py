@@ -135,7 +135,7 @@ def _added_up(
 
     def loss_and_sums(trained, prefix, batch, key):
         model = cast(LanguageModel, merge(graph, trained | frozen))
-        hidden = model.hidden_behind(prefix, batch, key)
+        hidden = model.hidden(batch, key, prefix=prefix)
         sums = _sums(_token_losses(model, hidden, batch), batch)
         return sums.loss, sums
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Key
 
 from prompt_tuning import optim
 from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import Parameters, split
+from prompt_tuning.models.parameters import Parameters, describe, split
 from prompt_tuning.models.prompted import build_model
 from prompt_tuning.prompts.modules import PaddedPrompt
 from prompt_tuning.run import Run
@@ -248,19 +248,13 @@ def _graph(longest: Opened, trained: Sequence[Parameters]) -> nnx.GraphDef:
     model = longest.model
     if not prompt_counts(trained):
         return model.graph
-    graphs: list[nnx.GraphDef] = []
 
-    def build(key: Key[Array, ""]) -> Parameters:
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
         prompt = PaddedPrompt(vectors, model.prompt_length)
-        graph, parameters = split(
-            build_model(key, model.config, prompt, model.prompting)
-        )
-        graphs.append(graph)
-        return parameters
+        return split(build_model(key, model.config, prompt, model.prompting))
 
-    jax.eval_shape(build, jax.random.key(0))
-    return graphs[0]
+    return describe(build, jax.random.key(0))[0]
 
 
 def _check_trained(members: Sequence[OpenedMember]) -> None:

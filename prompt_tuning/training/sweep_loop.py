@@ -20,7 +20,14 @@ from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.store import CheckpointStore
 from prompt_tuning.errors import InputError
 from prompt_tuning.training.log import MetricsLog
-from prompt_tuning.training.loop import NotFiniteError, Recorder, save_due, state_at
+from prompt_tuning.training.loop import (
+    NotFiniteError,
+    Recorder,
+    resumed_message,
+    save_due,
+    state_at,
+    stopped_message,
+)
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import (
     IDENTITY_FILE,
@@ -163,12 +170,7 @@ def common_step(
             # It was given up after the step that all go back to.
             del lost[name]
     if step and len(lost) < len(members):
-        steps = members[0].training.run.steps
-        say(
-            f"going on from step {step}"
-            if step < steps
-            else f"all {step} steps were done before"
-        )
+        say(resumed_message(step, members[0].training.run.steps))
     return step, {name: why for name, (_, why) in lost.items()}
 
 
@@ -254,9 +256,7 @@ class _SweepLoop:
                     pending = None
                     self._measure_and_save(done, states)
         if done < last and self._live:
-            self._reporter.say(
-                f"stopped at step {done} of {last}; the same command goes on from there"
-            )
+            self._reporter.say(stopped_message(done, last))
         return SweepOutcome(done, done == last, self._diverged)
 
     def _record(self, step: int, metrics: Sequence[Any], batch: SweepBatch) -> None:

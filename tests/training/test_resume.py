@@ -24,7 +24,14 @@ from prompt_tuning.configuration import read_run
 from prompt_tuning.training import loop
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.progress import LineReporter
-from tests.small_runs import COMPILATION_CACHE, logged, trained_prompt, tune
+from tests.small_runs import (
+    COMPILATION_CACHE,
+    Killed,
+    kill_at_call,
+    logged,
+    trained_prompt,
+    tune,
+)
 
 STEPS = 40
 CHOICES: dict[str, Any] = {
@@ -190,10 +197,6 @@ def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
     check_same(tmp_path / "run", unkilled)
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL inside one process: nothing catches it."""
-
-
 @pytest.mark.parametrize("step", [1, 5, 6, 10, 33, STEPS])
 def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(Killed):
@@ -208,20 +211,8 @@ def test_cut_off_at_each_call_that_touches_the_disk(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):
     """The calls of the first three saves and of the first deletion."""
-    calls = iter(range(1, 10_000))
-
-    def counted(function):
-        def called(*arguments):
-            if next(calls) == call:
-                raise Killed
-            return function(*arguments)
-
-        return called
-
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(os, "fsync", counted(os.fsync))
-        patched.setattr(Path, "rename", counted(Path.rename))
-        patched.setattr(store.shutil, "rmtree", counted(store.shutil.rmtree))
+        kill_at_call(patched, call)
         prepared(tmp_path / "run")
     prepared(tmp_path / "run")
     check_same(tmp_path / "run", unkilled)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prompt_tuning.checkpoints import store
 from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.checkpoints.store import FOLDER, steps_in
 from prompt_tuning.cli import sweep as command
@@ -26,7 +24,7 @@ from prompt_tuning.training.run_directory import CONFIG_FILE
 from prompt_tuning.training.sweep import Sweep
 from prompt_tuning.training.sweep_loop import DIVERGED_FILE, train_sweep
 from prompt_tuning.training.sweep_plot import smoothed
-from tests.small_runs import logged, tune
+from tests.small_runs import Killed, kill_at_call, logged, tune
 
 SEEDS = "Run.seed=0,1"
 
@@ -109,10 +107,6 @@ CHOICES: dict[str, Any] = {
     "Run.evaluate_every": 6,
     "Run.data_seed": 0,
 }
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL inside one process: nothing catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -201,20 +195,8 @@ def test_cut_off_among_the_calls_that_touch_the_disk(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):
     """Between the members' saves, and in the middle of each."""
-    calls = iter(range(1, 10_000))
-
-    def counted(function):
-        def called(*arguments):
-            if next(calls) == call:
-                raise Killed
-            return function(*arguments)
-
-        return called
-
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(os, "fsync", counted(os.fsync))
-        patched.setattr(Path, "rename", counted(Path.rename))
-        patched.setattr(store.shutil, "rmtree", counted(store.shutil.rmtree))
+        kill_at_call(patched, call)
         prepared(tmp_path / "sweep")
     prepared(tmp_path / "sweep")
     assert bits(tmp_path / "sweep") == bits(unkilled)

@@ -1,0 +1,100 @@
+"""Streams of rows, and what each of them sees.
+
+A *stream* is a set of rows that see each other alike: text, a prompt, or both joined.
+What every position goes through alone runs on all streams as one `[positions, D]`;
+`joined` and `apart` lead there and back.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from prompt_tuning.models.attention import KeyValues, Source
+
+Mask = Bool[Array, "#R 1 #Q _"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Rows that run through the blocks together.
+
+    Attributes:
+      hidden: `[R, Q, D]`.
+      positions: `[1 or R, Q]`, of the rotary embedding, the learned table or the bias.
+      mask: what each position sees of its own row.
+      later_mask: what later streams see of this one; None for all of it.
+      later_rows: which of this stream's rows each row of a later one sees, `[R]`; None
+        where those are grouped by these, evenly and one group after the other.
+    """
+
+    hidden: Float[Array, "R Q D"]
+    positions: Int[Array, "#R Q"]
+    mask: Mask
+    later_mask: Mask = None
+    later_rows: Int[Array, "_"] | None = None
+
+    def context(self, key_values: KeyValues) -> "Context":
+        """What later streams see, once its keys and values are made."""
+        return Context(key_values, self.later_mask, self.later_rows, self.positions)
+
+
+class Context(NamedTuple):
+    """Keys and values made earlier, in all blocks, and what a stream sees of them.
+
+    Attributes:
+      key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them.
+      mask: see `Stream.later_mask`.
+      rows: see `Stream.later_rows`.
+      positions: `[1 or N, S]`, for the relative position bias; None in cross-attention,
+        which has none.
+    """
+
+    key_values: KeyValues
+    mask: Mask
+    rows: Int[Array, "R"] | None = None
+    positions: Int[Array, "_ S"] | None = None
+
+
+class Seen(NamedTuple):
+    """What a stream sees of one source, the same in every block."""
+
+    mask: Mask
+    rows: Int[Array, "R"] | None
+    bias: Float[Array, "1 H Q S"] | None
+
+    def source(self, made: KeyValues) -> Source:
+        """The source of one block's attention."""
+        if self.rows is not None:
+            made = KeyValues(made.keys[self.rows], made.values[self.rows])
+        return Source(made, self.mask, self.bias)
+
+
+class View(NamedTuple):
+    """One stream to a block: its shape, what it sees of itself and of an encoder."""
+
+    shape: tuple[int, int]
+    itself: tuple[Seen, ...]
+    cross: tuple[Seen, ...]
+
+
+def joined(parts: Sequence[Shaped[Array, "_ _ *rest"]]) -> Shaped[Array, "n *rest"]:
+    """All positions of all streams, one after the other."""
+    flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+
+def apart(
+    flat: Shaped[Array, "n *rest"], views: Sequence[View]
+) -> list[Shaped[Array, "_ _ *rest"]]:
+    """The inverse of `joined`."""
+    bounds = np.cumsum([math.prod(view.shape) for view in views])[:-1].tolist()
+    parts = jnp.split(flat, bounds) if bounds else [flat]
+    return [
+        part.reshape(*view.shape, *part.shape[1:])
+        for part, view in zip(parts, views, strict=True)
+    ]
