@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.checkpoints import huggingface, t5x
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.restore import (
-    PROMPT_IS_FRESH,
+    TUNED_ARE_FRESH,
     AssignmentMap,
     RestorePlan,
     plan_restore,
@@ -25,7 +25,9 @@ from prompt_tuning.checkpoints.safetensors import open_safetensors
 from prompt_tuning.checkpoints.tensors import Recipe, StoredTensor, assemble
 from prompt_tuning.data.tokenizers import Tokenizer, load_tokenizer
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import (
     Build,
     Parameters,
@@ -33,15 +35,15 @@ from prompt_tuning.models.parameters import (
     named_key,
     split,
 )
-from prompt_tuning.models.prompted import Prompt, Prompting, build_model
+from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.modules import InputPrompt
+from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.settings import check_fields
+from prompt_tuning.tuning import Started, Tuning
 
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
-
-PromptFactory = Callable[[Key[Array, ""], Vocabulary], Prompt]
-"""A prompt class to which everything but the key and the vocabulary is bound."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class Pretrained:
     dropout_rate: float = 0.0
     rematerialize: bool = False
     eos_id: int | None = None
-    assignment_map: AssignmentMap = (PROMPT_IS_FRESH,)
+    assignment_map: AssignmentMap = TUNED_ARE_FRESH
     fallback_to_scratch: bool = True
 
     def __post_init__(self):
@@ -103,8 +105,8 @@ class PromptedModel:
     Attributes:
       config: the frozen model's.
       graph: its structure, prompt included.
-      prompt_length: vectors `P`; 0 without a prompt.
-      prompting: how they stand among the text.
+      prompts: the prompt modules as they start.
+      prompting: how the prompt stands among the text.
       tokenizer: None where the checkpoint has none.
       plan: what is restored, fresh and ignored.
       initialize: computes the fresh parameters by path.
@@ -112,7 +114,7 @@ class PromptedModel:
 
     config: ModelConfig
     graph: nnx.GraphDef
-    prompt_length: int
+    prompts: Started
     prompting: Prompting
     tokenizer: Tokenizer | None
     plan: RestorePlan
@@ -132,16 +134,41 @@ class PromptedModel:
         return {path: found[path] for path in self.plan.abstract}
 
     @property
+    def prompt_length(self) -> int:
+        """Vectors `P` of the prompt, or positions of a prefix; 0 without one."""
+        return 0 if self.prompts.prompt is None else self.prompts.prompt.length
+
+    @property
+    def prompt_count(self) -> int:
+        """How many prompts an example chooses from, `N`."""
+        return self.prompts.count
+
+    @property
+    def drops(self) -> bool:
+        """Whether something is dropped in training, which takes a random key."""
+        prompts = (self.prompts.prompt, self.prompts.decoder_prompt)
+        return self.config.dropout_rate > 0 or any(
+            isinstance(prompt, InputPrompt) and prompt.drops for prompt in prompts
+        )
+
+    @property
     def maximum_length(self) -> int | None:
-        """Tokens that fit beside the prompt; None if positions have no end."""
+        """Tokens that fit beside the prompt; None if positions have no end.
+
+        The vectors that a template places are counted among the tokens.
+        """
         if self.config.maximum_positions is None:
             return None
-        return self.config.maximum_positions - self.prompt_length
+        among_tokens = self.prompting.placement == TEMPLATE
+        return self.config.maximum_positions - (
+            0 if among_tokens else self.prompt_length
+        )
 
     @property
     def predicts_first_token(self) -> bool:
         """Whether a prompt vector stands before every row's first token."""
-        return self.prompt_length > 0 and self.prompting.placement == "prefix"
+        in_input = isinstance(self.prompts.prompt, InputPrompt)
+        return in_input and self.prompting.placement == "prefix"
 
     def needed_tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -159,19 +186,17 @@ class PromptedModel:
 
 def open_pretrained(
     source: Pretrained,
+    tuning: Tuning | None = None,
     *,
-    prompt: PromptFactory | None = None,
-    prompting: Prompting | None = None,
     key: Key[Array, ""],
 ) -> PromptedModel:
-    """Opens a frozen model and starts a prompt in front of it.
+    """Opens a frozen model and starts what is trained beside it.
 
     Of the checkpoint only the embedding table is read, and that for a prompt alone.
 
     Args:
       source: the checkpoint and the types to compute in.
-      prompt: makes the prompt module; None for the model alone.
-      prompting: how the prompt stands among the text.
+      tuning: prompts and adapters; None for the model alone.
       key: of everything that is fresh.
 
     Raises:
@@ -179,15 +204,14 @@ def open_pretrained(
     """
     config, recipes, stored = open_checkpoint(source)
     tokenizer = _find_tokenizer(source)
-    prompting = prompting or Prompting()
-    module = None
-    if prompt is not None:
-        embeddings = _embeddings(config, recipes, stored)
-        module = prompt(named_key(key, "prompt"), Vocabulary(embeddings, tokenizer))
-        _check_positions(config, module.length)
+    tuning, started = tuning or Tuning(), Started()
+    if tuning.prompt is not None or tuning.decoder_prompt is not None:
+        vocabulary = Vocabulary(_embeddings(config, recipes, stored), tokenizer)
+        started = tuning.start(key, vocabulary, config)
+        _check_positions(config, started)
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
-        return split(build_model(key, config, module, prompting))
+        return split(build_tuned(key, config, started, tuning))
 
     model_key = named_key(key, "model")
     graph, abstract = describe(build, model_key)
@@ -197,16 +221,31 @@ def open_pretrained(
         stored,
         assignment_map=source.assignment_map,
         fallback_to_scratch=source.fallback_to_scratch,
-        fresh_by=lambda path: _initialised_by(path, prompt),
+        fresh_by=lambda path: _initialised_by(path, tuning),
     )
     return PromptedModel(
         config=config,
         graph=graph,
-        prompt_length=module.length if module else 0,
-        prompting=prompting,
+        prompts=started,
+        prompting=tuning.prompting or Prompting(),
         tokenizer=tokenizer,
         plan=plan,
         initialize=lambda: _initialize(build, model_key, list(plan.fresh)),
+    )
+
+
+def build_tuned(
+    key: Key[Array, ""], config: ModelConfig, started: Started, tuning: Tuning
+) -> LanguageModel:
+    """The model with what is trained beside it; see `build_model`."""
+    return build_model(
+        key,
+        config,
+        started.prompt,
+        tuning.prompting,
+        decoder_prompt=started.decoder_prompt,
+        decoder_prompting=tuning.decoder_prompting,
+        adapters=tuning.adapters,
     )
 
 
@@ -259,6 +298,16 @@ def open_checkpoint(
     return config, t5x.recipes(config), t5x.open_t5x(path)
 
 
+def read_vocabulary(source: Pretrained) -> Vocabulary:
+    """The embedding table and the tokenizer of a checkpoint, and nothing else of it.
+
+    Raises:
+      InputError: if the checkpoint cannot be read.
+    """
+    config, recipes, stored = open_checkpoint(source)
+    return Vocabulary(_embeddings(config, recipes, stored), _find_tokenizer(source))
+
+
 def _find_tokenizer(source: Pretrained) -> Tokenizer | None:
     if source.tokenizer is not None:
         return load_tokenizer(Path(source.tokenizer))
@@ -282,7 +331,8 @@ def _embeddings(
     return assemble(path, shape, np.dtype(np.float32), recipes[path], stored)
 
 
-def _check_positions(config: ModelConfig, length: int) -> None:
+def _check_positions(config: ModelConfig, started: Started) -> None:
+    length = 0 if started.prompt is None else started.prompt.length
     if config.maximum_positions is not None and length >= config.maximum_positions:
         raise InputError(
             f"a prompt of {length} vectors leaves no room for text: the model has "
@@ -290,8 +340,12 @@ def _check_positions(config: ModelConfig, length: int) -> None:
         )
 
 
-def _initialised_by(path: str, prompt: PromptFactory | None) -> str:
-    if "/prompt/" in path and prompt is not None:
-        bound = getattr(prompt, "keywords", {}).get("initializer")
-        return f"the prompt's initialiser{f' {bound}' if bound else ''}"
-    return "the module's initialiser"
+def _initialised_by(path: str, tuning: Tuning) -> str:
+    if "/adapters/" in path:
+        return "the adapter, to change nothing"
+    if "/prompt/" not in path:
+        return "the module's initialiser"
+    decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None
+    factory = tuning.decoder_prompt if decoder else tuning.prompt
+    bound = getattr(factory, "keywords", {}).get("initializer")
+    return f"the prompt's initialiser{f' {bound}' if bound else ''}"

@@ -8,6 +8,7 @@ import jax
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
 from prompt_tuning.prompts.modules import SoftPrompt
+from prompt_tuning.tuning import Tuning
 from scripts.bench_cases import LLAMA_CONFIG
 from scripts.huggingface_export import export_random
 
@@ -45,6 +46,6 @@ def open_prompted(
     """A model with a prompt of so many vectors in front of it."""
     return open_pretrained(
         Pretrained(checkpoint=str(model), tokenizer=tokenizer),
-        prompt=functools.partial(SoftPrompt, length=prompt),
+        Tuning(prompt=functools.partial(SoftPrompt, length=prompt)),
         key=jax.random.key(0),
     )

@@ -32,6 +32,7 @@ from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
+from prompt_tuning.tuning import Tuning
 from scripts.bench_cases import IGNORED, Case, Rows
 from scripts.bench_ideal import time_products
 from scripts.bench_workers import Answer, peak_memory, serve
@@ -147,7 +148,7 @@ def open_model(folder: Path, case: Case, rows: Rows) -> tuple[nnx.GraphDef, Para
         prompt = functools.partial(
             SoftPrompt, length=case.prompt, initializer=initializer
         )
-        model = open_pretrained(source, prompt=prompt, key=key)
+        model = open_pretrained(source, Tuning(prompt=prompt), key=key)
         return model.graph, model.read_parameters()
     alone = open_pretrained(source, key=key)
     model = cast(LanguageModel, merge(alone.graph, alone.read_parameters()))

@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.config import ModelConfig, check_dtype
 from prompt_tuning.models.parameters import split
-from prompt_tuning.models.prompted import build_model
 
 Parameters = Mapping[str, np.ndarray]
 

@@ -3,7 +3,7 @@
     python -m scripts.isolation_cost
 
 Tunes the same prompts twice, by `runs/skills_t5`: seeing the text in the encoder, and
-isolated from it (`Prompting.isolated`), which lets the prompt run once for the batch.
+isolated from it (`Prompting.visibility`), which lets the prompt run once for the batch.
 Prints exact matches on unseen words, of each seed.
 """
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from prompt_tuning.cli.main import set_up_process
 from scripts.quickstart import tune_and_measure
 
-WAYS = {"seeing the text": (), "isolated": ("Prompting.isolated = True",)}
+WAYS = {"seeing the text": (), "isolated": ("Prompting.visibility = ('prompt->prompt',)",)}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Small models with every parameter random, and batches of rows written by hand."""
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex, cast
@@ -12,9 +13,11 @@ from flax import nnx
 
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.decoding.generate import pad_rows
+from prompt_tuning.models.build import Prompt, build_model
 from prompt_tuning.models.config import ModelConfig, t5_config
-from prompt_tuning.models.parameters import Parameters, describe, split
-from prompt_tuning.models.prompted import Prompt, Prompting, build_model
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import Parameters, describe, merge, split
+from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
 
@@ -107,14 +110,14 @@ def prompted(
         prompt = SoftPrompt(key, vocabulary, length=length)
         return build_model(key, config, prompt, prompting)
 
-    return _with_numbers(build)
+    return with_numbers(build)
 
 
 def with_prompt(
     config: ModelConfig, prompt: nnx.Module, prompting: Prompting | None = None
 ) -> tuple[nnx.GraphDef, Parameters]:
     """The same model, the same numbers, with a prompt that brings its own."""
-    graph, parameters = _with_numbers(
+    graph, parameters = with_numbers(
         lambda key: build_model(key, config, cast(Prompt, prompt), prompting)
     )
     own = {
@@ -126,7 +129,7 @@ def with_prompt(
 
 def unprompted(config: ModelConfig) -> tuple[nnx.GraphDef, Parameters]:
     """The same model, the same numbers, without a prompt."""
-    return _with_numbers(lambda key: build_model(key, config))
+    return with_numbers(lambda key: build_model(key, config))
 
 
 def abstract(
@@ -136,7 +139,10 @@ def abstract(
     return describe(lambda key: split(build(key)), jax.random.key(0))
 
 
-def _with_numbers(build) -> tuple[nnx.GraphDef, Parameters]:
+def with_numbers(
+    build: Callable[[jax.Array], nnx.Module],
+) -> tuple[nnx.GraphDef, Parameters]:
+    """A model with numbers that depend on their paths alone."""
     graph, shapes = abstract(build)
     return graph, {path: _drawn(path, leaf) for path, leaf in shapes.items()}
 
@@ -193,3 +199,24 @@ def random_rows(
         return random.integers(3, vocabulary_size, size).tolist()
 
     return [(draw(given), draw(completion)) for given, completion in sizes]
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits(parameters, batch, *, graph):
+    """Scores at the batch's loss positions, all of the row read at once."""
+    model = cast(LanguageModel, merge(graph, parameters))
+    return model.logits(model.hidden(batch))
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits_by_step(parameters, tokens, lengths, completions, *, graph):
+    """Scores of every completion token, each read after the one before."""
+    model = cast(LanguageModel, merge(graph, parameters))
+
+    def read(carry, token):
+        hidden, cache = carry
+        return model.decode(token, cache), hidden
+
+    start = model.prefill(tokens, lengths, completions.shape[1])
+    _, hidden = jax.lax.scan(read, start, completions.T)
+    return model.logits(hidden.swapaxes(0, 1))

@@ -30,6 +30,7 @@ AssignmentMap = Sequence[tuple[str, str | None]]
 FreshBy = Mapping[str, str] | Callable[[str], str]
 
 PROMPT_IS_FRESH = (r".*/prompt/.*", None)
+TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
 LISTED = 10
 
 
@@ -132,7 +133,7 @@ def plan_restore(
     recipes: Mapping[str, Recipe],
     stored: Mapping[str, StoredTensor],
     *,
-    assignment_map: AssignmentMap = (PROMPT_IS_FRESH,),
+    assignment_map: AssignmentMap = TUNED_ARE_FRESH,
     fallback_to_scratch: bool = True,
     fresh_by: FreshBy | None = None,
 ) -> RestorePlan:
@@ -150,7 +151,7 @@ def plan_restore(
       recipes: how the family makes parameters of stored arrays.
       stored: the opened checkpoint.
       assignment_map: (pattern, source) pairs; each pattern must match a parameter,
-        except `PROMPT_IS_FRESH`, since a model may have no prompt.
+        except those of `TUNED_ARE_FRESH`, since a model may have no prompt or adapter.
       fallback_to_scratch: whether any parameter may be fresh.
       fresh_by: what initialises a fresh parameter, for the report.
 
@@ -204,7 +205,7 @@ def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None
             raise InputError(
                 f"the assignment map has the invalid pattern {entry[0]!r}: {error}"
             ) from error
-        if entry == PROMPT_IS_FRESH or any(map(pattern.fullmatch, paths)):
+        if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, paths)):
             continue
         raise InputError(
             f"the assignment map's pattern {entry[0]!r} matches no whole path of a "

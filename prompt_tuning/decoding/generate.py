@@ -27,6 +27,7 @@ def continue_rows(
     tokens: Int[Array, "B T"],
     lengths: Int[Array, "B"],
     keys: Key[Array, "B"],
+    prompt_ids: Int[Array, "B"] | None = None,
     *,
     graph: nnx.GraphDef,
     new_tokens: int,
@@ -44,6 +45,7 @@ def continue_rows(
       tokens: rows, padded on the right; for an encoder-decoder the encoder's input.
       lengths: real tokens of each row.
       keys: one random key a row, used by sampling alone.
+      prompt_ids: which prompt each row has; see `Batch`.
       graph: the model's structure.
       new_tokens: how many tokens at most.
       sampler: chooses the next token.
@@ -72,7 +74,7 @@ def continue_rows(
         chosen, ended = choose(hidden, step, ended)
         return step + 1, written.at[:, step].set(chosen), ended, chosen, cache
 
-    hidden, cache = model.prefill(tokens, lengths, new_tokens)
+    hidden, cache = model.prefill(tokens, lengths, new_tokens, prompt_ids)
     first, ended = choose(hidden, 0, jnp.zeros(rows, bool))
     written = jnp.full((rows, new_tokens), pad_id, jnp.int32).at[:, 0].set(first)
     carry = (jnp.array(1), written, ended, first, cache)

@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
     key_values: KeyValues
     mask: Bool[Array, "#R 1 #Q S"] | None
-    bias: Float[Array, "1 H Q S"] | None
+    bias: Float[Array, "#R H Q S"] | None
 
 
 def attend(
@@ -129,9 +129,7 @@ def _source_backward(scale, rate, query, weighted, shared, source, key, e, biase
     d_score = e * (d_weight - _by_source(shared, e.shape)[..., None])
     d_bias = None
     if biased:
-        d_bias = (
-            d_score.sum((0, 2)).reshape(source.bias.shape).astype(source.bias.dtype)
-        )
+        d_bias = _bias_gradient(d_score, source.bias)
     d_score = (d_score * scale).astype(query.dtype)
     made = KeyValues(
         _gathered(d_score, query, keys),
@@ -147,15 +145,29 @@ def _scores(query: Array, source: Source, scale: float) -> Array:
     """Masked scores `[N, G, R/N, h, Q, S]` of one source, in float32."""
     scores = _products(query, source.key_values.keys) * scale
     if source.bias is not None:
-        bias = source.bias.astype(jnp.float32)
-        groups, heads = scores.shape[1], scores.shape[3]
-        scores = scores + bias.reshape(1, groups, 1, heads, *bias.shape[2:])
+        scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
     if source.mask is not None:
         mask = source.mask
         rows = (1, 1) if len(mask) == 1 else (scores.shape[0], scores.shape[2])
         mask = mask.reshape(rows[0], 1, rows[1], 1, *mask.shape[2:])
         scores = jnp.where(mask, scores, MASKED)
     return scores
+
+
+def _bias_of_scores(bias: Array, scores: Array) -> Array:
+    """A bias `[1 or R, H, Q, S]` as scores `[N, G, R/N, h, Q, S]` have it."""
+    n, groups, rows, heads, *_ = scores.shape
+    lead = (1, 1) if len(bias) == 1 else (n, rows)
+    split = bias.reshape(*lead, groups, heads, *bias.shape[2:])
+    return jnp.moveaxis(split, 1, 2)
+
+
+def _bias_gradient(d_score: Array, bias: Array) -> Array:
+    """The gradient of a bias, by rows if it is given by rows."""
+    by_rows = jnp.moveaxis(d_score, 2, 1)
+    if len(bias) == 1:
+        by_rows = by_rows.sum((0, 1))
+    return by_rows.reshape(bias.shape).astype(bias.dtype)
 
 
 def _grouped(query: Array, keys: Array) -> Array:
@@ -251,8 +263,8 @@ def rotate(
 
 
 def relative_position_bucket(
-    relative: Int[Array, "Q S"], *, bidirectional: bool, buckets: int, maximum: int
-) -> Int[Array, "Q S"]:
+    relative: Int[Array, "*lead"], *, bidirectional: bool, buckets: int, maximum: int
+) -> Int[Array, "*lead"]:
     """T5's buckets of key position minus query position (Raffel et al. 2020, 2.1).
 
     Half the buckets are exact, the others grow logarithmically up to `maximum`; an

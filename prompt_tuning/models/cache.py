@@ -60,7 +60,8 @@ class Cache:
         """All keys that a new token may see, itself excepted."""
         room = jnp.arange(self.generated.keys.shape[2])
         written = (room < self.step)[None, None, None]
-        return (*self.past, Context(self.generated, written, None, room[None]))
+        places = self.following[:, None] + room
+        return (*self.past, Context(self.generated, written, None, places))
 
     def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
         """One new token of every row."""

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -16,24 +15,9 @@ from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Embedding, dropout
 from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.rows import Rows, places_in_segment, rows_of
+from prompt_tuning.models.streams import Stream
 from prompt_tuning.models.transformer import Stack
-
-
-class Rows(NamedTuple):
-    """What is known of the rows of a batch; see `Batch`."""
-
-    lengths: Int[Array, "B"]
-    prefix_lengths: Int[Array, "B"]
-    segment_ids: Int[Array, "B T"] | None = None
-    prompt_ids: Int[Array, "B"] | None = None
-
-    @classmethod
-    def of(cls, batch: Batch) -> "Rows":
-        """Of a batch."""
-        return cls(
-            batch.lengths, batch.prefix_lengths, batch.segment_ids, batch.prompt_ids
-        )
 
 
 class DecoderPrefix(NamedTuple):
@@ -56,46 +40,61 @@ class Decoder(Stack):
             key, config, layers=config.layers, cross=cross, bidirectional=False
         )
 
-    def prompt_count(self) -> masks.Count:
-        """Vectors that stand among each row's text."""
-        return 0
+    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
+        """What runs ahead of all rows, once for all of them; here nothing.
 
-    def prefix_stream(self) -> Stream | None:
-        """What runs ahead of all rows, once for all of them; here nothing."""
+        Args:
+          key: for dropout; None for none.
+        """
+        del key
         return None
+
+    def seen_by(self, stream: Stream, rows: Rows) -> Stream:
+        """What `prefix_stream` gave, as rows of text see it."""
+        del rows
+        return stream
 
     def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """The last hidden state of what `prefix_stream` gave."""
         return hidden[:, -1]
 
-    def text_stream(self, text: Float[Array, "B T D"], rows: Rows) -> Stream:
+    def text_stream(
+        self,
+        text: Float[Array, "B T D"],
+        rows: Rows,
+        key: Key[Array, ""] | None = None,
+    ) -> Stream:
         """What runs for each row: here the text alone, causally."""
+        del key
         stream = causal_stream(text, rows.segment_ids)
         return dataclasses.replace(
             stream, later_mask=masks.encoder_mask(rows.lengths, text.shape[1])
         )
 
+    def place(
+        self, positions: Int[Array, "B m"], rows: Rows, text_length: int
+    ) -> Int[Array, "B m"]:
+        """Where tokens stand in the stream of the text; here where they stand in it.
+
+        Args:
+          positions: numbers of tokens of each row; `T` is what would follow the last.
+          rows: of text.
+          text_length: `T`.
+        """
+        del rows, text_length
+        return positions
+
 
 def causal_stream(
-    hidden: Float[Array, "B T D"],
-    segment_ids: Int[Array, "B T"] | None = None,
-    first: masks.Count = 0,
+    hidden: Float[Array, "B T D"], segments: Int[Array, "B T"] | None = None
 ) -> Stream:
-    """Rows that run causally, the first token of each example at position `first`."""
-    if segment_ids is None:
+    """Rows that run causally; packed ones example by example."""
+    if segments is None:
         length = hidden.shape[1]
-        places, mask = jnp.arange(length)[None], masks.decoder_causal_mask(length)
-    else:
-        places = places_in_segment(segment_ids)
-        mask = masks.decoder_packed_mask(segment_ids)
-    return Stream(hidden, first + places, mask)
-
-
-def places_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """How many tokens of its own example stand before each token of a packed row."""
-    place = jnp.arange(segment_ids.shape[1])
-    starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
-    return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
+        mask = masks.decoder_causal_mask(length)
+        return Stream(hidden, jnp.arange(length)[None], mask)
+    mask = masks.decoder_packed_mask(segments)
+    return Stream(hidden, places_in_segment(segments), mask, segments=segments)
 
 
 class DecoderOnly(LanguageModel):
@@ -132,15 +131,24 @@ class DecoderOnly(LanguageModel):
         positions: Int[Array, "B m"],
         rows: Rows,
         last: Float[Array, "N D"] | None,
+        text_length: int,
     ) -> Float[Array, "B m D"]:
         """Picks the hidden state that predicts the token at each position of the row.
 
-        Token `i` is predicted where token `i - 1` is read; the first token of an
-        example by `last` of a prefix, or by nothing: its weight must be zero then.
+        A token is predicted by what stands before it, a token or a prompt's vector; the
+        first token of an example by `last` of a prefix that ran ahead, or by nothing:
+        its weight must be zero then.
         """
-        del rows, last
-        before = jnp.maximum(positions - 1, 0)
-        return jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
+        places = self.decoder.place(positions, rows, text_length)
+        before = jnp.maximum(places - 1, 0)
+        picked = jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
+        if last is None:
+            return picked
+        place, own = positions, last_of(last, positions, rows)
+        if rows.segment_ids is not None:
+            in_example = places_in_segment(rows.segment_ids)
+            place = jnp.take_along_axis(in_example, positions, axis=1)
+        return jnp.where(place[..., None] == 0, own, picked)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> DecoderPrefix | None:
         """The prompt, run ahead of all rows where the decoder says that it can be."""
@@ -160,23 +168,31 @@ class DecoderOnly(LanguageModel):
         prefix: DecoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        rows = Rows.of(batch)
+        rows = Rows.of_inputs(batch, self.config.vocabulary_size)
         streams, past = [self._text_stream(batch.tokens, rows, key)], []
-        if prefix is not None:
-            past.append(self._context(prefix, batch.prompt_ids))
-        elif (ahead := self._prefix_stream(key)) is not None:
-            streams.insert(0, dataclasses.replace(ahead, later_rows=batch.prompt_ids))
+        ahead = self._prefix_stream(key)
+        if ahead is not None and prefix is None:
+            streams.insert(0, self.decoder.seen_by(ahead, rows))
+        elif ahead is not None and prefix is not None:
+            past.append(self.decoder.seen_by(ahead, rows).context(prefix.key_values))
         (*before, text), _ = self.decoder.run(
-            streams, past=past, key=optional_key(key, "decoder")
+            streams,
+            past=(*self.decoder.given(rows), *past),
+            key=optional_key(key, "decoder"),
         )
         last = None if prefix is None else prefix.last
         if before:
             last = self.decoder.last(before[0])
-        picked = self.predicting(text, batch.loss_positions, rows, last)
+        length = batch.tokens.shape[1]
+        picked = self.predicting(text, batch.loss_positions, rows, last, length)
         return self.decoder.final_norm(picked)
 
     def prefill(
-        self, tokens: Int[Array, "B T"], lengths: Int[Array, "B"], room: int
+        self,
+        tokens: Int[Array, "B T"],
+        lengths: Int[Array, "B"],
+        room: int,
+        prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads the rows given and makes room for `room` tokens more.
 
@@ -184,16 +200,23 @@ class DecoderOnly(LanguageModel):
           tokens: rows, padded on the right.
           lengths: real tokens of each row, at least 1 without a prompt.
           room: tokens that may follow.
+          prompt_ids: which prompt each row has; see `Batch`.
 
         Returns:
           the hidden state that predicts each row's next token, and the cache.
         """
-        rows, prefix = Rows(lengths, lengths), self.prefix()
+        soft = tokens - self.config.vocabulary_size
+        rows = Rows(lengths, lengths, None, prompt_ids, soft)
+        past, prefix, ahead = self.decoder.given(rows), self.prefix(), None
+        if prefix is not None:
+            ahead = self._prefix_stream(None)
+            assert ahead is not None
+            context = self.decoder.seen_by(ahead, rows).context(prefix.key_values)
+            past = (*past, context)
         stream = self._text_stream(tokens, rows, None)
-        past = () if prefix is None else (self._context(prefix, None),)
         (hidden,), (made,) = self.decoder.run([stream], past=past, keep=True)
         last = None if prefix is None else prefix.last
-        picked = self.predicting(hidden, lengths[:, None], rows, last)
+        picked = self.predicting(hidden, lengths[:, None], rows, last, tokens.shape[1])
         cache = Cache.create(
             self.config,
             lengths + self.decoder.prompt_count(),
@@ -214,23 +237,15 @@ class DecoderOnly(LanguageModel):
         return self.decoder.final_norm(hidden)[:, 0], cache.extended(made)
 
     def _prefix_stream(self, key) -> Stream | None:
-        stream = self.decoder.prefix_stream()
+        stream = self.decoder.prefix_stream(key)
         if stream is None:
             return None
         return self._enter(stream, optional_key(key, "prefix_input"))
 
-    def _context(self, prefix: DecoderPrefix, prompt_ids) -> Context:
-        """What rows see of a prefix that was run before."""
-        stream = self.decoder.prefix_stream()
-        assert stream is not None
-        context = stream.context(prefix.key_values)
-        return context._replace(rows=prompt_ids)
-
     def _text_stream(self, tokens, rows: Rows, key) -> Stream:
         text = self.token_embedder(tokens, self.config.dtype)
-        return self._enter(
-            self.decoder.text_stream(text, rows), optional_key(key, "input")
-        )
+        stream = self.decoder.text_stream(text, rows, key)
+        return self._enter(stream, optional_key(key, "input"))
 
     def _enter(self, stream: Stream, key) -> Stream:
         """Adds learned positions, to prompt vectors too, then drops out."""
@@ -241,3 +256,16 @@ class DecoderOnly(LanguageModel):
             )
         hidden = dropout(hidden, self.config.dropout_rate, key)
         return dataclasses.replace(stream, hidden=hidden)
+
+
+def last_of(
+    last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: Rows
+) -> Float[Array, "#B #m D"]:
+    """The last vector of the prompt that each of some tokens stands behind."""
+    ids, count = rows.prompt_ids, len(positions)
+    if ids is not None and ids.ndim == 2:
+        assert rows.segment_ids is not None  # prompts by example are of packed rows
+        segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)
+        own = jnp.take_along_axis(ids, jnp.maximum(segment - 1, 0), axis=1)
+        return last[own]
+    return rows_of(last, count, ids)[:, None]

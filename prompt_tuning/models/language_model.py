@@ -61,7 +61,11 @@ class LanguageModel(nnx.Module):
         raise NotImplementedError
 
     def prefill(
-        self, tokens: Int[Array, "B T"], lengths: Int[Array, "B"], room: int
+        self,
+        tokens: Int[Array, "B T"],
+        lengths: Int[Array, "B"],
+        room: int,
+        prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads the rows given and makes room for `room` tokens more.
 
@@ -69,6 +73,7 @@ class LanguageModel(nnx.Module):
           tokens: rows, padded on the right.
           lengths: real tokens of each row; 0 is of use with a prompt alone.
           room: tokens that may follow.
+          prompt_ids: which prompt each row has; see `Batch`.
 
         Returns:
           the hidden state that predicts each row's next token, and the cache.
@@ -80,6 +85,22 @@ class LanguageModel(nnx.Module):
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one token more of each row; returns what predicts the next."""
         raise NotImplementedError
+
+    def prompts(self) -> dict[str, Any]:
+        """The prompt modules by the stack that each is in: "encoder", "decoder"."""
+        stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
+        found = {name: getattr(stack, "prompt", None) for name, stack in stacks.items()}
+        return {name: prompt for name, prompt in found.items() if prompt is not None}
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether `penalty` may be other than 0, known before anything runs."""
+        return any(prompt.has_penalty for prompt in self.prompts().values())
+
+    def penalty(self) -> Float[Array, ""]:
+        """What the prompts add to the loss of a training batch, once; 0 for most."""
+        penalties = [prompt.penalty() for prompt in self.prompts().values()]
+        return sum(penalties, jnp.zeros(()))
 
     def head_kernel(self) -> Float[Array, "V D"]:
         """The output head, tied or not."""

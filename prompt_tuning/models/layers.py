@@ -55,6 +55,7 @@ class Dense(nnx.Module):
       kernel_scale: of an int8 kernel, float32 `[L, out]`: what each output channel of
         the product is multiplied by. Else None.
       bias: `[L, out]`, or None.
+      adapters: what is trained beside the kernel, by name; see `ProjectionAdapter`.
     """
 
     def __init__(
@@ -79,9 +80,19 @@ class Dense(nnx.Module):
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
+        self.adapters = nnx.Dict()
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Applies one block's projection."""
+        """Applies one block's projection, and what adapts it."""
+        adapters = list(self.adapters.values())
+        scaled_input = functools.reduce(
+            lambda x, adapter: adapter.before(x), adapters, x
+        )
+        y = self.frozen(scaled_input)
+        return functools.reduce(lambda y, adapter: adapter.after(x, y), adapters, y)
+
+    def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
+        """Applies one block's projection alone."""
         y = cast_product(x, self.kernel[...])
         if self.kernel_scale is not None:
             y = scaled(y, self.kernel_scale[...])

@@ -1,4 +1,4 @@
-"""The frozen models with a prompt among their input.
+"""The frozen models with prompts among their input.
 
 Two ways of running give the same numbers. *Shared*: the prompt is a stream of its own,
 `[N, P, D]` for `N` prompts, run once ahead of the text, and every row of text attends
@@ -7,105 +7,29 @@ prompt is put into every row, `[B, P + T, D]`; right everywhere.
 """
 
 import dataclasses
-import functools
-from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning import masks
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.attention import check_groups
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.decoder_only import (
-    Decoder,
-    DecoderOnly,
-    Rows,
-    causal_stream,
-    places_in_segment,
-)
-from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.streams import Mask, Stream
+from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
+from prompt_tuning.models.parameters import optional_key
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.models.rows import Rows, rows_of
+from prompt_tuning.models.streams import AtBlocks, Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
+from prompt_tuning.prompts.deep import DeepPrompt
+from prompt_tuning.prompts.modules import InputPrompt
 from prompt_tuning.prompts.placement import (
-    PLACEMENTS,
+    TEMPLATE,
+    Layout,
     join,
     joined_position,
+    lay_out,
+    lay_out_template,
     put_first,
 )
-
-
-@runtime_checkable
-class Prompt(Protocol):
-    """What a prompted model needs of a prompt module."""
-
-    @property
-    def length(self) -> int:
-        """Vectors `P`, padding among them."""
-        ...
-
-    @property
-    def real_length(self) -> masks.Count:
-        """How many of them are no padding."""
-        ...
-
-    def __call__(self) -> Float[Array, "P D"] | Float[Array, "N P D"]:
-        """The vectors of one prompt, or of `N`."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompting:
-    """How a prompt stands among the text.
-
-    Attributes:
-      placement: where in the row: "prefix", "after_bos", "suffix" (in an encoder's row
-        before its EOS) or "suffix_after_eos".
-      prefix_attention: in a decoder-only model, whether the prompt and the row's given
-        tokens see each other both ways, as in a prefix language model.
-      isolated: in an encoder, whether the prompt sees itself alone, so that it can run
-        once for the batch; the text sees it either way.
-      execution: "shared" or "joined"; "auto" is shared wherever that is right.
-    """
-
-    placement: str = "prefix"
-    prefix_attention: bool = False
-    isolated: bool = False
-    execution: str = "auto"
-
-    def __post_init__(self):
-        if self.placement not in PLACEMENTS:
-            raise InputError(
-                f"placement is {self.placement!r}, expected one of "
-                f"{', '.join(PLACEMENTS)}"
-            )
-        if self.execution not in ("auto", "shared", "joined"):
-            raise InputError(
-                f"execution is {self.execution!r}, expected auto, shared or joined"
-            )
-
-    def shared(self, architecture: str) -> bool:
-        """Whether the prompt runs once for the batch.
-
-        Raises:
-          InputError: if "shared" was asked for where it would give other numbers.
-        """
-        sees_itself_alone = (
-            not self.prefix_attention
-            if architecture == "decoder_only"
-            else self.isolated
-        )
-        possible = self.placement == "prefix" and sees_itself_alone
-        if self.execution == "shared" and not possible:
-            raise InputError(
-                "execution is 'shared', but the prompt sees text or does not stand "
-                "first here; use 'auto' or 'joined'"
-            )
-        return possible and self.execution != "joined"
-
-    def place(self, lengths: Int[Array, "B"], ends_with_eos: bool) -> Int[Array, "B"]:
-        """How many tokens of each row stand before the prompt; see `Placement`."""
-        return PLACEMENTS[self.placement](lengths, ends_with_eos)
 
 
 class _Prompted:
@@ -118,96 +42,195 @@ class _Prompted:
     """
 
     config: ModelConfig
+    ends_with_eos: bool
 
-    def _add_prompt(self, prompt: Prompt, prompting: Prompting) -> None:
+    def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
         self.prompt, self.prompting = prompt, prompting
-        self.shared = prompting.shared(self.config.architecture)
+        self.shared = prompting.shared(causal=not self.ends_with_eos)
 
-    def prompts(self) -> Float[Array, "N P D"]:
+    def prompts(self, key: Key[Array, ""] | None) -> Float[Array, "N P D"]:
         """The vectors of all prompts."""
-        vectors = self.prompt()
+        vectors = self.prompt(optional_key(key, "prompt"))
         return vectors if vectors.ndim == 3 else vectors[None]
 
     def prompt_count(self) -> masks.Count:
-        """Vectors that stand among each row's text, padding not counted."""
-        return self.prompt.real_length
+        """Vectors that stand among each example's text, padding not counted."""
+        in_text = self.prompting.placement == TEMPLATE
+        return 0 if in_text else self.prompt.real_length
 
-    def seen_of_prompt(self) -> Mask:
-        """What text sees of the prompt's vectors: all that are no padding."""
-        if isinstance(self.prompt.real_length, int):
-            return None
-        place = jnp.arange(self.prompt.length)
-        return (place < self.prompt.real_length)[None, None, None]
+    def seen_by(self, stream: Stream, rows: Rows) -> Stream:
+        """The prompts' own stream as rows of text see it."""
+        seen = _real(self.prompt.length, self.prompt.real_length)
+        return ahead_of(stream, rows, seen)
+
+    def at(self, rows: Rows, text_length: int) -> Int[Array, "B n"]:
+        """How many tokens of each row stand before each example's prompt."""
+        lengths = rows.example_lengths(text_length)
+        given = lengths
+        if not self.ends_with_eos:
+            given = rows.prefix_lengths.reshape(lengths.shape)
+        starts = jnp.cumsum(lengths, axis=1) - lengths
+        at = starts + self.prompting.place(given, self.ends_with_eos)
+        present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
+        return jnp.where(present, at, text_length)
+
+    def layout(self, rows: Rows, text_length: int) -> Layout:
+        """Where everything stands in the joined rows."""
+        segments, length = rows.segments(text_length), self.prompt.length
+        if self.prompting.placement == TEMPLATE:
+            assert rows.soft is not None  # of inputs always
+            return lay_out_template(rows.soft, segments, length, rows.examples)
+        at = self.at(rows, text_length)
+        return lay_out(at, segments, self.prompt.real_length, length)
 
     def join(
-        self,
-        text: Float[Array, "B T D"],
-        at: Int[Array, "B"],
-        prompt_ids: Int[Array, "B"] | None,
+        self, text: Float[Array, "B T D"], rows: Rows, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
-        """The prompt put into every row, after its first `at[b]` tokens."""
-        prompt = rows_of(self.prompts(), len(text), prompt_ids)
-        if self.prompting.placement == "prefix" and isinstance(
-            self.prompt.real_length, int
-        ):
-            return put_first(prompt, text)
-        return join(prompt, text, at, self.prompt.real_length)
+        """The prompts put into every row."""
+        vectors = vectors_of(self.prompts(key), len(text), rows)
+        first = self.prompting.placement == "prefix" and not rows.packed
+        if first and isinstance(self.prompt.real_length, int):
+            return put_first(vectors, text)
+        return join(vectors, text, self.layout(rows, text.shape[1]))
+
+    def at_blocks(self, rows: Rows | None, text_length: int) -> AtBlocks | None:
+        """What a deep prompt does at each block.
+
+        Args:
+          rows: that the prompt was joined to; None where it runs alone.
+          text_length: `T` of these rows.
+        """
+        deep = self.prompt
+        if not isinstance(deep, DeepPrompt):
+            return None
+        vectors = deep.every_block()
+        later = jnp.arange(len(vectors)) > 0
+        layout = None if rows is None else self.layout(rows, text_length)
+
+        def apply(hidden: Array, values: tuple[Array, Array]) -> Array:
+            vectors, later = values
+            own, where = vectors.astype(hidden.dtype)[None], later
+            if layout is not None:
+                own = own[0][layout.source % deep.length]
+                where = (layout.is_prompt & later)[..., None]
+            return jnp.where(where, deep.at_block(hidden, own), hidden)
+
+        return AtBlocks((vectors, later), apply)
 
 
-def rows_of(
-    stacked: Float[Array, "N *rest"], rows: int, prompt_ids: Int[Array, "B"] | None
-) -> Float[Array, "_ *rest"]:
-    """What each of `rows` rows has of `N` things; one for all if `N` is 1."""
-    if len(stacked) == 1:
-        return stacked
-    if prompt_ids is not None:
-        return stacked[prompt_ids]
-    check_groups(rows, len(stacked))
-    return jnp.repeat(stacked, rows // len(stacked), axis=0)
+def _real(length: int, count: masks.Count) -> Bool[Array, "P"] | None:
+    """Which vectors are no padding; None for all."""
+    return None if isinstance(count, int) else jnp.arange(length) < count
+
+
+def ahead_of(stream: Stream, rows: Rows, real: Bool[Array, "P"] | None) -> Stream:
+    """A stream of prompts as rows of text see it: each its own.
+
+    Args:
+      stream: of `N` prompts.
+      rows: of text.
+      real: which of a prompt's positions are no padding; None for all.
+    """
+    ids, mask = rows.prompt_ids, None
+    if real is not None:
+        mask = real[None, None, None]
+    if ids is None or ids.ndim == 1:
+        return dataclasses.replace(stream, later_rows=ids, later_mask=mask)
+    assert rows.segment_ids is not None  # prompts by example are of packed rows
+    examples, length = ids.shape[1], stream.positions.shape[1]
+    owner = jnp.repeat(jnp.arange(1, examples + 1), length)
+    mask = _of_examples(rows.segment_ids, owner, mask, examples)
+    positions = jnp.tile(stream.positions, (1, examples))
+    return dataclasses.replace(
+        stream, later_rows=ids, later_mask=mask, later_positions=positions
+    )
+
+
+def _of_examples(
+    segment_ids: Int[Array, "B T"], owner: Int[Array, "nP"], mask: Mask, examples: int
+) -> Mask:
+    """Each example of a packed row sees its own prompt of all those of the row."""
+    own = (segment_ids[..., None] == owner)[:, None]
+    return own if mask is None else own & jnp.tile(mask, (1, 1, 1, examples))
+
+
+def vectors_of(
+    prompts: Float[Array, "N P D"], count: int, rows: Rows
+) -> Float[Array, "_ nP D"]:
+    """The vectors of each row's prompts, one prompt after the other; or of all rows."""
+    ids = rows.prompt_ids
+    if ids is not None and ids.ndim == 2:
+        return prompts[ids].reshape(count, -1, prompts.shape[-1])
+    own = rows_of(prompts, count, ids)
+    return jnp.tile(own, (1, rows.examples, 1))
 
 
 class PromptEncoder(_Prompted, Encoder):
     """An encoder with a prompt among its input, before dropout."""
+
+    ends_with_eos = True
 
     def __init__(
         self,
         key: Key[Array, ""],
         config: ModelConfig,
         *,
-        prompt: Prompt,
+        prompt: InputPrompt,
         prompting: Prompting,
     ):
         super().__init__(key, config)
         self._add_prompt(prompt, prompting)
 
-    def prefix_stream(self) -> Stream | None:
-        """The prompts, where they see themselves alone and stand first."""
+    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
+        """The prompts, where they see no text and stand first."""
         if not self.shared:
             return None
-        stream = encoder_stream(self.prompts(), jnp.atleast_1d(self.prompt.real_length))
-        return dataclasses.replace(stream, later_mask=self.seen_of_prompt())
+        prompts = self.prompts(key)
+        real = jnp.atleast_1d(self.prompt.real_length)
+        stream = encoder_stream(prompts, real)
+        mask = masks.encoder_mask(real, self.prompt.length)
+        mask &= prompt_mask(self.prompt.length, self.prompting)
+        return dataclasses.replace(stream, mask=mask, at_blocks=self.at_blocks(None, 0))
 
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        lengths: Int[Array, "B"],
-        prompt_ids: Int[Array, "B"] | None = None,
+        rows: Rows,
+        key: Key[Array, ""] | None = None,
     ) -> Stream:
         """The text behind the prompt, or prompt and text joined."""
         count = self.prompt.real_length
         if self.shared:
-            return encoder_stream(text, lengths, count)
-        at = self.prompting.place(lengths, ends_with_eos=True)
-        joined = self.join(text, at, prompt_ids)
-        stream = encoder_stream(joined, lengths + count)
-        if not self.prompting.isolated:
-            return stream
-        mask = masks.prompt_isolated_mask(lengths + count, at, count, joined.shape[1])
-        return dataclasses.replace(stream, mask=mask)
+            stream = super().text_stream(text, rows)
+            positions = rows.places(text.shape[1]) + count
+            return dataclasses.replace(stream, positions=positions)
+        joined = self.join(text, rows, key)
+        at_blocks = self.at_blocks(rows, text.shape[1])
+        if not rows.packed and self.prompting.visibility is None:
+            stream = encoder_stream(joined, rows.lengths + self.prompt_count())
+            return dataclasses.replace(stream, at_blocks=at_blocks)
+        layout = self.layout(rows, text.shape[1])
+        mask = masks.segment_mask(layout.segments, layout.segments)
+        mask &= masks.region_mask(layout.is_prompt, self.prompting.sees)
+        return Stream(
+            joined,
+            jnp.arange(joined.shape[1])[None],
+            mask,
+            later_mask=(layout.segments > 0)[:, None, None],
+            segments=layout.segments if rows.packed else None,
+            at_blocks=at_blocks,
+        )
+
+
+def prompt_mask(length: int, prompting: Prompting) -> Bool[Array, "1 1 P P"]:
+    """What the vectors of a prompt that runs alone see of each other."""
+    return masks.region_mask(jnp.ones((1, length), bool), prompting.sees)
 
 
 class PromptDecoder(_Prompted, Decoder):
     """A decoder with a prompt among its input."""
+
+    ends_with_eos = False
 
     def __init__(
         self,
@@ -215,106 +238,93 @@ class PromptDecoder(_Prompted, Decoder):
         config: ModelConfig,
         *,
         cross: bool,
-        prompt: Prompt,
+        prompt: InputPrompt,
         prompting: Prompting,
     ):
         super().__init__(key, config, cross=cross)
+        if cross:
+            # What it sees of the encoder differs by row, so that it runs in each.
+            prompting = dataclasses.replace(prompting, execution="joined")
         self._add_prompt(prompt, prompting)
 
-    def prefix_stream(self) -> Stream | None:
+    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """The prompts, where they see no text and stand first."""
         if not self.shared:
             return None
-        stream = causal_stream(self.prompts())
-        return dataclasses.replace(stream, later_mask=self.seen_of_prompt())
+        stream = causal_stream(self.prompts(key))
+        if self.prompting.prefix_attention:
+            among = prompt_mask(self.prompt.length, self.prompting)
+            real = _real(self.prompt.length, self.prompt.real_length)
+            mask = among if real is None else among & real
+            stream = dataclasses.replace(stream, mask=mask)
+        return dataclasses.replace(stream, at_blocks=self.at_blocks(None, 0))
 
     def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """The hidden state of each prompt's last vector that is no padding."""
         return hidden[:, self.prompt.real_length - 1]
 
-    def text_stream(self, text: Float[Array, "B T D"], rows: Rows) -> Stream:
+    def text_stream(
+        self,
+        text: Float[Array, "B T D"],
+        rows: Rows,
+        key: Key[Array, ""] | None = None,
+    ) -> Stream:
         """The text behind the prompt, or prompt and text joined."""
-        count = self.prompt.real_length
         if self.shared:
-            stream = causal_stream(text, rows.segment_ids, count)
-            seen = masks.encoder_mask(rows.lengths, text.shape[1])
-            return dataclasses.replace(stream, later_mask=seen)
+            return self._text_behind(text, rows)
+        joined = self.join(text, rows, key)
+        stream = self._joined_stream(joined, rows, text.shape[1])
+        seen = masks.encoder_mask(rows.lengths + self.prompt_count(), joined.shape[1])
+        at_blocks = self.at_blocks(rows, text.shape[1])
+        return dataclasses.replace(stream, later_mask=seen, at_blocks=at_blocks)
+
+    def _text_behind(self, text: Float[Array, "B T D"], rows: Rows) -> Stream:
+        stream = super().text_stream(text, rows).moved(self.prompt.real_length)
+        if not self.prompting.prefix_attention:
+            return stream
+        given = rows.given(text.shape[1])
+        none = jnp.zeros_like(given)
+        mask = masks.decoder_region_mask(given, none, self.prompting.sees)
         if rows.segment_ids is not None:
-            raise ValueError(
-                "packed rows need a prompt that runs ahead of the text; this one is "
-                "joined to each row"
-            )
-        at = self.prompting.place(rows.prefix_lengths, ends_with_eos=False)
-        stream = causal_stream(self.join(text, at, rows.prompt_ids))
-        length, mask = stream.hidden.shape[1], stream.mask
+            mask &= masks.segment_mask(rows.segment_ids, rows.segment_ids)
+        return dataclasses.replace(stream, mask=mask)
+
+    def _joined_stream(
+        self, joined: Float[Array, "B S D"], rows: Rows, text_length: int
+    ) -> Stream:
+        if not rows.packed and not self.prompting.prefix_attention:
+            return causal_stream(joined)
+        layout = self.layout(rows, text_length)
+        segments = layout.segments if rows.packed else None
+        stream = causal_stream(joined, segments)
         if self.prompting.prefix_attention:
-            mask = masks.decoder_prefix_mask(rows.prefix_lengths + count, length)
-        seen = masks.encoder_mask(rows.lengths + count, length)
-        return dataclasses.replace(stream, mask=mask, later_mask=seen)
+            given = layout.of_text(
+                rows.given(text_length), rows.examples * self.prompt.length
+            )
+            mask = masks.decoder_region_mask(
+                given | layout.is_prompt, layout.is_prompt, self.prompting.sees
+            )
+            mask &= masks.segment_mask(layout.segments, layout.segments)
+            stream = dataclasses.replace(stream, mask=mask)
+        return stream
 
-
-class PromptEncoderDecoder(EncoderDecoder):
-    """An encoder-decoder whose decoder sees the encoder's prompt."""
+    def place(
+        self, positions: Int[Array, "B m"], rows: Rows, text_length: int
+    ) -> Int[Array, "B m"]:
+        """Where tokens stand in the stream of the text."""
+        if self.shared or self.prompting.placement == TEMPLATE:
+            return positions
+        at = self.at(rows, text_length)
+        return joined_position(positions, at, self.prompt.real_length)
 
 
 class PromptDecoderOnly(DecoderOnly):
-    """A decoder-only model in which a prompt vector may predict a token."""
-
-    def predicting(
-        self,
-        text: Float[Array, "B S D"],
-        positions: Int[Array, "B m"],
-        rows: Rows,
-        last: Float[Array, "N D"] | None,
-    ) -> Float[Array, "B m D"]:
-        """Token `i` is predicted by what stands before it: a token or the prompt."""
-        decoder = self.decoder
-        assert isinstance(decoder, PromptDecoder)
-        if last is None:
-            at = decoder.prompting.place(rows.prefix_lengths, ends_with_eos=False)
-            joined = joined_position(positions, at, decoder.prompt.real_length)
-            return super().predicting(text, joined, rows, None)
-        from_text = super().predicting(text, positions, rows, None)
-        place = positions
-        if rows.segment_ids is not None:
-            places = places_in_segment(rows.segment_ids)
-            place = jnp.take_along_axis(places, positions, axis=1)
-        last = rows_of(last, len(text), rows.prompt_ids)
-        return jnp.where(place[..., None] == 0, last[:, None], from_text)
+    """A decoder-only model with a prompt among its input."""
 
 
-def build_model(
-    key: Key[Array, ""],
-    config: ModelConfig,
-    prompt: Prompt | None = None,
-    prompting: Prompting | None = None,
-) -> LanguageModel:
-    """A model of the config's family, with its parameters initialised.
+class PromptEncoderDecoder(EncoderDecoder):
+    """An encoder-decoder whose encoder has a prompt, which its decoder sees."""
 
-    Args:
-      key: of the frozen parameters; the prompt brings its own vectors.
-      config: the frozen model.
-      prompt: the prompt module; None for the model alone.
-      prompting: how the prompt stands among the text; as a prefix if None.
-    """
-    prompting = prompting or Prompting()
-    if config.architecture == "decoder_only":
-        if prompting.isolated:
-            raise InputError(
-                "isolated is for encoders: in a decoder a prompt that stands first "
-                "sees no text anyway"
-            )
-        if prompt is None:
-            return DecoderOnly(key, config)
-        decoder = functools.partial(PromptDecoder, prompt=prompt, prompting=prompting)
-        return PromptDecoderOnly(key, config, decoder=decoder)
-    if prompting.prefix_attention:
-        raise InputError(
-            "prefix_attention is for decoder-only models: an encoder's tokens see each "
-            "other anyway"
-        )
-    prompting.shared(config.architecture)  # refuses what cannot be
-    if prompt is None:
-        return EncoderDecoder(key, config)
-    encoder = functools.partial(PromptEncoder, prompt=prompt, prompting=prompting)
-    return PromptEncoderDecoder(key, config, encoder=encoder)
+
+class PromptEncoderPromptDecoder(EncoderDecoder):
+    """An encoder-decoder with a prompt in its encoder and one in its decoder."""

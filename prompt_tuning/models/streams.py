@@ -7,16 +7,30 @@ What every position goes through alone runs on all streams as one `[positions, D
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from prompt_tuning.masks import Count
 from prompt_tuning.models.attention import KeyValues, Source
 
 Mask = Bool[Array, "#R 1 #Q _"] | None
+LaterMask = Bool[Array, "_ 1 _ _"] | None
+
+
+class AtBlocks(NamedTuple):
+    """What is done to a stream's hidden states as they enter each block.
+
+    Attributes:
+      values: a tree of arrays, stacked on `L`.
+      apply: `f(hidden [R, Q, D], one block's values) -> hidden`.
+    """
+
+    values: Any
+    apply: Callable[[Float[Array, "R Q D"], Any], Float[Array, "R Q D"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +42,37 @@ class Stream:
       positions: `[1 or R, Q]`, of the rotary embedding, the learned table or the bias.
       mask: what each position sees of its own row.
       later_mask: what later streams see of this one; None for all of it.
-      later_rows: which of this stream's rows each row of a later one sees, `[R]`; None
-        where those are grouped by these, evenly and one group after the other.
+      later_rows: which of this stream's rows each row of a later one sees, `[R]`, or
+        several of them, `[R, n]`; None where those are grouped by these, evenly and one
+        group after the other.
+      later_positions: of what a later stream sees; `positions` if None.
+      segments: in packed rows the number of each position's example, 0 for padding.
+      at_blocks: what is done to `hidden` as it enters each block.
     """
 
     hidden: Float[Array, "R Q D"]
     positions: Int[Array, "#R Q"]
     mask: Mask
-    later_mask: Mask = None
-    later_rows: Int[Array, "_"] | None = None
+    later_mask: LaterMask = None
+    later_rows: Int[Array, "_"] | Int[Array, "_ n"] | None = None
+    later_positions: Int[Array, "_ _"] | None = None
+    segments: Int[Array, "R Q"] | None = None
+    at_blocks: AtBlocks | None = None
+
+    def moved(self, count: Count) -> "Stream":
+        """The same rows behind `count` positions more."""
+        return dataclasses.replace(self, positions=self.positions + count)
 
     def context(self, key_values: KeyValues) -> "Context":
         """What later streams see, once its keys and values are made."""
-        return Context(key_values, self.later_mask, self.later_rows, self.positions)
+        return Context(
+            key_values, self.later_mask, self.later_rows, self.seen_positions
+        )
+
+    @property
+    def seen_positions(self) -> Int[Array, "_ _"]:
+        """Of what later streams see of this one."""
+        return self.positions if self.later_positions is None else self.later_positions
 
 
 class Context(NamedTuple):
@@ -56,7 +88,7 @@ class Context(NamedTuple):
 
     key_values: KeyValues
     mask: Mask
-    rows: Int[Array, "R"] | None = None
+    rows: Int[Array, "R"] | Int[Array, "R n"] | None = None
     positions: Int[Array, "_ S"] | None = None
 
 
@@ -64,14 +96,22 @@ class Seen(NamedTuple):
     """What a stream sees of one source, the same in every block."""
 
     mask: Mask
-    rows: Int[Array, "R"] | None
-    bias: Float[Array, "1 H Q S"] | None
+    rows: Int[Array, "R"] | Int[Array, "R n"] | None
+    bias: Float[Array, "#R H Q S"] | None
 
     def source(self, made: KeyValues) -> Source:
         """The source of one block's attention."""
         if self.rows is not None:
-            made = KeyValues(made.keys[self.rows], made.values[self.rows])
+            made = KeyValues(*(_picked(part, self.rows) for part in made))
         return Source(made, self.mask, self.bias)
+
+
+def _picked(
+    part: Shaped[Array, "N S *rest"], rows: Array
+) -> Shaped[Array, "R _ *rest"]:
+    """What each row sees of `N`, several of them one after the other."""
+    picked = part[rows]
+    return picked.reshape(len(rows), -1, *part.shape[2:])
 
 
 class View(NamedTuple):

@@ -16,6 +16,7 @@ from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import dropout
 from prompt_tuning.models.parameters import named_key, optional_key
+from prompt_tuning.models.rows import Rows
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
 
@@ -28,38 +29,40 @@ class Encoder(Stack):
             key, config, layers=config.encoder_layers, cross=False, bidirectional=True
         )
 
-    def prefix_stream(self) -> Stream | None:
-        """What runs ahead of all rows, once for all of them; here nothing."""
+    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
+        """What runs ahead of all rows, once for all of them; here nothing.
+
+        Args:
+          key: for dropout; None for none.
+        """
+        del key
         return None
+
+    def seen_by(self, stream: Stream, rows: Rows) -> Stream:
+        """What `prefix_stream` gave, as rows of text see it."""
+        del rows
+        return stream
 
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        lengths: Int[Array, "B"],
-        prompt_ids: Int[Array, "B"] | None = None,
+        rows: Rows,
+        key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """What runs for each row: here the text alone.
-
-        Args:
-          text: embedded tokens.
-          lengths: real tokens of each row.
-          prompt_ids: which prompt each row has; see `Batch`.
-        """
-        del prompt_ids
-        return encoder_stream(text, lengths)
+        """What runs for each row: here the text alone."""
+        del key
+        stream = encoder_stream(text, rows.lengths)
+        if rows.segment_ids is None:
+            return stream
+        mask = masks.segment_mask(rows.segment_ids, rows.segment_ids)
+        return dataclasses.replace(stream, mask=mask, segments=rows.segment_ids)
 
 
-def encoder_stream(
-    hidden: Float[Array, "R S D"], lengths: Int[Array, "_"], first: masks.Count = 0
-) -> Stream:
-    """Rows of which the first `lengths[b]` positions see each other.
-
-    Their positions count from `first`.
-    """
+def encoder_stream(hidden: Float[Array, "R S D"], lengths: Int[Array, "_"]) -> Stream:
+    """Rows of which the first `lengths[b]` positions see each other."""
     length = hidden.shape[1]
     mask = masks.encoder_mask(lengths, length)
-    positions = first + jnp.arange(length)[None]
-    return Stream(hidden, positions, mask, later_mask=mask)
+    return Stream(hidden, jnp.arange(length)[None], mask, later_mask=mask)
 
 
 class EncoderPrefix(NamedTuple):
@@ -88,17 +91,18 @@ class EncoderDecoder(LanguageModel):
         config: ModelConfig,
         *,
         encoder: Callable[..., Encoder] = Encoder,
+        decoder: Callable[..., Decoder] = Decoder,
     ):
         super().__init__(key, config)
         self.encoder = encoder(named_key(key, "encoder"), config)
-        self.decoder = Decoder(named_key(key, "decoder"), config, cross=True)
+        self.decoder = decoder(named_key(key, "decoder"), config, cross=True)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> EncoderPrefix | None:
         """The prompt, run ahead of all rows where the encoder says that it can be."""
-        stream = self.encoder.prefix_stream()
+        key = optional_key(key, "encoder")
+        stream = self.encoder.prefix_stream(key)
         if stream is None:
             return None
-        key = optional_key(key, "encoder")
         (encoded,), (made,) = self._run_encoder([stream], (), key, keep=True)
         return EncoderPrefix(made, self.decoder.cross_keys_values(encoded))
 
@@ -110,30 +114,47 @@ class EncoderDecoder(LanguageModel):
         prefix: EncoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        start = jnp.full_like(batch.targets[:, :1], self.config.decoder_start_id)
-        shifted = jnp.concatenate([start, batch.targets[:, :-1]], axis=1)
-        embedded = self._embed(shifted, optional_key(key, "decoder_input"))
-        length = shifted.shape[1]
-        mask = masks.decoder_causal_mask(length)
+        inputs = Rows.of_inputs(batch, self.config.vocabulary_size)
+        rows = Rows.of_targets(batch)
+        shifted = self._shifted(batch.targets, rows)
+        stream = self._target_stream(shifted, rows, key)
         encoded = self.encode(
-            batch.tokens, batch.lengths, batch.prompt_ids, prefix=prefix, key=key
+            batch.tokens, inputs, readers=stream.segments, prefix=prefix, key=key
         )
         (hidden,), _ = self.decoder.run(
-            [Stream(embedded, jnp.arange(length)[None], mask)],
+            [stream],
+            past=self.decoder.given(rows),
             cross=encoded,
             key=optional_key(key, "decoder"),
         )
-        picked = jnp.take_along_axis(
-            hidden, batch.loss_positions[..., None], axis=1, mode="clip"
-        )
+        positions, length = batch.loss_positions, shifted.shape[1]
+        places = self.decoder.place(positions, rows, length)
+        picked = jnp.take_along_axis(hidden, places[..., None], axis=1, mode="clip")
         return self._finish(picked, key)
+
+    def _shifted(self, targets: Int[Array, "B U"], rows: Rows) -> Int[Array, "B U"]:
+        """The decoder's inputs: the start of each example, then its targets."""
+        start = jnp.full_like(targets[:, :1], self.config.decoder_start_id)
+        shifted = jnp.concatenate([start, targets[:, :-1]], axis=1)
+        first = rows.places(targets.shape[1]) == 0
+        return jnp.where(first, self.config.decoder_start_id, shifted)
+
+    def _target_stream(self, shifted: Int[Array, "B U"], rows: Rows, key) -> Stream:
+        text = self.token_embedder(shifted, self.config.dtype)
+        stream = self.decoder.text_stream(text, rows, key)
+        hidden = dropout(
+            stream.hidden.astype(self.config.dtype),
+            self.config.dropout_rate,
+            optional_key(key, "decoder_input"),
+        )
+        return dataclasses.replace(stream, hidden=hidden)
 
     def encode(
         self,
         tokens: Int[Array, "B T"],
-        lengths: Int[Array, "B"],
-        prompt_ids: Int[Array, "B"] | None = None,
+        rows: Rows,
         *,
+        readers: Int[Array, "B Q"] | None = None,
         prefix: EncoderPrefix | None = None,
         key: Key[Array, ""] | None = None,
     ) -> tuple[Context, ...]:
@@ -141,29 +162,46 @@ class EncoderDecoder(LanguageModel):
 
         Args:
           tokens: rows, padded on the right.
-          lengths: real tokens of each row.
-          prompt_ids: see `Batch`.
+          rows: what is known of them.
+          readers: in packed rows, the example that each position of the decoder reads.
           prefix: the prompt, where it was run before.
           key: for dropout; None for none.
         """
-        text = self.token_embedder(tokens, self.config.dtype)
-        streams = [self.encoder.text_stream(text, lengths, prompt_ids)]
-        ahead = self.encoder.prefix_stream()
-        if ahead is not None:
-            ahead = dataclasses.replace(ahead, later_rows=prompt_ids)
         key = optional_key(key, "encoder")
-        if ahead is None or prefix is None:
-            streams = streams if ahead is None else [ahead, *streams]
-            outputs, _ = self._run_encoder(streams, (), key)
-            made = [self.decoder.cross_keys_values(output) for output in outputs]
-        else:
-            past = [ahead.context(prefix.key_values)]
-            (output,), _ = self._run_encoder(streams, past, key)
-            made = [prefix.cross, self.decoder.cross_keys_values(output)]
-            streams = [ahead, *streams]
+        text = self.token_embedder(tokens, self.config.dtype)
+        streams = [self.encoder.text_stream(text, rows, key)]
+        past = self.encoder.given(rows)
+        ahead = self.encoder.prefix_stream(key)
+        made = []
+        if ahead is not None and prefix is not None:
+            past = (*past, self.encoder.seen_by(ahead, rows).context(prefix.key_values))
+            made.append(prefix.cross)
+        elif ahead is not None:
+            streams.insert(0, self.encoder.seen_by(ahead, rows))
+        outputs, _ = self._run_encoder(streams, past, key)
+        made += [self.decoder.cross_keys_values(output) for output in outputs]
+        return self._crossed(made, ahead, streams[-1], rows, readers)
+
+    def _crossed(
+        self,
+        made: Sequence[KeyValues],
+        ahead: Stream | None,
+        text: Stream,
+        rows: Rows,
+        readers: Int[Array, "B Q"] | None,
+    ) -> tuple[Context, ...]:
+        """What the decoder sees of the encoder's output, the prompt's first."""
+        mask = text.later_mask
+        if readers is not None and text.segments is not None:
+            mask = masks.segment_mask(readers, text.segments)
+            rows = rows._replace(segment_ids=readers)
+        seen = [] if ahead is None else [self.encoder.seen_by(ahead, rows)]
+        contexts = [(stream.later_mask, stream.later_rows) for stream in seen]
         return tuple(
-            Context(key_values, stream.later_mask, stream.later_rows)
-            for key_values, stream in zip(made, streams, strict=True)
+            Context(key_values, mask, of_rows)
+            for key_values, (mask, of_rows) in zip(
+                made, (*contexts, (mask, None)), strict=True
+            )
         )
 
     def _run_encoder(self, streams: Sequence[Stream], past, key, keep=False):
@@ -190,26 +228,47 @@ class EncoderDecoder(LanguageModel):
         ], made
 
     def prefill(
-        self, tokens: Int[Array, "B T"], lengths: Int[Array, "B"], room: int
+        self,
+        tokens: Int[Array, "B T"],
+        lengths: Int[Array, "B"],
+        room: int,
+        prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Encodes the rows given and makes room for `room` target tokens.
+        """Encodes the rows given, and makes room for `room` target tokens.
+
+        Args:
+          tokens: rows, padded on the right.
+          lengths: real tokens of each row.
+          room: tokens that may follow.
+          prompt_ids: which prompt each row has; see `Batch`.
 
         Returns:
           the hidden state that predicts each row's first target, and the cache.
         """
+        soft, none = tokens - self.config.vocabulary_size, jnp.zeros_like(lengths)
+        encoded = self.encode(tokens, Rows(lengths, none, None, prompt_ids, soft))
+        rows = Rows(jnp.ones_like(lengths), none, None, prompt_ids)
+        start = jnp.full_like(tokens[:, :1], self.config.decoder_start_id)
+        stream, past = self._target_stream(start, rows, None), self.decoder.given(rows)
+        (hidden,), (made,) = self.decoder.run(
+            [stream], past=past, cross=encoded, keep=True
+        )
+        place = self.decoder.place(none[:, None], rows, 1)
+        picked = jnp.take_along_axis(hidden, place[..., None], axis=1)
         cache = Cache.create(
             self.config,
-            jnp.zeros_like(lengths),
-            room=room + 1,
-            cross=self.encode(tokens, lengths),
+            rows.lengths + self.decoder.prompt_count(),
+            past=(*past, stream.context(made)),
+            room=room,
+            cross=encoded,
         )
-        return self.decode(jnp.full_like(lengths, self.config.decoder_start_id), cache)
+        return self._finish(picked, None)[:, 0], cache
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one token more of each row; returns what predicts the next."""
-        embedded = self._embed(tokens[:, None], None)
+        embedded = self.token_embedder(tokens[:, None], self.config.dtype)
         (hidden,), (made,) = self.decoder.run(
             [cache.stream(embedded)],
             past=cache.contexts(),
@@ -217,10 +276,6 @@ class EncoderDecoder(LanguageModel):
             keep=True,
         )
         return self._finish(hidden, None)[:, 0], cache.extended(made)
-
-    def _embed(self, tokens, key):
-        embedded = self.token_embedder(tokens, self.config.dtype)
-        return dropout(embedded, self.config.dropout_rate, key)
 
     def _finish(self, hidden, key):
         normed = self.decoder.final_norm(hidden)

@@ -8,13 +8,14 @@ Blocks know nothing of prompts or of decoding: a stream sees what its masks say.
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from prompt_tuning.masks import Count
 from prompt_tuning.models.attention import (
     KeyValues,
     Source,
@@ -33,7 +34,9 @@ from prompt_tuning.models.parameters import (
     optional_key,
     split,
 )
+from prompt_tuning.models.rows import Rows
 from prompt_tuning.models.streams import (
+    AtBlocks,
     Context,
     Seen,
     Stream,
@@ -225,18 +228,18 @@ class RelativePositionBias(nnx.Module):
         )
 
     def __call__(
-        self, queries: Int[Array, "Q"], keys: Int[Array, "S"]
-    ) -> Float[Array, "1 H Q S"]:
-        """The bias of every query position on every key position."""
+        self, queries: Int[Array, "#R Q"], keys: Int[Array, "#R S"]
+    ) -> Float[Array, "#R H Q S"]:
+        """The bias of every query position on every key position of its row."""
         bucket = relative_position_bucket(
-            keys[None, :] - queries[:, None],
+            keys[:, None, :] - queries[:, :, None],
             bidirectional=self.bidirectional,
             buckets=self.buckets,
             maximum=self.maximum,
         )
         # A product with ones and zeros: `Q * S` single numbers to look up are slow.
         hot = jax.nn.one_hot(bucket, self.buckets, dtype=self.embedding.dtype)
-        return jnp.einsum("qsb,hb->hqs", hot, self.embedding[...])[None]
+        return jnp.einsum("rqsb,hb->rhqs", hot, self.embedding[...])
 
 
 class Stack(nnx.Module):
@@ -299,9 +302,12 @@ class Stack(nnx.Module):
         graph, parameters = split(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
         angles = self._angles(streams)
+        at_blocks = [stream.at_blocks for stream in streams]
+        values = tuple(entry and entry.values for entry in at_blocks)
 
         def body(hidden, layer):
-            parameters, past, cross, key = layer
+            parameters, values, past, cross, key = layer
+            hidden = _entered(hidden, views, at_blocks, values)
             block = cast(Block, merge(graph, parameters))
             hidden, made = block(hidden, angles, views, past, cross, key)
             return hidden, made if keep else ()
@@ -314,8 +320,18 @@ class Stack(nnx.Module):
         ]
         hidden = joined([stream.hidden for stream in streams])
         with jax.named_scope("blocks"):
-            hidden, made = jax.lax.scan(body, hidden, (parameters, *made_before, keys))
+            xs = (parameters, values, *made_before, keys)
+            hidden, made = jax.lax.scan(body, hidden, xs)
         return apart(hidden, views), made
+
+    def given(self, rows: Rows) -> tuple[Context, ...]:
+        """Keys and values that no stream makes and that stand before each row: none."""
+        del rows
+        return ()
+
+    def prompt_count(self) -> Count:
+        """Positions that stand among each example's text."""
+        return 0
 
     def cross_keys_values(self, encoded: Float[Array, "B S D"]) -> KeyValues:
         """Keys and values of an encoder's output for every block, `[L, B, S, G, K]`."""
@@ -349,19 +365,39 @@ class Stack(nnx.Module):
         views = []
         for i, stream in enumerate(streams):
             earlier = [(c.mask, c.rows, c.positions) for c in past]
-            earlier += [(s.later_mask, s.later_rows, s.positions) for s in streams[:i]]
-            itself = [
-                Seen(mask, rows, self._bias(stream, positions))
-                for mask, rows, positions in (
-                    *earlier,
-                    (stream.mask, None, stream.positions),
-                )
+            earlier += [
+                (s.later_mask, s.later_rows, s.seen_positions) for s in streams[:i]
+            ]
+            seen = [
+                Seen(mask, rows, self._bias(stream.positions, positions))
+                for mask, rows, positions in earlier
             ]
             rows, length, _ = stream.hidden.shape
-            views.append(View((rows, length), tuple(itself), encoded))
+            # Within an example all positions count on, wherever the row starts it.
+            places = jnp.arange(length)[None]
+            own = Seen(stream.mask, None, self._bias(places, places))
+            views.append(View((rows, length), (*seen, own), encoded))
         return tuple(views)
 
-    def _bias(self, stream: Stream, positions) -> Float[Array, "1 H Q S"] | None:
+    def _bias(self, queries, keys) -> Float[Array, "#R H Q S"] | None:
         if self.relative_position_bias is None:
             return None
-        return self.relative_position_bias(stream.positions[0], positions[0])
+        return self.relative_position_bias(queries, keys)
+
+
+def _entered(
+    hidden: Float[Array, "n D"],
+    views: Sequence[View],
+    at_blocks: Sequence[AtBlocks | None],
+    values: Sequence[Any],
+) -> Float[Array, "n D"]:
+    """The streams' hidden states as they enter a block."""
+    if not any(at_blocks):
+        return hidden
+    parts = [
+        part if entry is None else entry.apply(part, value)
+        for part, entry, value in zip(
+            apart(hidden, views), at_blocks, values, strict=True
+        )
+    ]
+    return joined(parts)

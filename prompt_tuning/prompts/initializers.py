@@ -8,6 +8,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,23 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.data.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.tokenizers import Tokenizer
 from prompt_tuning.errors import InputError
+
+
+class StackShape(NamedTuple):
+    """Shape of the stack of blocks that a prompt is put into.
+
+    Attributes:
+      layers: blocks `L`.
+      key_value_heads: `G` of each block's self-attention.
+      head_width: `K`.
+    """
+
+    layers: int
+    key_value_heads: int
+    head_width: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +42,13 @@ class Vocabulary:
     Attributes:
       embeddings: the token embedding table, `[V, D]`.
       tokenizer: None where the model comes without one.
+      stack: of the blocks that the prompt is put into, for prompts of every block;
+        None where only the input is of concern.
     """
 
     embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"]
     tokenizer: Tokenizer | None = None
+    stack: StackShape | None = None
 
     @property
     def width(self) -> int:
@@ -207,3 +226,31 @@ def _filled(vectors, key, shape, vocabulary, fallback) -> Array:
     """The vectors given, and the fallback's where they end."""
     rest = (fallback or uniform())(key, shape, vocabulary)
     return jnp.concatenate([jnp.stack(vectors), rest[len(vectors) :]])
+
+
+def from_template(template: str, fallback: Initializer | None = None) -> Initializer:
+    """The vectors of a `{soft:"words"}` piece are the embeddings of the words' tokens.
+
+    Args:
+      template: that of the data; see `prompt_tuning.data.templates`.
+      fallback: for the vectors that no words reach; uniform if None.
+
+    Raises (when it starts the prompt):
+      InputError: if the template cannot be read, or has another number of vectors.
+    """
+
+    def initialize(key, shape, vocabulary):
+        parsed = parse_template(template)
+        counts = soft_counts(parsed, vocabulary.tokenizer)
+        check_length(counts, shape[0])
+        vectors, first = (fallback or uniform())(key, shape, vocabulary), 0
+        for piece, count in zip(parsed.soft, counts, strict=True):
+            if piece.words is not None:
+                ids = vocabulary.encode(piece.words)
+                used = _at_most(ids, count, f"tokens of {piece.words!r}")
+                place = slice(first, first + len(used))
+                vectors = vectors.at[place].set(vocabulary.rows(used))
+            first += count
+        return vectors
+
+    return initialize

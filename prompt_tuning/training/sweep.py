@@ -17,9 +17,11 @@ from jaxtyping import Array, Key
 
 from prompt_tuning import optim
 from prompt_tuning.errors import InputError
+from prompt_tuning.losses.normalizers import TOTAL_TARGETS
+from prompt_tuning.losses.objective import TokenObjective
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.parameters import Parameters, describe, split
-from prompt_tuning.models.prompted import build_model
-from prompt_tuning.prompts.modules import PaddedPrompt
+from prompt_tuning.prompts.modules import PaddedPrompt, SoftPrompt
 from prompt_tuning.run import Run
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.evaluation import Evaluator
@@ -181,7 +183,7 @@ def prepare_sweep(
     # All orders as for the longest prompt, which leaves the least room for text.
     plans = [dataclasses.replace(longest, run=m.run).plan(examples) for m in opened]
     evaluators = _evaluators(opened)
-    drops = longest.model.config.dropout_rate > 0
+    drops = longest.model.drops
     parameters = opened[0].model.read_parameters()
     _, frozen = optim.partition(parameters, opened[0].labels)
     prepared = []
@@ -192,7 +194,12 @@ def prepare_sweep(
             model=this.model,
             frozen=frozen,
             start=this.start(parameters | this.model.initialize()),
-            step=compile_step(this.model.graph, this.optimizer, dropout=drops),
+            step=compile_step(
+                this.model.graph,
+                this.optimizer,
+                dropout=drops,
+                objective=this.objective,
+            ),
             examples=examples,
             plan=plan,
             evaluator=evaluators.get(this.model.graph),
@@ -203,6 +210,7 @@ def prepare_sweep(
         [this.optimizer for this in opened],
         own_batches=own_batches,
         dropout=drops,
+        objective=longest.objective,
         at_once=at_once,
     )
     return Sweep(directory, tuple(prepared), step, own_batches)
@@ -212,9 +220,21 @@ def _own_batches(opened: Sequence[Opened]) -> bool:
     """Whether members read batches of their own.
 
     Raises:
-      InputError: if those would be padded to each other and past a token budget.
+      InputError: if those would be padded to each other, and past a token budget or
+        where the loss counts padding.
     """
     own = reads_own_batches(opened)
+    objective = opened[0].objective
+    counts_padding = (
+        isinstance(objective, TokenObjective) and objective.normalizer == TOTAL_TARGETS
+    )
+    if own and counts_padding:
+        raise InputError(
+            "members read their rows in orders of their own, padded to each other, and "
+            f"TokenObjective.normalizer is {TOTAL_TARGETS!r}, which counts that "
+            "padding, so a member's loss would depend on the others; set "
+            "Run.data_seed, so that they share batches, or another normalizer"
+        )
     if own and opened[0].data.batch_tokens is not None:
         raise InputError(
             "members read their rows in orders of their own, and DataSource."
@@ -299,8 +319,9 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
 
 def _kinds_differ(one: Opened, other: Opened) -> bool:
     """Whether two members differ in structure, a trained prompt's length aside."""
-    same_length = one.model.prompt_length == other.model.prompt_length
+    if one.model.prompt_length == other.model.prompt_length:
+        return one.model.graph != other.model.graph
     trains_prompt = any(path.endswith(PROMPT) for path in one.labels)
-    if same_length or not trains_prompt:
-        return not same_length or one.model.graph != other.model.graph
-    return False
+    prompts = (one.model.prompts.prompt, other.model.prompts.prompt)
+    soft = all(type(prompt) is SoftPrompt for prompt in prompts)
+    return not (trains_prompt and soft)

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from prompt_tuning.data.batches import Batch
-from prompt_tuning.models.prompted import Prompting
-from prompt_tuning.prompts.modules import PaddedPrompt
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.prompts.modules import InputPrompt, PaddedPrompt
 from prompt_tuning.training.step import gradients
 from tests import dummies
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 N, P, D = 2, dummies.P, dummies.LLAMA.width
 VECTORS = np.random.default_rng(0).standard_normal((N, P, D)).astype(np.float32)
 JOINED = Prompting(execution="joined")
-ISOLATED = Prompting(isolated=True)
-JOINED_ISOLATED = Prompting(isolated=True, execution="joined")
+ISOLATED = Prompting(visibility=("prompt->prompt",))
+JOINED_ISOLATED = Prompting(visibility=("prompt->prompt",), execution="joined")
 WAYS = {
     "llama shared": (dummies.LLAMA, None),
     "llama joined": (dummies.LLAMA, JOINED),
@@ -36,7 +36,7 @@ WAYS = {
 MAIN_WAYS = ["llama shared", "llama prefix attention", "t5 joined", "t5 isolated"]
 
 
-class Prompts(nnx.Module):
+class Prompts(InputPrompt):
     """Vectors `[P, D]`, or `[N, P, D]` of several prompts."""
 
     def __init__(self, vectors):
@@ -46,9 +46,7 @@ class Prompts(nnx.Module):
     def length(self):
         return self.prompt.shape[-2]
 
-    real_length = length
-
-    def __call__(self):
+    def __call__(self, key=None):
         return self.prompt[...]
 
 
@@ -118,53 +116,6 @@ def test_padding_of_a_prompt_changes_nothing(way):
     assert_equal_sums(sums, expected_sums)
     np.testing.assert_allclose(gradient[:P], expected, atol=2e-5)
     np.testing.assert_array_equal(gradient[P:], 0)
-
-
-def packed(rows, places, length):
-    """The rows' examples in rows of `length`; a place is (row, offset, number)."""
-    count = max(row for row, *_ in places) + 1
-    weighted = [[] for _ in range(count)]
-    tokens = np.zeros((count, length), np.int32)
-    segments = np.zeros((count, length), np.int32)
-    for (given, completion), (row, start, number) in zip(rows, places, strict=True):
-        whole = [*given, *completion]
-        tokens[row, start : start + len(whole)] = whole
-        segments[row, start : start + len(whole)] = number
-        weighted[row] += range(start + len(given), start + len(whole))
-    most = max(map(len, weighted))
-    positions = np.zeros((count, most), np.int32)
-    weights = np.zeros((count, most), np.float32)
-    for row, places_of_row in enumerate(weighted):
-        positions[row, : len(places_of_row)] = places_of_row
-        weights[row, : len(places_of_row)] = 1
-    return Batch(
-        tokens=tokens,
-        lengths=(segments > 0).sum(1).astype(np.int32),
-        targets=tokens,
-        loss_positions=positions,
-        loss_weights=weights,
-        prefix_lengths=np.zeros(count, np.int32),
-        segment_ids=segments,
-    )
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_packed_examples_run_as_if_each_had_its_row(family):
-    config = dummies.FAMILIES[family]
-    # The prompt predicts the first token of one that stands second in its row.
-    rows = dummies.random_rows([(4, 3), (0, 5), (2, 1), (3, 3)])
-    batch = packed(rows, [(0, 0, 1), (0, 7, 2), (1, 0, 1), (1, 3, 2)], length=14)
-    sums, gradient = outcome(config, None, Prompts(VECTORS[0]), batch)
-    alone = dummies.make_batch(config, rows)
-    expected_sums, expected = outcome(config, None, Prompts(VECTORS[0]), alone)
-    assert_equal_sums(sums, expected_sums)
-    np.testing.assert_allclose(gradient, expected, atol=2e-5)
-
-
-def test_packed_rows_want_a_prompt_that_runs_ahead():
-    batch = packed(dummies.random_rows([(4, 3)]), [(0, 0, 1)], length=8)
-    with pytest.raises(ValueError, match="packed rows need a prompt that runs ahead"):
-        outcome(dummies.LLAMA, JOINED, Prompts(VECTORS[0]), batch)
 
 
 def test_an_isolated_prompt_gives_the_same_shared_and_joined():

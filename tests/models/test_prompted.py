@@ -10,39 +10,20 @@ import pytest
 from prompt_tuning.decoding.generate import continue_rows, pad_rows
 from prompt_tuning.decoding.sampling import greedy, temperature
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import dropout
 from prompt_tuning.models.parameters import logical_axes, merge
-from prompt_tuning.models.prompted import Prompting, build_model
+from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.training.step import gradients, loss_sums
 from tests import dummies
+from tests.dummies import logits, logits_by_step
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 PROMPT = "decoder/prompt/prompt"
 JOINED = Prompting(execution="joined")
 SHARED = Prompting(execution="shared")
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def logits(parameters, batch, *, graph):
-    """Scores at the batch's loss positions, all of the row read at once."""
-    model = cast(LanguageModel, merge(graph, parameters))
-    return model.logits(model.hidden(batch))
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def logits_by_step(parameters, tokens, lengths, completions, *, graph):
-    """Scores of every completion token, each read after the one before."""
-    model = cast(LanguageModel, merge(graph, parameters))
-
-    def read(carry, token):
-        hidden, cache = carry
-        return model.decode(token, cache), hidden
-
-    start = model.prefill(tokens, lengths, completions.shape[1])
-    _, hidden = jax.lax.scan(read, start, completions.T)
-    return model.logits(hidden.swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -13,8 +13,8 @@ from flax import nnx
 
 from prompt_tuning import optim
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.parameters import Parameters, logical_axes
-from prompt_tuning.models.prompted import build_model
 from prompt_tuning.models.quantization import channel_scale, quantize, scale_path
 from prompt_tuning.training.step import gradients
 from tests import dummies

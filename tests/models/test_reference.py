@@ -1,5 +1,6 @@
 """The models against what transformers and PEFT computed with the same weights."""
 
+import dataclasses
 import functools
 from typing import cast
 
@@ -11,17 +12,22 @@ from safetensors.numpy import load_file
 
 from prompt_tuning.checkpoints.huggingface import recipes
 from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.peft import from_peft
+from prompt_tuning.checkpoints.peft_folder import read_folder
 from prompt_tuning.checkpoints.restore import plan_restore
 from prompt_tuning.checkpoints.safetensors import open_safetensors
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.data.tokenizers import load_tokenizer
 from prompt_tuning.decoding.generate import continue_rows
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import merge
-from prompt_tuning.models.prompted import Prompting, build_model
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.pretrained import Pretrained, open_checkpoint, open_pretrained
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.training.step import row_nll
+from prompt_tuning.tuning import tuning_of
 from tests import dummies
 from tests.shared_data import SHARED, needs_shared
 
@@ -30,6 +36,7 @@ STORIES = SHARED / "data/models/stories260k"
 DECODERS = ("llama_gqa_untied", "gpt2_tied", "qwen2_bias_tied")
 CASES = (*DECODERS, "t5v11_untied_gated", "t5_orig_tied_relu")
 P = 6
+TASKS = np.array([0, 1, 2])
 
 pytestmark = needs_shared
 
@@ -108,6 +115,73 @@ def test_base_logits_are_those_of_transformers(case):
     ours = np.asarray(logits(parameters, rows_of(case), graph=graph))
     pair = real_logits(case, ours, reference(case)["base.logits"])
     np.testing.assert_allclose(*pair, atol=1e-4)
+
+
+def adapted(case, kind):
+    """Config, structure and parameters of a case's model with one of its adapters."""
+    folder = PEFT / case / kind
+    source = Pretrained(checkpoint=str(PEFT / case / "base"))
+    config = open_checkpoint(source)[0]
+    adapter = from_peft(read_folder(folder), config, str(folder))
+    model = open_pretrained(source, tuning_of(adapter, config), key=jax.random.key(0))
+    read = {path: jnp.asarray(leaf) for path, leaf in adapter.parameters.items()}
+    parameters = model.read_parameters()
+    assert read.keys() <= parameters.keys()
+    return config, model.graph, parameters | read
+
+
+ADAPTERS = [
+    (folder.parent.name, folder.name)
+    for folder in sorted(PEFT.glob("*/*/"))
+    if (folder / "adapter_config.json").exists()
+]
+
+
+@pytest.mark.parametrize(("case", "kind"), ADAPTERS)
+def test_adapted_logits_are_those_of_peft(case, kind):
+    _, graph, parameters = adapted(case, kind)
+    batch = rows_of(case)
+    if kind == "mpt":
+        batch = dataclasses.replace(batch, prompt_ids=TASKS)
+    ours = np.asarray(logits(parameters, batch, graph=graph))
+    theirs = reference(case)[f"{kind}.logits"]
+    if case not in DECODERS:
+        # PEFT gives scores at its decoder's prompt too.
+        theirs = theirs[:, -ours.shape[1] :]
+    np.testing.assert_allclose(*real_logits(case, ours, theirs), atol=1e-4)
+
+
+@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.parametrize(("case", "kind"), ADAPTERS)
+def test_adapted_rows_side_by_side_continue_as_peft_continues_each_alone(case, kind):
+    config, graph, parameters = adapted(case, kind)
+    if kind == "mpt" and case not in DECODERS:
+        graph, parameters = without_decoder_prompt(case, kind, parameters)
+    batch = rows_of(case)
+    generated = continue_rows(
+        parameters,
+        batch.tokens,
+        batch.lengths,
+        jax.random.split(jax.random.key(0), len(batch.lengths)),
+        jnp.array(TASKS) if kind == "mpt" else None,
+        graph=graph,
+        new_tokens=8,
+        eos_id=config.eos_id,
+        pad_id=config.pad_id,
+    )
+    expected = reference(case)[f"{kind}.greedy_single"]
+    np.testing.assert_array_equal(generated, expected)
+
+
+def without_decoder_prompt(case, kind, parameters):
+    """PEFT's `generate` leaves the decoder's prompts out, which its `forward` uses."""
+    source = Pretrained(checkpoint=str(PEFT / case / "base"))
+    config = open_checkpoint(source)[0]
+    folder = PEFT / case / kind
+    adapter = from_peft(read_folder(folder), config, str(folder))
+    tuning = dataclasses.replace(tuning_of(adapter, config), decoder_prompt=None)
+    model = open_pretrained(source, tuning, key=jax.random.key(0))
+    return model.graph, {path: parameters[path] for path in model.plan.abstract}
 
 
 EXECUTIONS = [(case, "shared") for case in DECODERS] + [

@@ -14,8 +14,14 @@ LENGTHS = jnp.array([4, 2])
 
 @jax.jit
 def joined(at):
-    text = ROWS[..., None].astype(jnp.float32)
-    return placement.join(PROMPT[None], text, at, len(PROMPT))[..., 0].astype(int)
+    return put_in(ROWS, (ROWS > 0).astype(int), at[:, None])
+
+
+def put_in(rows, segments, at, count=2):
+    layout = placement.lay_out(at, segments, count, len(PROMPT))
+    text = rows[..., None].astype(jnp.float32)
+    vectors = jnp.tile(PROMPT[None], (1, at.shape[1], 1))
+    return placement.join(vectors, text, layout)[..., 0].astype(int)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +57,43 @@ def test_a_prompt_takes_the_type_of_the_text():
     text = jnp.ones((2, 3, 1), jnp.bfloat16)
     assert jax.jit(placement.put_first)(PROMPT[None], text).dtype == jnp.bfloat16
     at = jnp.array([1, 2])
-    assert jax.jit(placement.join)(PROMPT[None], text, at, 2).dtype == jnp.bfloat16
+    layout = placement.lay_out(at[:, None], jnp.ones((2, 3), int), 2, 2)
+    assert jax.jit(placement.join)(PROMPT[None], text, layout).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("at", [[0, 0], [1, 2], [5, 5], [3, 0]])
 def test_joined_position_finds_each_token_again(at):
     at, rows = jnp.array(at), joined(jnp.array(at))
     places = jnp.broadcast_to(jnp.arange(5), (2, 5))
-    moved = jax.jit(placement.joined_position, static_argnums=2)(places, at, 2)
+    moved = jax.jit(placement.joined_position, static_argnums=2)(places, at[:, None], 2)
     np.testing.assert_array_equal(jnp.take_along_axis(rows, moved, axis=1), ROWS)
+
+
+def test_in_a_packed_row_each_example_has_its_prompt():
+    rows = jnp.array([[7, 8, 5, 6, 4, 0], [9, 9, 9, 3, 0, 0]])
+    segments = jnp.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
+    # The first example's before its second token, the second's first; the other row
+    # has one example.
+    at = jnp.array([[1, 2], [1, 6]])
+    expected = [[7, -1, -2, 8, -1, -2, 5, 6, 4, 0], [9, -1, -2, 9, 9, 3, 0, 0, -1, -2]]
+    np.testing.assert_array_equal(jax.jit(put_in)(rows, segments, at), expected)
+    layout = placement.lay_out(at, segments, 2, 2)
+    np.testing.assert_array_equal(
+        layout.segments, [[1, 1, 1, 1, 2, 2, 2, 2, 2, 0], [1] * 6 + [0] * 4]
+    )
+    is_prompt = [[0, 1, 1, 0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(layout.is_prompt.astype(int), is_prompt)
+
+
+def test_the_padding_of_a_prompt_comes_to_stand_last():
+    made = jax.jit(put_in)(ROWS, (ROWS > 0).astype(int), jnp.array([[1], [0]]), 1)
+    expected = [[7, -1, 8, 9, 1, 0, -2], [-1, 5, 1, 0, 0, 0, -2]]
+    np.testing.assert_array_equal(made, expected)
+
+
+def test_a_template_has_the_vectors_in_the_row():
+    soft = jnp.array([[-9, 0, -9, 1, -9]])
+    layout = placement.lay_out_template(soft, jnp.array([[1, 1, 1, 1, 0]]), 2, 1)
+    text = jnp.array([[7.0, 100, 8, 101, 0]])[..., None]
+    made = placement.join(PROMPT[None], text, layout)[..., 0]
+    np.testing.assert_array_equal(made, [[7, -1, 8, -2, 0]])

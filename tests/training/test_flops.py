@@ -11,7 +11,7 @@ import pytest
 
 from prompt_tuning import optim
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.prompted import Prompting
+from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from scripts import hlo
@@ -170,7 +170,7 @@ def test_no_array_holds_scores_of_the_vocabulary_where_there_is_no_weight(family
 def test_an_isolated_prompt_of_an_encoder_runs_once_for_the_batch():
     config = CONFIGS["t5_gated"]
     saved = step_flops("t5_gated") - step_flops(
-        "t5_gated", prompting=Prompting(isolated=True)
+        "t5_gated", prompting=Prompting(visibility=("prompt->prompt",))
     )
     # All but one row's share of the prompt's way through the encoder's projections.
     least = config.encoder_layers * 2 * 2 * (B - 1) * P * projections(config)

@@ -13,8 +13,8 @@ from flax import nnx
 
 from prompt_tuning import optim
 from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.prompted import build_model
 from prompt_tuning.prompts.modules import PaddedPrompt
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
@@ -336,7 +336,7 @@ def test_prompts_of_other_lengths_are_stacked_and_counted():
     assert stacked.shape == (2, 5, 4)
     np.testing.assert_array_equal(stacked.sum((1, 2)), [8, 20])
     (found,) = prompt_counts(members).items()
-    assert found[0] == "decoder/prompt/count" and found[1].tolist() == [2, 5]
+    assert found[0] == "decoder/prompt/real" and found[1].tolist() == [2, 5]
     assert prompt_counts(members[:1] * 2) == {}
 
 

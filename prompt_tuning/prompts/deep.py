@@ -1,0 +1,110 @@
+"""Deep prompts: vectors of their own for the prompt's positions in every block.
+
+The first block's vectors stand among the input like a soft prompt's, and run as they
+do: as a shared stream where the prompt stands first and sees no text, joined to the
+text everywhere else. At each later block they meet what the block before made.
+"""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.errors import InputError
+from prompt_tuning.prompts.initializers import Initializer, StackShape, Vocabulary
+from prompt_tuning.prompts.modules import InputPrompt, initial_vectors
+
+
+class DeepPrompt(InputPrompt):
+    """Vectors that replace what the block before made (Liu et al. 2022, section 3.2).
+
+    `PromptEncoderLayer` of google-research/prompt-tuning with `replace_prompt`.
+
+    Attributes:
+      prompt: `[L, P, D]`, float32.
+    """
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        initializer: Initializer | None = None,
+    ):
+        """Starts the vectors.
+
+        Args:
+          key: random key of the initialiser.
+          vocabulary: of the frozen model; gives the width and the blocks.
+          length: vectors `P` of each block, at least 1.
+          initializer: `f(key, (P, D), vocabulary)`, for the first block; the others
+            start as the class says.
+
+        Raises:
+          InputError: if the length is below 1, or the initialiser refuses.
+        """
+        first = initial_vectors(key, vocabulary, length, initializer)
+        layers = needed_stack(vocabulary, type(self).__name__).layers
+        later = jnp.broadcast_to(self.start_of_later(first), (layers - 1, *first.shape))
+        initial = jnp.concatenate([first[None], later])
+        self.prompt = nnx.Param(initial, axes=("layers", "prompt", "prompt_embed"))
+
+    @staticmethod
+    def start_of_later(first: Float[Array, "P D"]) -> Float[Array, "P D"]:
+        """What later blocks start with, given the first: the same."""
+        return first
+
+    @staticmethod
+    def at_block(
+        hidden: Float[Array, "*lead D"], vectors: Float[Array, "*lead D"]
+    ) -> Float[Array, "*lead D"]:
+        """What enters a block after the first at the prompt's positions."""
+        del hidden
+        return vectors
+
+    @property
+    def length(self) -> int:
+        """Vectors `P` of each block."""
+        return self.prompt.shape[1]
+
+    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:
+        """The first block's vectors."""
+        del key
+        return self.prompt[0]
+
+    def every_block(self) -> Float[Array, "L P D"]:
+        """The vectors of all blocks."""
+        return self.prompt[...]
+
+
+class AddedDeepPrompt(DeepPrompt):
+    """Vectors that are added to what the block before made; they start at zero.
+
+    `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`.
+    """
+
+    @staticmethod
+    def start_of_later(first: Float[Array, "P D"]) -> Float[Array, "P D"]:
+        """Zeros: a soft prompt that training deepens."""
+        return jnp.zeros_like(first)
+
+    @staticmethod
+    def at_block(
+        hidden: Float[Array, "*lead D"], vectors: Float[Array, "*lead D"]
+    ) -> Float[Array, "*lead D"]:
+        """What enters a block after the first at the prompt's positions."""
+        return hidden + vectors
+
+
+def needed_stack(vocabulary: Vocabulary, name: str) -> StackShape:
+    """The shape of the stack that a prompt is put into.
+
+    Raises:
+      InputError: if it is not known.
+    """
+    if vocabulary.stack is None:
+        raise InputError(
+            f"{name} has vectors for every block, but nothing says how many blocks "
+            "there are; let open_pretrained make it, or give Vocabulary a StackShape"
+        )
+    return vocabulary.stack

@@ -1,0 +1,174 @@
+"""Key/value prefixes: what every query may look at, put into attention itself.
+
+Prefix tuning (Li and Liang 2021) and P-tuning v2 (Liu et al. 2022). No vector runs
+through the model, so the prefix costs attention alone; it is shared by all rows, which
+see it whatever their masks say of text.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.errors import InputError
+from prompt_tuning.prompts.deep import needed_stack
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+
+PrefixInitializer = Callable[
+    [Key[Array, ""], tuple[int, ...], Vocabulary], Float[Array, "L 2 P G K"]
+]
+
+
+class KeyValuePrefix(nnx.Module):
+    """Trained keys and values of `P` positions before every row, in every block.
+
+    Keys are kept as attention sees them, after any rotation, as in PEFT; text stands at
+    positions `P` and after.
+
+    Attributes:
+      prompt: keys and values, `[L, 2, P, G, K]`, float32.
+    """
+
+    has_penalty = False
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        initializer: PrefixInitializer | None = None,
+    ):
+        """Starts the keys and values.
+
+        Args:
+          key: random key of the initialiser.
+          vocabulary: of the frozen model; gives the shape of its blocks.
+          length: positions `P`, at least 1.
+          initializer: `f(key, (L, 2, P, G, K), vocabulary)`; `normal()` if None.
+
+        Raises:
+          InputError: if the length is below 1, or the initialiser gives another shape.
+        """
+        shape = prefix_shape(needed_stack(vocabulary, type(self).__name__), length)
+        initial = (initializer or normal())(key, shape, vocabulary)
+        if initial.shape != shape:
+            raise InputError(
+                f"the prefix's initialiser made {initial.shape}, expected {shape}: "
+                "blocks, keys and values, positions, key/value heads, head width"
+            )
+        self.prompt = nnx.Param(initial.astype(jnp.float32), axes=PREFIX_AXES)
+
+    @property
+    def length(self) -> int:
+        """Positions `P`."""
+        return self.prompt.shape[2]
+
+    @property
+    def count(self) -> int:
+        """How many prefixes there are."""
+        return 1
+
+    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
+        """The keys and values."""
+        del key
+        return self.prompt[...]
+
+    def penalty(self) -> Float[Array, ""]:
+        """What the prefix itself adds to the training loss: nothing."""
+        return jnp.zeros(())
+
+
+class ProjectedKeyValuePrefix(KeyValuePrefix):
+    """A prefix made by `Linear(tanh(Linear(embedding)))` (Li and Liang 2021, 4.3).
+
+    PEFT's `prefix_projection`; folded into plain keys and values on export.
+
+    Attributes:
+      embedding: `[P, E]`.
+      inner_kernel: `[E, hidden]`.
+      inner_bias: `[hidden]`.
+      outer_kernel: `[hidden, L * 2 * G * K]`.
+      outer_bias: `[L * 2 * G * K]`.
+    """
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        hidden: int | None = None,
+    ):
+        """Starts the projection.
+
+        Args:
+          key: random key.
+          vocabulary: of the frozen model; gives the shape of its blocks.
+          length: positions `P`, at least 1.
+          hidden: width between the two layers; the model's if None.
+
+        Raises:
+          InputError: if the length is below 1.
+        """
+        stack = needed_stack(vocabulary, type(self).__name__)
+        self.shape = prefix_shape(stack, length)
+        width = vocabulary.width
+        hidden = width if hidden is None else hidden
+        out = self.shape[0] * 2 * self.shape[3] * self.shape[4]
+        keys = jax.random.split(key, 3)
+        sizes = {"inner": (width, hidden), "outer": (hidden, out)}
+        starts = {
+            name: jax.random.normal(k, size) * size[0] ** -0.5
+            for (name, size), k in zip(sizes.items(), keys[1:], strict=True)
+        }
+        embedding = jax.random.normal(keys[0], (length, width))
+        self.embedding = nnx.Param(embedding, axes=("prompt", "prompt_embed"))
+        self.inner_kernel = nnx.Param(starts["inner"], axes=("prompt_embed", "mlp"))
+        self.inner_bias = nnx.Param(jnp.zeros(hidden), axes=("mlp",))
+        self.outer_kernel = nnx.Param(starts["outer"], axes=("mlp", "prompt_embed"))
+        self.outer_bias = nnx.Param(jnp.zeros(out), axes=("prompt_embed",))
+
+    @property
+    def length(self) -> int:
+        """Positions `P`."""
+        return self.shape[2]
+
+    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
+        """The keys and values that the projection makes."""
+        del key
+        inner = self.embedding[...] @ self.inner_kernel[...] + self.inner_bias[...]
+        flat = jnp.tanh(inner) @ self.outer_kernel[...] + self.outer_bias[...]
+        layers, two, length, groups, width = self.shape
+        made = flat.reshape(length, layers, two, groups, width)
+        return made.transpose(1, 2, 0, 3, 4)
+
+
+PREFIX_AXES = ("layers", "key_value", "prompt", "key_value_heads", "head")
+
+
+def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, int]:
+    """The shape `[L, 2, P, G, K]` of a prefix.
+
+    Raises:
+      InputError: if the length is below 1.
+    """
+    if length < 1:
+        raise InputError(f"the prefix's length is {length}, expected at least 1")
+    return (stack.layers, 2, length, stack.key_value_heads, stack.head_width)
+
+
+def normal(deviation: float = 0.02) -> PrefixInitializer:
+    """Normal numbers; PEFT starts at a deviation of 1, far from what a model makes.
+
+    Args:
+      deviation: standard deviation.
+    """
+
+    def initialize(key, shape, vocabulary):
+        del vocabulary
+        return deviation * jax.random.normal(key, shape)
+
+    return initialize

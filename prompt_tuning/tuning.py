@@ -1,0 +1,152 @@
+"""What is trained beside a frozen model: prompts and adapters, as a run names them."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+from jaxtyping import Array, Key
+
+from prompt_tuning.checkpoints.adapter import (
+    IA3 as IA3_KIND,
+)
+from prompt_tuning.checkpoints.adapter import (
+    LORA,
+    MULTITASK,
+    PREFIX,
+    PROMPT,
+    Adapter,
+)
+from prompt_tuning.models.build import Prompt
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.parameters import named_key
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.modules import SoftPrompt
+from prompt_tuning.prompts.multitask import FactorizedMultiTaskPrompt
+from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.prompts.projections import IA3, AdapterSpec, LoRA
+
+PromptFactory = Callable[[Key[Array, ""], Vocabulary], Prompt]
+"""A prompt class to which everything but the key and the vocabulary is bound."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What is put into a frozen model to be trained.
+
+    Attributes:
+      prompt: of a decoder-only model, or of the encoder of an encoder-decoder.
+      prompting: how it stands among the text; as a prefix if None.
+      decoder_prompt: of the decoder of an encoder-decoder.
+      decoder_prompting: how that stands among the targets.
+      adapters: which projections are adapted, and how.
+    """
+
+    prompt: PromptFactory | None = None
+    prompting: Prompting | None = None
+    decoder_prompt: PromptFactory | None = None
+    decoder_prompting: Prompting | None = None
+    adapters: Sequence[AdapterSpec] = ()
+
+    def start(
+        self, key: Key[Array, ""], vocabulary: Vocabulary, config: ModelConfig
+    ) -> "Started":
+        """Starts the prompts.
+
+        Args:
+          key: random key.
+          vocabulary: of the frozen model.
+          config: of the frozen model.
+
+        Raises:
+          InputError: if a prompt refuses.
+        """
+        decoder = _stack(config, config.layers)
+        first = decoder
+        if config.architecture == "encoder_decoder":
+            first = _stack(config, config.encoder_layers)
+        made = {}
+        for name, stack in (("prompt", first), ("decoder_prompt", decoder)):
+            factory: PromptFactory | None = getattr(self, name)
+            into = dataclasses.replace(vocabulary, stack=stack)
+            made[name] = factory and factory(named_key(key, name), into)
+        return Started(made["prompt"], made["decoder_prompt"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """The prompt modules of a `Tuning`."""
+
+    prompt: Prompt | None = None
+    decoder_prompt: Prompt | None = None
+
+    @property
+    def count(self) -> int:
+        """How many prompts an example chooses from, `N`."""
+        prompts = (self.prompt, self.decoder_prompt)
+        return max(1 if prompt is None else prompt.count for prompt in prompts)
+
+
+def _stack(config: ModelConfig, layers: int) -> StackShape:
+    return StackShape(layers, config.key_value_heads, config.head_width)
+
+
+def tuning_of(
+    adapter: Adapter, config: ModelConfig, prompting: Prompting | None = None
+) -> Tuning:
+    """What has to be put into a frozen model for an adapter's parameters to have place.
+
+    Args:
+      adapter: as it was read from a file.
+      config: the frozen model.
+      prompting: how a prompt at the input stands among the text.
+    """
+    if adapter.kind in (LORA, IA3_KIND):
+        return Tuning(adapters=_specs(adapter))
+    decoder = _factory(adapter, "decoder")
+    if adapter.kind == PREFIX:
+        prompting = None
+    if config.architecture == "decoder_only":
+        return Tuning(prompt=decoder, prompting=prompting)
+    encoder = _factory(adapter, "encoder")
+    return Tuning(prompt=encoder, prompting=prompting, decoder_prompt=decoder)
+
+
+def _factory(adapter: Adapter, stack: str) -> PromptFactory | None:
+    """Makes the prompt module of one stack, if the adapter has one."""
+    start = f"{stack}/prompt/"
+    shapes = {
+        path.removeprefix(start): leaf.shape
+        for path, leaf in adapter.parameters.items()
+        if path.startswith(start)
+    }
+    if not shapes:
+        return None
+    if adapter.kind == PREFIX:
+        return functools.partial(KeyValuePrefix, length=shapes["prompt"][2])
+    if adapter.kind == MULTITASK:
+        tasks, length, rank = shapes["columns"]
+        return functools.partial(
+            FactorizedMultiTaskPrompt, length=length, tasks=tasks, rank=rank
+        )
+    assert adapter.kind == PROMPT
+    return functools.partial(SoftPrompt, length=shapes["prompt"][0])
+
+
+def _specs(adapter: Adapter) -> tuple[AdapterSpec, ...]:
+    """One spec for all projections that are adapted alike."""
+    alike: dict[tuple[int, float], list[str]] = {}
+    ending = "/adapters/lora/a"
+    for path, leaf in adapter.parameters.items():
+        if adapter.kind == LORA and path.endswith(ending):
+            projection = path.removesuffix(ending)
+            how = (leaf.shape[2], adapter.scalings[projection])
+            alike.setdefault(how, []).append(re.escape(projection))
+    if adapter.kind == LORA:
+        return tuple(
+            LoRA(regexes=regexes, rank=rank, alpha=rank * scaling)
+            for (rank, scaling), regexes in alike.items()
+        )
+    scaled = [path.removesuffix("/adapters/ia3/scale") for path in adapter.parameters]
+    return (IA3(regexes=[re.escape(path) for path in scaled]),)

@@ -1,0 +1,120 @@
+"""Packed rows: each example runs as if it had its row, with every kind of prompt."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.data.batches import build_batch
+from prompt_tuning.data.plan import PlannedBatch
+from prompt_tuning.data.readings import Example
+from prompt_tuning.models.build import build_model
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.modules import StackedPrompts
+from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.training.step import gradients
+from tests import dummies
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+N, P = 3, dummies.P
+SIZES = [(4, 3), (2, 5), (3, 1), (1, 2), (5, 2)]
+PROMPT_IDS = [0, 1, 2, 1, 0]
+# The second row holds three examples, the first two, with padding behind.
+PACKED = np.array([[0, 1, -1], [2, 3, 4]])
+
+
+def vocabulary(config):
+    stack = StackShape(config.layers, config.key_value_heads, config.head_width)
+    return Vocabulary(np.zeros((dummies.V, config.width), "f4"), None, stack)
+
+
+def deep(config, kind=DeepPrompt):
+    return kind(jax.random.key(0), vocabulary(config), length=P)
+
+
+def several(config):
+    return StackedPrompts(jnp.zeros((N, P, config.width)))
+
+
+def prefix(config):
+    return KeyValuePrefix(jax.random.key(0), vocabulary(config), length=P)
+
+
+LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED
+ISOLATED = Prompting(visibility=("prompt->prompt",))
+WAYS = {
+    "llama": (LLAMA, several, None, {}),
+    "llama joined": (LLAMA, several, Prompting(execution="joined"), {}),
+    "gpt2 suffix": (dummies.GPT2, several, Prompting("suffix"), {}),
+    "llama after bos": (LLAMA, several, Prompting("after_bos"), {}),
+    "llama prefix attention": (LLAMA, several, Prompting(prefix_attention=True), {}),
+    "llama prefix attention, blind": (
+        LLAMA,
+        several,
+        Prompting(prefix_attention=True, visibility=()),
+        {},
+    ),
+    "llama deep": (LLAMA, deep, None, {}),
+    "llama deep suffix": (LLAMA, deep, Prompting("suffix"), {}),
+    "llama key/value prefix": (LLAMA, prefix, None, {}),
+    "gpt2 key/value prefix": (dummies.GPT2, prefix, None, {}),
+    "t5": (T5, several, None, {}),
+    "t5 suffix": (T5, several, Prompting("suffix"), {}),
+    "t5 isolated": (T5, several, ISOLATED, {}),
+    "t5 causal": (T5, several, Prompting(visibility=("prompt->prompt;causal",)), {}),
+    "t5 deep": (T5, functools.partial(deep, kind=AddedDeepPrompt), None, {}),
+    "t5 both": (T5, several, None, {"decoder_prompt": several}),
+    "t5 prefixes": (T5, prefix, None, {"decoder_prompt": prefix}),
+}
+
+
+def model(way):
+    config, prompt, prompting, others = WAYS[way]
+    others = {name: make(config) for name, make in others.items()}
+    return dummies.with_numbers(
+        lambda key: build_model(key, config, prompt(config), prompting, **others)
+    )
+
+
+def examples(config):
+    rows = zip(dummies.random_rows(SIZES), PROMPT_IDS, strict=True)
+    for (given, completion), prompt_id in rows:
+        if config.architecture == "encoder_decoder":
+            targets, inputs, first = completion, given, 0
+        else:
+            targets = inputs = given + completion
+            first = len(given)
+        weights = np.zeros(len(targets), np.float32)
+        weights[first:] = 1
+        arrays = (np.array(inputs, np.int32), np.array(targets, np.int32), weights)
+        yield Example(*arrays, first, prompt_id)
+
+
+def batch_of(way, rows):
+    config, prompt, *_ = WAYS[way]
+    planned = PlannedBatch(
+        rows, 16, 16, 12, same_tokens=config.architecture == "decoder_only"
+    )
+    return build_batch(list(examples(config)), planned, 0, prompt_ids=prompt is several)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_packed_examples_run_as_if_each_had_its_row(way):
+    graph, parameters = model(way)
+    trained = {
+        path: parameters.pop(path) for path in list(parameters) if "/prompt/" in path
+    }
+    compute = jax.jit(functools.partial(gradients, graph))
+    found, sums = compute(trained, parameters, batch_of(way, PACKED), None)
+    rows = np.arange(len(SIZES))
+    expected, expected_sums = compute(trained, parameters, batch_of(way, rows), None)
+    assert sums.weight == expected_sums.weight == sum(size[1] for size in SIZES)
+    np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=1e-5)
+    for path, gradient in expected.items():
+        assert np.abs(gradient).max() > 1e-4
+        np.testing.assert_allclose(found[path], gradient, atol=1e-5)
