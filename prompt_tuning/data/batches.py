@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import FILLING, BatchPlan, PlannedBatch
 from prompt_tuning.data.readings import Example
@@ -23,23 +24,36 @@ class Batch:
     (its weight is zero then, as it is when token 0 is BOS). Target `i` of an
     encoder-decoder is predicted by the decoder's input `i`, the target before it.
 
+    A packed row holds several examples, its *segments*, one after the other: at most
+    `n`, the same for all batches of a plan. Each is run as if it stood alone: with a
+    prompt of its own, with positions from its own start, and seeing no other. In a
+    packed encoder-decoder row a segment's first target is predicted by the start token,
+    not by the last target of the segment before: where `target_segment_ids` change, the
+    decoder's input is the start token.
+
     The fields are typed Any because transformations put their own leaves in a tree.
 
     Attributes:
       tokens: inputs, int32 `[B, T]`.
-      lengths: real tokens of each row of `tokens`, int32 `[B]`; 1 in a filling row, so
-        that no softmax is over nothing.
+      lengths: real tokens of each row of `tokens`, of all its segments, int32 `[B]`; 1
+        in a filling row, so that no softmax is over nothing.
       targets: int32 `[B, U]`; in a decoder-only batch the same as `tokens`.
       loss_positions: indices of the targets that carry weight, int32 `[B, m]`, 0 where
         a row has fewer.
       loss_weights: their weights, float32 `[B, m]`, 0 where a row has fewer.
       prefix_lengths: given tokens of each row (BOS included) before its first
-        completion token, int32 `[B]`; 0 in an encoder-decoder batch and in packed rows.
-      segment_ids: where a decoder-only row holds several examples one after the other,
-        the number of each token's example, from 1, and 0 for padding, int32 `[B, T]`;
-        None where each row is one example.
-      prompt_ids: which of the `N` prompts each row has, int32 `[B]`; None where there
-        is one, or where the rows are grouped by prompt, `B / N` of each.
+        completion token, int32 `[B]`; in packed rows of each segment, `[B, n]`, 0 where
+        a row has fewer; 0 in an encoder-decoder batch.
+      segment_ids: of packed rows, the number of each token's segment, from 1, and 0 for
+        padding, int32 `[B, T]`; None where each row is one example.
+      prompt_ids: which of the `N` prompts each row has, int32 `[B]`, and in packed rows
+        each segment, `[B, n]`; 0 where there is no example. None where there is one
+        prompt, or where the rows are grouped by prompt, `B / N` of each.
+      target_segment_ids: of packed encoder-decoder rows, the number of each target's
+        segment, as in `segment_ids`, int32 `[B, U]`; else None.
+      gold: of examples with `C` classes, the right one of each example, int32 `[B]`,
+        and -1 where there is no example; the rows of all other arrays are then `B * C`,
+        the classes of an example one after the other. None where a row is an example.
     """
 
     tokens: Any
@@ -50,36 +64,68 @@ class Batch:
     prefix_lengths: Any
     segment_ids: Any = None
     prompt_ids: Any = None
+    target_segment_ids: Any = None
+    gold: Any = None
 
 
 def build_batch(
-    examples: Examples | Sequence[Example], planned: PlannedBatch, pad_id: int
+    examples: Examples | Candidates | Sequence[Example],
+    planned: PlannedBatch,
+    pad_id: int,
+    *,
+    prompt_ids: bool = False,
 ) -> Batch:
     """Reads the planned rows and pads them; filling rows carry no weight.
 
     In a packed batch `segment_ids` tell the examples of a row apart, and positions of
-    the loss count from the row's start.
+    the loss count from the row's start. Of candidates all rows of an example are read.
+
+    Args:
+      examples: what the planned rows are numbers of.
+      planned: the rows, and the shape they go into.
+      pad_id: fills rows.
+      prompt_ids: whether the examples say which prompt they have.
     """
+    if isinstance(examples, Candidates):
+        return _candidate_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
     count, packed = len(planned.rows), planned.rows.ndim == 2
     tokens = np.full((count, planned.input_length), pad_id, np.int32)
+    targets = np.full((count, planned.target_length), pad_id, np.int32)
     batch = Batch(
         tokens=tokens,
         lengths=np.ones(count, np.int32),
-        targets=np.full((count, planned.target_length), pad_id, np.int32),
+        targets=targets,
         loss_positions=np.zeros((count, planned.positions), np.int32),
         loss_weights=np.zeros((count, planned.positions), np.float32),
-        prefix_lengths=np.zeros(count, np.int32),
+        prefix_lengths=np.zeros(planned.rows.shape, np.int32),
         segment_ids=np.zeros_like(tokens) if packed else None,
+        prompt_ids=np.zeros(planned.rows.shape, np.int32) if prompt_ids else None,
+        target_segment_ids=(
+            np.zeros_like(targets) if packed and not planned.same_tokens else None
+        ),
     )
     for place, row in enumerate(planned.rows.reshape(count, -1).tolist()):
         found = [examples[number] for number in row if number != FILLING]
         if found:
             _fill_row(batch, place, found)
-        if found and packed:
-            _number_segments(batch.segment_ids[place], found)
-        elif found:
-            batch.prefix_lengths[place] = found[0].prefix_length
+            _describe_segments(batch, place, found)
     return batch
+
+
+def _candidate_batch(
+    candidates: Candidates, planned: PlannedBatch, pad_id: int, *, prompt_ids: bool
+) -> Batch:
+    """The rows of each planned example, and which of them is right."""
+    real = planned.rows != FILLING
+    numbers = planned.rows[real]
+    rows = [row for number in numbers.tolist() for row in candidates[number]]
+    places = np.full((len(real), candidates.classes), FILLING)
+    places[real] = np.arange(len(rows)).reshape(-1, candidates.classes)
+    planned = dataclasses.replace(planned, rows=places.reshape(-1))
+    gold = np.full(len(real), FILLING, np.int32)
+    gold[real] = candidates.gold[numbers]
+    batch = build_batch(rows, planned, pad_id, prompt_ids=prompt_ids)
+    return dataclasses.replace(batch, gold=gold)
 
 
 def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
@@ -95,14 +141,28 @@ def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
     batch.loss_weights[place, : len(positions)] = weights[positions]
 
 
-def _number_segments(segment_ids: np.ndarray, found: Sequence[Example]) -> None:
-    numbers = np.arange(1, len(found) + 1)
-    of_tokens = np.repeat(numbers, [len(example.inputs) for example in found])
-    segment_ids[: len(of_tokens)] = of_tokens
+def _describe_segments(batch: Batch, place: int, found: Sequence[Example]) -> None:
+    """Writes what is known of each example of a row, the only one if not packed."""
+    for name in ("prefix_length", "prompt_id"):
+        of_rows = getattr(batch, f"{name}s")
+        if of_rows is not None:
+            # One column to a segment, and a single one where rows are not packed.
+            of_segments = of_rows.reshape(len(of_rows), -1)[place]
+            of_segments[: len(found)] = [getattr(example, name) for example in found]
+    if batch.segment_ids is not None:
+        _number(batch.segment_ids[place], [len(x.inputs) for x in found])
+    if batch.target_segment_ids is not None:
+        _number(batch.target_segment_ids[place], [len(x.targets) for x in found])
+
+
+def _number(segment_ids: np.ndarray, lengths: Sequence[int]) -> None:
+    """Numbers the segments of a row of so many tokens each, from 1."""
+    numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    segment_ids[: len(numbers)] = numbers
 
 
 def stream_batches(
-    examples: Examples,
+    examples: Examples | Candidates,
     plan: BatchPlan,
     start: int,
     stop: int,
@@ -127,7 +187,9 @@ def stream_batches(
     import grain
 
     def read(index: int) -> Batch:
-        batch = build_batch(examples, plan.batch(index), pad_id)
+        batch = build_batch(
+            examples, plan.batch(index), pad_id, prompt_ids=examples.has_prompt_ids
+        )
         return batch if plan.accumulate == 1 else _stacked(batch, plan.accumulate)
 
     options = grain.ReadOptions(num_threads=prefetch, prefetch_buffer_size=prefetch)

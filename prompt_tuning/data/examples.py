@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from prompt_tuning.data.lines import PairEncoder
 from prompt_tuning.data.readings import (
     DecoderOnlyReading,
     EncoderDecoderReading,
@@ -25,12 +26,18 @@ from prompt_tuning.data.sources import (
     Rows,
     file_list,
 )
+from prompt_tuning.data.tasks import Tasks, TaskToken
+from prompt_tuning.data.templates import TokenTemplate
 from prompt_tuning.data.tokenizers import Tokenizer, continued_pair, separate_pair
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import Architecture
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 JSONL_SUFFIX = ".jsonl"
+PAIR_ENCODERS: dict[Architecture, PairEncoder] = {
+    "decoder_only": continued_pair,
+    "encoder_decoder": separate_pair,
+}
 
 
 class Examples:
@@ -38,13 +45,23 @@ class Examples:
 
     Attributes:
       skipped: how many were left out because they were too long.
+      has_prompt_ids: whether the data says which prompt each has.
     """
 
-    def __init__(self, rows: Rows, reading: Reading, spans: Spans, skipped: int = 0):
+    def __init__(
+        self,
+        rows: Rows,
+        reading: Reading,
+        spans: Spans,
+        skipped: int = 0,
+        *,
+        has_prompt_ids: bool = False,
+    ):
         self._rows = rows
         self._reading = reading
         self._spans = spans
         self.skipped = skipped
+        self.has_prompt_ids = has_prompt_ids
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -56,7 +73,9 @@ class Examples:
         input_ids, token_types = self._rows[int(self._spans.rows[index])]
         inside = slice(int(self._spans.starts[index]), int(self._spans.stops[index]))
         types = None if token_types is None else token_types[inside]
-        return self._reading.example(input_ids[inside], types)
+        example = self._reading.example(input_ids[inside], types)
+        prompt_id = int(self._spans.prompt_ids[index])
+        return dataclasses.replace(example, prompt_id=prompt_id)
 
     @property
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
@@ -92,6 +111,8 @@ def load_examples(
     maximum_examples: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    template: TokenTemplate | None = None,
+    tasks: Tasks | None = None,
 ) -> Examples:
     """Opens data files of one kind, and checks every row of them once.
 
@@ -100,9 +121,10 @@ def load_examples(
       architecture: decides how a row becomes examples; see `DecoderOnlyReading` and
         `EncoderDecoderReading`.
       tokenizer: for `.jsonl`, and for the ids of BOS and EOS; may be None for HDF5.
-      vocabulary_size: of the model; every id is below it.
+      vocabulary_size: of the model; every id is below it, but those of a template's
+        prompt vectors.
       maximum_length: of inputs and of targets: the model's positions minus the prompt's
-        vectors; None if there is no end.
+        vectors, unless a template has these in the row; None if there is no end.
       predicts_first_token: whether a prompt vector stands before a decoder-only row.
       use_token_type_ids: whether the types decide the weights; see `token_weights`.
       prompt_loss_weight: weight of type 0 where they do.
@@ -114,6 +136,8 @@ def load_examples(
       maximum_examples: keep only the first of them.
       bos_id: in place of the tokenizer's; never learned as a row's first token.
       eos_id: in place of the tokenizer's; closes the texts of an encoder-decoder.
+      template: what is given, in place of the text under `prompt_key`.
+      tasks: where the data says which prompt each example has; None if there is one.
 
     Raises:
       InputError: if a file or an argument cannot be used; the message says where.
@@ -121,16 +145,24 @@ def load_examples(
     if tokenizer is not None:
         bos_id = tokenizer.bos_id if bos_id is None else bos_id
         eos_id = tokenizer.eos_id if eos_id is None else eos_id
+    of_text = _suffix(files) == JSONL_SUFFIX
+    if tasks is not None and of_text and tokenizer is not None and tokenizer.add_bos:
+        tasks = tasks.behind_bos()
+    task_token = None if tasks is None else tasks.token
     if architecture == "encoder_decoder":
         _check_encoder_decoder(use_token_type_ids, prompt_loss_weight, joiner)
-        reading, encode_pair = _encoder_decoder_reading(eos_id, bos_id), separate_pair
+        reading = _encoder_decoder_reading(eos_id, bos_id, task_token)
     else:
         reading = DecoderOnlyReading(
-            use_token_type_ids, prompt_loss_weight, predicts_first_token, bos_id
+            use_token_type_ids,
+            prompt_loss_weight,
+            predicts_first_token,
+            bos_id,
+            task_token,
+            soft_ids=None if template is None else vocabulary_size,
         )
-        encode_pair = continued_pair
-    if _suffix(files) != JSONL_SUFFIX:
-        rows = Hdf5Rows(files)
+    if not of_text:
+        rows = _hdf5_rows(files, template, tasks)
     elif tokenizer is None:
         raise InputError(f"{files} holds text: expected a tokenizer to encode it with")
     else:
@@ -141,10 +173,30 @@ def load_examples(
             completion_key=completion_key,
             joiner=joiner,
             add_eos=add_eos,
-            encode_pair=encode_pair,
+            encode_pair=PAIR_ENCODERS[architecture],
+            template=template,
+            tasks=tasks,
         )
-    limits = Limits(vocabulary_size, maximum_length, on_too_long, maximum_examples)
-    return Examples(rows, reading, *scan(rows, reading, limits))
+    ids = vocabulary_size + (0 if template is None else template.length)
+    limits = Limits(ids, maximum_length, on_too_long, maximum_examples)
+    spans, skipped = scan(rows, reading, limits, tasks)
+    return Examples(rows, reading, spans, skipped, has_prompt_ids=tasks is not None)
+
+
+def _hdf5_rows(
+    files: Files, template: TokenTemplate | None, tasks: Tasks | None
+) -> Hdf5Rows:
+    if template is not None:
+        raise InputError(
+            f"DataSource.template is set, but {files} holds token ids, not texts to "
+            "fill it with: use jsonl files, or leave the template out"
+        )
+    if tasks is not None and tasks.names is not None:
+        raise InputError(
+            f"prompt_id_names are {list(tasks.names)}, but {files} numbers its tasks: "
+            "leave the names out"
+        )
+    return Hdf5Rows(files, prompt_ids=None if tasks is None else tasks.key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +223,9 @@ class Limits:
                 raise InputError(f"{name} is {limit}, expected 1 or more")
 
 
-def scan(rows: Rows, reading: Reading, limits: Limits) -> tuple[Spans, int]:
+def scan(
+    rows: Rows, reading: Reading, limits: Limits, tasks: Tasks | None = None
+) -> tuple[Spans, int]:
     """Checks rows in order, until there are examples enough.
 
     Returns:
@@ -184,6 +238,8 @@ def scan(rows: Rows, reading: Reading, limits: Limits) -> tuple[Spans, int]:
     for block in rows.blocks():
         _check_values(block, limits.vocabulary_size, rows.place)
         spans = reading.survey(block, rows.place)
+        if tasks is not None:
+            spans = _with_tasks(spans, block, tasks, rows.place)
         short = _short_enough(spans, limits, rows.place)
         parts.append(spans.select(short))
         kept += len(parts[-1])
@@ -196,6 +252,23 @@ def scan(rows: Rows, reading: Reading, limits: Limits) -> tuple[Spans, int]:
             f"{limits.maximum_length} tokens there is room for; none is left"
         )
     return join_spans(parts).select(slice(limits.maximum_examples)), skipped
+
+
+def _with_tasks(spans: Spans, block: Block, tasks: Tasks, place: Place) -> Spans:
+    """The spans with their rows' tasks, where the data has a column of them.
+
+    Raises:
+      InputError: at the first task that there is no prompt for.
+    """
+    found = spans.prompt_ids
+    if block.prompt_ids is not None:
+        found = block.prompt_ids[spans.rows - block.start].astype(np.int64)
+    outside = (found < 0) | (found >= tasks.count)
+    if outside.any():
+        first = int(np.argmax(outside))
+        where = place(int(spans.rows[first]))
+        raise InputError(f"{where}: {tasks.explain(int(found[first]))}")
+    return dataclasses.replace(spans, prompt_ids=found)
 
 
 def _check_values(block: Block, vocabulary_size: int, place: Place) -> None:
@@ -250,14 +323,14 @@ def _check_encoder_decoder(
 
 
 def _encoder_decoder_reading(
-    eos_id: int | None, bos_id: int | None
+    eos_id: int | None, bos_id: int | None, task_token: TaskToken | None
 ) -> EncoderDecoderReading:
     if eos_id is None:
         raise InputError(
             "an encoder-decoder model closes its texts with EOS, and neither the "
             "tokenizer nor eos_id says which id that is: pass eos_id"
         )
-    return EncoderDecoderReading(eos_id, bos_id)
+    return EncoderDecoderReading(eos_id, bos_id, task_token)
 
 
 def _suffix(files: Files) -> str:

@@ -25,7 +25,10 @@ EXAMPLES_PER_ROW = 4
 and few, as attention scores are computed between all tokens of a row."""
 
 SPREADS = (1.125, 1.25)
-"""How far a row's targets that carry weight may exceed their even share of a row."""
+"""How far the counted targets of a row may exceed their even share of a row."""
+
+PAIR_COSTS = (1, 1)
+"""What an input and a target of an encoder-decoder cost, as in `BucketPlan`."""
 
 COUNTED_IN = 4
 """Targets are counted in fours, for more examples to be of the same kind."""
@@ -41,8 +44,10 @@ class PackedPlan(BatchPlan):
     All batches have one shape. Rows are packed by best fit, the longest examples first
     (Johnson 1974, best-fit decreasing), so that an epoch is of fewest rows, and of
     equally many in every epoch; what stands together changes: examples of the same
-    length, and of like many targets that carry weight, change places at random, and the
-    rows come in random order.
+    length, and of like many counted targets, change places at random, and the rows come
+    in random order. Counted are the targets that carry weight in a decoder-only model,
+    and all of them in an encoder-decoder, where a row's inputs must fit `T` and their
+    targets `U`.
 
     Attributes:
       length: `T` of every row.
@@ -53,6 +58,7 @@ class PackedPlan(BatchPlan):
         input_lengths: Integer[np.ndarray, "E"],
         weight_counts: Integer[np.ndarray, "E"],
         *,
+        target_lengths: Integer[np.ndarray, "E"] | None = None,
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         length: int | None = None,
@@ -68,8 +74,11 @@ class PackedPlan(BatchPlan):
         Args:
           input_lengths: of each example; see `Examples`.
           weight_counts: targets of each example whose weight is not zero.
+          target_lengths: of each example of an encoder-decoder; None in a decoder-only
+            model, whose targets are its inputs.
           batch_size: packed rows of a micro-batch, over all processes.
-          batch_tokens: in its place, most tokens of one, padding included.
+          batch_tokens: in its place, most tokens of one, padding included (inputs and
+            in an encoder-decoder targets).
           length: `T`; None for room for four average examples, and the longest.
           seed: of the order.
           shuffle: whether each epoch has an order of its own.
@@ -83,13 +92,21 @@ class PackedPlan(BatchPlan):
         """
         check_lengths(input_lengths, maximum_length)
         sharing = Sharing(accumulate, process_index, process_count)
-        super().__init__(len(input_lengths), seed, shuffle, sharing)
+        same_tokens = target_lengths is None
+        super().__init__(
+            len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
+        )
         self.length = row_length(input_lengths, length, maximum_length)
-        packing = pack(input_lengths, weight_counts, self.length)
+        if same_tokens:
+            packing = pack(input_lengths, weight_counts, self.length)
+        else:
+            packing = pack_pairs(input_lengths, target_lengths, self.length)
         self._rows, self._kinds = packing.rows, packing.kinds
         self._order = np.argsort(self._kinds, kind="stable")
-        self._shape = BatchShape(self.length, self.length, packing.positions)
-        limit = BatchSize(batch_size, batch_tokens).limit(self.length, process_count)
+        targets = self.length if same_tokens else packing.positions
+        self._shape = BatchShape(self.length, targets, packing.positions)
+        tokens = self.length if same_tokens else self.length + targets
+        limit = BatchSize(batch_size, batch_tokens).limit(tokens, process_count)
         if not shuffle or batch_tokens is not None:
             limit = min(limit, sharing.even(len(self._rows) // accumulate))
         self._batch_rows = limit * accumulate
@@ -101,7 +118,7 @@ class PackedPlan(BatchPlan):
         batches = list(rows.reshape(-1, self._batch_rows, rows.shape[1]))
         return Epoch(batches, [self._shape] * len(batches))
 
-    def _exchanged(self, random: np.random.Generator) -> Int64[np.ndarray, "n k"]:
+    def _exchanged(self, random: np.random.Generator) -> Int64[np.ndarray, "R n"]:
         """The rows in random order, with examples of the same kind exchanged."""
         shuffled = np.lexsort((random.random(self.examples), self._kinds))
         # One entry more, for FILLING to stay what it is.
@@ -140,16 +157,16 @@ def row_length(
 
 
 class Packing(NamedTuple):
-    """A way to pack `E` examples into `n` rows of at most `k`.
+    """A way to pack `E` examples into `R` rows of at most `n`.
 
     Attributes:
       rows: examples of each row, `FILLING` after the last.
       kinds: examples of the same number can change places.
-      positions: `m`, room for the targets of any row that carry weight, also after any
-        exchange; a multiple of 8, or the rows' length.
+      positions: room for the counted targets of any row, also after any exchange: `m`,
+        and in an encoder-decoder `U` too; a multiple of 8, or the rows' length.
     """
 
-    rows: Int64[np.ndarray, "n k"]
+    rows: Int64[np.ndarray, "R n"]
     kinds: Int64[np.ndarray, "E"]
     positions: int
 
@@ -159,22 +176,56 @@ def pack(
     weight_counts: Integer[np.ndarray, "E"],
     length: int,
 ) -> Packing:
-    """Packs by best fit, the longest first, in the cheapest of a few ways.
+    """Packs the rows of a decoder-only model, in which some targets carry weight.
 
-    The more evenly the targets that carry weight are spread over the rows, the less
-    room there need be for them, but the more rows it may take; the last way heeds
-    lengths alone.
+    By best fit, the longest first, in the cheapest of a few ways. The more evenly the
+    targets that carry weight are spread over the rows, the less room there need be for
+    them, but the more rows it may take; the last way heeds lengths alone.
     """
-    counts = -(-weight_counts // COUNTED_IN) * COUNTED_IN
-    counts = np.minimum(counts, input_lengths)
+    counts = np.minimum(_counted(weight_counts), input_lengths)
+    return _cheapest(input_lengths, counts, length, length, (TOKEN_COST, TARGET_COST))
+
+
+def pack_pairs(
+    input_lengths: Integer[np.ndarray, "E"],
+    target_lengths: Integer[np.ndarray, "E"],
+    length: int,
+) -> Packing:
+    """Packs inputs and their targets, which stand in rows of their own; see `pack`."""
+    counts = _counted(target_lengths)
+    return _cheapest(
+        input_lengths, counts, length, round_up(int(counts.sum())), PAIR_COSTS
+    )
+
+
+def _counted(targets: Integer[np.ndarray, "E"]) -> Integer[np.ndarray, "E"]:
+    return -(-targets // COUNTED_IN) * COUNTED_IN
+
+
+def _cheapest(
+    input_lengths: Integer[np.ndarray, "E"],
+    counts: Integer[np.ndarray, "E"],
+    length: int,
+    most_room: int,
+    costs: tuple[int, int],
+) -> Packing:
+    """The cheapest of a few packings, with more or less room for counted targets.
+
+    Args:
+      input_lengths: of each example.
+      counts: targets of each that are counted.
+      length: tokens of a row.
+      most_room: more counted targets than any row may come to have.
+      costs: of a token and of a counted target.
+    """
     even = length * int(counts.sum()) / int(input_lengths.sum())
     rooms = [max(int(spread * even), int(counts.max())) for spread in SPREADS]
     found = []
-    for room in sorted({min(room, length) for room in (*rooms, length)}):
+    for room in sorted({min(room, most_room) for room in (*rooms, most_room)}):
         rows = _best_fit(input_lengths, counts, length, room)
         most = max(int(counts[row].sum()) for row in rows)
-        positions = min(round_up(most), length)
-        cost = len(rows) * (TOKEN_COST * length + TARGET_COST * positions)
+        positions = min(round_up(most), most_room)
+        cost = len(rows) * (costs[0] * length + costs[1] * positions)
         found.append((cost, positions, rows))
     _, positions, rows = min(found, key=lambda packed: packed[:2])
     table = np.full((len(rows), max(map(len, rows))), FILLING)

@@ -32,17 +32,19 @@ class PlannedBatch:
     Attributes:
       rows: the example of each row, `[A * B]` (`A` micro-batches of `B` rows, this
         process's share of each, one after the other); `FILLING` (-1) where there is
-        none. In a packed batch `[A * B, k]`: each row's examples, which stand one after
-        the other without a gap.
+        none. In a packed batch `[A * B, n]`: each row's examples, which stand one after
+        the other without a gap; `n` is the same for every batch of a plan.
       input_length: `T`.
       target_length: `U`.
       positions: `m`, room for the targets of a row that carry weight.
+      same_tokens: whether inputs and targets are the same row (decoder-only).
     """
 
-    rows: Int64[np.ndarray, "R"] | Int64[np.ndarray, "R k"]
+    rows: Int64[np.ndarray, "R"] | Int64[np.ndarray, "R n"]
     input_length: int
     target_length: int
     positions: int
+    same_tokens: bool = True
 
 
 class BatchShape(NamedTuple):
@@ -151,11 +153,21 @@ class BatchPlan(abc.ABC):
     Attributes:
       examples: how many there are.
       accumulate: micro-batches of a batch, all of one shape.
+      same_tokens: whether inputs and targets are the same row (decoder-only).
     """
 
-    def __init__(self, examples: int, seed: int, shuffle: bool, sharing: Sharing):
+    def __init__(
+        self,
+        examples: int,
+        seed: int,
+        shuffle: bool,
+        sharing: Sharing,
+        *,
+        same_tokens: bool,
+    ):
         self.examples = examples
         self.accumulate = sharing.accumulate
+        self.same_tokens = same_tokens
         self._seed, self._shuffle, self._sharing = seed, shuffle, sharing
         # A reader that runs ahead asks for the next epoch before the last is done with.
         self._epoch = functools.lru_cache(maxsize=2)(self._seeded_epoch)
@@ -186,7 +198,11 @@ class BatchPlan(abc.ABC):
             raise IndexError(f"batch {index}, expected 0 or more")
         number, place = divmod(index, self.batches_per_epoch)
         epoch = self._epoch(number)
-        return PlannedBatch(self._sharing.mine(epoch.rows[place]), *epoch.shapes[place])
+        return PlannedBatch(
+            self._sharing.mine(epoch.rows[place]),
+            *epoch.shapes[place],
+            same_tokens=self.same_tokens,
+        )
 
     def one_pass(self) -> Iterator[PlannedBatch]:
         """The batches of the first epoch: every example once."""
@@ -248,6 +264,7 @@ class BucketPlan(BatchPlan):
         shuffle: bool = True,
         same_tokens: bool,
         buckets: int = 8,
+        rows_per_example: int = 1,
         maximum_length: int | None = None,
         accumulate: int = 1,
         process_index: int = 0,
@@ -269,6 +286,8 @@ class BucketPlan(BatchPlan):
           same_tokens: whether inputs and targets are the same row (decoder-only), so
             that both are padded alike.
           buckets: most shapes of batches.
+          rows_per_example: rows that an example becomes, one for each of its classes;
+            `batch_size` is of examples then, `batch_tokens` of all their rows.
           maximum_length: no row is padded beyond it: the model's positions minus the
             prompt's vectors.
           accumulate: `A`, micro-batches of a batch.
@@ -282,9 +301,11 @@ class BucketPlan(BatchPlan):
         if buckets < 1:
             raise InputError(f"buckets is {buckets}, expected at least 1")
         sharing = Sharing(accumulate, process_index, process_count)
-        super().__init__(len(input_lengths), seed, shuffle, sharing)
+        super().__init__(
+            len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
+        )
         self._size = BatchSize(batch_size, batch_tokens)
-        self._same_tokens = same_tokens
+        self._rows_per_example = rows_per_example
         second = weight_counts if same_tokens else target_lengths
         lengths = np.stack([input_lengths, second], axis=1)
         rows = self._limit(holds_all(lengths, maximum_length)) * accumulate
@@ -298,7 +319,7 @@ class BucketPlan(BatchPlan):
 
     def _limit(self, top: list[int]) -> int:
         """Most rows of a micro-batch of a bucket."""
-        tokens = top[0] if self._same_tokens else sum(top)
+        tokens = self._rows_per_example * (top[0] if self.same_tokens else sum(top))
         return self._size.limit(tokens, self._sharing.process_count)
 
     def _make_buckets(
@@ -327,7 +348,7 @@ class BucketPlan(BatchPlan):
 
     def _shape(self, top: list[int]) -> BatchShape:
         inputs, second = top
-        if self._same_tokens:
+        if self.same_tokens:
             return BatchShape(inputs, inputs, min(second, inputs))
         return BatchShape(inputs, second, second)
 

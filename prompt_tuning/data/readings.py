@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer
 
 from prompt_tuning.data.sources import Block
+from prompt_tuning.data.tasks import TaskToken
 from prompt_tuning.errors import InputError
-from prompt_tuning.losses.weights import PADDING, PROMPT, token_weights
+from prompt_tuning.losses.weights import PADDING, PROMPT, SEPARATOR, token_weights
 
 Place = Callable[[int], str]
 """Where a row stands, for messages."""
@@ -30,12 +31,14 @@ class Example:
       weights: of each target's loss, `[u]`.
       prefix_length: how many inputs of a decoder-only model are given before its first
         completion token (BOS included); 0 in an encoder-decoder model.
+      prompt_id: which of the `N` prompts it has.
     """
 
     inputs: Int32[np.ndarray, "n"]
     targets: Int32[np.ndarray, "u"]
     weights: Float32[np.ndarray, "u"]
     prefix_length: int
+    prompt_id: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Spans:
       input_lengths: number of inputs.
       target_lengths: number of targets.
       weight_counts: number of targets whose weight is not zero.
+      prompt_ids: which prompt each has; 0 where nothing says.
     """
 
     rows: Int64[np.ndarray, "E"]
@@ -57,12 +61,13 @@ class Spans:
     input_lengths: Int64[np.ndarray, "E"]
     target_lengths: Int64[np.ndarray, "E"]
     weight_counts: Int64[np.ndarray, "E"]
+    prompt_ids: Int64[np.ndarray, "E"]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def columns(self) -> list[Int64[np.ndarray, "E"]]:
-        """The six arrays, in the order of the attributes."""
+        """The arrays, in the order of the attributes."""
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
     def select(self, chosen: Bool[np.ndarray, "E"] | slice) -> "Spans":
@@ -112,22 +117,28 @@ class DecoderOnlyReading:
 
     Target `i` is predicted by whatever stands before token `i`: target 0 by the last
     prompt vector, or by nothing in a model without a prompt, where its weight is zero.
-    BOS is given, never learned.
+    BOS is given, never learned; nor is a vector of a template's prompt.
 
     Attributes:
       use_token_type_ids: whether the types decide the weights.
       prompt_loss_weight: weight of type 0 where they do.
       predicts_first_token: whether a prompt vector stands before the row.
       bos_id: the id of BOS, or None.
+      task_token: what says a row's task at its head; None if nothing does.
+      soft_ids: ids from this one on stand for vectors of a template's prompt; None
+        where all are of tokens.
     """
 
     use_token_type_ids: bool
     prompt_loss_weight: float
     predicts_first_token: bool
     bos_id: int | None
+    task_token: TaskToken | None = None
+    soft_ids: int | None = None
 
     def survey(self, block: Block, place: Place) -> Spans:
         """One example for each row; see `Reading`."""
+        block, tasks = self._without_tasks(block, place)
         lengths = real_lengths(block)
         try:
             weights = self._weights(block.input_ids, block.token_types)
@@ -142,7 +153,9 @@ class DecoderOnlyReading:
                 "first token of a row in a model without a prompt)"
             )
         rows = block.start + np.arange(len(lengths), dtype=np.int64)
-        return Spans(rows, np.zeros_like(rows), lengths, lengths, lengths, counts)
+        stops = lengths + int(self.task_token is not None)
+        start = np.zeros_like(rows)
+        return Spans(rows, start, stops, lengths, lengths, counts, tasks)
 
     def example(
         self,
@@ -150,6 +163,10 @@ class DecoderOnlyReading:
         token_types: Int32[np.ndarray, "n"] | None,
     ) -> Example:
         """The whole row; see `Reading`."""
+        if self.task_token is not None:
+            input_ids = self.task_token.without(input_ids)
+            if token_types is not None:
+                token_types = self.task_token.without(token_types)
         types = None if token_types is None else token_types[None]
         weights = self._weights(input_ids[None], types)[0]
         return Example(
@@ -171,7 +188,30 @@ class DecoderOnlyReading:
             weights[:, :1] = 0
         elif self.bos_id is not None:
             weights[:, :1][input_ids[:, :1] == self.bos_id] = 0
+        if self.soft_ids is not None:
+            weights[input_ids >= self.soft_ids] = 0
         return weights
+
+    def _without_tasks(
+        self, block: Block, place: Place
+    ) -> tuple[Block, Int64[np.ndarray, "c"]]:
+        """The rows without the tokens that say their tasks, and these."""
+        token, types = self.task_token, block.token_types
+        if token is None:
+            return block, np.zeros(len(block.input_ids), np.int64)
+        try:
+            tasks, ids = token.taken(block.input_ids)
+        except InputError as error:
+            raise InputError(f"{place(block.start)}: {error}") from error
+        if types is None:
+            return Block(block.start, ids, None), tasks
+        missing = np.isin(types[:, token.at], (PADDING, SEPARATOR))
+        if missing.any():
+            raise InputError(
+                f"{place(block.start + int(np.argmax(missing)))}: token {token.at} was "
+                "to say the task (DataSource.task_token), but the text has ended there"
+            )
+        return Block(block.start, ids, token.without(types)), tasks
 
     def _prefix_length(
         self,
@@ -196,10 +236,13 @@ class EncoderDecoderReading:
     Attributes:
       eos_id: closes inputs and targets.
       bos_id: the id of BOS, or None.
+      task_token: what says a turn's task at the head of its prompt; None if nothing
+        does.
     """
 
     eos_id: int
     bos_id: int | None
+    task_token: TaskToken | None = None
 
     def survey(self, block: Block, place: Place) -> Spans:
         """One example for each turn of each row; see `Reading`."""
@@ -215,8 +258,9 @@ class EncoderDecoderReading:
                     ids[start:stop].astype(np.int32), types[start:stop].astype(np.int32)
                 )
                 lengths = len(example.inputs), len(example.targets)
-                found.append((row, start, stop, *lengths, lengths[1]))
-        return Spans(*np.array(found, np.int64).reshape(-1, 6).T)
+                own = row, start, stop, *lengths, lengths[1], example.prompt_id
+                found.append(own)
+        return Spans(*np.array(found, np.int64).reshape(-1, 7).T)
 
     def example(
         self,
@@ -226,11 +270,14 @@ class EncoderDecoderReading:
         """One turn; see `Reading`."""
         if token_types is None:
             raise InputError(TYPES_NEEDED)
-        given = input_ids[token_types == PROMPT]
+        given, task = input_ids[token_types == PROMPT], 0
+        if self.task_token is not None:
+            task, given = self.task_token.taken(given)
         inputs = self._closed(given[given != self.bos_id])
         said = (token_types != PROMPT) & (token_types != PADDING)
         targets = self._closed(input_ids[said])
-        return Example(inputs, targets, np.ones(len(targets), np.float32), 0)
+        weights = np.ones(len(targets), np.float32)
+        return Example(inputs, targets, weights, 0, int(task))
 
     def _closed(self, ids: Int32[np.ndarray, "k"]) -> Int32[np.ndarray, "_"]:
         if ids.size and ids[-1] == self.eos_id:
@@ -241,9 +288,11 @@ class EncoderDecoderReading:
         self, types: Integer[np.ndarray, "n"], place: str, start: int
     ) -> None:
         given = types == PROMPT
-        if not given.any():
+        taken = 0 if self.task_token is None else self.task_token.at + 1
+        if given.sum() <= taken:
+            what = "prompt (type 0)" if not taken else "prompt (type 0) after the task"
             raise InputError(
-                f"{place}, from token {start}: no prompt (type 0) before the "
+                f"{place}, from token {start}: no {what} before the "
                 "completion; an encoder-decoder model needs an input for its encoder"
             )
         if not ((types != PADDING) & ~given).any():

@@ -1,8 +1,7 @@
 """Rows of token ids and types, from HDF5 files and from files of JSON lines."""
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -10,6 +9,9 @@ import h5py
 import numpy as np
 from jaxtyping import Int32, Integer
 
+from prompt_tuning.data.lines import LinePairs, PairEncoder, read_lines
+from prompt_tuning.data.tasks import PROMPT_IDS, Tasks
+from prompt_tuning.data.templates import TokenTemplate
 from prompt_tuning.data.tokenizers import Tokenizer, continued_pair, given_ids
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.weights import COMPLETION, PADDING, PROMPT, SEPARATOR
@@ -19,8 +21,8 @@ TOKEN_TYPE_IDS = "token_type_ids"
 ROWS_PER_BLOCK = 1024
 
 Files = str | Path | Sequence[str | Path]
+_Column = np.ndarray | None
 _TypedRow = tuple[Int32[np.ndarray, "n"], Int32[np.ndarray, "n"]]
-PairEncoder = Callable[[Tokenizer, str, str], tuple[list[int], list[int]]]
 
 
 class Row(NamedTuple):
@@ -34,11 +36,13 @@ class Block(NamedTuple):
     """Rows `start` to `start + c` as read, before any check of their values.
 
     Shorter rows are filled with type 2 (only rows that have types differ in length).
+    `prompt_ids` say which prompt each row has, where the data has a column of them.
     """
 
     start: int
     input_ids: Integer[np.ndarray, "c n"]
     token_types: Integer[np.ndarray, "c n"] | None
+    prompt_ids: Integer[np.ndarray, "c"] | None = None
 
 
 @runtime_checkable
@@ -84,12 +88,17 @@ class Hdf5Rows:
     in none, `token_type_ids` of the same shape. `length` may differ between files.
     Rows are read when they are asked for.
 
+    Args:
+      files: one file or several.
+      prompt_ids: the integer data set `[n]` of each row's prompt; None if there is one
+        prompt.
+
     Raises:
       InputError: if a file is missing, cut off, not HDF5, or holds something else.
     """
 
-    def __init__(self, files: Files):
-        self._tables = [_open_table(path) for path in file_list(files)]
+    def __init__(self, files: Files, *, prompt_ids: str | None = None):
+        self._tables = [_open_table(path, prompt_ids) for path in file_list(files)]
         self._has_types = self._tables[0].token_types is not None
         for table in self._tables:
             if (table.token_types is not None) != self._has_types:
@@ -106,7 +115,7 @@ class Hdf5Rows:
     def __getitem__(self, index: int) -> Row:
         """Row `index`, trailing padding included."""
         table, row = self._locate(index)
-        ids, types = table.read(slice(row, row + 1))
+        ids, types, _ = table.read(slice(row, row + 1))
         return Row(
             ids[0].astype(np.int32),
             None if types is None else types[0].astype(np.int32),
@@ -142,11 +151,17 @@ class _Table:
     path: Path
     input_ids: h5py.Dataset
     token_types: h5py.Dataset | None
+    prompt_ids: h5py.Dataset | None
 
-    def read(self, rows: slice) -> tuple[np.ndarray, np.ndarray | None]:
+    def read(self, rows: slice) -> tuple[np.ndarray, _Column, _Column]:
+        """Ids, types and prompts of some rows; None where there are none."""
+        types, prompts = self.token_types, self.prompt_ids
         try:
-            types = None if self.token_types is None else self.token_types[rows]
-            return self.input_ids[rows], types
+            return (
+                self.input_ids[rows],
+                None if types is None else types[rows],
+                None if prompts is None else prompts[rows],
+            )
         except OSError as error:
             raise InputError(
                 f"{self.path}, rows {rows.start} to {rows.stop - 1}, cannot be read: "
@@ -154,7 +169,7 @@ class _Table:
             ) from error
 
 
-def _open_table(path: Path) -> _Table:
+def _open_table(path: Path, prompt_ids: str | None) -> _Table:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -168,26 +183,52 @@ def _open_table(path: Path) -> _Table:
             f"perhaps {TOKEN_TYPE_IDS!r}"
         )
     input_ids = _checked_data_set(path, file, INPUT_IDS)
-    if TOKEN_TYPE_IDS not in file:
-        return _Table(path, input_ids, None)
-    token_types = _checked_data_set(path, file, TOKEN_TYPE_IDS)
-    if token_types.shape != input_ids.shape:
+    token_types = None
+    if TOKEN_TYPE_IDS in file:
+        token_types = _checked_data_set(path, file, TOKEN_TYPE_IDS)
+        if token_types.shape != input_ids.shape:
+            raise InputError(
+                f"{path}: {TOKEN_TYPE_IDS} has shape {token_types.shape}, expected "
+                f"that of {INPUT_IDS}, {input_ids.shape}"
+            )
+    if prompt_ids is None:
+        return _Table(path, input_ids, token_types, None)
+    return _Table(
+        path, input_ids, token_types, _prompt_ids(path, file, prompt_ids, input_ids)
+    )
+
+
+def _prompt_ids(
+    path: Path, file: h5py.File, name: str, input_ids: h5py.Dataset
+) -> h5py.Dataset:
+    if name not in file:
         raise InputError(
-            f"{path}: {TOKEN_TYPE_IDS} has shape {token_types.shape}, expected that of "
-            f"{INPUT_IDS}, {input_ids.shape}"
+            f"{path} has the data sets {sorted(file)}, expected {name!r}, the task of "
+            f"each row; DataSource.prompt_id_key names it (usually {PROMPT_IDS!r})"
         )
-    return _Table(path, input_ids, token_types)
+    found = _checked_data_set(path, file, name, ("rows",))
+    if len(found) != len(input_ids):
+        raise InputError(
+            f"{path}: {name} has {len(found)} rows, expected {len(input_ids)}, as many "
+            f"as {INPUT_IDS}"
+        )
+    return found
 
 
-def _checked_data_set(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
+def _checked_data_set(
+    path: Path,
+    file: h5py.File,
+    name: str,
+    axes: tuple[str, ...] = ("rows", "length"),
+) -> h5py.Dataset:
     found = file[name]
     if not isinstance(found, h5py.Dataset):
         raise InputError(f"{path}: {name} is a group, expected a data set")
     # An empty data set, a form of its own in HDF5, has the shape None.
-    if len(found.shape or ()) != 2 or 0 in found.shape:
+    if len(found.shape or ()) != len(axes) or 0 in found.shape:
         raise InputError(
-            f"{path}: {name} has shape {found.shape}, expected [rows, length], "
-            "both at least 1"
+            f"{path}: {name} has shape {found.shape}, expected [{', '.join(axes)}], "
+            f"{'both ' if len(axes) == 2 else ''}at least 1"
         )
     if found.dtype.kind not in "iu":
         raise InputError(
@@ -200,7 +241,8 @@ class JsonlRows:
     """Pairs of texts, one JSON object to a line, tokenised at opening and kept.
 
     A row is BOS (type 0) if the tokenizer adds one, the prompt (type 0), the completion
-    (type 1) and EOS (type 3). Empty lines are passed over.
+    (type 1) and EOS (type 3). Empty lines are passed over. What is given is the text
+    under a key, or a template that takes texts of the line.
 
     Raises:
       InputError: if a file is missing, empty, or a line is not an object that has the
@@ -217,6 +259,8 @@ class JsonlRows:
         joiner: str = "",
         add_eos: bool = True,
         encode_pair: PairEncoder = continued_pair,
+        template: TokenTemplate | None = None,
+        tasks: Tasks | None = None,
     ):
         """Reads the files.
 
@@ -230,23 +274,30 @@ class JsonlRows:
           add_eos: whether EOS closes the row.
           encode_pair: the ids of a prompt and its completion: `continued_pair` for one
             text in two parts, `separate_pair` for two texts.
+          template: what is given, in place of the text under `prompt_key`.
+          tasks: where a line says which prompt it has; None if there is one prompt.
         """
         if add_eos and tokenizer.eos_id is None:
             raise InputError(
                 "the tokenizer names no EOS to close a row with: pass eos_id to "
                 "load_tokenizer, or set add_eos=False"
             )
-        keys = [completion_key] if prompt_key is None else [prompt_key, completion_key]
+        pair = LinePairs(
+            tokenizer, prompt_key, completion_key, joiner, encode_pair, template
+        )
         self._rows: list[_TypedRow] = []
         self._places: list[tuple[Path, int]] = []
+        self._prompt_ids: list[int] | None = (
+            None if tasks is None or tasks.key is None else []
+        )
         for path in file_list(files):
             before = len(self._rows)
-            for number, texts in _read_texts(path, keys):
-                prompt, completion = texts if len(texts) == 2 else ("", texts[0])
-                text = (joiner if prompt else "") + completion
-                pair = encode_pair(tokenizer, prompt, text)
-                self._rows.append(_pair_row(tokenizer, *pair, add_eos))
-                self._places.append((path, number))
+            for line in read_lines(path):
+                self._rows.append(_pair_row(tokenizer, *pair(line), add_eos))
+                self._places.append((path, line.number))
+                if self._prompt_ids is not None and tasks and tasks.key is not None:
+                    value = line.value(tasks.key, "DataSource.prompt_id_key")
+                    self._prompt_ids.append(tasks.number(value, line.place))
             if len(self._rows) == before:
                 raise InputError(f"{path} has no line, expected at least one")
 
@@ -267,44 +318,16 @@ class JsonlRows:
             for place, (ids, types) in enumerate(rows):
                 input_ids[place, : len(ids)] = ids
                 token_types[place, : len(ids)] = types
-            yield Block(start, input_ids, token_types)
+            prompt_ids = None
+            if self._prompt_ids is not None:
+                stop = start + len(rows)
+                prompt_ids = np.array(self._prompt_ids[start:stop], np.int64)
+            yield Block(start, input_ids, token_types, prompt_ids)
 
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""
         path, number = self._places[index]
         return f"{path}, line {number}"
-
-
-def _read_texts(path: Path, keys: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The number (from 1) of each line that is not empty, and its texts."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, _line_texts(f"{path}, line {number}", line, keys)
-
-
-def _line_texts(place: str, line: bytes, keys: list[str]) -> list[str]:
-    try:
-        content = json.loads(line.decode("utf-8"))
-    except ValueError as error:
-        raise InputError(f"{place}: not JSON in UTF-8: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{place}: found a {type(content).__name__}, expected an object with the "
-            f"keys {keys}"
-        )
-    for key in keys:
-        if key not in content:
-            raise InputError(
-                f"{place}: found the keys {sorted(content)}, expected {key!r}; name "
-                "the keys with prompt_key and completion_key"
-            )
-        if not isinstance(content[key], str):
-            raise InputError(
-                f"{place}: {key!r} is a {type(content[key]).__name__}, expected a "
-                "string"
-            )
-    return [content[key] for key in keys]
 
 
 def _pair_row(

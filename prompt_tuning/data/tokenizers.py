@@ -224,12 +224,28 @@ def continued_pair(
     The prompt's ids are those of `encode(prompt)`. Where that drops trailing spaces
     (many sentencepiece models do), the completion's ids begin with them.
     """
-    if not prompt:
-        return [], tokenizer.encode(completion)
-    prompt_ids = tokenizer.encode(prompt)
-    kept = prompt.rstrip()
-    dropped = prompt[len(kept) :] if tokenizer.encode(kept) == prompt_ids else ""
-    return prompt_ids, tokenizer.encode_continuation(dropped + completion)
+    prompt_ids, completion_ids = continued_runs(tokenizer, [prompt, completion])
+    return prompt_ids, completion_ids
+
+
+def continued_runs(tokenizer: Tokenizer, runs: Sequence[str]) -> list[list[int]]:
+    """The ids of texts each of which continues those before it; empty ones have none.
+
+    Trailing spaces that the ids of one run leave out are put before the next.
+    """
+    found: list[list[int]] = []
+    encode, dropped = tokenizer.encode, ""
+    for run in runs:
+        text = dropped + run
+        found.append(encode(text) if text else [])
+        if not text:
+            continue
+        kept = text.rstrip()
+        dropped = text[len(kept) :]
+        if dropped and encode(kept) != found[-1]:
+            dropped = ""
+        encode = tokenizer.encode_continuation
+    return found
 
 
 def separate_pair(

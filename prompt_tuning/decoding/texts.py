@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from prompt_tuning.data.templates import TokenTemplate
 from prompt_tuning.data.tokenizers import Tokenizer, given_ids
 from prompt_tuning.decoding.generate import continue_rows, pad_rows, strip_end
 from prompt_tuning.decoding.sampling import Sampler, greedy
@@ -26,6 +27,7 @@ def continue_all(
     batch_size: int = 64,
     sampler: Sampler = greedy,
     seed: int = 0,
+    prompt_ids: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Continues every row; the outcome does not depend on how rows are batched.
 
@@ -37,16 +39,19 @@ def continue_all(
       batch_size: rows that run together.
       sampler: chooses the next token.
       seed: of sampling; row `i` draws with a key of its own.
+      prompt_ids: which prompt each row has, of a model with several; else None.
 
     Returns:
       the new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive, and as `check_rows`.
+      InputError: if the batch size is not positive, and as `check_rows` and
+        `check_prompt_ids`.
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
     check_rows(model, rows, new_tokens)
+    check_prompt_ids(model, prompt_ids, len(rows))
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     base = jax.random.key(seed)
     found: dict[int, list[int]] = {}
@@ -60,6 +65,7 @@ def continue_all(
             tokens,
             lengths,
             jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.array(filled)),
+            None if prompt_ids is None else jnp.array([prompt_ids[i] for i in filled]),
             graph=model.graph,
             new_tokens=new_tokens,
             sampler=sampler,
@@ -96,15 +102,47 @@ def check_rows(
     lengths = [len(row) for row in rows]
     room = model.maximum_length
     if room is not None and max(lengths, default=0) + new_tokens > room:
+        positions = model.config.maximum_positions or 0
+        taken = f" and the prompt takes {positions - room}" if positions > room else ""
         raise InputError(
             f"a row of {max(lengths)} tokens and {new_tokens} new ones do not fit: the "
-            f"model has {model.config.maximum_positions} positions and the prompt "
-            f"takes {model.prompt_length}"
+            f"model has {positions} positions{taken}"
         )
     if not all(lengths) and model.prompt_length == 0:
         raise InputError(
             f"row {lengths.index(0)} has no token, and without a prompt or a "
             "beginning-of-sequence token there is nothing to continue"
+        )
+
+
+def check_prompt_ids(
+    model: PromptedModel, prompt_ids: Sequence[int] | None, rows: int
+) -> None:
+    """Refuses rows that do not say which of the model's prompts they have.
+
+    Raises:
+      InputError: if the model has several and there is no id for each row, or one is
+        out of range; or if there are ids, and one prompt.
+    """
+    count = model.prompt_count
+    if prompt_ids is None:
+        if count > 1:
+            raise InputError(
+                f"the model has {count} prompts, and nothing says which a row has: "
+                f"pass prompt_ids (generate: --prompt_id), 0 to {count - 1}"
+            )
+        return
+    if count == 1:
+        raise InputError(
+            "prompt ids were given, but the model has one prompt for all rows: leave "
+            "them out"
+        )
+    if len(prompt_ids) != rows:
+        raise InputError(f"{len(prompt_ids)} prompt ids, expected {rows}, one a row")
+    outside = [number for number in prompt_ids if not 0 <= number < count]
+    if outside:
+        raise InputError(
+            f"the prompt id {outside[0]} was given, expected 0 to {count - 1}"
         )
 
 
@@ -117,10 +155,15 @@ def continue_texts(
     batch_size: int = 64,
     sampler: Sampler = greedy,
     seed: int = 0,
+    prompt_ids: Sequence[int] | None = None,
+    template: TokenTemplate | None = None,
 ) -> list[str]:
-    """Continues every text; arguments and errors as for `continue_all`."""
+    """Continues every text; arguments and errors as for `continue_all`.
+
+    With a template, that of the data, each text stands where its only key does.
+    """
     tokenizer = model.needed_tokenizer()
-    rows = [given_row(model, text) for text in texts]
+    rows = [given_row(model, text, template) for text in texts]
     made = continue_all(
         model,
         parameters,
@@ -129,11 +172,13 @@ def continue_texts(
         batch_size=batch_size,
         sampler=sampler,
         seed=seed,
+        prompt_ids=prompt_ids,
     )
     if model.config.architecture == "encoder_decoder":
         return [tokenizer.decode(row) for row in made]
+    size = model.config.vocabulary_size
     return [
-        continuation_text(tokenizer, row, new)
+        continuation_text(tokenizer, [i for i in row if i < size], new)
         for row, new in zip(rows, made, strict=True)
     ]
 
@@ -150,11 +195,13 @@ def continuation_text(
     return whole.removeprefix(before) if before else tokenizer.decode(new)
 
 
-def given_row(model: PromptedModel, text: str) -> list[int]:
+def given_row(
+    model: PromptedModel, text: str, template: TokenTemplate | None = None
+) -> list[int]:
     """The ids of a given text as training sees them: BOS first, or EOS last."""
     tokenizer = model.needed_tokenizer()
+    ids = tokenizer.encode(text) if template is None else template.given_text(text)
     if model.config.architecture == "decoder_only":
-        return given_ids(tokenizer, text)
-    ids = tokenizer.encode(text)
+        return [*given_ids(tokenizer, ""), *ids]
     eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
     return ids if eos is None else [*ids, eos]

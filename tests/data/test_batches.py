@@ -9,6 +9,7 @@ from prompt_tuning.data.batches import build_batch, real_token_share, stream_bat
 from prompt_tuning.data.examples import load_examples
 from prompt_tuning.data.packing import PackedPlan
 from prompt_tuning.data.plan import BucketPlan, PlannedBatch
+from prompt_tuning.data.tasks import Tasks
 from prompt_tuning.errors import InputError
 from tests.shared_data import SHARED, needs_shared
 
@@ -83,7 +84,8 @@ def test_a_packed_batch(two_rows):
         [1, 1, 1, 1] + [0] * 8,
     ]
     assert batch.lengths.tolist() == [11, 1, 4]
-    assert batch.prefix_lengths.tolist() == [0, 0, 0]
+    assert batch.prefix_lengths.tolist() == [[3, 1], [0, 0], [1, 0]]
+    assert batch.prompt_ids is batch.target_segment_ids is None
     # The completions are tokens 3 to 6 of one example and 1 to 3 of the other.
     assert batch.loss_positions.tolist() == [
         [3, 4, 5, 6, 8, 9, 10, 0],
@@ -110,6 +112,76 @@ def test_an_encoder_decoder_batch(two_rows):
     assert batch.loss_positions.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0]]
     assert batch.loss_weights.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert batch.prefix_lengths.tolist() == [0, 0]
+    assert batch.segment_ids is batch.target_segment_ids is None
+
+
+def test_a_packed_encoder_decoder_batch(two_rows):
+    examples = load_examples(
+        two_rows,
+        architecture="encoder_decoder",
+        tokenizer=None,
+        vocabulary_size=70,
+        eos_id=2,
+    )
+    rows = np.array([[1, 0, -1], [-1, -1, -1], [0, -1, -1]])
+    planned = PlannedBatch(rows, 7, 8, 8, same_tokens=False)
+    batch = build_batch(examples, planned, PAD)
+    # Inputs 9 2 and 9 5 6 2; targets 5 10 2 and 10 7 8 2.
+    assert batch.tokens.tolist() == [
+        [9, 2, 9, 5, 6, 2, PAD],
+        [PAD] * 7,
+        [9, 5, 6, 2, PAD, PAD, PAD],
+    ]
+    assert batch.segment_ids.tolist() == [
+        [1, 1, 2, 2, 2, 2, 0],
+        [0] * 7,
+        [1, 1, 1, 1, 0, 0, 0],
+    ]
+    assert batch.lengths.tolist() == [6, 1, 4]
+    assert batch.targets.tolist() == [
+        [5, 10, 2, 10, 7, 8, 2, PAD],
+        [PAD] * 8,
+        [10, 7, 8, 2, PAD, PAD, PAD, PAD],
+    ]
+    assert batch.target_segment_ids.tolist() == [
+        [1, 1, 1, 2, 2, 2, 2, 0],
+        [0] * 8,
+        [1, 1, 1, 1, 0, 0, 0, 0],
+    ]
+    assert batch.loss_positions.tolist() == [
+        [0, 1, 2, 3, 4, 5, 6, 0],
+        [0] * 8,
+        [0, 1, 2, 3, 0, 0, 0, 0],
+    ]
+    assert batch.loss_weights.sum(axis=1).tolist() == [7, 0, 4]
+    assert batch.prefix_lengths.tolist() == [[0] * 3] * 3
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(batch)} == {"int32", "float32"}
+
+
+def test_tasks_of_rows_and_of_the_examples_of_packed_rows(two_rows):
+    with h5py.File(two_rows, "a") as file:
+        file["prompt_ids"] = [2, 1]
+    examples = load_examples(
+        two_rows,
+        architecture="decoder_only",
+        tokenizer=None,
+        vocabulary_size=70,
+        tasks=Tasks(3, "prompt_ids"),
+    )
+    rows = np.array([1, -1, 0])
+    batch = build_batch(examples, PlannedBatch(rows, 8, 8, 8), PAD, prompt_ids=True)
+    assert batch.prompt_ids.tolist() == [1, 0, 2]
+    packed = PlannedBatch(np.array([[0, 1], [-1, -1], [1, -1]]), 12, 12, 8)
+    batch = build_batch(examples, packed, PAD, prompt_ids=True)
+    assert batch.prompt_ids.tolist() == [[2, 1], [0, 0], [1, 0]]
+    assert batch.prompt_ids.dtype == np.int32
+    plan = plan_of(examples, batch_size=2, shuffle=False)
+    (streamed,) = stream_batches(examples, plan, 0, 1, pad_id=PAD)
+    assert streamed.prompt_ids.tolist() == [2, 1]
+    (halves,) = stream_batches(
+        examples, plan_of(examples, batch_size=1, accumulate=2), 0, 1, pad_id=PAD
+    )
+    assert sorted(halves.prompt_ids.tolist()) == [[1], [2]]
 
 
 def test_a_batch_passes_through_a_compiled_function(two_rows):

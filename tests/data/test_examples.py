@@ -7,9 +7,12 @@ import pytest
 
 from prompt_tuning.data.examples import Limits, load_examples
 from prompt_tuning.data.readings import turns
+from prompt_tuning.data.tasks import Tasks, TaskToken
+from prompt_tuning.data.templates import TokenTemplate, parse_template
 from prompt_tuning.data.tokenizers import load_tokenizer
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import Architecture
+from tests.dummies import LetterTokenizer
 from tests.shared_data import SHARED, needs_shared
 
 PREPARED = SHARED / "data/data_prep"
@@ -278,3 +281,195 @@ def test_files_of_two_kinds_are_refused(tmp_path):
 def test_limits_that_make_no_sense_are_refused(choice, message):
     with pytest.raises(InputError, match=message):
         Limits(vocabulary_size=70, **choice)
+
+
+def with_column(path, name, values):
+    with h5py.File(path, "a") as file:
+        file[name] = values
+    return path
+
+
+def tasks_of(examples):
+    return [examples[i].prompt_id for i in range(len(examples))]
+
+
+def test_a_column_of_tasks(tmp_path):
+    rows, types = [[9, 5, 6, 7], [9, 5, 2, 6]], [[0, 1, 0, 1], [0, 1, 2, 2]]
+    path = with_column(write(tmp_path / "a.hdf5", rows, types), "prompt_ids", [2, 0])
+    tasks = Tasks(3, "prompt_ids")
+    examples = load(path, tasks=tasks)
+    assert examples.has_prompt_ids
+    assert tasks_of(examples) == [2, 0]
+    assert examples[0].inputs.tolist() == [9, 5, 6, 7]
+    # Each turn of a row is of the row's task.
+    turned = load(path, "encoder_decoder", eos_id=2, tasks=tasks)
+    assert tasks_of(turned) == [2, 2, 0]
+    plain = load(path)
+    assert not plain.has_prompt_ids
+    assert tasks_of(plain) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"prompt_ids": [0, 3]}, "row 1: the task is 3, expected 0 to 2"),
+        ({"prompt_ids": [-1, 0]}, "row 0: the task is -1, expected 0 to 2"),
+        ({"tasks": [0, 1]}, "expected 'prompt_ids', the task of each row"),
+        ({"prompt_ids": [0]}, "prompt_ids has 1 rows, expected 2"),
+        ({"prompt_ids": [[0], [1]]}, r"shape \(2, 1\), expected \[rows\]"),
+        ({"prompt_ids": [0.0, 1.0]}, "type float64, expected an integer type"),
+    ],
+)
+def test_columns_that_name_no_prompt_are_refused(tmp_path, column, message):
+    path = write(tmp_path / "a.hdf5", [[9, 5], [9, 6]], [[0, 1], [0, 1]])
+    with pytest.raises(InputError, match=r"a\.hdf5.*" + message):
+        load(with_column(path, *column.popitem()), tasks=Tasks(3, "prompt_ids"))
+
+
+def test_a_token_that_says_the_task_is_no_part_of_a_row(tmp_path):
+    # Sentinels 68 and 67 stand for tasks 0 and 1; the rest is a row of its own.
+    rows = [[68, *FIRST], [67, 9, 5, 10, 2, 0, 0, 0]]
+    types = [[0, 0, 0, 0, 1, 1, 1, 3], [0, 0, 1, 1, 3, 2, 2, 2]]
+    path = write(tmp_path / "a.hdf5", rows, types)
+    examples = load(path, tasks=Tasks(2, token=TaskToken(69)))
+    assert tasks_of(examples) == [0, 1]
+    assert [examples[i].inputs.tolist() for i in (0, 1)] == [FIRST, [9, 5, 10, 2]]
+    assert examples[0].weights.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert [examples[i].prefix_length for i in (0, 1)] == [3, 1]
+    assert examples.input_lengths.tolist() == [7, 4]
+    assert examples.weight_counts.tolist() == [4, 3]
+    without = load(
+        path, "encoder_decoder", eos_id=2, tasks=Tasks(2, token=TaskToken(69))
+    )
+    assert tasks_of(without) == [0, 1]
+    assert without[1].inputs.tolist() == [9, 2]
+    assert without.input_lengths.tolist() == [4, 2]
+
+
+def test_each_turn_says_its_own_task(tmp_path):
+    ids = [[1, 9, 10, 2, 0, 6, 8, 2]]
+    path = write(tmp_path / "a.hdf5", ids, [[0, 0, 1, 3, 0, 0, 1, 3]])
+    choices = {"eos_id": 2, "tasks": Tasks(2, token=TaskToken())}
+    examples = load(path, "encoder_decoder", **choices)
+    assert tasks_of(examples) == [1, 0]
+    assert [examples[i].inputs.tolist() for i in (0, 1)] == [[9, 2], [6, 2]]
+
+
+def test_rows_without_types_lose_their_task_token_too(tmp_path):
+    path = write(tmp_path / "a.hdf5", [[1, 9, 5], [0, 6, 7]])
+    tasks = Tasks(2, token=TaskToken())
+    examples = load(path, use_token_type_ids=False, bos_id=9, tasks=tasks)
+    assert tasks_of(examples) == [1, 0]
+    # BOS stands behind the token, and is given.
+    assert examples[0].inputs.tolist() == [9, 5]
+    assert examples[0].weights.tolist() == [0, 1]
+    assert examples[1].weights.tolist() == [1, 1]
+
+
+class Beginning(LetterTokenizer):
+    """Letters behind a BOS, 26; EOS is 27."""
+
+    bos_id: int | None = 26
+    eos_id: int | None = 27
+    add_bos = True
+
+
+def lines(path, *objects):
+    path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+    return path
+
+
+def test_a_task_token_of_a_line_stands_behind_bos(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"prompt": "bxy", "completion": "z"})
+    tasks = Tasks(2, token=TaskToken())
+    example = load(path, tokenizer=Beginning(), tasks=tasks)[0]
+    assert example.prompt_id == 1
+    assert example.inputs.tolist() == [26, 23, 24, 25, 27]
+    assert example.weights.tolist() == [0, 0, 0, 1, 1]
+    separate = load(path, "encoder_decoder", tokenizer=Beginning(), tasks=tasks)[0]
+    assert (separate.prompt_id, separate.inputs.tolist()) == (1, [23, 24, 27])
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "architecture", "message"),
+    [
+        ([[5, 9]], [[0, 1]], "decoder_only", "row 0: the task is 5, .*token 0 says"),
+        ([[1]], [[1]], "decoder_only", "row 0: no token carries weight"),
+        ([[1, 2]], [[2, 2]], "decoder_only", "row 0: token 0 was to say the task"),
+        ([[1, 9]], [[0, 1]], "encoder_decoder", "no prompt .type 0. after the task"),
+    ],
+)
+def test_rows_without_a_task_are_refused(tmp_path, ids, types, architecture, message):
+    path = write(tmp_path / "a.hdf5", ids, types)
+    with pytest.raises(InputError, match=message):
+        load(path, architecture, eos_id=2, tasks=Tasks(2, token=TaskToken()))
+
+
+def test_lines_name_their_task(tmp_path):
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"prompt": "a", "completion": "b", "task": "rte"},
+        {"prompt": "a", "completion": "b", "task": "boolq"},
+    )
+    tasks = Tasks(2, "task", ["boolq", "rte"])
+    examples = load(path, tokenizer=Beginning(), tasks=tasks)
+    assert tasks_of(examples) == [1, 0]
+    with pytest.raises(InputError, match=r"a\.jsonl, line 1: 'task' is 'rte', expect"):
+        load(path, tokenizer=Beginning(), tasks=Tasks(2, "task"))
+    with pytest.raises(InputError, match=r"line 1: found the keys .* expected 'id'"):
+        load(path, tokenizer=Beginning(), tasks=Tasks(2, "id"))
+    numbered = lines(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b", "t": 4})
+    with pytest.raises(InputError, match="line 1: the task is 4, expected 0 to 1"):
+        load(numbered, tokenizer=Beginning(), tasks=Tasks(2, "t"))
+    table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
+    with pytest.raises(InputError, match=r"prompt_id_names are .* numbers its tasks"):
+        load(table, tasks=tasks)
+
+
+TEMPLATE = "{soft:2}a{text}{soft:1}"
+
+
+def template_of(text, separate=False):
+    return TokenTemplate(parse_template(text), Beginning(), 28, separate)
+
+
+def test_vectors_of_a_template_stand_in_the_row_and_are_not_learned(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
+    choices = {"tokenizer": Beginning(), "vocabulary_size": 28}
+    template = template_of(TEMPLATE)
+    example = load(path, template=template, **choices)[0]
+    assert example.inputs.tolist() == [26, 28, 29, 0, 1, 2, 30, 3, 4, 27]
+    assert example.weights.tolist() == [0] * 7 + [1] * 3
+    assert example.prefix_length == 7
+    # Given text may be learned, vectors not.
+    learned = load(path, template=template, prompt_loss_weight=0.5, **choices)[0]
+    assert learned.weights.tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 1, 1, 1]
+    every = load(path, template=template, use_token_type_ids=False, **choices)
+    assert every[0].weights.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 1, 1]
+    assert every.weight_counts.tolist() == [6]
+
+
+def test_an_encoder_reads_a_template_with_eos_behind_it(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
+    examples = load(
+        path,
+        "encoder_decoder",
+        tokenizer=Beginning(),
+        vocabulary_size=28,
+        template=template_of(TEMPLATE, separate=True),
+    )
+    assert examples[0].inputs.tolist() == [28, 29, 0, 1, 2, 30, 27]
+    assert examples[0].targets.tolist() == [3, 4, 27]
+
+
+def test_a_template_takes_texts_of_lines_alone(tmp_path):
+    table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
+    with pytest.raises(InputError, match="holds token ids, not texts"):
+        load(table, template=template_of(TEMPLATE))
+    path = lines(tmp_path / "a.jsonl", {"txt": "bc", "completion": "de"})
+    choices = {"tokenizer": Beginning(), "vocabulary_size": 28}
+    with pytest.raises(InputError, match=r"line 1: found .* with DataSource\.templ"):
+        load(path, template=template_of(TEMPLATE), **choices)
+    small = TokenTemplate(parse_template("{txt}{soft:1}"), Beginning(), 2)
+    with pytest.raises(InputError, match="line 1: a text gives token 4, expected 0 to"):
+        load(path, template=small, tokenizer=Beginning(), vocabulary_size=2)

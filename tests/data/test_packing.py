@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prompt_tuning.data.packing import PackedPlan, pack, row_length
+from prompt_tuning.data.packing import PackedPlan, pack, pack_pairs, row_length
 from prompt_tuning.errors import InputError
 
 RANDOM = np.random.default_rng(0)
 LENGTHS = np.exp(RANDOM.normal(4, 0.4, 3000)).astype(int) + 1
 COUNTS = np.maximum(1, (LENGTHS * RANDOM.uniform(0.2, 0.6, 3000)).astype(int))
+
+
+TARGETS = np.maximum(1, (LENGTHS * RANDOM.uniform(0.1, 1.5, 3000)).astype(int))
 
 
 def packed_plan(lengths=LENGTHS, counts=COUNTS, **choices):
@@ -85,6 +88,51 @@ def test_the_longest_are_packed_first_into_the_fullest_row():
     packing = pack(lengths, lengths, 10)
     assert packing.rows.tolist() == [[2, 0], [3, 1]]
     assert packing.positions == 10
+
+
+def test_inputs_and_targets_are_packed_under_a_limit_of_each():
+    # Beside 7 inputs the 3 fit, but not their 40 targets: those are less crowded
+    # beside 5 inputs, for all three rows to be of fewest tokens.
+    inputs, targets = np.array([3, 7, 5]), np.array([40, 40, 4])
+    packing = pack_pairs(inputs, targets, 10)
+    assert packing.rows.tolist() == [[1, -1], [2, 0]]
+    assert packing.positions == 48
+    # With targets alike it is the fullest row that the last one goes into.
+    assert pack_pairs(inputs, np.array([4, 4, 4]), 10).rows.tolist() == [
+        [1, 0],
+        [2, -1],
+    ]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("choices", [{}, {"batch_tokens": 8192}, {"length": 1024}])
+def test_packed_pairs_fit_one_shape_and_come_once_an_epoch(shuffle, choices):
+    plan = packed_plan(target_lengths=TARGETS, shuffle=shuffle, **choices)
+    (shape,) = plan.shapes()
+    assert shape.target_length == shape.positions
+    for number in (0, 3):
+        batches = epoch(plan, number)
+        rows = np.concatenate([batch.rows for batch in batches])
+        assert sorted(rows[rows >= 0]) == list(range(3000))
+        assert lengths_of(rows).max() <= shape.input_length == plan.length
+        assert lengths_of(rows, TARGETS).max() <= shape.target_length
+        assert not any(batch.same_tokens for batch in batches)
+
+
+def test_packed_pairs_are_nearly_full_and_targets_spread_evenly():
+    plan = packed_plan(target_lengths=TARGETS, batch_size=1)
+    (shape,) = plan.shapes()
+    rows = plan.batches_per_epoch
+    assert LENGTHS.sum() > 0.93 * rows * shape.input_length
+    even = shape.input_length * TARGETS.sum() / LENGTHS.sum()
+    assert shape.target_length < 1.4 * even
+
+
+def test_a_budget_of_tokens_counts_targets_that_stand_in_rows_of_their_own():
+    plan = packed_plan(target_lengths=TARGETS, batch_tokens=8192)
+    (shape,) = plan.shapes()
+    tokens = shape.input_length + shape.target_length
+    assert {len(batch.rows) for batch in epoch(plan)} == {8192 // tokens}
 
 
 def test_batches_keep_a_budget_of_tokens():

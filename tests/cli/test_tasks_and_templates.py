@@ -1,0 +1,66 @@
+"""Runs whose data says which prompt an example has, or where its vectors stand."""
+
+import json
+import re
+
+import pytest
+
+from prompt_tuning.cli.main import main
+from tests.small_runs import logged
+
+TASKS = {"upper": str.upper, "reverse": lambda word: word[::-1]}
+WORDS = ["hello", "world", "apple", "grape", "melon", "peach", "berry", "lemon"]
+
+
+def write_tasks(path):
+    """Words and what two tasks make of them; nothing in the text says which."""
+    pairs = [(name, word, f(word)) for word in WORDS for name, f in TASKS.items()]
+    lines = [{"prompt": f"{w}=", "completion": c, "task": t} for t, w, c in pairs]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def bound(**macros):
+    return [f"--gin.{k.replace('__', '.')}={v!r}" for k, v in macros.items()]
+
+
+def said(capsys, *arguments):
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["decoder", "t5"])
+def test_a_text_is_continued_by_the_prompt_of_its_task(files, tmp_path, capsys, model):
+    data = write_tasks(tmp_path / "tasks.jsonl")
+    run = tmp_path / "run"
+    arguments = files.arguments(run, getattr(files, model), Run__steps=12)
+    arguments += bound(TRAIN_FILES=str(data), EVALUATION_FILES=str(data))
+    arguments += ["--gin_file=prompts/multitask_add.gin"]
+    arguments += ["--gin_file=data/task_ids.gin"]
+    arguments += bound(
+        TASKS=2,
+        PROMPT_ID_KEY="task",
+        DataSource__prompt_id_names=list(TASKS),
+        DataSource__packing=model == "t5",
+        adafactor__learning_rate=3.0,
+        Evaluation__labels=[],
+    )
+    said(capsys, "train", *arguments)
+    assert logged(run)[-1]["step"] == 12
+    assert re.search(r"loss\D+[\d.]+", said(capsys, "evaluate", "--run", run))
+    generate = ["generate", "--run", run, "--new_tokens=6", "plum="]
+    made = [said(capsys, *generate, f"--prompt_id={task}") for task in (0, 1)]
+    assert made[0] != made[1]
+    assert main([str(argument) for argument in generate]) == 2
+    assert "has 2 prompts" in capsys.readouterr().err
+
+
+def test_a_text_is_put_into_the_template_of_its_run(files, tmp_path, capsys):
+    run = tmp_path / "run"
+    template = '{soft:2}word {prompt}{soft:"up"}'
+    arguments = [*files.arguments(run), "--gin_file=data/template.gin"]
+    arguments += bound(TEMPLATE=template)
+    said(capsys, "train", *arguments)
+    assert said(capsys, "generate", "--run", run, "--new_tokens=3", "a").startswith("a")
+    assert main(["train", *arguments, *bound(TEMPLATE="{soft:2}{prompt}")]) == 2
+    assert "2 soft vectors (2), but the prompt has 4" in capsys.readouterr().err
