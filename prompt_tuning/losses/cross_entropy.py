@@ -8,6 +8,7 @@ numbers, and the backward pass only scales them. It does so for some positions a
 time, so that of all `[M, V]` logits only a chunk exists at once.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ class TokenLoss(NamedTuple):
     """The outcome at every position.
 
     Attributes:
-      nll: negative log likelihood of the target, in nats, float32.
+      nll: negative log likelihood of the target, in nats, float32; with label
+        smoothing and z-loss what `token_loss` says.
       correct: whether no token scores higher than the target.
     """
 
@@ -36,29 +38,44 @@ class TokenLoss(NamedTuple):
     correct: Bool[Array, "*lead"]
 
 
-@jax.custom_vjp
 def token_loss(
     hidden: Float[Array, "*lead D"],
     head: Float[Array, "V D"],
     targets: Int[Array, "*lead"],
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> TokenLoss:
     """Cross-entropy of `softmax(head @ hidden)` at each position, summed in float32.
 
     What the losses are summed with is the caller's: any cotangent of `nll` works. If
     the head is not differentiated, nothing is computed for it.
 
+    With label smoothing `s` the target is a distribution `q`: `1 - s` for the target
+    token and `s / (V - 1)` for each other one, and the loss is its cross-entropy less
+    its entropy, 0 where the model says `q` (Szegedy et al. 2016, section 7, with the
+    constant of T5X, `losses.compute_weighted_cross_entropy`). The z-loss adds
+    `z_loss * log(Z)**2`, `Z` the sum of the softmax (de Brebisson and Vincent 2016).
+
     Args:
       hidden: normed hidden states.
       head: output head, laid out like an embedding table.
       targets: token ids.
+      z_loss: a Python number, 0 or more.
+      label_smoothing: `s`, a Python number from 0 to below 1.
 
     Raises:
       ValueError: if the leading shapes differ.
     """
+    return _token_loss(hidden, head, targets, z_loss, label_smoothing)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _token_loss(hidden, head, targets, z_loss, label_smoothing) -> TokenLoss:
+    loss = functools.partial(_outcome, z_loss, label_smoothing)
 
     def chunk(hidden, targets):
         logits = _logits(hidden, head)
-        return _outcome(logits, jax.nn.logsumexp(logits, axis=-1), targets)
+        return loss(logits, jax.nn.logsumexp(logits, axis=-1), targets)
 
     return _by_chunks(chunk, hidden, targets, head.shape[0])
 
@@ -112,29 +129,71 @@ def _logits(hidden: Array, head: Array) -> Array:
     )
 
 
-def _outcome(logits: Array, normaliser: Array, targets: Array) -> TokenLoss:
+def _outcome(
+    z_loss: float,
+    label_smoothing: float,
+    logits: Array,
+    normaliser: Array,
+    targets: Array,
+) -> TokenLoss:
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return TokenLoss(normaliser - picked, picked >= logits.max(axis=-1))
+    correct = picked >= logits.max(axis=-1)
+    loss = normaliser - picked
+    if label_smoothing:
+        high, low = _smoothed(label_smoothing, logits.shape[-1])
+        spread = jnp.sum(normaliser[..., None] - logits, axis=-1)
+        entropy = _entropy(high, low, logits.shape[-1])
+        loss = (high - low) * loss + low * spread - entropy
+    if z_loss:
+        loss = loss + z_loss * jnp.square(normaliser)
+    return TokenLoss(loss, correct)
 
 
-def _excess(logits: Array, normaliser: Array, targets: Array) -> Array:
-    """The gradient d nll / d logits: the softmax, less one at the target."""
+def _smoothed(label_smoothing: float, width: int) -> tuple[float, float]:
+    """What is asked of the target token, and of each other one."""
+    return 1 - label_smoothing, label_smoothing / (width - 1)
+
+
+def _entropy(high: float, low: float, width: int) -> float:
+    """Of the smoothed target, in nats, with T5X's guard of the logarithm."""
+    return -(high * math.log(high) + (width - 1) * low * math.log(low + 1e-20))
+
+
+def _excess(
+    z_loss: float,
+    label_smoothing: float,
+    logits: Array,
+    normaliser: Array,
+    targets: Array,
+) -> Array:
+    """The gradient d loss / d logits: the softmax, less what the target asks for.
+
+    The z-loss scales the softmax by `1 + 2 * z_loss * log(Z)`.
+    """
     tokens = jnp.arange(logits.shape[-1])
-    hit = (tokens == targets[..., None]).astype(logits.dtype)
-    return jnp.exp(logits - normaliser[..., None]) - hit
+    hit = tokens == targets[..., None]
+    wanted = hit.astype(logits.dtype)
+    if label_smoothing:
+        wanted = jnp.where(hit, *_smoothed(label_smoothing, logits.shape[-1]))
+    said = jnp.exp(logits - normaliser[..., None])
+    if z_loss:
+        said = said * (1 + 2 * z_loss * normaliser)[..., None]
+    return said - wanted
 
 
-def _forward(hidden, head, targets):
+def _forward(hidden, head, targets, z_loss, label_smoothing):
     trained_head = head.perturbed
     hidden, head, targets = hidden.value, head.value, targets.value
+    outcome_of = functools.partial(_outcome, z_loss, label_smoothing)
+    excess_of = functools.partial(_excess, z_loss, label_smoothing)
 
     def chunk(hidden, targets):
         logits = _logits(hidden, head)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
-        excess = _excess(logits, normaliser, targets).astype(hidden.dtype)
+        excess = excess_of(logits, normaliser, targets).astype(hidden.dtype)
         slope = jnp.einsum("...v,vd->...d", excess, head.astype(hidden.dtype))
         kept = excess if trained_head else None
-        return _outcome(logits, normaliser, targets), slope, kept
+        return outcome_of(logits, normaliser, targets), slope, kept
 
     with jax.named_scope("cross_entropy"):
         outcome, slope, excess = _by_chunks(chunk, hidden, targets, head.shape[0])
@@ -142,7 +201,8 @@ def _forward(hidden, head, targets):
     return outcome, (slope, kept, targets)
 
 
-def _backward(residuals, cotangent: TokenLoss):
+def _backward(z_loss, label_smoothing, residuals, cotangent: TokenLoss):
+    del z_loss, label_smoothing  # both are in the slope
     slope, kept, targets = residuals
     scale = cotangent.nll
     no_targets = np.zeros(targets.shape, jax.dtypes.float0)
@@ -159,4 +219,4 @@ def _backward(residuals, cotangent: TokenLoss):
     return d_hidden, d_head.astype(head.dtype), no_targets
 
 
-token_loss.defvjp(_forward, _backward, symbolic_zeros=True)
+_token_loss.defvjp(_forward, _backward, symbolic_zeros=True)

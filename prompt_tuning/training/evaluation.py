@@ -4,15 +4,21 @@ import jax
 import numpy as np
 
 from prompt_tuning.data.batches import stream_batches
-from prompt_tuning.data.readings import Example
-from prompt_tuning.decoding.generate import strip_end
 from prompt_tuning.decoding.texts import check_rows, continue_all
 from prompt_tuning.errors import InputError
+from prompt_tuning.losses.objective import Sums
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import Evaluation
-from prompt_tuning.training.ranking import rank_labels
-from prompt_tuning.training.step import Sums, loss_sums
+from prompt_tuning.training.ranking import (
+    closed,
+    completion,
+    encode_labels,
+    given,
+    gold_labels,
+    rank_labels,
+)
+from prompt_tuning.training.step import loss_sums
 
 batch_sums = jax.jit(loss_sums, static_argnums=0)
 
@@ -29,12 +35,17 @@ class Evaluator:
         self._model, self._evaluation = model, evaluation
         self._examples = evaluation.data.load(model)
         self._plan = evaluation.data.plan(model, self._examples, shuffle=False)
-        self._labels = self._encode_labels()
+        texts = evaluation.labels or ()
+        self._labels = encode_labels(model, evaluation.data, texts) if texts else []
         asked = self._examples if evaluation.exact_match or self._labels else ()
-        pairs = [(given(x, model), completion(x, model)) for x in asked]
-        self._given = [row for row, _ in pairs]
-        self._wanted = [row for _, row in pairs]
-        self._gold = self._gold_labels() if self._labels else []
+        parts = [(given(x, model), completion(x, model), x.prompt_id) for x in asked]
+        self._given = [row for row, _, _ in parts]
+        self._wanted = [row for _, row, _ in parts]
+        tasks = [prompt_id for _, _, prompt_id in parts]
+        self._prompt_ids = tasks if self._examples.has_prompt_ids else None
+        self._gold = []
+        if self._labels:
+            self._gold = gold_labels(model, self._wanted, self._labels, texts)
         self._check_room()
 
     def __call__(self, parameters: Parameters) -> dict[str, float]:
@@ -102,12 +113,12 @@ class Evaluator:
             self._given,
             new_tokens=self._evaluation.new_tokens,
             batch_size=self._evaluation.data.batch_size,
+            prompt_ids=self._prompt_ids,
         )
         right = [a == b for a, b in zip(made, self._wanted, strict=True)]
         return float(np.mean(right))
 
     def _label_accuracy(self, parameters: Parameters) -> float:
-        assert self._labels is not None
         scores = rank_labels(
             self._model,
             parameters,
@@ -115,51 +126,9 @@ class Evaluator:
             self._labels,
             add_eos=self._evaluation.data.add_eos,
             batch_size=self._evaluation.data.batch_size,
+            prompt_ids=self._prompt_ids,
         )
+        if self._evaluation.length_normalize:
+            ends = closed(self._labels, self._model, self._evaluation.data.add_eos)
+            scores = scores / [len(label) for label in ends]
         return float(np.mean(scores.argmin(axis=1) == np.array(self._gold)))
-
-    def _encode_labels(self) -> list[list[int]] | None:
-        if not self._evaluation.labels:
-            return None
-        tokenizer = self._model.needed_tokenizer()
-        joiner = self._evaluation.data.joiner
-        encoded = []
-        for label in self._evaluation.labels:
-            ids = tokenizer.encode_continuation(joiner + label)
-            if self._model.config.architecture == "encoder_decoder":
-                ids = tokenizer.encode(label)
-            if not ids:
-                raise InputError(
-                    f"the label {label!r} gives no token, so it cannot be ranked; use "
-                    "another verbalizer"
-                )
-            encoded.append(ids)
-        return encoded
-
-    def _gold_labels(self) -> list[int]:
-        assert self._labels is not None
-        gold = []
-        for index, ids in enumerate(self._wanted):
-            if ids not in self._labels:
-                text = self._model.needed_tokenizer().decode(ids)
-                raise InputError(
-                    f"example {index} has the completion {text!r}, which is none of "
-                    f"the labels {list(self._evaluation.labels or ())}"
-                )
-            gold.append(self._labels.index(ids))
-        return gold
-
-
-def given(example: Example, model: PromptedModel) -> list[int]:
-    """What the model is given of an example, to continue or to answer."""
-    if model.config.architecture == "encoder_decoder":
-        return example.inputs.tolist()
-    return example.inputs[: example.prefix_length].tolist()
-
-
-def completion(example: Example, model: PromptedModel) -> list[int]:
-    """What is wanted of the model, without the token that ends it."""
-    targets = example.targets
-    if model.config.architecture == "decoder_only":
-        targets = targets[example.prefix_length :]
-    return strip_end(targets.tolist(), model.config.eos_id)

@@ -1,7 +1,8 @@
 """One training step, as one pure function."""
 
 import dataclasses
-from typing import NamedTuple, cast
+import functools
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -10,32 +11,22 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.data.batches import Batch
-from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
+from prompt_tuning.losses.cross_entropy import TokenLoss
+from prompt_tuning.losses.objective import (
+    NATS_PER_WEIGHT,
+    Objective,
+    Sums,
+    target_losses,
+)
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge, optional_key
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.state import TrainState
 
+PROMPT = "/prompt/prompt"
+"""How the paths of prompt vectors end."""
 
-class Sums(NamedTuple):
-    """What a batch adds up to; sums, so that batches of any weight can be added.
-
-    Attributes:
-      loss: weighted negative log likelihood, in nats.
-      weight: the weights.
-      correct: the weights of the tokens that scored highest.
-    """
-
-    loss: Float[Array, ""]
-    weight: Float[Array, ""]
-    correct: Float[Array, ""]
-
-    def metrics(self) -> dict[str, Float[Array, ""]]:
-        """Mean nats and accuracy per unit of weight."""
-        return {
-            "loss": self.loss / self.weight,
-            "accuracy": self.correct / self.weight,
-        }
+Metrics = dict[str, Float[Array, ""]]
 
 
 def token_losses(
@@ -52,13 +43,12 @@ def token_losses(
       batch: one batch, without an accumulation axis.
       key: for dropout; None for none.
     """
-    model = cast(LanguageModel, merge(graph, parameters))
-    return _token_losses(model, model.hidden(batch, key), batch)
+    model = _model(graph, parameters)
+    return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
 
 
-def _token_losses(model: LanguageModel, hidden: Array, batch: Batch) -> TokenLoss:
-    targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
-    return token_loss(hidden, model.head_kernel(), targets)
+def _model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
+    return cast(LanguageModel, merge(graph, parameters))
 
 
 def row_nll(
@@ -74,18 +64,19 @@ def loss_sums(
     parameters: Parameters,
     batch: Batch,
     key: Key[Array, ""] | None = None,
+    objective: Objective = NATS_PER_WEIGHT,
 ) -> Sums:
-    """What a batch adds up to; arguments as for `token_losses`."""
-    return _sums(token_losses(graph, parameters, batch, key), batch)
+    """What a batch adds up to.
 
-
-def _sums(outcome: TokenLoss, batch: Batch) -> Sums:
-    weights = batch.loss_weights
-    return Sums(
-        jnp.sum(weights * outcome.nll),
-        jnp.sum(weights),
-        jnp.sum(weights * outcome.correct),
-    )
+    Args:
+      graph: the model's structure.
+      parameters: all of its parameters.
+      batch: one batch, without an accumulation axis.
+      key: for dropout; None for none.
+      objective: what is added up.
+    """
+    model = _model(graph, parameters)
+    return objective.sums(model.hidden(batch, key), model.head_kernel(), batch)
 
 
 def gradients(
@@ -94,8 +85,11 @@ def gradients(
     frozen: Parameters,
     batch: Batch,
     key: Key[Array, ""] | None,
+    objective: Objective = NATS_PER_WEIGHT,
 ) -> tuple[Parameters, Sums]:
-    """The gradient of the batch's mean loss, of the trained leaves alone.
+    """The gradient of the batch's loss, of the trained leaves alone.
+
+    The loss is what the objective makes of the batch, and once the prompt's penalty.
 
     Args:
       graph: the model's structure.
@@ -103,17 +97,26 @@ def gradients(
       frozen: what is not.
       batch: one batch, or micro-batches on a leading axis `A` that are added up.
       key: for dropout; None for none.
+      objective: what is descended.
+
+    Returns:
+      the gradient, and what the batch adds up to, the penalty not among it.
     """
 
     def loss_and_sums(trained):
-        sums = loss_sums(graph, trained | frozen, batch, key)
+        sums = loss_sums(graph, trained | frozen, batch, key, objective)
         return sums.loss, sums
 
     if batch.tokens.ndim == 2:
         gradient, sums = jax.grad(loss_and_sums, has_aux=True)(trained)
     else:
-        gradient, sums = _added_up(graph, trained, frozen, batch, key)
-    return jax.tree.map(lambda leaf: leaf / sums.weight, gradient), sums
+        gradient, sums = _added_up(graph, trained, frozen, batch, key, objective)
+    divisor = objective.divisor(batch)
+    gradient = jax.tree.map(lambda leaf: leaf / divisor, gradient)
+    if _model(graph, trained | frozen).has_penalty:
+        own = jax.grad(lambda leaves: _model(graph, leaves | frozen).penalty())(trained)
+        gradient = jax.tree.map(jnp.add, gradient, own)
+    return gradient, sums
 
 
 def _added_up(
@@ -122,6 +125,7 @@ def _added_up(
     frozen: Parameters,
     batch: Batch,
     key: Key[Array, ""] | None,
+    objective: Objective,
 ) -> tuple[Parameters, Sums]:
     """The gradient of the summed loss of micro-batches; arguments as for `gradients`.
 
@@ -130,13 +134,12 @@ def _added_up(
     """
 
     def run_prefix(trained):
-        model = cast(LanguageModel, merge(graph, trained | frozen))
-        return model.prefix(optional_key(key, "prefix"))
+        return _model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
 
     def loss_and_sums(trained, prefix, batch, key):
-        model = cast(LanguageModel, merge(graph, trained | frozen))
+        model = _model(graph, trained | frozen)
         hidden = model.hidden(batch, key, prefix=prefix)
-        sums = _sums(_token_losses(model, hidden, batch), batch)
+        sums = objective.sums(hidden, model.head_kernel(), batch)
         return sums.loss, sums
 
     def add(total, xs):
@@ -160,18 +163,42 @@ def _added_up(
     return jax.tree.map(jnp.add, own, through_prefix), sums
 
 
+def batch_metrics(
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+    sums: Sums,
+    objective: Objective = NATS_PER_WEIGHT,
+) -> Metrics:
+    """What is told of a step's batch: the loss that its gradient is of, and accuracy.
+
+    Args:
+      graph: the model's structure.
+      parameters: all of its parameters.
+      batch: one batch, or micro-batches on a leading axis.
+      sums: what it adds up to.
+      objective: what is descended.
+    """
+    loss = sums.loss / objective.divisor(batch)
+    model = _model(graph, parameters)
+    if not model.has_penalty:
+        return {"loss": loss, "accuracy": sums.accuracy}
+    penalty = model.penalty()
+    return {"loss": loss + penalty, "accuracy": sums.accuracy, "penalty": penalty}
+
+
 def update(
     state: TrainState,
     gradient: Parameters,
-    sums: Sums,
+    metrics: Metrics,
     optimizer: optax.GradientTransformation,
-) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+) -> tuple[TrainState, Metrics]:
     """Moves the trained parameters by a gradient.
 
     Args:
       state: before the step.
       gradient: of the trained leaves.
-      sums: what the step's batch adds up to.
+      metrics: of the step's batch.
       optimizer: of the trained parameters.
 
     Returns:
@@ -182,8 +209,12 @@ def update(
             gradient, state.optimizer_state, state.trained
         )
         trained = optax.apply_updates(state.trained, updates)
-    metrics = sums.metrics() | {"gradient_norm": optax.tree.norm(gradient)}
-    prompts = [leaf for path, leaf in state.trained.items() if "/prompt/" in path]
+    metrics = metrics | {"gradient_norm": optax.tree.norm(gradient)}
+    prompts = [
+        leaf
+        for path, leaf in state.trained.items()
+        if path.endswith(PROMPT) and leaf.ndim
+    ]
     if prompts:
         norms = [jnp.linalg.norm(prompt, axis=-1).ravel() for prompt in prompts]
         metrics["prompt_norm"] = jnp.concatenate(norms).mean()
@@ -204,7 +235,8 @@ def train_step(
     graph: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
     dropout: bool,
-) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    objective: Objective = NATS_PER_WEIGHT,
+) -> tuple[TrainState, Metrics]:
     """Moves the trained parameters once.
 
     Args:
@@ -214,15 +246,19 @@ def train_step(
       graph: the model's structure.
       optimizer: of the trained parameters.
       dropout: whether the model drops out.
+      objective: what is descended.
 
     Returns:
-      the next state, and the metrics of this step's batch before the update: `loss`
-      (nats) and `accuracy` per unit of weight, `gradient_norm`, and where prompts are
-      trained `prompt_norm`, the mean norm of their vectors.
+      the next state, and the metrics of this step's batch before the update: `loss`,
+      what is descended (plain nats per unit of weight if the objective is no other),
+      `accuracy` (of tokens by weight, or of examples with classes), `penalty` of a
+      prompt that has one, which is in the loss too, `gradient_norm`, and where prompts
+      are trained `prompt_norm`, the mean norm of their vectors.
     """
     key = step_key(state, dropout)
-    gradient, sums = gradients(graph, state.trained, frozen, batch, key)
-    return update(state, gradient, sums, optimizer)
+    gradient, sums = gradients(graph, state.trained, frozen, batch, key, objective)
+    metrics = batch_metrics(graph, state.trained | frozen, batch, sums, objective)
+    return update(state, gradient, metrics, optimizer)
 
 
 def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
@@ -231,13 +267,18 @@ def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
 
 
 def compile_step(
-    graph: nnx.GraphDef, optimizer: optax.GradientTransformation, *, dropout: bool
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    *,
+    dropout: bool,
+    objective: Objective = NATS_PER_WEIGHT,
 ) -> CompiledStep:
     """The jitted step; the state given to it is used up."""
-
-    def step(state: TrainState, frozen: Parameters, batch: Batch):
-        return train_step(
-            state, frozen, batch, graph=graph, optimizer=optimizer, dropout=dropout
-        )
-
+    step = functools.partial(
+        train_step,
+        graph=graph,
+        optimizer=optimizer,
+        dropout=dropout,
+        objective=objective,
+    )
     return CompiledStep(step)

@@ -8,7 +8,9 @@ import jax
 import numpy as np
 
 from prompt_tuning.data.batches import Batch, stream_batches
+from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples
+from prompt_tuning.data.plan import FILLING
 from prompt_tuning.errors import InputError
 from prompt_tuning.training.loop import Training
 from prompt_tuning.training.opened import Opened
@@ -27,7 +29,7 @@ class SweepBatch:
     members: tuple[Batch, ...]
 
 
-def load_for_all(members: Sequence[Opened]) -> Examples:
+def load_for_all(members: Sequence[Opened]) -> Examples | Candidates:
     """The training examples, which must be the same for each member.
 
     Raises:
@@ -35,12 +37,12 @@ def load_for_all(members: Sequence[Opened]) -> Examples:
     """
     by_length = sorted(members, key=lambda member: member.model.prompt_length)
     shortest, longest = by_length[0], by_length[-1]
-    examples = longest.data.load(longest.model)
+    examples = longest.examples()
     if (
         examples.skipped
         and shortest.model.maximum_length != longest.model.maximum_length
     ):
-        left_out = shortest.data.load(shortest.model).skipped
+        left_out = shortest.examples().skipped
         if left_out != examples.skipped:
             raise InputError(
                 f"beside {longest.model.prompt_length} prompt vectors "
@@ -89,7 +91,7 @@ def pad_to_widest(batches: Sequence[Batch], pad_id: int) -> list[Batch]:
 
     What is added is like the filling rows and the padding that a batch has anyway.
     """
-    fillings = {"tokens": pad_id, "targets": pad_id, "lengths": 1}
+    fillings = {"tokens": pad_id, "targets": pad_id, "lengths": 1, "gold": FILLING}
 
     def padded(batch: Batch, name: str) -> np.ndarray | None:
         arrays = [getattr(other, name) for other in batches]

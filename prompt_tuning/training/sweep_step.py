@@ -7,22 +7,30 @@ leaves of each member's own shape, so that nothing an optimiser does over a whol
 (Adafactor's clipping) ever mixes members.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from prompt_tuning.data.batches import Batch
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Objective
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import Sums, gradients, step_key, update
+from prompt_tuning.training.step import (
+    PROMPT,
+    Metrics,
+    batch_metrics,
+    gradients,
+    step_key,
+    update,
+)
 
-PROMPT = "/prompt/prompt"
-COUNT = "/prompt/count"
+COUNT = "/prompt/real"
 
 States = tuple[TrainState, ...]
 ROWS_ON_CPU = 1900
@@ -30,8 +38,6 @@ ROWS_ON_CPU = 1900
 with more, activations fall out of its caches. At width 512 and 8 layers a member of 8
 takes 0.64 of a single run's step at batch 4 (all at once) and 0.80 at batch 16 (three
 at once)."""
-
-Metrics = dict[str, Float[Array, ""]]
 
 
 def sweep_step(
@@ -43,6 +49,7 @@ def sweep_step(
     optimizers: Sequence[optax.GradientTransformation],
     own_batches: bool,
     dropout: bool,
+    objective: Objective = NATS_PER_WEIGHT,
     at_once: int | None = None,
 ) -> tuple[States, tuple[Metrics, ...]]:
     """Moves the trained parameters of each member once.
@@ -56,6 +63,7 @@ def sweep_step(
       optimizers: of each member's trained parameters.
       own_batches: whether members read batches of their own.
       dropout: whether the model drops out.
+      objective: what each member descends.
       at_once: members whose gradients are computed at once; None for `members_at_once`.
 
     Returns:
@@ -71,12 +79,14 @@ def sweep_step(
     def member_gradients(own):
         trained, counts, key, own_batch = own
         this = own_batch if own_batches else batch
-        return gradients(graph, trained, frozen | counts, this, key)
+        rest = frozen | counts
+        gradient, sums = gradients(graph, trained, rest, this, key, objective)
+        return gradient, batch_metrics(graph, trained | rest, this, sums, objective)
 
     stacked = stack(members)
     if at_once is None:
         at_once = members_at_once(len(states), stacked, batch)
-    gradient, sums = jax.lax.map(
+    gradient, metrics = jax.lax.map(
         member_gradients,
         (stacked, counts, keys, batch if own_batches else None),
         batch_size=at_once,
@@ -85,13 +95,13 @@ def sweep_step(
         update(
             state,
             {path: _own(gradient[path][k], leaf) for path, leaf in members[k].items()},
-            Sums(*(total[k] for total in sums)),
+            {name: values[k] for name, values in metrics.items()},
             optimizers[k],
         )
         for k, state in enumerate(states)
     ]
-    following, metrics = zip(*outcomes, strict=True)
-    return following, metrics
+    following, measured = zip(*outcomes, strict=True)
+    return following, measured
 
 
 def members_at_once(count: int, stacked: Parameters, batch: Batch) -> int:
@@ -145,20 +155,17 @@ def compile_sweep_step(
     *,
     own_batches: bool,
     dropout: bool,
+    objective: Objective = NATS_PER_WEIGHT,
     at_once: int | None = None,
 ) -> CompiledStep:
     """The jitted step; the states given to it are used up."""
-
-    def step(states: States, frozen: Parameters, batch: Batch):
-        return sweep_step(
-            states,
-            frozen,
-            batch,
-            graph=graph,
-            optimizers=optimizers,
-            own_batches=own_batches,
-            dropout=dropout,
-            at_once=at_once,
-        )
-
+    step = functools.partial(
+        sweep_step,
+        graph=graph,
+        optimizers=optimizers,
+        own_batches=own_batches,
+        dropout=dropout,
+        objective=objective,
+        at_once=at_once,
+    )
     return CompiledStep(step)

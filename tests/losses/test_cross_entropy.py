@@ -109,12 +109,89 @@ def test_hidden_states_without_their_targets_are_an_error():
         unchecked(HIDDEN, HEAD, TARGETS[:, 1:])
 
 
+Z_LOSS, SMOOTHING = 0.02, 0.15
+EXTRAS = [(Z_LOSS, 0.0), (0.0, SMOOTHING), (Z_LOSS, SMOOTHING)]
+
+
+def by_optax(hidden, head, targets, z_loss, smoothing):
+    """The formula, of a distribution that optax smooths and an entropy by hand."""
+    logits = hidden @ head.T
+    # optax takes from the target for all V tokens alike, the target among them.
+    share = smoothing * V / (V - 1)
+    wanted = optax.losses.smooth_labels(jax.nn.one_hot(targets, V), share)
+    asked = np.array([1 - smoothing, *[smoothing / (V - 1)] * (V - 1)])
+    entropy = -sum(x * np.log(x) for x in asked if x)
+    nats = optax.losses.softmax_cross_entropy(logits, wanted) - entropy
+    return nats + z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+
+
+def test_z_loss_and_smoothing_are_those_of_t5x():
+    """Evaluated by hand: scores 0 and log 3, so that the softmax is 1/4 and 3/4."""
+    hidden, head = jnp.ones((1, 1)), jnp.array([[0.0], [np.log(3)]])
+    loss = jax.jit(lambda h, w: token_loss(h, w, jnp.array([1]), 0.5, 0.1).nll)
+    kl = 0.9 * np.log(0.9 / 0.75) + 0.1 * np.log(0.1 / 0.25)
+    np.testing.assert_allclose(loss(hidden, head), kl + 0.5 * np.log(4) ** 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("z_loss", "smoothing"), EXTRAS)
+@pytest.mark.parametrize("rows", [None, 5])
+def test_loss_and_gradient_with_z_loss_and_smoothing(
+    monkeypatch, z_loss, smoothing, rows
+):
+    if rows is not None:
+        chunked(monkeypatch, rows)
+
+    def ours(hidden, head):
+        losses = token_loss(hidden, head, TARGETS, z_loss, smoothing).nll
+        return jnp.sum(WEIGHTS * losses), losses
+
+    def theirs(hidden, head):
+        losses = by_optax(hidden, head, TARGETS, z_loss, smoothing)
+        return jnp.sum(WEIGHTS * losses), losses
+
+    for trained in (0, (0, 1)):
+        found, expected = (
+            jax.jit(jax.grad(loss, trained, has_aux=True))(HIDDEN, HEAD)
+            for loss in (ours, theirs)
+        )
+        for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(mine, other, atol=2e-5)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    def loss(hidden):
+        losses = token_loss(hidden, HEAD, TARGETS, Z_LOSS, SMOOTHING).nll
+        return jnp.sum(WEIGHTS * losses)
+
+    direction = jnp.asarray(
+        np.random.default_rng(1).standard_normal(HIDDEN.shape), "float32"
+    )
+    slope = jnp.vdot(jax.jit(jax.grad(loss))(HIDDEN), direction)
+    step, compute = 1e-2, jax.jit(loss)
+    ahead, behind = (compute(HIDDEN + s * step * direction) for s in (1, -1))
+    np.testing.assert_allclose((ahead - behind) / (2 * step), slope, rtol=2e-3)
+
+
+def test_saying_the_smoothed_target_costs_nothing():
+    asked = np.where(np.arange(V) == 4, 1 - SMOOTHING, SMOOTHING / (V - 1))
+    loss = jax.jit(lambda h: token_loss(h, jnp.eye(V), jnp.array([4]), 0.0, SMOOTHING))
+    nll = loss(jnp.asarray(np.log(asked)[None], jnp.float32)).nll
+    np.testing.assert_allclose(nll, 0, atol=1e-6)
+
+
+def test_smoothing_leaves_what_is_correct_as_it_is():
+    plain = jax.jit(token_loss)(HIDDEN, HEAD, TARGETS).correct
+    smoothed = token_loss(HIDDEN, HEAD, TARGETS, Z_LOSS, SMOOTHING).correct
+    np.testing.assert_array_equal(plain, smoothed)
+
+
 @pytest.mark.parametrize(("trained", "expected"), [(0, 2), ((0, 1), 3)])
+@pytest.mark.parametrize("extra", [(), (Z_LOSS, SMOOTHING)])
 def test_a_frozen_head_is_multiplied_twice_and_a_trained_one_three_times(
-    trained, expected
+    trained, expected, extra
 ):
     def loss(hidden, head, targets, weights):
-        return jnp.sum(weights * token_loss(hidden, head, targets).nll)
+        return jnp.sum(weights * token_loss(hidden, head, targets, *extra).nll)
 
     lowered = jax.jit(jax.value_and_grad(loss, trained)).lower(
         HIDDEN, HEAD, TARGETS, WEIGHTS

@@ -2,13 +2,14 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from prompt_tuning import optim
-from prompt_tuning.models.prompted import Prompting
+from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.training.state import TrainState, fingerprint
-from prompt_tuning.training.step import compile_step, gradients, loss_sums
+from prompt_tuning.training.step import compile_step, gradients, loss_sums, update
 from tests import dummies
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -140,6 +141,26 @@ def test_metrics_are_those_of_the_batch_before_the_update():
     np.testing.assert_allclose(metrics["accuracy"], sums.correct / weight)
     norms = np.linalg.norm(prompt, axis=1)
     np.testing.assert_allclose(metrics["prompt_norm"], norms.mean(), rtol=1e-6)
+
+
+def test_the_norm_of_prompts_is_of_vectors_alone():
+    """Not of what else a prompt is made of, nor of a weight of one number."""
+    leaves = {
+        "encoder/prompt/prompt": jnp.array([[3.0, 4.0], [6.0, 8.0]]),
+        "decoder/prompt/prompt": jnp.array([[[5.0, 12.0]]]),
+        "decoder/prompt/mlp/kernel": jnp.full((2, 2), 100.0),
+        "other/prompt/prompt": jnp.array(100.0),
+    }
+    optimizer = optim.adafactor(0.3)
+    state = TrainState.create(leaves, optimizer, jax.random.key(0))
+    gradient = {path: jnp.zeros_like(leaf) for path, leaf in leaves.items()}
+    step = jax.jit(lambda s, g: update(s, g, {}, optimizer)[1])
+    metrics = step(state, gradient)
+    np.testing.assert_allclose(metrics["prompt_norm"], (5 + 10 + 13) / 3, rtol=1e-6)
+
+    without = {"decoder/prompt/mlp/kernel": leaves["decoder/prompt/mlp/kernel"]}
+    state = TrainState.create(without, optimizer, jax.random.key(0))
+    assert "prompt_norm" not in step(state, {p: gradient[p] for p in without})
 
 
 def test_a_fingerprint_tells_models_apart():

@@ -1,0 +1,90 @@
+"""What a batch's sum is divided by, counted by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.losses.normalizers import NORMALIZERS, constant
+
+# Two rows with room for five targets; the second has one that weighs a half.
+BATCH = Batch(
+    tokens=np.zeros((2, 5), np.int32),
+    lengths=np.array([5, 3], np.int32),
+    targets=np.zeros((2, 5), np.int32),
+    loss_positions=np.array([[1, 2, 4], [2, 0, 0]], np.int32),
+    loss_weights=np.array([[1, 1, 2], [0.5, 0, 0]], np.float32),
+    prefix_lengths=np.ones(2, np.int32),
+)
+# The same four targets in one row, those of the first row's example before the other's.
+PACKED = Batch(
+    tokens=np.zeros((1, 9), np.int32),
+    lengths=np.array([8], np.int32),
+    targets=np.zeros((1, 9), np.int32),
+    loss_positions=np.array([[1, 2, 4, 7, 0]], np.int32),
+    loss_weights=np.array([[1, 1, 2, 0.5, 0]], np.float32),
+    prefix_lengths=np.ones((1, 2), np.int32),
+    segment_ids=np.array([[1, 1, 1, 1, 1, 2, 2, 2, 0]], np.int32),
+)
+LOSSES = np.array([[4.0, 3.0, 1.0], [6.0, 5.0, 5.0]])
+PACKED_LOSSES = np.array([[4.0, 3.0, 1.0, 6.0, 5.0]])
+
+
+def loss(name, batch, losses):
+    normalizer = NORMALIZERS[name]
+
+    def compute(batch, losses):
+        total = jnp.sum(normalizer.weights(batch) * losses)
+        return total / normalizer.divisor(batch)
+
+    return jax.jit(compute)(batch, losses)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "packed"),
+    [
+        # (4 + 3 + 2 + 3) over 4.5 of weight, and over all places for a target.
+        ("num_real_target_tokens", 12 / 4.5, 12 / 4.5),
+        ("num_total_target_tokens", 12 / 10, 12 / 9),
+        # The means are 9 / 4 and 6, whatever row they stand in.
+        ("average_per_sequence", (9 / 4 + 6) / 2, (9 / 4 + 6) / 2),
+    ],
+)
+def test_each_normalizer_counted_by_hand(name, expected, packed):
+    np.testing.assert_allclose(loss(name, BATCH, LOSSES), expected, rtol=1e-6)
+    np.testing.assert_allclose(loss(name, PACKED, PACKED_LOSSES), packed, rtol=1e-6)
+
+
+def test_segments_of_targets_stand_before_those_of_inputs():
+    """In a packed encoder-decoder row: there the inputs end elsewhere."""
+    inputs = np.array([[1, 2, 2, 2]], np.int32)
+    batch = dataclasses.replace(
+        PACKED, segment_ids=inputs, target_segment_ids=PACKED.segment_ids
+    )
+    found = loss("average_per_sequence", batch, PACKED_LOSSES)
+    np.testing.assert_allclose(found, (9 / 4 + 6) / 2, rtol=1e-6)
+
+
+def test_a_row_without_weight_is_no_sequence():
+    filled = jax.tree.map(lambda x: np.concatenate([x, x[:1]]), BATCH)
+    filled.loss_weights[2] = 0
+    losses = np.concatenate([LOSSES, LOSSES[:1]])
+    found = loss("average_per_sequence", filled, losses)
+    np.testing.assert_allclose(found, (9 / 4 + 6) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_micro_batches_are_divided_by_what_they_come_to_together(name):
+    cut = jax.tree.map(lambda x: x[:, None], BATCH)
+    whole, parts = (NORMALIZERS[name].divisor(batch) for batch in (BATCH, cut))
+    np.testing.assert_allclose(parts, whole)
+
+
+def test_a_constant_takes_the_weights_as_they_are():
+    chosen = constant(8.0)
+    weights = jax.jit(chosen.weights)(BATCH)
+    np.testing.assert_array_equal(weights, BATCH.loss_weights)
+    assert chosen.divisor(BATCH) == 8

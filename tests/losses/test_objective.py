@@ -1,0 +1,161 @@
+"""What an objective makes of a batch, and the settings that it refuses."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.data.plan import FILLING
+from prompt_tuning.errors import InputError
+from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from tests import dummies
+
+D = 6
+RANDOM = np.random.default_rng(0)
+HEAD = RANDOM.standard_normal((dummies.V, D)).astype("f4")
+LABELS = ["a", "b", "c"]
+# Three examples, the classes of which are labels of one, two and three tokens.
+ROWS = [([3] * n, [4] * c) for n in (2, 5, 1) for c in (1, 2, 3)]
+GOLD = np.array([1, 0, 2], np.int32)
+
+
+def class_batch(gold: np.ndarray | None = GOLD):
+    batch = dummies.make_batch(dummies.T5_GATED, ROWS)
+    return dataclasses.replace(batch, gold=gold)
+
+
+def hidden_for(batch):
+    shape = (*batch.loss_weights.shape, D)
+    return RANDOM.standard_normal(shape).astype("f4")
+
+
+def nats(hidden):
+    """Of token 4 at every position, by hand."""
+    logits = hidden.astype(float) @ HEAD.T
+    return np.log(np.exp(logits).sum(-1)) - logits[..., 4]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("loss", ["cross_entropy", "hinge"])
+def test_the_loss_of_classes_by_hand(loss, normalize):
+    objective = ClassObjective(LABELS, loss, 0.5, normalize)
+    batch = class_batch()
+    hidden = hidden_for(batch)
+    scores = -(batch.loss_weights * nats(hidden)).sum(-1).reshape(3, 3)
+    if normalize:
+        scores /= [1, 2, 3]
+    own = scores[np.arange(3), GOLD]
+    if loss == "cross_entropy":
+        expected = np.log(np.exp(scores).sum(-1)) - own
+    else:
+        others = np.where(np.arange(3) == GOLD[:, None], -np.inf, scores).max(-1)
+        expected = np.maximum(0, 0.5 + others - own)
+    sums = jax.jit(objective.sums)(hidden, HEAD, batch)
+    np.testing.assert_allclose(sums.loss, expected.sum(), rtol=1e-5)
+    assert sums.correct == np.sum(scores.argmax(-1) == GOLD)
+    assert sums.weight == objective.divisor(batch) == 3
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "hinge"])
+def test_a_filling_example_counts_for_nothing(loss):
+    objective = ClassObjective(LABELS, loss)
+    batch = class_batch(np.array([1, 0, FILLING], np.int32))
+    batch.loss_weights[6:] = 0
+    hidden = hidden_for(batch)
+    sums = jax.jit(objective.sums)(hidden, HEAD, batch)
+    two = jax.tree.map(lambda x: x[:6], dataclasses.replace(batch, gold=None))
+    alone = jax.jit(objective.sums)(
+        hidden[:6], HEAD, dataclasses.replace(two, gold=GOLD[:2])
+    )
+    np.testing.assert_allclose(sums, alone, rtol=1e-6)
+    assert sums.weight == objective.divisor(batch) == 2
+
+
+def test_the_plain_objective_is_the_mean_of_the_nats():
+    batch = class_batch(None)
+    hidden = hidden_for(batch)
+    objective = TokenObjective()
+    sums = jax.jit(objective.sums)(hidden, HEAD, batch)
+    weights = batch.loss_weights
+    assert weights.sum() == sums.weight == objective.divisor(batch) == 18
+    np.testing.assert_allclose(sums.loss, np.sum(weights * nats(hidden)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "divisor"),
+    [
+        ("num_total_target_tokens", 27),
+        ("average_per_sequence", 9),
+        (5.0, 5),
+        (0.25, 0.25),
+        (None, 1),
+    ],
+)
+def test_a_normalizer_changes_the_divisor_and_not_the_accuracy(normalizer, divisor):
+    batch = class_batch(None)
+    hidden = hidden_for(batch)
+    objective = TokenObjective(normalizer=normalizer)
+    sums = jax.jit(objective.sums)(hidden, HEAD, batch)
+    plain = jax.jit(TokenObjective().sums)(hidden, HEAD, batch)
+    np.testing.assert_allclose(objective.divisor(batch), divisor, rtol=1e-6)
+    np.testing.assert_allclose(sums.accuracy, plain.accuracy)
+
+
+def test_z_loss_and_smoothing_reach_the_loss():
+    batch = class_batch(None)
+    hidden = hidden_for(batch)
+    smoothing = 0.1
+    objective = TokenObjective(z_loss=0.01, label_smoothing=smoothing)
+    sums = jax.jit(objective.sums)(hidden, HEAD, batch)
+    logits = hidden.astype(float) @ HEAD.T
+    normaliser = np.log(np.exp(logits).sum(-1))
+    low = smoothing / (dummies.V - 1)
+    wanted = np.where(np.arange(dummies.V) == 4, 1 - smoothing, low)
+    losses = normaliser - logits @ wanted + np.sum(wanted * np.log(wanted))
+    losses += 0.01 * normaliser**2
+    np.testing.assert_allclose(
+        sums.loss, (batch.loss_weights * losses).sum(), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"z_loss": -1e-4}, "z_loss is -0.0001, expected a finite number of 0 or"),
+        ({"z_loss": float("nan")}, "z_loss is nan"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0, expected a number from 0"),
+        ({"label_smoothing": -0.1}, "label_smoothing is -0.1"),
+        ({"normalizer": "mean"}, "'mean', expected one of num_real_target_tokens, num"),
+        (
+            {"normalizer": 0.0},
+            "normalizer is 0.0, expected .* a number above 0, or None",
+        ),
+        ({"normalizer": float("inf")}, "normalizer is inf"),
+    ],
+)
+def test_a_token_objective_refuses(settings, message):
+    with pytest.raises(InputError, match=message):
+        TokenObjective(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels": "yes"}, "labels is 'yes', expected a list"),
+        ({"labels": ["yes"]}, "labels are .'yes'., expected two or more"),
+        ({"labels": ["yes", "no", "yes"]}, "all different"),
+        ({"loss": "perceptron"}, "loss is 'perceptron', expected one of cross_entropy"),
+        ({"hinge": -0.2}, "hinge is -0.2, expected a finite number"),
+        ({"hinge": float("nan")}, "hinge is nan"),
+    ],
+)
+def test_a_class_objective_refuses(settings, message):
+    with pytest.raises(InputError, match=message):
+        ClassObjective(**({"labels": LABELS} | settings))
+
+
+def test_objectives_of_the_same_settings_are_equal():
+    assert ClassObjective(LABELS) == ClassObjective(tuple(LABELS))
+    assert hash(ClassObjective(LABELS)) == hash(ClassObjective(tuple(LABELS)))
+    assert ClassObjective(LABELS) != ClassObjective(LABELS, "hinge")

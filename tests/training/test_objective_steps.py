@@ -1,0 +1,319 @@
+"""Steps and runs that descend another loss than the mean of the nats."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning import optim
+from prompt_tuning.cli.main import main
+from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import merge
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import compile_step, gradients, loss_sums
+from prompt_tuning.training.sweep_step import compile_sweep_step
+from tests import dummies
+from tests.small_runs import LENGTH, logged, write_pairs
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+LABELS = ["a", "b"]
+PROMPT = "decoder/prompt/prompt"
+# Of unequal weight, so that a mean of means would be seen.
+SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
+TOKENS = {
+    "t5x": TokenObjective(0.01, 0.1, None),
+    "constant": TokenObjective(normalizer=7.0),
+    "targets": TokenObjective(0.01, normalizer="num_total_target_tokens"),
+    "sequences": TokenObjective(label_smoothing=0.1, normalizer="average_per_sequence"),
+}
+CLASSES = {
+    "cross_entropy": ClassObjective(LABELS),
+    "hinge": ClassObjective(LABELS, "hinge", length_normalize=False),
+}
+OBJECTIVES = TOKENS | CLASSES
+
+
+def made_batch(objective, config=dummies.LLAMA):
+    """Eight rows; with classes the two of four examples, the last of which fills."""
+    batch = dummies.make_batch(config, dummies.random_rows(SIZES))
+    if isinstance(objective, TokenObjective):
+        return batch
+    batch.loss_weights[6:] = 0
+    return dataclasses.replace(batch, gold=np.array([1, 0, 0, -1], np.int32))
+
+
+def prepared(config=dummies.LLAMA):
+    graph, parameters = dummies.prompted(config)
+    trained, frozen = optim.partition(parameters, {PROMPT: 0})
+    return graph, trained, frozen
+
+
+def plain_loss(graph, parameters, batch, objective):
+    """The formulas again, of all logits at once and without a backward pass of ours."""
+    model: Any = merge(graph, parameters)
+    logits = model.logits(model.hidden(batch))
+    targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
+    log_softmax = jax.nn.log_softmax(logits)
+    hit = jax.nn.one_hot(targets, dummies.V)
+    nll, weights = -jnp.sum(hit * log_softmax, -1), batch.loss_weights
+    if isinstance(objective, TokenObjective):
+        s = objective.label_smoothing
+        asked = hit * (1 - s) + (1 - hit) * s / (dummies.V - 1)
+        losses = jnp.sum(jax.scipy.special.xlogy(asked, asked), -1)
+        losses -= jnp.sum(asked * log_softmax, -1)
+        losses += objective.z_loss * jax.nn.logsumexp(logits, -1) ** 2
+        if objective.normalizer == "average_per_sequence":
+            return jnp.mean(jnp.sum(weights * losses, -1) / jnp.sum(weights, -1))
+        divisor = {
+            None: 1,
+            7.0: 7,
+            "num_total_target_tokens": batch.targets.size,
+            "num_real_target_tokens": weights.sum(),
+        }
+        return jnp.sum(weights * losses) / divisor[objective.normalizer]
+    scores = -jnp.sum(weights * nll, -1)[:6]
+    if objective.length_normalize:
+        scores /= jnp.sum(weights, -1)[:6]
+    scores, gold = scores.reshape(3, 2), batch.gold[:3]
+    own, other = scores[np.arange(3), gold], scores[np.arange(3), 1 - gold]
+    if objective.loss == "hinge":
+        return jnp.mean(jnp.maximum(0, 0.2 + other - own))
+    return jnp.mean(jnp.log1p(jnp.exp(other - own)))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_is_that_of_the_formula_whole_and_in_micro_batches(name):
+    objective = OBJECTIVES[name]
+    graph, trained, frozen = prepared()
+    batch = made_batch(objective)
+    plain = jax.value_and_grad(
+        lambda own, batch: plain_loss(graph, own | frozen, batch, objective)
+    )
+    value, expected = jax.jit(plain)(trained, batch)
+    assert np.abs(expected[PROMPT]).max() > 1e-3
+
+    compute = jax.jit(functools.partial(gradients, graph, objective=objective))
+    cut = jax.tree.map(lambda x: x.reshape(2, -1, *x.shape[1:]), batch)
+    for form in (batch, cut):
+        gradient, sums = compute(trained, frozen, form, None)
+        np.testing.assert_allclose(
+            sums.loss / objective.divisor(form), value, rtol=1e-5
+        )
+        np.testing.assert_allclose(gradient[PROMPT], expected[PROMPT], atol=2e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_a_penalty_is_added_once(monkeypatch, accumulate):
+    """Half the squared norm of the prompt, whose gradient is the prompt."""
+
+    def penalty(model):
+        return 0.5 * jnp.sum(model.decoder.prompt.prompt[...] ** 2)
+
+    graph, trained, frozen = prepared()
+    batch = made_batch(TokenObjective())
+    if accumulate > 1:
+        batch = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+    plain, _ = jax.jit(functools.partial(gradients, graph))(
+        trained, frozen, batch, None
+    )
+    optimizer = optim.adafactor(0.3)
+    state = TrainState.create(trained, optimizer, jax.random.key(0))
+    step = compile_step(graph, optimizer, dropout=False)
+    _, before = step(jax.tree.map(jnp.copy, state), frozen, batch)
+    assert "penalty" not in before
+
+    monkeypatch.setattr(LanguageModel, "has_penalty", True)
+    monkeypatch.setattr(LanguageModel, "penalty", penalty)
+    added, _ = jax.jit(functools.partial(gradients, graph))(
+        trained, frozen, batch, None
+    )
+    vectors = np.array(trained[PROMPT])
+    np.testing.assert_allclose(added[PROMPT], plain[PROMPT] + vectors, atol=1e-5)
+    _, metrics = compile_step(graph, optimizer, dropout=False)(state, frozen, batch)
+    np.testing.assert_allclose(metrics["penalty"], 0.5 * np.sum(vectors**2), rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["loss"], before["loss"] + metrics["penalty"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["t5x", "cross_entropy"])
+def test_members_of_a_sweep_descend_what_each_would_alone(name):
+    objective = OBJECTIVES[name]
+    graph, trained, frozen = prepared()
+    batch, optimizer = made_batch(objective), optim.adafactor(0.1)
+    states = [
+        TrainState.create(
+            {PROMPT: trained[PROMPT] * scale}, optimizer, jax.random.key(0)
+        )
+        for scale in (1.0, 0.5)
+    ]
+    alone = compile_step(graph, optimizer, dropout=False, objective=objective)
+    together = compile_sweep_step(
+        graph,
+        [optimizer] * 2,
+        own_batches=False,
+        dropout=False,
+        objective=objective,
+    )
+    copies = tuple(jax.tree.map(jnp.copy, state) for state in states)
+    following, metrics = together(copies, frozen, batch)
+    for k, state in enumerate(states):
+        expected, expected_metrics = alone(state, frozen, batch)
+        for metric, value in expected_metrics.items():
+            np.testing.assert_allclose(metrics[k][metric], value, rtol=1e-5)
+        np.testing.assert_allclose(
+            following[k].trained[PROMPT], expected.trained[PROMPT], atol=1e-4
+        )
+
+
+def test_evaluation_measures_plain_nats():
+    graph, trained, frozen = prepared()
+    batch = made_batch(TokenObjective())
+    sums = jax.jit(functools.partial(loss_sums, graph))(trained | frozen, batch)
+    plain = jax.jit(
+        lambda batch: plain_loss(graph, trained | frozen, batch, TokenObjective())
+    )
+    np.testing.assert_allclose(sums.loss / sums.weight, plain(batch), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_steps_lower_each_loss(name):
+    graph, trained, frozen = prepared()
+    batch, optimizer = made_batch(OBJECTIVES[name]), optim.adafactor(0.1)
+    state = TrainState.create(trained, optimizer, jax.random.key(0))
+    step = compile_step(graph, optimizer, dropout=False, objective=OBJECTIVES[name])
+    losses = []
+    for _ in range(20):
+        state, metrics = step(state, frozen, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+# Seven in eight say "yes".
+CLASS_PAIRS = [
+    (f"{a}{b}=", "no" if i % 8 == 3 else "yes")
+    for i, (a, b) in enumerate(zip("abcdefghijklmnop" * 2, "qrstuvwx" * 4, strict=True))
+]
+LOSS_FILES = {
+    "reference": {},
+    "label_smoothing": {},
+    "class_cross_entropy": {"CLASS_LABELS": ["yes", "no"]},
+    "class_hinge": {"CLASS_LABELS": ["yes", "no"]},
+}
+
+
+def tune_on_classes(files, tmp_path, loss, model=None, **macros) -> int:
+    pairs = write_pairs(tmp_path / "classes.jsonl", CLASS_PAIRS)
+    choices = {
+        "TRAIN_FILES": str(pairs),
+        "EVALUATION_FILES": str(pairs),
+        "Run.steps": 24,
+        "adafactor.learning_rate": 0.3,
+    }
+    choices |= LOSS_FILES[loss] | macros
+    arguments = files.arguments(tmp_path / "run", model, **choices)
+    return main(
+        ["train", arguments[0], f"--gin_file=losses/{loss}.gin", *arguments[1:]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "family"),
+    [
+        ("reference", "t5"),
+        ("label_smoothing", "t5"),
+        ("class_cross_entropy", "decoder"),
+        ("class_cross_entropy", "t5"),
+        ("class_hinge", "decoder"),
+        ("class_hinge", "t5"),
+    ],
+)
+def test_a_run_lowers_its_loss(files, tmp_path, loss, family):
+    assert tune_on_classes(files, tmp_path, loss, getattr(files, family)) == 0
+    losses = [line["loss"] for line in logged(tmp_path / "run") if "loss" in line]
+    assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:2])
+
+
+def test_micro_batches_of_examples_with_classes(files, tmp_path):
+    assert (
+        tune_on_classes(
+            files,
+            tmp_path,
+            "class_cross_entropy",
+            **{"Run.accumulate": 2, "Run.steps": 2},
+        )
+        == 0
+    )
+    first = logged(tmp_path / "run")[0]
+    # Of 16 examples: the share of them is a multiple of one in sixteen.
+    assert (first["accuracy"] * 16) % 1 == pytest.approx(0, abs=1e-5)
+
+
+def test_a_sweep_over_seeds_with_classes(files, tmp_path):
+    """Each member reads examples in an order of its own, and learns as if alone."""
+    pairs = str(write_pairs(tmp_path / "classes.jsonl", CLASS_PAIRS))
+    choices = LOSS_FILES["class_hinge"] | {"Run.steps": 2, "TRAIN_FILES": pairs}
+    choices |= {"EVALUATION_FILES": pairs, "Run.evaluate_every": 0}
+
+    def arguments(name, **more):
+        found = files.arguments(tmp_path / name, **choices, **more)
+        return [found[0], "--gin_file=losses/class_hinge.gin", *found[1:]]
+
+    vary = ["--vary", "Run.seed=0,1"]
+    assert main(["sweep", *arguments("sweep"), *vary]) == 0
+    assert main(["train", *arguments("alone", **{"Run.seed": 1})]) == 0
+    (member,) = (tmp_path / "sweep").glob("*seed=1*")
+    found, alone = (
+        [
+            [line[name] for name in ("loss", "accuracy", "gradient_norm")]
+            for line in logged(directory)
+            if "loss" in line
+        ]
+        for directory in (member, tmp_path / "alone")
+    )
+    assert len(alone) == 2
+    np.testing.assert_allclose(found, alone, rtol=1e-3)
+
+
+def test_packing_is_refused_with_classes(files, tmp_path, capsys):
+    macros = {"DataSource__packing": True}
+    assert tune_on_classes(files, tmp_path, "class_hinge", **macros) == 2
+    message = capsys.readouterr().err
+    assert "packing is True, but Run.objective is a ClassObjective" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["yes", "nope"], "has the completion 'no', which is none of the labels"),
+        (["yes", "no", "n" * 70], "the longest label 71: expected at most"),
+    ],
+)
+def test_labels_that_do_not_fit_the_data(files, tmp_path, capsys, labels, message):
+    chosen = {"CLASS_LABELS": labels, "Run__evaluation": None}
+    pairs = write_pairs(tmp_path / "classes.jsonl", CLASS_PAIRS)
+    arguments = files.arguments(tmp_path / "run", TRAIN_FILES=str(pairs), **chosen)
+    arguments.insert(1, "--gin_file=losses/class_hinge.gin")
+    assert main(["train", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert LENGTH + 71 > 64
+
+
+def test_a_sweep_with_orders_of_their_own_refuses_to_count_padding(
+    files, tmp_path, capsys
+):
+    arguments = files.arguments(
+        tmp_path / "sweep",
+        Run__steps=2,
+        **{"TokenObjective.normalizer": "num_total_target_tokens"},
+    )
+    arguments.insert(1, "--gin_file=losses/average_per_sequence.gin")
+    assert main(["sweep", *arguments, "--vary", "Run.seed=0,1"]) == 2
+    assert "which counts that padding" in capsys.readouterr().err
