@@ -16,7 +16,10 @@ from rich.table import Table
 from prompt_tuning.cli.main import set_up_process
 from scripts.quickstart import tune_and_measure
 
-WAYS = {"seeing the text": (), "isolated": ("Prompting.visibility = ('prompt->prompt',)",)}
+WAYS = {
+    "seeing the text": (),
+    "isolated": ("Prompting.visibility = ('prompt->prompt',)",),
+}
 
 
 def main() -> None:

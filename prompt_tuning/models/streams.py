@@ -138,3 +138,21 @@ def apart(
         part.reshape(*view.shape, *part.shape[1:])
         for part, view in zip(parts, views, strict=True)
     ]
+
+
+def entered(
+    hidden: Float[Array, "n D"],
+    views: Sequence[View],
+    at_blocks: Sequence[AtBlocks | None],
+    values: Sequence[Any],
+) -> Float[Array, "n D"]:
+    """The streams' hidden states as they enter a block."""
+    if not any(at_blocks):
+        return hidden
+    parts = [
+        part if entry is None else entry.apply(part, value)
+        for part, entry, value in zip(
+            apart(hidden, views), at_blocks, values, strict=True
+        )
+    ]
+    return joined(parts)

@@ -8,7 +8,7 @@ Blocks know nothing of prompts or of decoding: a stream sees what its masks say.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,12 @@ from prompt_tuning.models.parameters import (
 )
 from prompt_tuning.models.rows import Rows
 from prompt_tuning.models.streams import (
-    AtBlocks,
     Context,
     Seen,
     Stream,
     View,
     apart,
+    entered,
     joined,
 )
 
@@ -307,7 +307,7 @@ class Stack(nnx.Module):
 
         def body(hidden, layer):
             parameters, values, past, cross, key = layer
-            hidden = _entered(hidden, views, at_blocks, values)
+            hidden = entered(hidden, views, at_blocks, values)
             block = cast(Block, merge(graph, parameters))
             hidden, made = block(hidden, angles, views, past, cross, key)
             return hidden, made if keep else ()
@@ -383,21 +383,3 @@ class Stack(nnx.Module):
         if self.relative_position_bias is None:
             return None
         return self.relative_position_bias(queries, keys)
-
-
-def _entered(
-    hidden: Float[Array, "n D"],
-    views: Sequence[View],
-    at_blocks: Sequence[AtBlocks | None],
-    values: Sequence[Any],
-) -> Float[Array, "n D"]:
-    """The streams' hidden states as they enter a block."""
-    if not any(at_blocks):
-        return hidden
-    parts = [
-        part if entry is None else entry.apply(part, value)
-        for part, entry, value in zip(
-            apart(hidden, views), at_blocks, values, strict=True
-        )
-    ]
-    return joined(parts)

@@ -234,10 +234,20 @@ class InferenceOnlyPrompt(InputPrompt):
 
 
 class Constant:
-    """Hides an array from NNX, which would make it part of the model's state."""
+    """Hides an array from NNX, which would make it part of the model's state.
+
+    It is part of the model's structure instead: two are equal if their numbers are.
+    """
 
     def __init__(self, array: np.ndarray):
         self.array = array
+        self._hash = hash((array.shape, array.tobytes()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and np.array_equal(self.array, other.array)
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def initial_vectors(

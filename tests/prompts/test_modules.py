@@ -7,7 +7,12 @@ from flax import nnx
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import logical_axes, split
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
-from prompt_tuning.prompts.modules import InferenceOnlyPrompt, SoftPrompt
+from prompt_tuning.prompts.modules import (
+    InferenceOnlyPrompt,
+    PaddedPrompt,
+    SoftPrompt,
+    StackedPrompts,
+)
 
 KEY = jax.random.key(0)
 VOCABULARY = Vocabulary(np.ones((7, 4), np.float32))
@@ -56,3 +61,31 @@ def test_what_an_initializer_makes_is_checked():
 
     with pytest.raises(InputError, match=r"made \(4, 3\), expected \(3, 4\)"):
         SoftPrompt(KEY, VOCABULARY, length=3, initializer=transposed)
+
+
+def test_constants_are_equal_if_their_numbers_are():
+    graphs = [
+        nnx.split(InferenceOnlyPrompt(KEY, VOCABULARY, length=3, initializer=start))[0]
+        for start in map(from_array, (VECTORS, VECTORS.copy(), VECTORS + 1))
+    ]
+    assert graphs[0] == graphs[1] and hash(graphs[0]) == hash(graphs[1])
+    assert graphs[0] != graphs[2]
+
+
+def test_stacked_prompts_are_one_module_of_several():
+    stacked = StackedPrompts(jnp.stack([VECTORS, 2 * VECTORS]))
+    np.testing.assert_array_equal(stacked()[1], 2 * VECTORS)
+    assert (stacked.count, stacked.length, stacked.real_length) == (2, 3, 3)
+    assert logical_axes(stacked) == {"prompt": ("tasks", "prompt", "prompt_embed")}
+
+
+def test_padding_is_no_part_of_a_prompt():
+    padded = PaddedPrompt(jnp.asarray(VECTORS), 2)
+    assert (padded.length, int(padded.real_length), padded.count) == (3, 2, 1)
+
+
+def test_a_plain_prompt_drops_nothing_and_costs_nothing():
+    prompt = SoftPrompt(KEY, VOCABULARY, length=3)
+    np.testing.assert_array_equal(prompt(KEY), prompt())
+    assert prompt.count == 1 and prompt.penalty() == 0
+    assert not prompt.has_penalty and not prompt.drops

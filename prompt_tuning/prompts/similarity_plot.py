@@ -1,0 +1,85 @@
+"""The picture of how alike prompts are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WITH_NUMBERS = 16
+INCHES_PER_PROMPT = 0.55
+ITSELF_COLOUR = "#e4e4e4"
+LONGEST_NAME = 32
+
+
+def plot_similarities(
+    names: Sequence[str],
+    similarities: Float[np.ndarray, "k k"],
+    title: str,
+    file: Path,
+) -> None:
+    """Draws a heat map.
+
+    The colours span what different prompts have in common, so that small differences
+    show; a prompt's similarity with itself is grey.
+
+    Args:
+      names: of the prompts, `k` of them.
+      similarities: of each with each.
+      title: what is drawn.
+      file: a PNG file to write.
+    """
+    size = min(max(INCHES_PER_PROMPT * len(names), 2.2), 14.0)
+    with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 10}):
+        figure = Figure(figsize=(size + 3.4, size + 1.6), layout="constrained")
+        ax = figure.subplots()
+        low, high = _range(similarities)
+        others = np.ma.array(similarities, mask=np.eye(len(names), dtype=bool))
+        palette = matplotlib.colormaps["viridis"].with_extremes(bad=ITSELF_COLOUR)
+        image = ax.imshow(others, cmap=palette, vmin=low, vmax=high)
+        _name(ax, [_shortened(name) for name in names])
+        if len(names) <= WITH_NUMBERS:
+            _write_numbers(ax, similarities, low, high)
+        ax.set_title(title)
+        figure.colorbar(image, ax=ax, label="cosine similarity")
+        figure.savefig(file, dpi=150)
+
+
+def _range(similarities: Float[np.ndarray, "k k"]) -> tuple[float, float]:
+    """From the least to the greatest similarity of two different prompts."""
+    others = similarities[~np.eye(len(similarities), dtype=bool)]
+    low, high = float(others.min()), float(others.max())
+    return (low, high) if high - low > 1e-6 else (low - 0.5, high + 0.5)
+
+
+def _name(ax: Axes, names: Sequence[str]) -> None:
+    places = np.arange(len(names))
+    ax.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_yticks(places, names)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _write_numbers(
+    ax: Axes, similarities: Float[np.ndarray, "k k"], low: float, high: float
+) -> None:
+    """Each similarity in its cell, dark on light or light on dark."""
+    decimals = 2 if high - low > 0.1 else 3
+    for (row, column), value in np.ndenumerate(similarities):
+        light = row == column or value > (low + high) / 2
+        ax.text(
+            column,
+            row,
+            f"{value:.{decimals}f}",
+            ha="center",
+            va="center",
+            color="black" if light else "white",
+        )
+
+
+def _shortened(name: str) -> str:
+    """The end of a name, where paths differ."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"

@@ -1,0 +1,236 @@
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.parameters import logical_axes, merge, split
+from prompt_tuning.prompts.initializers import (
+    Vocabulary,
+    from_array,
+    from_sampled_vocabulary,
+    uniform,
+)
+from prompt_tuning.prompts.multitask import (
+    AddMultiTaskPrompt,
+    ConcatFeaturesMultiTaskPrompt,
+    ConcatTimeMultiTaskPrompt,
+    FactorizedMultiTaskPrompt,
+    ProjectMultiTaskPrompt,
+    factors_of_ones,
+    normal_factors,
+)
+
+N, P, D = 3, 4, 6
+KEY = jax.random.key(0)
+TABLE = np.random.default_rng(0).standard_normal((9, D)).astype("f4")
+VOCABULARY = Vocabulary(TABLE)
+ADD = functools.partial(AddMultiTaskPrompt, length=P, tasks=N)
+TIME = functools.partial(ConcatTimeMultiTaskPrompt, length=P, tasks=N)
+FEATURES = functools.partial(
+    ConcatFeaturesMultiTaskPrompt,
+    length=P,
+    tasks=N,
+    shared_features=2,
+    task_features=4,
+)
+PROJECT = functools.partial(
+    ProjectMultiTaskPrompt, length=P, tasks=N, shared_features=2
+)
+FACTORIZED = functools.partial(FactorizedMultiTaskPrompt, length=P, tasks=N, rank=2)
+KINDS = {
+    "add": (ADD, {"shared": (P, D), "task": (N, P, D)}),
+    "concat_time": (TIME, {"shared": (P, D), "task": (N, P, D)}),
+    "concat_features": (FEATURES, {"shared": (P, 2), "task": (N, P, 4)}),
+    "project": (PROJECT, {"shared": (P, 2), "task": (N, D * 2 + D)}),
+    "factorized": (
+        FACTORIZED,
+        {"shared": (P, D), "columns": (N, P, 2), "rows": (N, 2, D)},
+    ),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def numbered(factory):
+    """The prompt with numbers of its own everywhere, evaluated under `jit`."""
+    graph, parameters = split(factory(KEY, VOCABULARY))
+    random = np.random.default_rng(1)
+    numbers = {
+        path: random.standard_normal(leaf.shape).astype("f4")
+        for path, leaf in parameters.items()
+    }
+    evaluate = jax.jit(lambda parameters: merge(graph, parameters)())
+    return numbers, np.asarray(evaluate(numbers))
+
+
+@every_kind
+def test_a_prompt_for_each_task_from_parameters_with_named_axes(kind):
+    factory, shapes = KINDS[kind]
+    prompt = factory(KEY, VOCABULARY)
+    _, parameters = split(prompt)
+    assert {path: leaf.shape for path, leaf in parameters.items()} == shapes
+    assert {leaf.dtype for leaf in parameters.values()} == {jnp.dtype("float32")}
+    axes = logical_axes(prompt)
+    assert {path: len(axes[path]) for path in shapes} == {
+        path: len(shape) for path, shape in shapes.items()
+    }
+    assert all(names[0] == "tasks" for p, names in axes.items() if p != "shared")
+    assert prompt.count == N
+    assert prompt().shape == (N, prompt.length, D)
+    assert prompt.real_length == prompt.length == (2 * P if factory is TIME else P)
+
+
+def test_added_prompts():
+    numbers, made = numbered(ADD)
+    for task in range(N):
+        expected = numbers["shared"] + numbers["task"][task]
+        np.testing.assert_allclose(made[task], expected, rtol=1e-6)
+
+
+def test_prompts_one_after_the_other():
+    numbers, made = numbered(functools.partial(TIME, task_length=2))
+    assert made.shape == (N, P + 2, D)
+    for task in range(N):
+        np.testing.assert_array_equal(made[task, :P], numbers["shared"])
+        np.testing.assert_array_equal(made[task, P:], numbers["task"][task])
+
+
+def test_features_side_by_side():
+    numbers, made = numbered(FEATURES)
+    for task in range(N):
+        np.testing.assert_array_equal(made[task, :, :2], numbers["shared"])
+        np.testing.assert_array_equal(made[task, :, 2:], numbers["task"][task])
+
+
+def test_projected_prompts_have_a_flattened_kernel_and_then_a_bias():
+    numbers, made = numbered(PROJECT)
+    for task in range(N):
+        row = numbers["task"][task]
+        for p in range(P):
+            expected = [
+                row[2 * d] * numbers["shared"][p, 0]
+                + row[2 * d + 1] * numbers["shared"][p, 1]
+                + row[2 * D + d]
+                for d in range(D)
+            ]
+            np.testing.assert_allclose(made[task, p], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_factorized_prompts():
+    numbers, made = numbered(FACTORIZED)
+    for task in range(N):
+        factor = numbers["columns"][task] @ numbers["rows"][task]
+        expected = numbers["shared"] * factor
+        np.testing.assert_allclose(made[task], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_factorized_prompts_start_at_the_shared_one():
+    start = from_array(TABLE[:P])
+    prompt = FACTORIZED(KEY, VOCABULARY, initializer=start)
+    for task in prompt():
+        np.testing.assert_allclose(task, TABLE[:P], rtol=1e-6)
+    columns, rows = factors_of_ones()(KEY, (N, P, 2, D))
+    # Something of the second rank is not 0, or it would never have a gradient.
+    assert np.abs(columns[..., 1]).min() > 0 and not rows[:, 1].any()
+
+
+def test_factors_as_in_peft_start_near_zero():
+    columns, rows = normal_factors()(KEY, (8, 100, 16, 100))
+    assert np.std(columns) == pytest.approx(0.02, rel=0.05)
+    assert np.std(rows) == pytest.approx(0.02, rel=0.05)
+    assert np.std(columns @ rows) == pytest.approx(16**0.5 * 0.02**2, rel=0.05)
+
+
+@every_kind
+def test_tasks_differ_from_the_start_unless_they_start_at_the_shared_prompt(kind):
+    first, second, _ = KINDS[kind][0](KEY, VOCABULARY)()
+    assert np.array_equal(first, second) == (kind == "factorized")
+
+
+def test_each_task_may_start_in_the_vocabulary():
+    prompt = ADD(
+        KEY,
+        VOCABULARY,
+        initializer=from_array(np.zeros((P, D), "f4")),
+        task_initializer=from_sampled_vocabulary(None),
+    )
+    rows = {tuple(row) for row in TABLE}
+    assert all(tuple(row) in rows for task in np.asarray(prompt()) for row in task)
+
+
+def test_a_project_prompt_starts_its_maps_as_asked():
+    prompt = PROJECT(KEY, VOCABULARY, task_initializer=uniform(0.5))
+    task = np.asarray(prompt.task[...])
+    assert task.min() >= 0 and 0.3 < task.max() < 0.5
+    default = np.asarray(PROJECT(KEY, VOCABULARY).task[...])
+    assert default[:, : 2 * D].all() and not default[:, 2 * D :].any()
+
+
+@pytest.mark.parametrize(
+    ("factory", "choices", "message"),
+    [
+        (ADD, {"tasks": 0}, "tasks is 0, expected at least 1"),
+        (PROJECT, {"tasks": 0}, "tasks is 0, expected at least 1"),
+        (FACTORIZED, {"tasks": -1}, "tasks is -1, expected at least 1"),
+        (ADD, {"length": 0}, "length is 0, expected at least 1"),
+        (TIME, {"task_length": 0}, "length is 0, expected at least 1"),
+        (FEATURES, {"shared_features": 3}, "3 and task_features 4 .* together 6"),
+        (FEATURES, {"shared_features": 6, "task_features": 0}, "must be positive"),
+        (PROJECT, {"shared_features": 0}, "shared_features is 0"),
+        (FACTORIZED, {"rank": 0}, "rank is 0, expected at least 1"),
+        (
+            FEATURES,
+            {"initializer": from_sampled_vocabulary(None)},
+            r"made \(4, 6\), expected \(4, 2\)",
+        ),
+    ],
+)
+def test_what_cannot_be_a_multi_task_prompt_is_refused(factory, choices, message):
+    with pytest.raises(InputError, match=message):
+        factory(KEY, VOCABULARY, **choices)
+
+
+PEFT_SCRIPT = """
+import sys, numpy, torch
+from peft import MultitaskPromptTuningConfig
+from peft.tuners.multitask_prompt_tuning import MultitaskPromptEmbedding
+given = numpy.load(sys.argv[1])
+tasks, length, rank = given["columns"].shape
+config = MultitaskPromptTuningConfig(
+    task_type="CAUSAL_LM", num_tasks=tasks, num_ranks=rank,
+    num_virtual_tokens=length, token_dim=given["shared"].shape[1],
+    num_transformer_submodules=1)
+module = MultitaskPromptEmbedding(config, None)
+with torch.no_grad():
+    module.embedding.weight.copy_(torch.tensor(given["shared"]))
+    module.prefix_task_cols.copy_(torch.tensor(given["columns"]))
+    module.prefix_task_rows.copy_(torch.tensor(given["rows"]))
+    ids = torch.arange(tasks)
+    indices = torch.arange(length).expand(tasks, length)
+    numpy.save(sys.argv[2], module(indices, ids).numpy())
+"""
+
+
+@pytest.mark.skipif(
+    "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
+    reason="needs PEFT: the bench extra, or PEFT_PYTHON",
+)
+def test_factorized_prompts_are_those_of_peft(tmp_path):
+    numbers, made = numbered(FACTORIZED)
+    given, found = tmp_path / "given.npz", tmp_path / "found.npy"
+    np.savez(
+        given,
+        shared=numbers["shared"],
+        columns=numbers["columns"],
+        rows=numbers["rows"],
+    )
+    python = os.environ.get("PEFT_PYTHON", sys.executable)
+    command = [python, "-c", PEFT_SCRIPT, str(given), str(found)]
+    subprocess.run(command, check=True)
+    np.testing.assert_allclose(made, np.load(found), rtol=1e-5, atol=1e-6)
