@@ -23,6 +23,8 @@ class DeepPrompt(InputPrompt):
       prompt: `[L, P, D]`, float32.
     """
 
+    at_every_block = True
+
     def __init__(
         self,
         key: Key[Array, ""],

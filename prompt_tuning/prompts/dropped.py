@@ -6,7 +6,7 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.models.layers import dropout
 from prompt_tuning.models.parameters import optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import PromptFactory, WrappedPrompt
+from prompt_tuning.prompts.modules import InputPromptFactory, WrappedPrompt
 
 
 class DroppedPrompt(WrappedPrompt):
@@ -24,7 +24,7 @@ class DroppedPrompt(WrappedPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        inner: PromptFactory,
+        inner: InputPromptFactory,
         rate: float = 0.1,
     ):
         """Builds the inner prompt.

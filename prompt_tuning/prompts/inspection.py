@@ -1,11 +1,13 @@
 """What a prompt vector looks like to the model: its norm and its nearest tokens."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.errors import InputError
+from prompt_tuning.prompts.modules import InputPrompt
 
 
 class Neighbours(NamedTuple):
@@ -20,6 +22,37 @@ class Neighbours(NamedTuple):
     norm: float
     tokens: tuple[int, ...]
     similarities: tuple[float, ...]
+
+
+def vectors_of(prompts: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "P D"]]:
+    """What prompts put among the input, by stack, and by task where there are several.
+
+    Of a deep prompt that is its first block's; later blocks' vectors, keys and values
+    stand beside nothing that is an embedding.
+
+    Args:
+      prompts: the modules by the stack that each is in.
+
+    Raises:
+      InputError: if there are keys and values alone.
+    """
+    found, others = {}, []
+    for stack, prompt in prompts.items():
+        if not isinstance(prompt, InputPrompt):
+            others.append(f"{stack}/prompt is a {type(prompt).__name__}")
+            continue
+        vectors = np.asarray(prompt())[..., : int(prompt.real_length), :]
+        if vectors.ndim == 2:
+            found[f"{stack}/prompt"] = vectors
+            continue
+        for task, own in enumerate(vectors):
+            found[f"{stack}/prompt, task {task}"] = own
+    if others and not found:
+        raise InputError(
+            f"{' and '.join(others)}: keys and values of every block, which no token's "
+            "embedding is like"
+        )
+    return found
 
 
 def nearest_tokens(

@@ -6,6 +6,7 @@ it stands first and sees no text, and joined to the text everywhere else.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +27,12 @@ class InputPrompt(nnx.Module):
     Attributes:
       has_penalty: whether `penalty` may be other than 0, known before anything runs.
       drops: whether a key makes a difference: something is dropped in training.
+      at_every_block: whether later blocks have vectors of the prompt too.
     """
 
     has_penalty: bool = False
     drops: bool = False
+    at_every_block: ClassVar[bool] = False
 
     @property
     def length(self) -> int:
@@ -131,7 +134,7 @@ class PaddedPrompt(InputPrompt):
         return self.prompt[...]
 
 
-PromptFactory = Callable[[Key[Array, ""], Vocabulary], InputPrompt]
+InputPromptFactory = Callable[[Key[Array, ""], Vocabulary], InputPrompt]
 """A prompt class to which everything but the key and the vocabulary is bound."""
 
 
@@ -143,7 +146,7 @@ class WrappedPrompt(InputPrompt):
     """
 
     def __init__(
-        self, key: Key[Array, ""], vocabulary: Vocabulary, inner: PromptFactory
+        self, key: Key[Array, ""], vocabulary: Vocabulary, inner: InputPromptFactory
     ):
         """Builds the inner prompt.
 
@@ -151,10 +154,10 @@ class WrappedPrompt(InputPrompt):
           InputError: if what the factory makes does not stand among the input.
         """
         self.inner = inner(key, vocabulary)
-        if not isinstance(self.inner, InputPrompt):
+        if not isinstance(self.inner, InputPrompt) or self.inner.at_every_block:
             raise InputError(
                 f"{type(self).__name__}.inner makes a {type(self.inner).__name__}, "
-                "expected a prompt among the input, such as SoftPrompt"
+                "expected a prompt among the input alone, such as SoftPrompt"
             )
         self.has_penalty = self.inner.has_penalty
         self.drops = self.inner.drops

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import fan_in, named_key, optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import PromptFactory, WrappedPrompt
+from prompt_tuning.prompts.modules import InputPromptFactory, WrappedPrompt
 
 NORM_EPSILON = 1e-5
 
@@ -33,7 +33,7 @@ class MLPPrompt(WrappedPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        inner: PromptFactory,
+        inner: InputPromptFactory,
         hidden_width: int | None = None,
     ):
         """Starts the vectors and the network.
@@ -86,7 +86,7 @@ class ResidualPrompt(WrappedPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        inner: PromptFactory,
+        inner: InputPromptFactory,
         hidden_width: int | None = None,
         norm_scale: float = 1.0,
     ):

@@ -1,6 +1,7 @@
 """Prompts at blocks, in decoders and by template, and adapters of projections."""
 
 import dataclasses
+import functools
 from typing import cast
 
 import jax
@@ -14,6 +15,7 @@ from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.parameters import merge
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
+from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary, from_array
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.prefix import (
@@ -229,3 +231,9 @@ def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
 def test_a_prefix_starts_as_its_initialiser_says():
     prefix = KeyValuePrefix(KEY, VOCABULARY, length=50, initializer=normal(0.3))
     assert float(prefix().std()) == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_deep_prompt_cannot_be_wrapped_as_its_later_vectors_would_be_lost():
+    deep = functools.partial(DeepPrompt, length=P)
+    with pytest.raises(InputError, match="makes a DeepPrompt, expected a prompt among"):
+        DroppedPrompt(KEY, VOCABULARY, inner=deep, rate=0.1)
