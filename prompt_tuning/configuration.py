@@ -21,12 +21,20 @@ from gin import config as gin_config
 
 from prompt_tuning import optim
 from prompt_tuning.errors import InputError
+from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.models.build import Prompt
 from prompt_tuning.models.config import t5_config
-from prompt_tuning.models.prompted import Prompt, Prompting
-from prompt_tuning.pretrained import Pretrained, PromptFactory
-from prompt_tuning.prompts import initializers
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.pretrained import Pretrained
+from prompt_tuning.prompts import initializers, multitask, prefix
+from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
+from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.modules import InferenceOnlyPrompt, SoftPrompt
+from prompt_tuning.prompts.projections import IA3, LoRA
+from prompt_tuning.prompts.reparameterized import MLPPrompt, ResidualPrompt
+from prompt_tuning.prompts.wayward import WaywardPrompt
 from prompt_tuning.run import DataSource, Evaluation, Run
+from prompt_tuning.tuning import PromptFactory
 
 PACKAGE = Path(__file__).parent
 # In a checkout the configs lie beside the package, in a wheel inside it.
@@ -38,6 +46,8 @@ FACTORIES = (
     Prompting,
     DataSource,
     Evaluation,
+    TokenObjective,
+    ClassObjective,
     optim.ParameterGroup,
     optim.adafactor,
     optim.adamw,
@@ -45,11 +55,30 @@ FACTORIES = (
     t5_config,
     SoftPrompt,
     InferenceOnlyPrompt,
+    multitask.AddMultiTaskPrompt,
+    multitask.ConcatTimeMultiTaskPrompt,
+    multitask.ConcatFeaturesMultiTaskPrompt,
+    multitask.ProjectMultiTaskPrompt,
+    multitask.FactorizedMultiTaskPrompt,
+    multitask.factors_of_ones,
+    multitask.normal_factors,
+    MLPPrompt,
+    ResidualPrompt,
+    WaywardPrompt,
+    DroppedPrompt,
+    DeepPrompt,
+    AddedDeepPrompt,
+    prefix.KeyValuePrefix,
+    prefix.ProjectedKeyValuePrefix,
+    prefix.normal,
+    LoRA,
+    IA3,
     initializers.uniform,
     initializers.from_file,
     initializers.from_sampled_vocabulary,
     initializers.from_class_labels,
     initializers.from_text,
+    initializers.from_template,
 )
 
 # What gin raises, and what the factories raise for values of a wrong type.
@@ -106,7 +135,11 @@ def read_run(
     with _explained(f"the config {', '.join(files) or '(no file)'}"):
         gin.finalize()
         run = gin.get_configurable(Run)()
-    return dataclasses.replace(run, prompt=run.prompt and _Explained(run.prompt))
+    return dataclasses.replace(
+        run,
+        prompt=run.prompt and _Explained(run.prompt),
+        decoder_prompt=run.decoder_prompt and _Explained(run.decoder_prompt),
+    )
 
 
 def _check_macros(bindings: Sequence[str]) -> None:

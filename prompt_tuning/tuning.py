@@ -3,30 +3,32 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxtyping import Array, Key
 
 from prompt_tuning.checkpoints.adapter import (
-    IA3 as IA3_KIND,
-)
-from prompt_tuning.checkpoints.adapter import (
+    DEEP,
     LORA,
     MULTITASK,
     PREFIX,
     PROMPT,
     Adapter,
 )
+from prompt_tuning.errors import InputError
 from prompt_tuning.models.build import Prompt
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import named_key
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.optim import match_any
+from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.multitask import FactorizedMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.projections import IA3, AdapterSpec, LoRA
 
+LORA_A = "/adapters/lora/a"
 PromptFactory = Callable[[Key[Array, ""], Vocabulary], Prompt]
 """A prompt class to which everything but the key and the vocabulary is bound."""
 
@@ -48,6 +50,25 @@ class Tuning:
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
     adapters: Sequence[AdapterSpec] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it leaves the frozen model as it is."""
+        return self.prompt is None and self.decoder_prompt is None and not self.adapters
+
+    def loras(self, paths: Iterable[str]) -> dict[str, LoRA]:
+        """The LoRAs among some parameters, by the projection that each is beside.
+
+        Args:
+          paths: of parameters, of any kind.
+        """
+        found = [path.removesuffix(LORA_A) for path in paths if path.endswith(LORA_A)]
+        return {
+            projection: spec
+            for projection in found
+            for spec in self.adapters
+            if isinstance(spec, LoRA) and match_any(spec.regexes)(projection)
+        }
 
     def start(
         self, key: Key[Array, ""], vocabulary: Vocabulary, config: ModelConfig
@@ -101,6 +122,9 @@ def tuning_of(
       adapter: as it was read from a file.
       config: the frozen model.
       prompting: how a prompt at the input stands among the text.
+
+    Raises:
+      InputError: if a LoRA does not say by what it is multiplied.
     """
     if adapter.kind in (LORA, IA3_KIND):
         return Tuning(adapters=_specs(adapter))
@@ -130,6 +154,10 @@ def _factory(adapter: Adapter, stack: str) -> PromptFactory | None:
         return functools.partial(
             FactorizedMultiTaskPrompt, length=length, tasks=tasks, rank=rank
         )
+    if adapter.kind == DEEP:
+        return functools.partial(DeepPrompt, length=shapes["prompt"][1])
+    if adapter.kind == DEEP:
+        return functools.partial(DeepPrompt, length=shapes["prompt"][1])
     assert adapter.kind == PROMPT
     return functools.partial(SoftPrompt, length=shapes["prompt"][0])
 
@@ -137,10 +165,14 @@ def _factory(adapter: Adapter, stack: str) -> PromptFactory | None:
 def _specs(adapter: Adapter) -> tuple[AdapterSpec, ...]:
     """One spec for all projections that are adapted alike."""
     alike: dict[tuple[int, float], list[str]] = {}
-    ending = "/adapters/lora/a"
     for path, leaf in adapter.parameters.items():
-        if adapter.kind == LORA and path.endswith(ending):
-            projection = path.removesuffix(ending)
+        if adapter.kind == LORA and path.endswith(LORA_A):
+            projection = path.removesuffix(LORA_A)
+            if projection not in adapter.scalings:
+                raise InputError(
+                    f"nothing says by what the LoRA of {projection} is multiplied "
+                    "(alpha / r): set Run.adapters to what it was trained with"
+                )
             how = (leaf.shape[2], adapter.scalings[projection])
             alike.setdefault(how, []).append(re.escape(projection))
     if adapter.kind == LORA:

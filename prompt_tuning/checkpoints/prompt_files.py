@@ -1,25 +1,22 @@
 """Reads one prompt from any of the files that people have.
 
 NumPy files (with `.npy` or, as google-research/prompt-tuning released them, without),
-the checkpoints and run directories of this library, and PEFT adapters of the kinds
-PROMPT_TUNING and P_TUNING. Nothing is unpickled.
+safetensors files of one tensor, the checkpoints and run directories of this library,
+and PEFT adapters of the kinds PROMPT_TUNING and P_TUNING. Nothing is unpickled.
 """
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 
-from prompt_tuning.checkpoints import checkpoint_files, store
+from prompt_tuning.checkpoints import checkpoint_files, peft_folder, store
+from prompt_tuning.checkpoints.peft_checks import EMBEDDINGS
+from prompt_tuning.checkpoints.safetensors import read_header
 from prompt_tuning.errors import InputError
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_TENSORS = "adapter_model.safetensors"
-ADAPTER_PICKLE = "adapter_model.bin"
+SAFETENSORS = ".safetensors"
 ADAPTER_KINDS = ("PROMPT_TUNING", "P_TUNING")
 
 _NUMPY_MAGIC = b"\x93NUMPY"
@@ -32,8 +29,9 @@ def read_prompt(
     """Reads prompt vectors; their width is the caller's to check.
 
     Args:
-      path: a NumPy file, a checkpoint directory, a run directory (its best checkpoint
-        if the run kept one, else its latest), or a PEFT adapter's folder.
+      path: a NumPy or safetensors file, a checkpoint directory, a run directory (its
+        best checkpoint if the run kept one, else its latest), or a PEFT adapter's
+        folder.
       on_damage: called with a message for each damaged checkpoint of a run directory
         that is passed over.
 
@@ -45,21 +43,53 @@ def read_prompt(
     """
     path = Path(path)
     if path.is_file():
-        return _checked(_read_numpy(path), path)
+        return _checked(read_array(path), path)
     if not path.is_dir():
         raise InputError(f"{path} does not exist; expected a prompt's file or folder")
-    names = {child.name for child in path.iterdir()}
-    if names & {ADAPTER_CONFIG, ADAPTER_TENSORS, ADAPTER_PICKLE}:
+    checkpoint = find_checkpoint(path, on_damage)
+    if checkpoint is not None:
+        return _checked(_read_checkpoint(checkpoint), path)
+    if peft_folder.find_folder(path) is not None:
         return _checked(_read_adapter(path), path)
-    if checkpoint_files.STATE_FILE in names:
-        return _checked(_read_checkpoint(path), path)
-    folder = path / store.FOLDER if store.FOLDER in names else path
-    if store.steps_in(folder):
-        return _checked(_read_checkpoint(store.best_or_latest(folder, on_damage)), path)
     raise InputError(
         f"{path} holds no prompt: expected {store.FOLDER}/checkpoint_*, "
-        f"{checkpoint_files.STATE_FILE} or {ADAPTER_CONFIG} in it"
+        f"{checkpoint_files.STATE_FILE} or {peft_folder.CONFIG} in it"
     )
+
+
+def find_checkpoint(
+    path: Path, on_damage: store.OnDamage = _logger.warning
+) -> Path | None:
+    """The checkpoint that a folder is or holds; of a run the best, else the latest.
+
+    Raises:
+      InputError: if there are checkpoints and all are damaged.
+    """
+    names = {child.name for child in path.iterdir()} if path.is_dir() else set()
+    if checkpoint_files.STATE_FILE in names:
+        return path
+    folder = path / store.FOLDER if store.FOLDER in names else path
+    if store.steps_in(folder):
+        return store.best_or_latest(folder, on_damage)
+    return None
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The one array of a file, of NumPy's format whatever its name, or safetensors.
+
+    Raises:
+      InputError: if it is damaged, of another format, or holds several arrays.
+    """
+    if path.suffix != SAFETENSORS:
+        return _read_numpy(path)
+    if (path.parent / peft_folder.CONFIG).is_file():
+        raise InputError(f"{path} is a part of an adapter; name its folder")
+    stored = read_header(path)
+    if len(stored) != 1:
+        raise InputError(
+            f"{path} holds {len(stored)} tensors, expected one: {sorted(stored)[:5]}"
+        )
+    return next(iter(stored.values())).read()
 
 
 def _checked(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
@@ -126,56 +156,12 @@ def _read_adapter(folder: Path) -> np.ndarray:
     (one per transformer submodule); only the first `num_virtual_tokens` rows count.
 
     Raises:
-      InputError: if a file is missing or damaged, the adapter is of another kind, or
-        its shape is not what its config says.
+      InputError: if it cannot be read, or is of another kind.
     """
-    settings = _adapter_settings(folder)
-    path = folder / ADAPTER_TENSORS
-    if not path.is_file():
+    adapter = peft_folder.read_folder(folder)
+    if adapter.kind not in ADAPTER_KINDS:
         raise InputError(
-            f"{path} is missing; {ADAPTER_PICKLE}, if there, is a pickle, which could "
-            "run anything: save the adapter again with safe_serialization=True"
+            f"{folder} has peft_type {adapter.kind!r}; only "
+            f"{' and '.join(ADAPTER_KINDS)} save vectors that go before the input"
         )
-    try:
-        with safe_open(path, "np") as file:
-            names = list(file.keys())
-            if "prompt_embeddings" not in names:
-                raise InputError(f"{path} has {names}, expected 'prompt_embeddings'")
-            rows = file.get_tensor("prompt_embeddings")
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}") from error
-    length = settings["num_virtual_tokens"]
-    submodules = settings.get("num_transformer_submodules") or 1
-    if rows.shape[:1] not in ((length,), (length * submodules,)):
-        raise InputError(
-            f"{path}: prompt_embeddings has shape {rows.shape}, expected {length} rows "
-            f"or {submodules} times as many, as {ADAPTER_CONFIG} says"
-        )
-    return rows[:length]
-
-
-def _adapter_settings(folder: Path) -> dict[str, Any]:
-    """The config of a PEFT adapter whose vectors are a prompt.
-
-    Raises:
-      InputError: if it is missing, not JSON, of another kind, or without a length.
-    """
-    path = folder / ADAPTER_CONFIG
-    try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing beside the adapter") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    kind = settings.get("peft_type") if isinstance(settings, dict) else None
-    if kind not in ADAPTER_KINDS:
-        raise InputError(
-            f"{path} has peft_type {kind!r}; only {' and '.join(ADAPTER_KINDS)} save "
-            "vectors that go before the input"
-        )
-    length = settings.get("num_virtual_tokens")
-    if not isinstance(length, int) or length < 1:
-        raise InputError(
-            f"{path} has num_virtual_tokens {length!r}, expected a positive integer"
-        )
-    return settings
+    return adapter.tensors[EMBEDDINGS][: adapter.settings["num_virtual_tokens"]]

@@ -5,21 +5,29 @@ import dataclasses
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from prompt_tuning import configuration
+from prompt_tuning.cli.convert import convert
+from prompt_tuning.cli.recycle import recycle
+from prompt_tuning.cli.similar import similar
 from prompt_tuning.cli.sweep import sweep
 from prompt_tuning.decoding.sampling import temperature
 from prompt_tuning.decoding.texts import continue_texts
 from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import Parameters, merge
 from prompt_tuning.pretrained import PromptedModel
-from prompt_tuning.prompts.inspection import nearest_tokens
-from prompt_tuning.run import Run
+from prompt_tuning.prompts.inspection import nearest_tokens, vectors_of
+from prompt_tuning.prompts.similarity import short_names
+from prompt_tuning.run import Evaluation, Run
+from prompt_tuning.training.ensembling import ensemble, open_ensemble
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.loop import prepare
 from prompt_tuning.training.loop import train as run_training
@@ -28,7 +36,16 @@ from prompt_tuning.training.run_directory import CONFIG_FILE
 from prompt_tuning.training.sweep_summary import best_member
 from prompt_tuning.training.tuned import load_tuned
 
-__all__ = ["evaluate", "generate", "inspect", "sweep", "train"]
+__all__ = [
+    "convert",
+    "evaluate",
+    "generate",
+    "inspect",
+    "recycle",
+    "similar",
+    "sweep",
+    "train",
+]
 
 
 def train(options: argparse.Namespace) -> int:
@@ -55,7 +72,13 @@ def evaluate(options: argparse.Namespace) -> int:
     run = _read_run(options)
     if run.evaluation is None:
         raise InputError("Run.evaluation is None: name the held-out data there")
-    model, parameters = _load(run, options)
+    prompts = [Path(prompt) for prompt in options.prompts]
+    if len(prompts) > 1:
+        Console().print(_vote(run, run.evaluation, prompts, options.vote or "majority"))
+        return 0
+    if options.vote is not None:
+        raise InputError("--vote is among several prompts: give --prompt several times")
+    model, parameters = load_tuned(run, prompts[0] if prompts else None)
     metrics = Evaluator(model, run.evaluation)(parameters)
     table = Table("metric", "value")
     for name, value in metrics.items():
@@ -64,12 +87,27 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _vote(
+    run: Run, evaluation: Evaluation, prompts: Sequence[Path], vote: str
+) -> Table:
+    """What prompts are worth together, and each alone."""
+    names = short_names(prompts)
+    model, parameters = open_ensemble(run, prompts)
+    table = Table("metric", f"together ({vote})", *map(escape, names))
+    for name, outcome in ensemble(model, parameters, evaluation, vote).items():
+        values = (outcome.together, *outcome.alone)
+        table.add_row(name, *(f"{value:.4f}" for value in values))
+    return table
+
+
 def generate(options: argparse.Namespace) -> int:
     """Continues texts."""
     texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
     if not texts:
         raise InputError("no text was given, as an argument or on standard input")
-    model, parameters = _load(_read_run(options), options)
+    run = _read_run(options)
+    model, parameters = _load(run, options)
+    task = options.prompt_id
     made = continue_texts(
         model,
         parameters,
@@ -78,6 +116,8 @@ def generate(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         sampler=temperature(options.temperature),
         seed=options.seed,
+        prompt_ids=None if task is None else [task] * len(texts),
+        template=run.source.token_template(model),
     )
     for text, continuation in zip(texts, made, strict=True):
         separator = " -> " if model.config.architecture == "encoder_decoder" else ""
@@ -88,13 +128,15 @@ def generate(options: argparse.Namespace) -> int:
 def inspect(options: argparse.Namespace) -> int:
     """Prints what each prompt vector looks like."""
     model, parameters = _load(_read_run(options), options)
-    prompts = {p: x for p, x in parameters.items() if "/prompt/" in p}
+    tuned = merge(model.graph, parameters)
+    assert isinstance(tuned, LanguageModel)
+    prompts = vectors_of(tuned.prompts())
     if not prompts:
-        raise InputError("the run has no prompt parameters to look at")
+        raise InputError("the run has no prompt vectors to look at")
     embeddings = np.asarray(parameters["token_embedder/embedding"], np.float32)
-    for path, prompt in prompts.items():
-        table = Table("vector", "norm", "nearest tokens (cosine)", title=path)
-        rows = nearest_tokens(np.asarray(prompt), embeddings, options.nearest)
+    for title, prompt in prompts.items():
+        table = Table("vector", "norm", "nearest tokens (cosine)", title=title)
+        rows = nearest_tokens(prompt, embeddings, options.nearest)
         for index, row in enumerate(rows):
             near = zip(row.tokens, row.similarities, strict=True)
             shown = "  ".join(f"{_token(model, t)} {s:.2f}" for t, s in near)

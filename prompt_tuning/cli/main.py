@@ -22,7 +22,11 @@ HELP = {
     "evaluate": "measure a tuned prompt on held-out data",
     "generate": "continue texts with a tuned prompt",
     "inspect": "print the nearest tokens and the norm of each prompt vector",
+    "similar": "compare prompts with each other, the most alike first",
+    "recycle": "map a prompt to another model through the words that both know",
+    "convert": "write what was tuned in another form, or read PEFT's",
 }
+OTHER_PROMPT = "a prompt file, checkpoint or PEFT folder in place of the run's best"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,12 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train, sweep, evaluate, generate, inspect = (
-        commands.add_parser(name, help=text, description=text)
+    train, sweep, evaluate, generate, inspect, similar, recycle, convert = (
+        commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for name, text in HELP.items()
     )
     for command in (train, sweep, evaluate, generate, inspect):
-        command.allow_abbrev = False
         command.add_argument(
             "--gin_file",
             action="append",
@@ -85,12 +88,128 @@ def build_parser() -> argparse.ArgumentParser:
         command.epilog = parser.epilog
     for command in (evaluate, generate, inspect):
         _add_run_options(command)
+    _add_voting_options(evaluate)
+    for command in (generate, inspect):
+        _add_prompt_option(command)
     _add_sweep_options(sweep)
     _add_generation_options(generate)
     inspect.add_argument(
         "--nearest", type=int, default=5, help="tokens shown for each vector"
     )
+    _add_similarity_options(similar)
+    _add_recycling_options(recycle)
+    _add_conversion_options(convert)
     return parser
+
+
+def _add_similarity_options(similar: argparse.ArgumentParser) -> None:
+    similar.add_argument(
+        "prompts",
+        nargs="+",
+        metavar="PROMPT",
+        help="a prompt file, run directory, checkpoint or PEFT folder",
+    )
+    similar.add_argument(
+        "--query", metavar="PROMPT", help="the prompt to compare the others with"
+    )
+    similar.add_argument(
+        "--average",
+        action="store_true",
+        help="rank by the cosine similarity of mean vectors, not by the mean "
+        "similarity of all pairs of vectors",
+    )
+    similar.add_argument(
+        "--nearest", type=int, default=5, help="prompts shown for each, without --query"
+    )
+    similar.add_argument("--picture", metavar="FILE", help="a heat map, as PNG")
+
+
+def _add_recycling_options(recycle: argparse.ArgumentParser) -> None:
+    recycle.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        help="a prompt file, run directory, checkpoint or PEFT folder",
+    )
+    for flag, name, whose in (
+        ("--from", "source", "it was trained on"),
+        ("--to", "target", "it is to serve"),
+    ):
+        recycle.add_argument(
+            flag,
+            dest=name,
+            required=True,
+            metavar="MODEL",
+            help=f"the model that {whose}: a Hugging Face folder, or bundled:NAME",
+        )
+    recycle.add_argument(
+        "--out", required=True, metavar="FILE", help="a NumPy file to write"
+    )
+    recycle.add_argument(
+        "--method",
+        choices=("v2v_linear", "v2v_mlp", "linear_combination"),
+        default="v2v_linear",
+        help="a linear map of embeddings by least squares (the default), a network, or "
+        "each vector as a combination of tokens",
+    )
+    recycle.add_argument(
+        "--skip_first", type=int, default=1000, help="of the shared tokens"
+    )
+    recycle.add_argument(
+        "--words",
+        type=int,
+        default=4000,
+        help="shared tokens used, after those skipped",
+    )
+
+
+def _add_conversion_options(convert: argparse.ArgumentParser) -> None:
+    convert.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a run's directory (its best checkpoint), a checkpoint, a PEFT folder, or "
+        "a file of one array",
+    )
+    convert.add_argument("target", metavar="TARGET", help="a folder or file to write")
+    convert.add_argument(
+        "--to",
+        choices=("peft", "checkpoint", "npy", "safetensors", "t5x"),
+        help="the form; by default what TARGET's name ends with, else a checkpoint to "
+        "start runs from for PEFT's, and a PEFT folder for ours. npy and safetensors "
+        "hold one array, t5x is a folder with google-research/prompt-tuning's names",
+    )
+    convert.add_argument(
+        "--merge",
+        action="store_true",
+        help="write the frozen model, as a Hugging Face folder, with LoRA and IA3 "
+        "multiplied into its weights",
+    )
+    convert.add_argument(
+        "--base_model",
+        metavar="PATH",
+        help="the frozen model of a SOURCE that is no run: a Hugging Face folder or "
+        "bundled:NAME; it is also noted in a PEFT folder",
+    )
+    convert.add_argument(
+        "--task_type",
+        choices=("CAUSAL_LM", "SEQ_2_SEQ_LM"),
+        help="noted in a PEFT folder; by default by the model",
+    )
+    convert.add_argument(
+        "--only",
+        action="append",
+        choices=(
+            "PROMPT_TUNING",
+            "PREFIX_TUNING",
+            "MULTITASK_PROMPT_TUNING",
+            "DEEP_PROMPT",
+            "LORA",
+            "IA3",
+        ),
+        help="of a run that tuned several things, those to write; may be repeated",
+    )
+    convert.add_argument(
+        "--force", action="store_true", help="replace what such a command wrote before"
+    )
 
 
 def _add_sweep_options(sweep: argparse.ArgumentParser) -> None:
@@ -128,10 +247,26 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="a run's directory: short for --gin_file DIRECTORY/config.gin; a sweep's "
         "stands for its best member",
     )
-    command.add_argument(
+
+
+def _add_prompt_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--prompt", metavar="PATH", help=OTHER_PROMPT)
+
+
+def _add_voting_options(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument(
         "--prompt",
+        dest="prompts",
+        action="append",
+        default=[],
         metavar="PATH",
-        help="a prompt file, checkpoint or PEFT folder in place of the run's best",
+        help=f"{OTHER_PROMPT}; given several times, the prompts answer together",
+    )
+    evaluate.add_argument(
+        "--vote",
+        choices=("majority", "mean"),
+        help="how several prompts come to an answer: that of most of them, and of tied "
+        "ones the likelier (the default), or that of the greatest mean log-probability",
     )
 
 
@@ -148,6 +283,12 @@ def _add_generation_options(generate: argparse.ArgumentParser) -> None:
     )
     generate.add_argument("--seed", type=int, default=0, help="of sampling")
     generate.add_argument("--batch_size", type=int, default=32)
+    generate.add_argument(
+        "--prompt_id",
+        type=int,
+        metavar="N",
+        help="which prompt of a multi-task run continues the texts, from 0",
+    )
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -150,6 +150,23 @@ def test_adapters_that_are_no_prompt_are_refused(settings, message, tmp_path):
         read_prompt(write_adapter(tmp_path / "adapter", **settings))
 
 
+def test_one_tensor_of_a_safetensors_file(tmp_path):
+    path = tmp_path / "prompt.safetensors"
+    save_file({"any name": ROWS}, path)
+    np.testing.assert_array_equal(read_prompt(path), ROWS)
+    save_file({"one": ROWS, "two": ROWS}, path)
+    with pytest.raises(InputError, match=r"holds 2 tensors, expected one: \['one'"):
+        read_prompt(path)
+    adapter = write_adapter(tmp_path / "adapter")
+    with pytest.raises(InputError, match="part of an adapter; name its folder"):
+        read_prompt(adapter / "adapter_model.safetensors")
+
+
+def test_an_adapter_with_a_name_lies_one_folder_below(tmp_path):
+    write_adapter(tmp_path / "named")
+    np.testing.assert_array_equal(read_prompt(tmp_path), ROWS)
+
+
 def test_a_pickled_adapter_is_refused(tmp_path):
     folder = write_adapter(tmp_path / "adapter")
     tensors = folder / "adapter_model.safetensors"
@@ -163,7 +180,7 @@ def test_a_pickled_adapter_is_refused(tmp_path):
 def test_a_truncated_adapter_is_refused(tmp_path):
     tensors = write_adapter(tmp_path / "adapter") / "adapter_model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"adapter_model\.safetensors is damaged"):
+    with pytest.raises(InputError, match=r"adapter_model\.safetensors has 135 bytes"):
         read_prompt(tmp_path / "adapter")
 
 

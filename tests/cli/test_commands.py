@@ -237,6 +237,10 @@ MACROS = {
     "CLASS_LABELS": ["yes", "no"],
     "PROMPT_FILE": "prompt.npy",
     "PROMPT_TEXT": "text",
+    "TASKS": 2,
+    "TEMPLATE": "{soft:2} Review: {text}",
+    "SHARED_FEATURES": 3,
+    "TASK_FEATURES": 5,
 }
 
 

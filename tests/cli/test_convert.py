@@ -1,0 +1,252 @@
+"""`prompt-tuning convert`, from its arguments to files and what it prints."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from prompt_tuning import configuration
+from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.peft import from_peft
+from prompt_tuning.checkpoints.peft_folder import read_folder
+from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.checkpoints.store import FOLDER, CheckpointStore
+from prompt_tuning.cli.main import main
+from prompt_tuning.training.run_directory import CONFIG_FILE
+from prompt_tuning.training.tuned import load_tuned
+from tests.adapters import batch_of, our_logits, restored
+from tests.shared_data import SHARED, needs_shared
+from tests.small_runs import LENGTH, tune
+
+PEFT = SHARED / "data/peft"
+ADAPTERS = [
+    "--gin.Run.adapters=[@LoRA(), @IA3()]",
+    "--gin.LoRA.regexes=['.*/(query|value)', '.*/mlp/down']",
+    "--gin.LoRA.rank=2",
+    "--gin.ParameterGroup.regexes=['.*/adapters/.*']",
+    "--gin.Run.prompt=None",
+]
+REPARAMETERISED = ["--gin.Run.prompt=@MLPPrompt", "--gin.MLPPrompt.inner=@SoftPrompt"]
+
+
+@pytest.fixture(scope="module")
+def run(files, tmp_path_factory) -> Path:
+    """A decoder's finished run, with checkpoints after 3 and 6 steps."""
+    directory = tmp_path_factory.mktemp("module") / "run"
+    assert tune(files, directory) == 0
+    return directory
+
+
+def train(files, directory, *bindings, **macros) -> Path:
+    assert main(["train", *files.arguments(directory, **macros), *bindings]) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def adapted(files, tmp_path_factory) -> Path:
+    """A run that tuned LoRA and IA3, two of its projections both."""
+    return train(files, tmp_path_factory.mktemp("module") / "adapted", *ADAPTERS)
+
+
+def converted(capsys, *arguments) -> str:
+    """What the command prints."""
+    capsys.readouterr()
+    code = main(["convert", *map(str, arguments)])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return printed.out
+
+
+def refused(capsys, *arguments) -> str:
+    """Why the command refuses."""
+    capsys.readouterr()
+    assert main(["convert", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def test_help_is_instant(capsys):
+    start = time.perf_counter()
+    with pytest.raises(SystemExit, match="0"):
+        main(["convert", "--help"])
+    assert time.perf_counter() - start < 1
+    assert "--base_model" in capsys.readouterr().out
+
+
+def test_a_run_becomes_a_peft_folder(run, files, tmp_path, capsys):
+    target = tmp_path / "peft"
+    printed = converted(capsys, run, target)
+    assert f"{target}: PROMPT_TUNING" in printed
+    assert f"prompt_embeddings [{LENGTH}, 16]" in printed
+    folder = read_folder(target)
+    assert folder.settings["base_model_name_or_path"] == str(files.decoder)
+    assert folder.settings["task_type"] == "CAUSAL_LM"
+    np.testing.assert_array_equal(folder.tensors["prompt_embeddings"], read_prompt(run))
+    assert "already; --force" in refused(capsys, run, target)
+    converted(capsys, run, target, "--force", "--base_model", "some/name")
+    assert read_folder(target).settings["base_model_name_or_path"] == "some/name"
+
+
+@pytest.mark.parametrize("name", ["prompt.npy", "prompt.safetensors"])
+def test_a_file_is_of_the_form_that_its_name_says(name, run, tmp_path, capsys):
+    converted(capsys, run, tmp_path / name)
+    np.testing.assert_array_equal(read_prompt(tmp_path / name), read_prompt(run))
+
+
+def test_t5x_names(run, tmp_path, capsys):
+    converted(capsys, run, tmp_path / "t5x", "--to", "t5x")
+    file = tmp_path / "t5x" / "decoder.prompt.prompt.prompt"
+    np.testing.assert_array_equal(read_prompt(file), read_prompt(run))
+
+
+def test_one_checkpoint_of_a_run(run, tmp_path, capsys):
+    wanted = run / FOLDER / "checkpoint_3"
+    converted(capsys, wanted, tmp_path / "prompt.npy")
+    found = read_prompt(tmp_path / "prompt.npy")
+    np.testing.assert_array_equal(found, read_prompt(wanted))
+    assert not np.array_equal(found, read_prompt(run / FOLDER / "checkpoint_6"))
+
+
+def test_a_reparameterised_prompt_is_written_folded(files, tmp_path, capsys):
+    run = train(files, tmp_path / "run", *REPARAMETERISED)
+    trained = list((run / FOLDER / "checkpoint_6").glob("*.npy"))
+    assert len(trained) > 1
+    converted(capsys, run, tmp_path / "prompt.npy")
+    prompt = read_prompt(tmp_path / "prompt.npy")
+    assert prompt.shape == (LENGTH, 16)
+    described, parameters = load_tuned(
+        configuration.read_run([str(run / CONFIG_FILE)], [])
+    )
+    inner = parameters["decoder/prompt/inner/prompt"]
+    assert described.prompt_length == LENGTH and not np.array_equal(prompt, inner)
+
+
+def test_there_and_back_again(run, tmp_path, capsys, files):
+    converted(capsys, run, tmp_path / "peft")
+    base = ("--base_model", files.decoder)
+    printed = converted(capsys, tmp_path / "peft", tmp_path / "ours", *base)
+    assert "decoder/prompt/prompt" in printed
+    assert (tmp_path / "ours" / FOLDER / "checkpoint_0" / "state.json").is_file()
+    np.testing.assert_array_equal(read_prompt(tmp_path / "ours"), read_prompt(run))
+    converted(capsys, tmp_path / "ours", tmp_path / "again", *base)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        first, second = (tmp_path / x / name for x in ("peft", "again"))
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_prompt_file_needs_no_model(run, tmp_path, capsys):
+    converted(capsys, run, tmp_path / "prompt.npy")
+    converted(capsys, tmp_path / "prompt.npy", tmp_path / "a")
+    assert read_folder(tmp_path / "a").settings["num_layers"] is None
+    seq2seq = ("--task_type", "SEQ_2_SEQ_LM")
+    converted(capsys, tmp_path / "prompt.npy", tmp_path / "b", *seq2seq)
+    assert read_folder(tmp_path / "b").settings["task_type"] == "SEQ_2_SEQ_LM"
+
+
+def test_a_bundled_model_may_be_named(run, tmp_path, capsys):
+    converted(capsys, run, tmp_path / "prompt.npy")
+    bundled = ("--base_model", "bundled:skills-decoder")
+    converted(capsys, tmp_path / "prompt.npy", tmp_path / "peft", *bundled)
+    settings = read_folder(tmp_path / "peft").settings
+    assert Path(settings["base_model_name_or_path"]).is_dir()
+    assert settings["num_layers"] is not None
+
+
+def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
+    problem = refused(capsys, adapted, tmp_path / "peft")
+    assert "these kinds: IA3, LORA; one is written" in problem
+    config = read_config(
+        configuration.read_run([str(adapted / CONFIG_FILE)], []).model.path
+    )
+    for kind, count in (("LORA", 6), ("IA3", 3)):
+        converted(capsys, adapted, tmp_path / kind, "--only", kind)
+        folder = read_folder(tmp_path / kind)
+        found = from_peft(folder, config, "here")
+        assert found.kind == kind and len(found.parameters) == count
+        # 16 / 2, the default alpha.
+        assert all(scaling == 8.0 for scaling in found.scalings.values())
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
+    printed = converted(capsys, adapted, tmp_path / "merged", "--merge")
+    assert "IA3 and LORA in its weights" in printed
+    run = configuration.read_run([str(adapted / CONFIG_FILE)], [])
+    described, parameters = load_tuned(run)
+    tokens = np.random.default_rng(0).integers(4, 30, (2, 9))
+    batch = batch_of({"input_ids": tokens, "attention_mask": np.ones_like(tokens)})
+    expected = our_logits(parameters, batch, graph=described.graph)
+    graph, merged = restored(tmp_path / "merged", None)
+    found = our_logits(merged, batch, graph=graph)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    graph, base = restored(files.decoder, None)
+    assert np.abs(our_logits(base, batch, graph=graph) - expected).max() > 0.01
+    tokenizer = "tokenizer.json"
+    assert (tmp_path / "merged" / tokenizer).read_bytes() == (
+        files.decoder / tokenizer
+    ).read_bytes()
+
+
+def test_a_prompt_is_not_merged(run, tmp_path, capsys):
+    problem = refused(capsys, run, tmp_path / "merged", "--merge")
+    assert "['PROMPT_TUNING'] is neither: it would be lost" in problem
+    assert not (tmp_path / "merged").exists()
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    "case", ["llama_gqa_untied/lora", "gpt2_tied/ia3", "t5v11_untied_gated/mpt"]
+)
+def test_peft_folders_come_in_and_go_out_as_they_were(case, tmp_path, capsys):
+    folder, base = PEFT / case, (PEFT / case).parent / "base"
+    converted(capsys, folder, tmp_path / "ours", "--base_model", base)
+    state = tmp_path / "ours" / FOLDER / "checkpoint_0" / "state.json"
+    assert json.loads(state.read_text())["extra"]["source"] == str(folder)
+    converted(capsys, tmp_path / "ours", tmp_path / "peft", "--base_model", base)
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "peft" / name).read_bytes() == (folder / name).read_bytes()
+    if not case.endswith("mpt"):
+        converted(capsys, folder, tmp_path / "m", "--merge", "--base_model", base)
+        merged, frozen = (
+            load_file(x / "model.safetensors") for x in (tmp_path / "m", base)
+        )
+        changed = {n for n in frozen if not np.array_equal(merged[n], frozen[n])}
+        assert merged.keys() == frozen.keys() and changed
+
+
+def test_what_cannot_be_converted_is_refused(run, files, tmp_path, capsys):
+    target = tmp_path / "target"
+    assert "does not exist" in refused(capsys, tmp_path / "none", target)
+    assert "holds no adapter" in refused(capsys, tmp_path, target)
+    assert "a file named *.npy" in refused(capsys, run, target, "--to", "npy")
+    assert "these kinds: none" in refused(capsys, run, target, "--only", "LORA")
+    np.save(tmp_path / "prompt.npy", np.zeros((4, 16), np.float32))
+    plain = tmp_path / "prompt.npy"
+    bound = refused(capsys, plain, target, "--gin.STEPS=3")
+    assert "no config uses ['STEPS = 3']" in bound
+    np.save(tmp_path / "prefix.npy", np.zeros((1, 2, 4, 1, 8), np.float32))
+    assert "say which one it is for" in refused(capsys, tmp_path / "prefix.npy", target)
+    assert "needs the frozen model" in refused(
+        capsys, _lora(tmp_path / "lora"), target, "--merge"
+    )
+    assert not target.exists()
+    unknown = ["convert", str(plain), str(target), "--frobnicate"]
+    with pytest.raises(SystemExit, match="2"):
+        main(unknown)
+
+
+def _lora(folder: Path) -> Path:
+    """A checkpoint with a LoRA, and no run around it."""
+    path = "decoder/layers/mlp/up/adapters/lora"
+    trained = {f"{path}/{leaf}": np.zeros((1, 2, 2), np.float32) for leaf in ("a", "b")}
+    CheckpointStore(folder).save(0, trained, (), {})
+    return folder
+
+
+def test_a_prompt_that_peft_would_place_otherwise_is_refused(files, tmp_path, capsys):
+    run = train(files, tmp_path / "run", Prompting__placement="suffix")
+    problem = refused(capsys, run, tmp_path / "peft")
+    assert "PEFT puts every prompt before the text" in problem
+    converted(capsys, run, tmp_path / "prompt.npy")

@@ -1,0 +1,55 @@
+"""Logits of transformers and PEFT, in a process of their own.
+
+    python tests/peft_logits.py JOBS.json OUT.npz
+
+Jobs are `{name: {base, adapter, tokens, task_ids, double}}`; `tokens` is an .npz of
+`input_ids`, `attention_mask` and, for an encoder-decoder, `labels`; in double precision
+what is left is another's rounding alone. Needs torch, transformers and peft, and
+nothing of prompt_tuning.
+"""
+
+# Only the `bench` extra has what is imported here.
+# pyright: reportMissingImports=false
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import peft
+import torch
+import transformers
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    made: dict[str, Any] = {name: logits(**job) for name, job in jobs.items()}
+    np.savez(sys.argv[2], **made)
+
+
+def logits(base, tokens, adapter=None, task_ids=None, double=False) -> np.ndarray:
+    given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
+    family = (
+        transformers.AutoModelForSeq2SeqLM
+        if "labels" in given
+        else transformers.AutoModelForCausalLM
+    )
+    model = family.from_pretrained(base).eval()
+    if adapter is not None:
+        model = peft.PeftModel.from_pretrained(model, adapter).eval()
+    if double:
+        model = model.double()
+    if task_ids is not None:
+        given["task_ids"] = torch.tensor(task_ids)
+    with torch.no_grad():
+        return model(**given).logits.numpy().astype(np.float32)
+
+
+if __name__ == "__main__":
+    main()
