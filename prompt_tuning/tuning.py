@@ -15,6 +15,7 @@ from prompt_tuning.checkpoints.adapter import (
     PROMPT,
     Adapter,
 )
+from prompt_tuning.checkpoints.adapter import IA3 as IA3_KIND
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.build import Prompt
 from prompt_tuning.models.config import ModelConfig
@@ -154,8 +155,6 @@ def _factory(adapter: Adapter, stack: str) -> PromptFactory | None:
         return functools.partial(
             FactorizedMultiTaskPrompt, length=length, tasks=tasks, rank=rank
         )
-    if adapter.kind == DEEP:
-        return functools.partial(DeepPrompt, length=shapes["prompt"][1])
     if adapter.kind == DEEP:
         return functools.partial(DeepPrompt, length=shapes["prompt"][1])
     assert adapter.kind == PROMPT
