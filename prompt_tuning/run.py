@@ -5,15 +5,20 @@ import functools
 from collections.abc import Sequence
 from typing import Literal
 
+from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples, load_examples
 from prompt_tuning.data.packing import PackedPlan
 from prompt_tuning.data.plan import BatchPlan, BucketPlan
+from prompt_tuning.data.tasks import PROMPT_IDS, Tasks, TaskToken
+from prompt_tuning.data.templates import TokenTemplate, parse_template
 from prompt_tuning.errors import InputError
-from prompt_tuning.models.config import Architecture
-from prompt_tuning.models.prompted import Prompting
+from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.optim import ParameterGroup
-from prompt_tuning.pretrained import Pretrained, PromptedModel, PromptFactory
+from prompt_tuning.pretrained import Pretrained, PromptedModel
+from prompt_tuning.prompts.projections import AdapterSpec
 from prompt_tuning.settings import check_fields
+from prompt_tuning.tuning import PromptFactory, Tuning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,15 +33,27 @@ class DataSource:
         ranked alone.
       buckets: most lengths that rows are padded to, each of which is compiled; they are
         chosen to leave little padding.
-      packing: whether a row holds several examples, each of which sees the prompt and
-        itself alone (decoder-only models, with the prompt as a prefix). All batches
-        have one shape then, and `batch_size` is of packed rows.
-      packed_length: tokens of a packed row; None for room for four average examples.
+      packing: whether a row holds several examples, each of which sees its prompt and
+        itself alone. All batches have one shape then, and `batch_size` is of packed
+        rows.
+      packed_length: tokens of a packed row, and in an encoder-decoder its inputs; None
+        for room for four average examples.
       use_token_type_ids: whether token types say which tokens are learned.
       prompt_loss_weight: weight of type-0 tokens, with token types.
       prompt_key: jsonl key of what is given; None if nothing is.
       completion_key: jsonl key of what is learned.
       joiner: text between the two.
+      template: what is given, as text, keys of a line and prompt vectors, such as
+        "{soft:20} Review: {text} {soft:5} Mood:", in place of the text under
+        `prompt_key`; see `templates`. It goes with `Prompting.placement = 'template'`.
+      prompt_id_key: of a multi-task prompt: what says which of its prompts an example
+        has, a jsonl key or an HDF5 data set `[rows]` (usually `prompt_ids`).
+      prompt_id_names: of the prompts in order, where lines name and do not number them.
+      task_token: in place of the key, "index" or "sentinel": the first token of each
+        example (behind a BOS that the tokenizer puts first) says it, by its id or as
+        `<extra_id_k>` does in T5, and is dropped.
+      sentinel_vocabulary_size: one more than the id of `<extra_id_0>`, 32100 in T5; the
+        tokenizer's vocabulary size if None.
       add_eos: whether the end-of-sequence token closes each row and is learned.
       on_too_long: "error", or "skip" to leave long rows out and count them.
       maximum_examples: the first so many alone; None for all.
@@ -53,6 +70,11 @@ class DataSource:
     prompt_key: str | None = "prompt"
     completion_key: str = "completion"
     joiner: str = ""
+    template: str | None = None
+    prompt_id_key: str | None = None
+    prompt_id_names: Sequence[str] | None = None
+    task_token: str | None = None
+    sentinel_vocabulary_size: int | None = None
     add_eos: bool = True
     on_too_long: Literal["error", "skip"] = "error"
     maximum_examples: int | None = None
@@ -66,7 +88,7 @@ class DataSource:
         Raises:
           InputError: if a file or a row cannot be used with this model.
         """
-        self._check_batches(model)
+        self._check_batches()
         if model.prompting.prefix_attention and (
             self.prompt_loss_weight > 0 or not self.use_token_type_ids
         ):
@@ -92,12 +114,87 @@ class DataSource:
             maximum_examples=self.maximum_examples,
             bos_id=model.config.bos_id,
             eos_id=model.config.eos_id,
+            template=self.token_template(model),
+            tasks=self.tasks(model),
         )
+
+    def token_template(self, model: PromptedModel) -> TokenTemplate | None:
+        """The template in the ids of a model's tokenizer; None if there is none.
+
+        For a model without a prompt it is its text alone.
+
+        Raises:
+          InputError: if it cannot be read, or does not fit the model's prompt.
+        """
+        placement = model.prompting.placement
+        if (self.template is None) == (placement == "template"):
+            found = "None" if self.template is None else "set"
+            raise InputError(
+                f"DataSource.template is {found} and Prompting.placement is "
+                f"{placement!r}: a template says where the prompt stands, so set both "
+                "(data/template.gin does), or neither"
+            )
+        if self.template is None:
+            return None
+        if self.task_token is not None:
+            raise InputError(
+                "DataSource.task_token is set, but what is given begins with the "
+                "template: say the task by DataSource.prompt_id_key"
+            )
+        parsed = parse_template(self.template)
+        template = TokenTemplate(
+            parsed if model.prompt_length else parsed.without_soft(),
+            model.needed_tokenizer(),
+            model.config.vocabulary_size,
+            separate=model.config.architecture == "encoder_decoder",
+        )
+        template.check_length(model.prompt_length)
+        return template
+
+    def tasks(self, model: PromptedModel) -> Tasks | None:
+        """Where the data says which prompt each example has; None if there is one.
+
+        Raises:
+          InputError: if it does not say what the model's prompt needs.
+        """
+        by_token = self.task_token is not None
+        says = by_token or self.prompt_id_key is not None
+        if model.prompt_count == 1:
+            if says:
+                name = "task_token" if by_token else "prompt_id_key"
+                raise InputError(
+                    f"DataSource.{name} is {getattr(self, name)!r}, but the model has "
+                    "one prompt for all tasks: leave it out, or use a multi-task prompt"
+                )
+            return None
+        if not says:
+            raise InputError(
+                f"the model has {model.prompt_count} prompts, and the data does not "
+                "say which an example has: set DataSource.prompt_id_key to a jsonl key "
+                f"or an HDF5 data set ({PROMPT_IDS!r}), or DataSource.task_token"
+            )
+        token = TaskToken(self._first_sentinel(model)) if by_token else None
+        return Tasks(
+            model.prompt_count, self.prompt_id_key, self.prompt_id_names, token
+        )
+
+    def _first_sentinel(self, model: PromptedModel) -> int | None:
+        """One more than the id of task 0's token; None where ids are tasks."""
+        if self.task_token not in ("index", "sentinel"):
+            raise InputError(
+                f"DataSource.task_token is {self.task_token!r}, expected 'index' or "
+                "'sentinel'"
+            )
+        if self.task_token == "index":
+            return None
+        if self.sentinel_vocabulary_size is not None:
+            return self.sentinel_vocabulary_size
+        return model.needed_tokenizer().vocabulary_size
 
     def plan(
         self,
         model: PromptedModel,
-        examples: Examples,
+        examples: Examples | Candidates,
         *,
         seed: int = 0,
         shuffle: bool,
@@ -115,14 +212,22 @@ class DataSource:
         Raises:
           InputError: if the examples do not fit the sizes asked for.
         """
+        same_tokens = model.config.architecture == "decoder_only"
         if self.packing:
-            plan = functools.partial(PackedPlan, length=self.packed_length)
+            plan = functools.partial(
+                PackedPlan,
+                target_lengths=None if same_tokens else examples.target_lengths,
+                length=self.packed_length,
+            )
         else:
             plan = functools.partial(
                 BucketPlan,
                 target_lengths=examples.target_lengths,
-                same_tokens=model.config.architecture == "decoder_only",
+                same_tokens=same_tokens,
                 buckets=self.buckets,
+                rows_per_example=(
+                    examples.classes if isinstance(examples, Candidates) else 1
+                ),
             )
         return plan(
             examples.input_lengths,
@@ -135,45 +240,30 @@ class DataSource:
             accumulate=accumulate,
         )
 
-    def _check_batches(self, model: PromptedModel) -> None:
+    def _check_batches(self) -> None:
         for name in ("batch_size", "batch_tokens", "buckets", "packed_length"):
             found = getattr(self, name)
             if found is not None and found < 1:
                 raise InputError(f"{name} is {found}, expected at least 1")
-        if self.packing:
-            check_packing(model.config.architecture, model.prompting)
-        elif self.packed_length is not None:
+        if self.packed_length is not None and not self.packing:
             raise InputError(
                 f"packed_length is {self.packed_length}, but rows are not packed: set "
                 "DataSource.packing = True as well, or leave it out"
             )
 
 
-def check_packing(architecture: Architecture, prompting: Prompting) -> None:
-    """Refuses to pack where the model cannot keep the examples of a row apart.
+def check_packed_objective(objective: TokenObjective | ClassObjective | None) -> None:
+    """Refuses to pack where a row is one candidate of an example.
 
     Raises:
-      InputError: with what stands against it, and what to set.
+      InputError: with what to set.
     """
-    reasons = {
-        "an encoder-decoder model cannot read packed rows": (
-            architecture != "decoder_only"
-        ),
-        "Prompting.prefix_attention lets given tokens see each other both ways": (
-            prompting.prefix_attention
-        ),
-        f"Prompting.placement is {prompting.placement!r}, and the examples of a row "
-        "share one prompt, which stands before them all ('prefix')": (
-            prompting.placement != "prefix"
-        ),
-        "Prompting.execution is 'joined', and the examples of a row share one prompt "
-        "('auto' or 'shared')": prompting.execution == "joined",
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise InputError(
-                f"DataSource.packing is True, but {reason}: set packing = False"
-            )
+    if isinstance(objective, ClassObjective):
+        raise InputError(
+            "DataSource.packing is True, but Run.objective is a ClassObjective, which "
+            "compares whole rows, one for each class of an example: set packing = "
+            "False, or use a TokenObjective"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,12 +275,15 @@ class Evaluation:
       exact_match: whether completions are generated and compared.
       labels: verbalizers; each example's completion is one of them, and the model's
         answer is the one it finds most likely. None if the task has no labels.
+      length_normalize: whether a label is judged by the mean of its tokens'
+        log-probabilities and not by the sum.
       new_tokens: most tokens to generate for an exact match.
     """
 
     data: DataSource
     exact_match: bool = False
     labels: Sequence[str] | None = None
+    length_normalize: bool = False
     new_tokens: int = 32
 
     def __post_init__(self):
@@ -202,12 +295,23 @@ class Run:
     """A frozen model, a prompt, data, and how long to train.
 
     Attributes:
-      directory: where the run keeps its prompt, its log and its config.
+      directory: where the run keeps its prompt, its log and its config; empty for one
+        that keeps nothing, which cannot train.
       model: the frozen model.
-      prompt: makes the prompt module; None for the model alone.
+      prompt: makes the prompt module, in the encoder if there is one; None for none.
       prompting: how the prompt stands among the text; as a prefix if None.
+      decoder_prompt: makes the prompt in the decoder of an encoder-decoder.
+      decoder_prompting: how that stands among the targets.
+      adapters: which projections are adapted, and how.
       groups: which parameters are trained, and by which optimisers.
+      start_from: what trained parameters start from where paths and shapes agree:
+        another run's directory (its best checkpoint), a checkpoint, a PEFT adapter's
+        folder, or a prompt's file. A run that goes on from a checkpoint of its own has
+        no use for it.
+      keep_optimizer_state: whether what the optimiser of that run has averaged goes on
+        too. Schedules begin again all the same: a run counts its own steps.
       data: training files; None for a run that only evaluates.
+      objective: what training descends; the mean of the tokens' cross-entropy if None.
       evaluation: what is measured during and after training, or None.
       steps: optimiser steps of the whole run.
       accumulate: micro-batches of `data.batch_size` rows that make one step.
@@ -222,12 +326,18 @@ class Run:
         it share each batch.
     """
 
-    directory: str
+    directory: str = ""
     model: Pretrained
     prompt: PromptFactory | None = None
     prompting: Prompting | None = None
+    decoder_prompt: PromptFactory | None = None
+    decoder_prompting: Prompting | None = None
+    adapters: Sequence[AdapterSpec] = ()
     groups: Sequence[ParameterGroup] = ()
+    start_from: str | None = None
+    keep_optimizer_state: bool = True
     data: DataSource | None = None
+    objective: TokenObjective | ClassObjective | None = None
     evaluation: Evaluation | None = None
     steps: int = 1000
     accumulate: int = 1
@@ -238,6 +348,27 @@ class Run:
     keep_best: tuple[str, str] | None = ("loss", "min")
     seed: int = 0
     data_seed: int | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        """What is put into the frozen model to be trained."""
+        return Tuning(
+            prompt=self.prompt,
+            prompting=self.prompting,
+            decoder_prompt=self.decoder_prompt,
+            decoder_prompting=self.decoder_prompting,
+            adapters=self.adapters,
+        )
+
+    @property
+    def source(self) -> DataSource:
+        """How data is read: to train on, else to measure; by defaults if there is none.
+
+        What is generated from is read alike.
+        """
+        if self.data is not None:
+            return self.data
+        return DataSource(files=()) if self.evaluation is None else self.evaluation.data
 
     @property
     def order_seed(self) -> int:
@@ -259,6 +390,8 @@ class Run:
                 raise InputError(f"Run.{name} is {found}, expected at least {least}")
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is no list; write [@ParameterGroup()]")
+        if self.data is not None and self.data.packing:
+            check_packed_objective(self.objective)
         best = self.keep_best
         if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
             raise InputError(

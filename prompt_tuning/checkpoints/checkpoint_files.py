@@ -51,8 +51,8 @@ def check_storable(trained: Trained, optimizer_state: Any) -> None:
                 f"trained leaf {path} is {leaf.dtype}, expected float32: trained "
                 "leaves are float32 whatever the model computes in"
             )
-    for name, leaf in _named_leaves(optimizer_state).items():
-        _, dtype = _kind(leaf)
+    for name, leaf in named_leaves(optimizer_state).items():
+        _, dtype = kind(leaf)
         if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
             raise InputError(
                 f"optimiser leaf {name} is {dtype}, expected bool, integer or a "
@@ -95,7 +95,7 @@ def write_files(
             np.save(file, array, allow_pickle=False)
             _sync(file)
     with (directory / OPTIMIZER_FILE).open("wb") as file:
-        _write_archive(file, _named_leaves(optimizer_state))
+        _write_archive(file, named_leaves(optimizer_state))
         _sync(file)
     files = [leaf["file"] for leaf in leaves.values()] + [OPTIMIZER_FILE]
     content = {"format": FORMAT, **state, "trained": leaves}
@@ -199,17 +199,26 @@ def read_optimizer(directory: Path, template: Any) -> Any:
     Raises:
       InputError: if a leaf is missing, left over, or of another shape or dtype.
     """
-    path = directory / OPTIMIZER_FILE
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no archive of arrays: {error}") from error
-    expected = _named_leaves(template)
-    check_leaves(f"{path} (was the optimiser changed?)", found, expected)
+    found, expected = read_optimizer_leaves(directory), named_leaves(template)
+    source = f"{directory / OPTIMIZER_FILE} (was the optimiser changed?)"
+    check_leaves(source, found, expected)
     return jax.tree.unflatten(
         jax.tree.structure(template), [found[name] for name in expected]
     )
+
+
+def read_optimizer_leaves(directory: Path) -> dict[str, np.ndarray]:
+    """The leaves of a verified checkpoint's optimiser state; see `named_leaves`.
+
+    Raises:
+      InputError: if its file is no archive of arrays.
+    """
+    path = directory / OPTIMIZER_FILE
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no archive of arrays: {error}") from error
 
 
 def check_leaves(source: str, found: Trained, expected: Trained) -> None:
@@ -231,7 +240,7 @@ def check_leaves(source: str, found: Trained, expected: Trained) -> None:
             f"has no place for {left_over}"
         )
     for name, leaf in expected.items():
-        (shape, dtype), (wanted, wanted_dtype) = _kind(found[name]), _kind(leaf)
+        (shape, dtype), (wanted, wanted_dtype) = kind(found[name]), kind(leaf)
         if shape != wanted or dtype != wanted_dtype:
             raise InputError(
                 f"{source}: leaf {name} has shape {shape} and dtype {dtype}, expected "
@@ -239,7 +248,7 @@ def check_leaves(source: str, found: Trained, expected: Trained) -> None:
             )
 
 
-def _kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
+def kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
     """Shape and dtype of an array, a `jax.ShapeDtypeStruct` or a number."""
     leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return tuple(leaf.shape), leaf.dtype
@@ -263,7 +272,7 @@ def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def _named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: Any) -> dict[str, Any]:
     """Leaves by their place in the tree, such as `[0].mu['encoder/prompt/prompt']`."""
     return {
         jax.tree_util.keystr(path): leaf

@@ -175,6 +175,12 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
+def holds_checkpoints(run_directory: Path | str) -> bool:
+    """Whether a run has been here before and would go on, if only to be refused."""
+    folder = Path(run_directory) / FOLDER
+    return bool(steps_in(folder)) or any(folder.glob("checkpoint_*.old"))
+
+
 def latest_valid_step(folder: Path, on_damage: OnDamage) -> int | None:
     """The newest step whose files are all as they were written.
 

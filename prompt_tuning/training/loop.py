@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from prompt_tuning import optim
-from prompt_tuning.checkpoints.store import CheckpointStore
+from prompt_tuning.checkpoints.adapter_files import SCALINGS
+from prompt_tuning.checkpoints.store import CheckpointStore, holds_checkpoints
 from prompt_tuning.data.batches import Batch, stream_batches
+from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.models.parameters import Parameters
@@ -35,6 +37,7 @@ from prompt_tuning.training.run_directory import claim
 from prompt_tuning.training.signals import stop_signals
 from prompt_tuning.training.state import TrainState, fingerprint
 from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.transfer import Transfer
 
 
 class NotFiniteError(RuntimeError):
@@ -54,6 +57,7 @@ class Training:
       examples: training examples.
       plan: their order.
       evaluator: measures held-out data, or None.
+      transfer: what the start is from, if anything.
     """
 
     run: Run
@@ -61,9 +65,10 @@ class Training:
     frozen: Parameters
     start: TrainState
     step: CompiledStep
-    examples: Examples
+    examples: Examples | Candidates
     plan: BatchPlan
     evaluator: Evaluator | None
+    transfer: Transfer | None = None
 
     def parameters(self, trained: Parameters) -> Parameters:
         """All parameters of the model, the trained ones as given."""
@@ -72,6 +77,13 @@ class Training:
     def report(self) -> str:
         """What is restored, trained and frozen, with counts and bytes."""
         rows = [self.model.plan.report()]
+        if self.transfer is not None:
+            rows.append(self.transfer.report())
+        elif self.run.start_from is not None:
+            rows.append(
+                f"start_from {self.run.start_from}: ignored, the run goes on from a "
+                "checkpoint of its own"
+            )
         for name, leaves in (("trained", self.start.trained), ("frozen", self.frozen)):
             count = sum(leaf.size for leaf in leaves.values())
             size = sum(leaf.nbytes for leaf in leaves.values())
@@ -90,14 +102,19 @@ def prepare(run: Run) -> Training:
     """
     opened = open_run(run)
     model = opened.model
-    examples = opened.data.load(model)
+    examples = opened.examples()
     plan, evaluator = opened.plan(examples), opened.evaluator()
+    transfer = None if holds_checkpoints(run.directory) else opened.transfer()
     parameters = model.read_parameters()
-    start = opened.start(parameters)
+    start = opened.start(parameters, transfer)
     _, frozen = optim.partition(parameters, opened.labels)
-    drops = model.config.dropout_rate > 0
-    step = compile_step(model.graph, opened.optimizer, dropout=drops)
-    return Training(run, model, frozen, start, step, examples, plan, evaluator)
+    drops = model.drops
+    step = compile_step(
+        model.graph, opened.optimizer, dropout=drops, objective=opened.objective
+    )
+    return Training(
+        run, model, frozen, start, step, examples, plan, evaluator, transfer
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +280,8 @@ class Recorder:
     def __init__(self, training: Training, store: CheckpointStore, log: MetricsLog):
         self._training, self._run = training, training.run
         self._store, self._log = store, log
+        loras = self._run.tuning.loras(training.start.trained)
+        self._scalings = {path: lora.scaling for path, lora in loras.items()}
         self.measured: dict[str, float] = {}
         self.meter = Meter()
 
@@ -312,6 +331,7 @@ class Recorder:
             {
                 "key": np.asarray(jax.random.key_data(state.key)).tolist(),
                 "examples": self._training.plan.examples_before(done),
+                SCALINGS: self._scalings,
             },
             metrics=measured,
         )

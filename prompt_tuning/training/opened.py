@@ -1,6 +1,7 @@
 """A run between its config and its first step: everything checked, little read."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,18 @@ import optax
 
 from prompt_tuning import optim
 from prompt_tuning.checkpoints.checkpoint_files import check_storable
+from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.errors import InputError
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT, ClassObjective, Objective
 from prompt_tuning.models.parameters import Parameters, named_key
 from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import DataSource, Run
 from prompt_tuning.training.evaluation import Evaluator
+from prompt_tuning.training.ranking import candidates
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,24 @@ class Opened:
             raise InputError("Run.data is None: there is nothing to train on")
         return self.run.data
 
-    def plan(self, examples: Examples) -> BatchPlan:
+    @property
+    def objective(self) -> Objective:
+        """What training descends."""
+        return self.run.objective or NATS_PER_WEIGHT
+
+    def examples(self) -> Examples | Candidates:
+        """The training examples; with an objective of classes each with every label.
+
+        Raises:
+          InputError: if a file or a row cannot be used.
+        """
+        examples = self.data.load(self.model)
+        objective = self.run.objective
+        if not isinstance(objective, ClassObjective):
+            return examples
+        return candidates(self.model, self.data, examples, objective.labels)
+
+    def plan(self, examples: Examples | Candidates) -> BatchPlan:
         """The order in which the run reads the examples."""
         return self.data.plan(
             self.model,
@@ -69,12 +91,33 @@ class Opened:
             evaluator.check_metric(self.run.keep_best[0])
         return evaluator
 
-    def start(self, parameters: Parameters) -> TrainState:
+    def transfer(self) -> Transfer | None:
+        """What the run starts from, if it names anything; it is read and checked.
+
+        Raises:
+          InputError: if it cannot be read, or does not fit what the run trains.
+        """
+        run, abstract = self.run, self.model.plan.abstract
+        if run.start_from is None:
+            return None
+        trained, frozen = optim.partition(abstract, self.labels)
+        return plan_transfer(
+            read_source(Path(run.start_from), self.model.config),
+            {path: trained[path] for path in self.labels},
+            frozen,
+            run.tuning.loras(abstract),
+            self.optimizer if run.keep_optimizer_state else None,
+        )
+
+    def start(
+        self, parameters: Parameters, transfer: Transfer | None = None
+    ) -> TrainState:
         """The state before the first step.
 
         Args:
           parameters: of which the trained ones are copied, to float32, because a step
             uses up what it is given.
+          transfer: what some of them start from in place of that.
 
         Raises:
           InputError: if a checkpoint could not hold it.
@@ -83,7 +126,11 @@ class Opened:
             path: jnp.array(parameters[path], jnp.float32) for path in self.labels
         }
         key = named_key(jax.random.key(self.run.seed), "training")
-        start = TrainState.create(trained, self.optimizer, key)
+        if transfer is None:
+            start = TrainState.create(trained, self.optimizer, key)
+        else:
+            transfer.check_model({p: parameters[p] for p in self.model.plan.restored})
+            start = transfer.start(trained, self.optimizer, key)
         check_storable(start.trained, start.optimizer_state)
         return start
 
@@ -92,13 +139,10 @@ def open_run(run: Run) -> Opened:
     """Opens a run's model, starts its prompt, and finds what is trained.
 
     Raises:
-      InputError: if something cannot be used.
+      InputError: if something cannot be used, or the run has no directory.
     """
-    model = open_pretrained(
-        run.model,
-        prompt=run.prompt,
-        prompting=run.prompting,
-        key=jax.random.key(run.seed),
-    )
+    if not run.directory:
+        raise InputError("Run.directory is empty: say where the run is to be kept")
+    model = open_pretrained(run.model, run.tuning, key=jax.random.key(run.seed))
     labels = optim.label(model.plan.abstract, run.groups)
     return Opened(run, model, labels, optim.group_optimizer(run.groups, labels))

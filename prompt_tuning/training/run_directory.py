@@ -74,14 +74,20 @@ def check_model(directory: Path, frozen_model: str) -> None:
     Raises:
       InputError: if the run's model is another.
     """
-    file = directory / IDENTITY_FILE
-    known = json.loads(file.read_text()) if file.exists() else {}
-    if known.get("frozen_model") != frozen_model:
+    found = recorded_model(directory)
+    if found != frozen_model:
         raise InputError(
             f"{directory} belongs to a run with another frozen_model: found the "
-            f"fingerprint {known.get('frozen_model')}, and this run's is "
-            f"{frozen_model}; choose another Run.directory"
+            f"fingerprint {found}, and this run's is {frozen_model}; choose another "
+            "Run.directory"
         )
+
+
+def recorded_model(directory: Path) -> str | None:
+    """The fingerprint of the frozen model of a directory's run; None for no run."""
+    file = directory / IDENTITY_FILE
+    known = json.loads(file.read_text()) if file.exists() else {}
+    return known.get("frozen_model")
 
 
 def write_atomically(path: Path, text: str) -> None:

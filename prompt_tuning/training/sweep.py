@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Key
 
 from prompt_tuning import optim
+from prompt_tuning.checkpoints.store import holds_checkpoints
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.losses.objective import TokenObjective
@@ -186,14 +187,17 @@ def prepare_sweep(
     drops = longest.model.drops
     parameters = opened[0].model.read_parameters()
     _, frozen = optim.partition(parameters, opened[0].labels)
+    # One that has no checkpoint yet sends all of them back to the start.
+    resumes = all(holds_checkpoints(this.run.directory) for this in opened)
+    transfers = [None if resumes else this.transfer() for this in opened]
     prepared = []
-    for member, plan in zip(members, plans, strict=True):
+    for member, plan, transfer in zip(members, plans, transfers, strict=True):
         this = member.opened
         training = Training(
             run=this.run,
             model=this.model,
             frozen=frozen,
-            start=this.start(parameters | this.model.initialize()),
+            start=this.start(parameters | this.model.initialize(), transfer),
             step=compile_step(
                 this.model.graph,
                 this.optimizer,
@@ -203,6 +207,7 @@ def prepare_sweep(
             examples=examples,
             plan=plan,
             evaluator=evaluators.get(this.model.graph),
+            transfer=transfer,
         )
         prepared.append(Member(member.name, member.varies, training, member.config))
     step = compile_sweep_step(

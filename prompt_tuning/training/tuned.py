@@ -1,19 +1,22 @@
-"""A run's model with what the run trained, or with a prompt from elsewhere."""
+"""A run's model with what the run trained, or with an adapter from elsewhere."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from prompt_tuning.checkpoints import checkpoint_files
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.checkpoints.store import FOLDER, best_or_latest
+from prompt_tuning.checkpoints.store import FOLDER, best_or_latest, steps_in
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_checkpoint, open_pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.run_directory import check_model
 from prompt_tuning.training.state import fingerprint
+from prompt_tuning.training.transfer import check_shape, read_source
+from prompt_tuning.tuning import tuning_of
 
 
 def load_tuned(
@@ -21,9 +24,15 @@ def load_tuned(
 ) -> tuple[PromptedModel, Parameters]:
     """Loads a run's model for evaluation or generation.
 
+    A run that has checkpoints of prompts or adapters is measured without any of what it
+    trained where its prompts are None and its adapters empty. One that trained
+    parameters of the model itself has those in any case.
+
     Args:
-      run: with `prompt` None the model alone is loaded.
-      prompt_file: a prompt in place of what the run trained.
+      run: with neither prompts nor adapters, the model alone, or what `prompt_file`
+        says is put into it.
+      prompt_file: what stands in place of all that the run trained: another run's
+        directory, a checkpoint, a PEFT folder, or a prompt's file.
 
     Returns:
       the model, and its parameters with those of the run's best checkpoint (its newest
@@ -32,30 +41,83 @@ def load_tuned(
     Raises:
       InputError: if there is no checkpoint, or what it holds does not fit the model.
     """
-    key = jax.random.key(run.seed)
-    model = open_pretrained(
-        run.model, prompt=run.prompt, prompting=run.prompting, key=key
-    )
-    trained, parameters = {}, model.read_parameters()
     if prompt_file is not None:
-        trained = {_prompt_path(model): read_prompt(prompt_file)}
-    elif run.prompt is not None and _prompt_paths(model):
-        checkpoint = best_checkpoint(run)
-        state = checkpoint_files.verify(checkpoint)
-        trained = checkpoint_files.read_trained(checkpoint, state)
+        return _load_other(run, prompt_file)
+    model = open_pretrained(run.model, run.tuning, key=jax.random.key(run.seed))
+    trained, parameters = _own(run, model), model.read_parameters()
+    if trained:
         frozen = {p: leaf for p, leaf in parameters.items() if p not in trained}
         check_model(Path(run.directory), fingerprint(frozen))
-    for path, leaf in trained.items():
-        known = model.plan.abstract.get(path)
-        if known is None or known.shape != leaf.shape:
-            found = "no such parameter" if known is None else f"shape {known.shape}"
-            raise InputError(
-                f"{prompt_file or run.directory} holds {path} of shape {leaf.shape}, "
-                f"but the model has {found}; was it tuned on another model, or with "
-                "another prompt length?"
-            )
-    tuned = {path: jnp.asarray(leaf) for path, leaf in trained.items()}
-    return model, parameters | tuned
+    return model, parameters | _on_device(trained)
+
+
+def _own(run: Run, model: PromptedModel) -> dict[str, np.ndarray]:
+    """What the run trained; nothing where the model alone is asked for."""
+    bare = not any(map(_is_beside, model.plan.abstract))
+    if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
+        return {}
+    checkpoint = best_checkpoint(run)
+    trained = checkpoint_files.read_trained(
+        checkpoint, checkpoint_files.verify(checkpoint)
+    )
+    if bare and any(map(_is_beside, trained)):
+        return {}
+    _check_leaves(run.directory, trained, model)
+    return trained
+
+
+def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
+    """The run's model with what a file or folder holds, and nothing else trained."""
+    tuning = run.tuning
+    config = open_checkpoint(run.model)[0]
+    source = read_source(path, config)
+    if tuning.is_empty and any(map(_is_beside, source.leaves)):
+        tuning = tuning_of(source.adapter, config, run.prompting)
+    model = open_pretrained(run.model, tuning, key=jax.random.key(run.seed))
+    abstract = model.plan.abstract
+    source = source.placed(abstract)
+    _check_leaves(str(path), source.leaves, model)
+    missing = [p for p in abstract if _is_beside(p) and p not in source.leaves]
+    if missing:
+        raise InputError(
+            f"{path} holds {', '.join(source.leaves)} and nothing for "
+            f"{', '.join(missing)}, which would be untrained; leave out of the config "
+            "what is not in there, or name a checkpoint that has all of it"
+        )
+    source.check_scalings(tuning.loras(abstract))
+    return model, model.read_parameters() | _on_device(source.leaves)
+
+
+def _check_leaves(
+    origin: str, leaves: Mapping[str, np.ndarray], model: PromptedModel
+) -> None:
+    """Refuses leaves that the model has no place for.
+
+    Raises:
+      InputError: with the first of them.
+    """
+    abstract = model.plan.abstract
+    for path, leaf in leaves.items():
+        if path in abstract:
+            check_shape(origin, path, leaf, abstract[path])
+            continue
+        beside = [known for known in abstract if _is_beside(known)]
+        raise InputError(
+            f"{origin} holds {path} of shape {leaf.shape}, but the model has no such "
+            f"parameter; beside the frozen ones it has {', '.join(beside) or 'none'}. "
+            "Was it tuned on another model? Else set Run.prompt, Run.decoder_prompt "
+            "and Run.adapters to what is in there, or for the model alone, or for what "
+            "--prompt names alone, to None, None and ()"
+        )
+
+
+def _is_beside(path: str) -> bool:
+    """Whether a parameter was put into the frozen model, and is not the model's own."""
+    return "/prompt/" in path or "/adapters/" in path
+
+
+def _on_device(leaves: Mapping[str, np.ndarray]) -> Parameters:
+    return {path: jnp.asarray(leaf) for path, leaf in leaves.items()}
 
 
 def best_checkpoint(run: Run) -> Path:
@@ -65,18 +127,3 @@ def best_checkpoint(run: Run) -> Path:
       InputError: if there is none, or all are damaged.
     """
     return best_or_latest(Path(run.directory) / FOLDER)
-
-
-def _prompt_paths(model: PromptedModel) -> list[str]:
-    """Prompts that are parameters; a constant one has none, and no checkpoint."""
-    return [path for path in model.plan.abstract if "/prompt/" in path]
-
-
-def _prompt_path(model: PromptedModel) -> str:
-    paths = _prompt_paths(model)
-    if len(paths) != 1:
-        raise InputError(
-            f"the model has the prompt parameters {paths}; a prompt file is for a "
-            "model with exactly one"
-        )
-    return paths[0]

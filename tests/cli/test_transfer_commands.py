@@ -1,0 +1,265 @@
+"""Commands that take what was trained elsewhere: --prompt, and Run.start_from."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.peft import to_peft
+from prompt_tuning.checkpoints.peft_folder import write_folder
+from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import main
+from prompt_tuning.pretrained import Pretrained
+from prompt_tuning.run import Run
+from prompt_tuning.training.tuned import load_tuned
+from tests.adapters import (
+    assert_same_logits,
+    batch_of,
+    our_logits,
+    random_adapter,
+)
+from tests.shared_data import SHARED, needs_shared
+from tests.small_runs import LENGTH, logged, tune
+
+PEFT = SHARED / "data/peft"
+LORA = [
+    "--gin.Run.adapters=[@LoRA()]",
+    "--gin.LoRA.regexes=['.*/(query|value)']",
+    "--gin.LoRA.rank=2",
+]
+LORA_ALONE = [
+    *LORA,
+    "--gin.Run.prompt=None",
+    "--gin.ParameterGroup.regexes=['.*/adapters/.*']",
+]
+BESIDE = [*LORA, "--gin.ParameterGroup.regexes=['.*/(prompt|adapters)/.*']"]
+RESIDUAL = [
+    "--gin.Run.prompt=@ResidualPrompt",
+    "--gin.ResidualPrompt.inner=@SoftPrompt",
+    "--gin.ResidualPrompt.hidden_width=3",
+]
+FULL = [
+    "--gin.Run.prompt=None",
+    "--gin.ParameterGroup.regexes=['decoder/layers/mlp/.*']",
+]
+ASKED = ("--new_tokens=9", "hello=", "ab=")
+
+
+@pytest.fixture(scope="module")
+def made(files, tmp_path_factory):
+    """The directory of a run, trained the first time that it is asked for."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @functools.cache
+    def of(name: str, *bindings: str) -> Path:
+        directory = folder / name
+        assert main(["train", *files.arguments(directory), *bindings]) == 0
+        return directory
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def run(made) -> Path:
+    """A run of a prompt."""
+    return made("prompt")
+
+
+def output(capsys, *arguments) -> str:
+    capsys.readouterr()
+    code = main(list(map(str, arguments)))
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return printed.out
+
+
+def refused(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == 2
+    return capsys.readouterr().err
+
+
+def evaluated(capsys, *arguments) -> list[str]:
+    lines = output(capsys, "evaluate", *arguments).splitlines()
+    return [line for line in lines if line.startswith("│")]
+
+
+def bare(files) -> tuple[str, ...]:
+    """Arguments that name a model, and no run."""
+    return ("--gin_file=models/checkpoint.gin", f"--gin.MODEL={str(files.decoder)!r}")
+
+
+@pytest.mark.parametrize("bindings", [[], LORA_ALONE], ids=["prompt", "lora"])
+def test_a_model_and_a_peft_folder_say_what_the_run_says(
+    bindings, made, files, tmp_path, capsys
+):
+    directory = made("lora", *bindings) if bindings else made("prompt")
+    output(capsys, "convert", directory, tmp_path / "peft")
+    given = ("generate", *bare(files), "--prompt", tmp_path / "peft", *ASKED)
+    said = output(capsys, "generate", "--run", directory, *ASKED)
+    assert output(capsys, *given) == said
+    assert output(capsys, "generate", *bare(files), *ASKED) != said
+
+
+@pytest.mark.parametrize("form", ["file", "deep", "run", "checkpoint"])
+def test_vectors_alone_stand_before_the_text(form, run, files, tmp_path, capsys):
+    """Of a model with one block a deep prompt is a soft one."""
+    prompt = {"run": run, "checkpoint": run / FOLDER / "checkpoint_6"}.get(form)
+    if prompt is None:
+        prompt = tmp_path / "prompt.npy"
+        np.save(prompt, read_prompt(run)[None] if form == "deep" else read_prompt(run))
+    given = ("generate", *bare(files), "--prompt", prompt, *ASKED)
+    assert output(capsys, *given) == output(capsys, "generate", "--run", run, *ASKED)
+
+
+def test_a_lora_of_a_run_directory_has_its_scaling(made, files, capsys):
+    """It is not that of the class: alpha 16 by rank 2 is said by the checkpoint."""
+    directory = made("lora", *LORA_ALONE)
+    given = ("generate", *bare(files), "--prompt", directory, *ASKED)
+    said = output(capsys, "generate", "--run", directory, *ASKED)
+    assert output(capsys, *given) == said
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama_gqa_untied/prompt_tuning",
+        "llama_gqa_untied/prefix_tuning",
+        "llama_gqa_untied/lora",
+        "gpt2_tied/mpt",
+        "gpt2_tied/ia3",
+        "t5v11_untied_gated/p_tuning",
+    ],
+)
+def test_every_kind_of_peft_folder_has_pefts_logits(case):
+    folder = PEFT / case
+    reference = np.load(folder.parent / "ref.npz")
+    names = ["input_ids", "attention_mask"]
+    names += ["labels"] if case.startswith("t5") else []
+    tokens = {name: reference[name] for name in names}
+    base = Pretrained(checkpoint=str(folder.parent / "base"))
+    model, parameters = load_tuned(Run(model=base), folder)
+    tasks = [0, 1, 2] if folder.name == "mpt" else None
+    logits = our_logits(parameters, batch_of(tokens, tasks), graph=model.graph)
+    assert_same_logits(logits, reference[f"{folder.name}.logits"], tokens)
+
+
+def test_a_checkpoint_of_several_leaves_stands_in_for_anothers(made, capsys):
+    one = made("residual", *RESIDUAL)
+    other = made("residual_again", *RESIDUAL, "--gin.Run.seed=5")
+    there = evaluated(capsys, "--run", one)
+    assert there != evaluated(capsys, "--run", other)
+    assert evaluated(capsys, "--run", other, "--prompt", one) == there
+
+
+def test_what_a_run_trained_of_the_model_itself_is_measured(made, files, capsys):
+    directory = made("full", *FULL)
+    (measured,) = (x for x in logged(directory) if "evaluation/loss" in x)
+    loss = next(row for row in evaluated(capsys, "--run", directory) if "loss" in row)
+    assert f"{measured['evaluation/loss']:.4f}" in loss
+    elsewhere = evaluated(
+        capsys, f"--gin_file={directory / 'config.gin'}", "--gin.Run.directory='none'"
+    )
+    assert loss not in elsewhere
+    given = ("generate", *bare(files), "--prompt", directory, *ASKED)
+    said = output(capsys, "generate", "--run", directory, *ASKED)
+    assert output(capsys, *given) == said
+
+
+def test_the_model_alone_of_a_run_of_adapters(made, run, capsys):
+    directory = made("lora", *LORA_ALONE)
+    alone = evaluated(capsys, "--run", directory, "--gin.Run.adapters=()")
+    assert alone == evaluated(capsys, "--run", run, "--gin.Run.prompt=None")
+    assert alone != evaluated(capsys, "--run", directory)
+
+
+def test_half_of_what_a_run_trained_is_not_measured(made, capsys):
+    directory = made("beside", *BESIDE)
+    found = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")
+    assert "lora/a of shape (1, 16, 2), but the model has no such parameter" in found
+    assert "beside the frozen ones it has decoder/prompt/prompt" in found
+
+
+def test_a_file_that_leaves_something_untrained(made, run, capsys):
+    directory = made("beside", *BESIDE)
+    found = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
+    assert "holds decoder/prompt/prompt and nothing for decoder/layers/self" in found
+
+
+def test_an_adapter_that_the_run_has_no_place_for(made, run, files, tmp_path, capsys):
+    config = read_config(files.decoder)
+    adapter = to_peft(random_adapter(config, "IA3"), config)
+    write_folder(tmp_path / "peft", adapter)
+    given = ("generate", "--run", run, "--prompt", tmp_path / "peft", *ASKED)
+    assert "but the model has no such parameter" in refused(capsys, *given)
+    output(capsys, *given, "--gin.Run.prompt=None")
+
+
+def test_a_lora_under_another_scaling(made, files, tmp_path, capsys):
+    directory = made("lora", *LORA_ALONE)
+    output(capsys, "convert", directory, tmp_path / "peft")
+    given = ("--prompt", tmp_path / "peft", "--gin.LoRA.alpha=4.0", *ASKED)
+    found = refused(capsys, "generate", "--run", directory, *given)
+    assert "by 8, and this model by 2 (rank 2, alpha 4): set LoRA.alpha = 16 " in found
+
+
+def test_training_starts_from_a_run_and_says_so(run, files, tmp_path, capsys):
+    start = [f"--gin.Run.start_from={str(run)!r}", "--gin.Run.steps=1", *BESIDE]
+    printed = output(capsys, "train", *files.arguments(tmp_path / "run"), *start)
+    assert f"start_from {run / FOLDER / 'checkpoint_6'}" in printed
+    assert f"decoder/prompt/prompt ({LENGTH}, 16)" in printed
+    assert "fresh, beside a step count of 6" in printed
+    config = (tmp_path / "run" / "config.gin").read_text().replace("\\\n    ", "")
+    assert f"Run.start_from = {str(run)!r}" in config
+    again = output(capsys, "train", f"--gin_file={tmp_path / 'run' / 'config.gin'}")
+    assert f"start_from {run}: ignored" in again
+    assert "all 1 steps were done before" in again
+
+
+def test_every_member_of_a_sweep_starts_there(run, files, tmp_path, capsys):
+    still = "--gin.ParameterGroup.optimizer=@adamw()", "--gin.adamw.learning_rate=0.0"
+    start = f"--gin.Run.start_from={str(run)!r}"
+    arguments = [x for x in files.arguments(tmp_path / "sweep") if "adafactor" not in x]
+    given = (*arguments, *still, start, "--gin.Run.steps=1", "--vary=Run.seed=1,2")
+    assert f"start_from {run / FOLDER}" in output(capsys, "sweep", *given)
+    for member in ("Run.seed=1", "Run.seed=2"):
+        (directory,) = (tmp_path / "sweep").glob(f"*{member.partition('.')[2]}*")
+        np.testing.assert_array_equal(read_prompt(directory), read_prompt(run))
+
+
+@pytest.mark.parametrize(
+    ("start", "choices", "expected"),
+    [
+        ("nowhere", {}, "nowhere does not exist"),
+        (None, {"PROMPT_LENGTH": 5}, "(4, 16), but the model has shape (5, 16)"),
+    ],
+)
+def test_a_start_that_cannot_be(start, choices, expected, run, files, tmp_path, capsys):
+    start = str(run) if start is None else start
+    choices = choices | {"Run__start_from": start}
+    assert tune(files, tmp_path / "run", **choices) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_inspect_shows_what_a_file_puts_before_the_text(run, files, tmp_path, capsys):
+    config = read_config(files.decoder)
+    shown = {}
+    for kind in ("MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "LORA"):
+        folder = tmp_path / kind
+        write_folder(folder, to_peft(random_adapter(config, kind), config))
+        given = ("inspect", *bare(files), "--prompt", folder)
+        if kind.startswith("MULTI"):
+            shown = output(capsys, *given)
+        else:
+            shown = refused(capsys, *given)
+        expected = {
+            "M": "decoder/prompt, task 2",
+            "P": "keys and values",
+            "L": "no pro",
+        }
+        assert expected[kind[0]] in shown

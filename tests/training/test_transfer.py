@@ -1,0 +1,288 @@
+"""A run that starts from what another trained, from PEFT's folder, or from a file."""
+
+import dataclasses
+import functools
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning import optim
+from prompt_tuning.checkpoints import checkpoint_files
+from prompt_tuning.checkpoints.adapter import Adapter
+from prompt_tuning.checkpoints.checkpoint_files import named_leaves
+from prompt_tuning.checkpoints.huggingface_config import read_config
+from prompt_tuning.checkpoints.peft import to_peft
+from prompt_tuning.checkpoints.peft_folder import write_folder
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import split_bindings
+from prompt_tuning.configuration import read_run
+from prompt_tuning.errors import InputError
+from prompt_tuning.optim import ParameterGroup
+from prompt_tuning.prompts.dropped import DroppedPrompt
+from prompt_tuning.prompts.modules import SoftPrompt
+from prompt_tuning.prompts.projections import LoRA
+from prompt_tuning.run import Run
+from prompt_tuning.training.loop import Training, prepare, train
+from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.state import fingerprint
+from tests.adapters import random_adapter
+from tests.small_runs import LENGTH
+
+PROMPT = "decoder/prompt/prompt"
+QUERY = "decoder/layers/self_attention/query"
+A, B = f"{QUERY}/adapters/lora/a", f"{QUERY}/adapters/lora/b"
+SCHEDULE = optim.warmup_linear_decay(0.1, 20)
+PROMPTS = ParameterGroup([r".*/prompt/.*"], optim.adamw(SCHEDULE))
+LORAS = ParameterGroup([r".*/lora/.*"], optim.adamw(0.01))
+QUERIES = LoRA(regexes=[QUERY], rank=2, alpha=4.0)
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def make(files) -> MakeRun:
+    """Runs of six steps: of a prompt alone, or as the choices say."""
+
+    def made(directory: Path, model: Path | None = None, **choices) -> Run:
+        plain, bindings = split_bindings(files.arguments(directory, model))
+        run = read_run([plain[0].partition("=")[2]], bindings)
+        return dataclasses.replace(run, **({"groups": [PROMPTS]} | choices))
+
+    return made
+
+
+def trained(run: Run) -> Training:
+    """A run that has been trained."""
+    training = prepare(run)
+    console = Console(quiet=True)
+    train(training, make_reporter=lambda done: LineReporter(console, run.steps))
+    return training
+
+
+@pytest.fixture(scope="module")
+def first(make, tmp_path_factory) -> Path:
+    """The directory of a run that trained a prompt."""
+    directory = tmp_path_factory.mktemp("module") / "first"
+    trained(make(directory))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def second(make, first, tmp_path_factory) -> Path:
+    """That of one that went on from it with a LoRA beside."""
+    directory = tmp_path_factory.mktemp("module") / "second"
+    trained(make(directory, **both(first)))
+    return directory
+
+
+def both(first: Path) -> dict:
+    """The choices of a run of prompt and LoRA that starts from another."""
+    return {
+        "start_from": str(first),
+        "adapters": (QUERIES,),
+        "groups": [LORAS, PROMPTS],
+    }
+
+
+def leaves(directory: Path, step: int = 6) -> dict[str, np.ndarray]:
+    """The trained leaves of a run's checkpoint."""
+    checkpoint = directory / FOLDER / f"checkpoint_{step}"
+    state = checkpoint_files.verify(checkpoint)
+    return checkpoint_files.read_trained(checkpoint, state)
+
+
+def moments(directory: Path) -> dict[str, np.ndarray]:
+    return checkpoint_files.read_optimizer_leaves(directory / FOLDER / "checkpoint_6")
+
+
+def state_of(training: Training) -> dict[str, np.ndarray]:
+    state = named_leaves(training.start.optimizer_state)
+    return {name: np.asarray(leaf) for name, leaf in state.items()}
+
+
+def ending(found: dict[str, np.ndarray], text: str) -> np.ndarray:
+    """The one leaf of an optimiser's state whose place ends so."""
+    (leaf,) = (leaf for name, leaf in found.items() if name.endswith(text))
+    return leaf
+
+
+def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
+    """A folder of PEFT's for the small decoder, and what is in it."""
+    config = read_config(files.decoder)
+    adapter = random_adapter(config, kind, QUERY)
+    write_folder(folder, to_peft(adapter, config))
+    return folder, adapter
+
+
+def test_a_lora_is_added_to_a_prompt_that_goes_on(make, first, tmp_path):
+    training = prepare(make(tmp_path / "run", **both(first)))
+    start, found, source = training.start, state_of(training), moments(first)
+    np.testing.assert_array_equal(start.trained[PROMPT], leaves(first)[PROMPT])
+    assert not start.trained[B].any() and start.trained[A].any()
+    for name in ("mu", "nu"):
+        kept = ending(source, f".{name}[{PROMPT!r}]")
+        assert kept.any()
+        np.testing.assert_array_equal(ending(found, f".{name}[{PROMPT!r}]"), kept)
+        assert not ending(found, f".{name}[{A!r}]").any()
+    # Steps that are averaged go on with the averages; those of the run do not.
+    counts = {name: int(x) for name, x in found.items() if name.endswith(".count")}
+    assert sorted(counts.values()) == [0, 0, 6]
+    assert int(start.step) == 0
+
+
+def test_the_table_says_what_became_of_each(make, first, tmp_path):
+    lines = prepare(make(tmp_path / "run", **both(first))).report().splitlines()
+    start = lines.index(f"start_from {first / FOLDER / 'checkpoint_6'}")
+    table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 :][:4]]
+    assert table == [
+        ["trained", "starts", "optimiser state"],
+        [f"{A} (1, 16, 2)", "fresh", "fresh"],
+        [f"{B} (1, 2, 16)", "fresh", "fresh"],
+        [f"{PROMPT} ({LENGTH}, 16)", "from it", "kept"],
+    ]
+    assert "ignored, in the source but not trained here:" not in lines
+
+
+def test_what_is_not_trained_here_is_listed(make, second, tmp_path):
+    run = make(tmp_path / "run", start_from=str(second))
+    lines = prepare(run).report().splitlines()
+    ignored = lines.index("ignored, in the source but not trained here:")
+    assert lines[ignored + 1 : ignored + 3] == [
+        f"  {A} (1, 16, 2): not in this model",
+        f"  {B} (1, 2, 16): not in this model",
+    ]
+    run = make(
+        tmp_path / "run", start_from=str(second), adapters=(QUERIES,), groups=[LORAS]
+    )
+    training = prepare(run)
+    assert f"{PROMPT} ({LENGTH}, 16): frozen in this run" in training.report()
+    np.testing.assert_array_equal(training.start.trained[B], leaves(second)[B])
+
+
+def test_the_same_groups_without_a_learning_rate_keep_every_number(
+    make, second, tmp_path
+):
+    still = ParameterGroup([".*/(prompt|lora)/.*"], optim.adamw(0.0))
+    run = make(tmp_path / "run", **(both(second) | {"groups": [still]}), keep_best=None)
+    trained(run)
+    found, expected = leaves(tmp_path / "run"), leaves(second)
+    assert found.keys() == expected.keys() == {PROMPT, A, B}
+    for path, leaf in found.items():
+        np.testing.assert_array_equal(leaf, expected[path])
+    for name in ("mu", "nu"):
+        place = f".{name}[{PROMPT!r}]"
+        after, before = ending(moments(tmp_path / "run"), place), moments(second)
+        assert not np.array_equal(after, ending(before, place))
+
+
+def test_a_run_may_start_afresh_with_what_another_trained(make, first, tmp_path):
+    run = make(tmp_path / "run", start_from=str(first), keep_optimizer_state=False)
+    training = prepare(run)
+    np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
+    assert not any(leaf.any() for leaf in state_of(training).values())
+
+
+@pytest.mark.parametrize("of", ["checkpoint", "file", "peft", "no_extension"])
+def test_other_forms_of_a_prompt(of, make, first, files, tmp_path):
+    vectors = leaves(first, 3)[PROMPT]
+    source = tmp_path / "source"
+    if of == "checkpoint":
+        source = first / FOLDER / "checkpoint_3"
+    elif of == "peft":
+        _, adapter = peft(source, files, "PROMPT_TUNING")
+        vectors = adapter.parameters[PROMPT]
+    else:
+        source = tmp_path / ("prompt.npy" if of == "file" else "prompt")
+        with source.open("wb") as file:
+            np.save(file, vectors)
+    prompt = functools.partial(SoftPrompt, length=len(vectors))
+    training = prepare(make(tmp_path / "run", prompt=prompt, start_from=str(source)))
+    np.testing.assert_array_equal(training.start.trained[PROMPT], vectors)
+    kept = any(leaf.any() for leaf in state_of(training).values())
+    assert kept == (of == "checkpoint")
+
+
+def test_a_file_starts_the_one_prompt_wherever_it_is(make, first, tmp_path):
+    np.save(tmp_path / "prompt.npy", leaves(first)[PROMPT])
+    inner = functools.partial(SoftPrompt, length=LENGTH)
+    prompt = functools.partial(DroppedPrompt, inner=inner, rate=0.1)
+    run = make(tmp_path / "run", prompt=prompt)
+    source = str(tmp_path / "prompt.npy")
+    start = prepare(dataclasses.replace(run, start_from=source)).start.trained
+    (path,) = start
+    assert path != PROMPT
+    np.testing.assert_array_equal(start[path], leaves(first)[PROMPT])
+
+
+def test_a_run_that_goes_on_needs_its_source_no_more(make, first, tmp_path):
+    source = shutil.copytree(first, tmp_path / "source")
+    run = make(tmp_path / "run", start_from=str(source))
+    trained(run)
+    shutil.rmtree(source)
+    again = prepare(run)
+    assert f"start_from {source}: ignored, the run goes on" in again.report()
+    before = leaves(tmp_path / "run")[PROMPT]
+    train(again, make_reporter=lambda done: LineReporter(Console(quiet=True), 6))
+    np.testing.assert_array_equal(leaves(tmp_path / "run")[PROMPT], before)
+    with pytest.raises(InputError, match="does not exist"):
+        prepare(dataclasses.replace(run, directory=str(tmp_path / "other")))
+
+
+def test_nothing_in_common(make, first, tmp_path):
+    run = make(tmp_path / "run", **(both(first) | {"groups": [LORAS]}))
+    with pytest.raises(InputError) as refused:
+        prepare(run)
+    said = str(refused.value)
+    assert "holds nothing that this run trains" in said
+    assert f"{PROMPT} ({LENGTH}, 16)" in said and f"{A} (1, 16, 2)" in said
+
+
+def test_another_length(make, first, tmp_path):
+    prompt = functools.partial(SoftPrompt, length=5)
+    with pytest.raises(InputError, match=r"\(4, 16\).*has shape \(5, 16\)"):
+        prepare(make(tmp_path / "run", prompt=prompt, start_from=str(first)))
+
+
+def test_a_lora_under_another_scaling_says_what_to_set(make, files, second, tmp_path):
+    folder, adapter = peft(tmp_path / "peft", files)
+    assert adapter.scalings[QUERY] == 0.5
+    spec = LoRA(regexes=[QUERY], rank=3, alpha=16.0)
+    run = make(
+        tmp_path / "run",
+        start_from=str(folder),
+        prompt=None,
+        adapters=(spec,),
+        groups=[LORAS],
+    )
+    with pytest.raises(InputError, match=r"by 0\.5.*set LoRA\.alpha = 1\.5 "):
+        prepare(run)
+    right = dataclasses.replace(spec, alpha=1.5)
+    start = prepare(dataclasses.replace(run, adapters=(right,))).start.trained
+    for path in (A, B):
+        np.testing.assert_array_equal(start[path], adapter.parameters[path])
+    # A run's checkpoints say theirs too: alpha 4 and rank 2.
+    other = dataclasses.replace(QUERIES, alpha=6.0)
+    with pytest.raises(InputError, match=r"by 2, and.*by 3.*set LoRA\.alpha = 4 "):
+        prepare(make(tmp_path / "run", **(both(second) | {"adapters": (other,)})))
+
+
+def test_another_frozen_model_is_warned_of(make, first, files, tmp_path):
+    model = shutil.copytree(files.decoder, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+    save_file(tensors, model / "model.safetensors")
+    run = make(tmp_path / "run", model, start_from=str(first))
+    with pytest.warns(UserWarning, match="trained on another frozen model") as warned:
+        training = prepare(run)
+    assert fingerprint(training.frozen) in str(warned[0].message)
+    np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
+
+
+def test_a_run_without_a_directory_is_refused(make):
+    with pytest.raises(InputError, match=r"Run\.directory is empty"):
+        prepare(dataclasses.replace(make(Path("nowhere")), directory=""))
