@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.adapter import Adapter
-from prompt_tuning.checkpoints.peft_modules import projections
+from prompt_tuning.checkpoints.peft.modules import projections
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel

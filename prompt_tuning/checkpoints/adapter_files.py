@@ -28,11 +28,11 @@ from prompt_tuning.checkpoints.adapter import (
     Adapter,
     Arrays,
 )
-from prompt_tuning.checkpoints.peft import from_peft
-from prompt_tuning.checkpoints.peft_checks import EMBEDDINGS
-from prompt_tuning.checkpoints.peft_folder import find_folder, read_folder
-from prompt_tuning.checkpoints.peft_lora import rescaled
-from prompt_tuning.checkpoints.peft_prompts import PREFIX_PATH, STACKS
+from prompt_tuning.checkpoints.peft.checks import EMBEDDINGS
+from prompt_tuning.checkpoints.peft.conversion import from_peft
+from prompt_tuning.checkpoints.peft.folder import find_folder, read_folder
+from prompt_tuning.checkpoints.peft.lora import rescaled
+from prompt_tuning.checkpoints.peft.prompts import PREFIX_PATH, STACKS
 from prompt_tuning.checkpoints.prompt_files import find_checkpoint, read_array
 from prompt_tuning.checkpoints.store import FOLDER, CheckpointStore
 from prompt_tuning.errors import InputError

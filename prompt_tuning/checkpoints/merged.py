@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 from prompt_tuning.checkpoints import atomic
 from prompt_tuning.checkpoints.adapter import IA3, LORA, Adapter
 from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft import check_projections
-from prompt_tuning.checkpoints.peft_ia3 import SCALE, scale_of
-from prompt_tuning.checkpoints.peft_lora import A, factors_of
-from prompt_tuning.checkpoints.peft_modules import Projection, by_module, projections
+from prompt_tuning.checkpoints.peft.conversion import check_projections
+from prompt_tuning.checkpoints.peft.ia3 import SCALE, scale_of
+from prompt_tuning.checkpoints.peft.lora import A, factors_of
+from prompt_tuning.checkpoints.peft.modules import Projection, by_module, projections
 from prompt_tuning.checkpoints.safetensors import open_safetensors
 from prompt_tuning.checkpoints.tensors import StoredTensor
 from prompt_tuning.errors import InputError

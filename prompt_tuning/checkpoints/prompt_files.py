@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.checkpoints import checkpoint_files, peft_folder, store
-from prompt_tuning.checkpoints.peft_checks import EMBEDDINGS
+from prompt_tuning.checkpoints import checkpoint_files, store
+from prompt_tuning.checkpoints.peft import folder as peft_folder
+from prompt_tuning.checkpoints.peft.checks import EMBEDDINGS
 from prompt_tuning.checkpoints.safetensors import read_header
 from prompt_tuning.errors import InputError
 

@@ -12,8 +12,8 @@ from prompt_tuning.checkpoints import adapter_files, checkpoint_files
 from prompt_tuning.checkpoints.adapter import DEEP, IA3, LORA, Adapter
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.merged import write_merged
-from prompt_tuning.checkpoints.peft import to_peft
-from prompt_tuning.checkpoints.peft_folder import find_folder, write_folder
+from prompt_tuning.checkpoints.peft.conversion import to_peft
+from prompt_tuning.checkpoints.peft.folder import find_folder, write_folder
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig

@@ -14,9 +14,9 @@ from prompt_tuning.checkpoints.adapter import (
     Adapter,
     Arrays,
 )
-from prompt_tuning.checkpoints.peft_ia3 import SCALE
-from prompt_tuning.checkpoints.peft_lora import A, B
-from prompt_tuning.checkpoints.peft_prompts import PREFIX_PATH, as_multitask
+from prompt_tuning.checkpoints.peft.ia3 import SCALE
+from prompt_tuning.checkpoints.peft.lora import A, B
+from prompt_tuning.checkpoints.peft.prompts import PREFIX_PATH, as_multitask
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.build import Prompt, projections
 from prompt_tuning.models.decoder_only import DecoderOnly

@@ -17,8 +17,8 @@ from prompt_tuning.checkpoints.adapter_files import (
     write_checkpoint,
     write_t5x,
 )
-from prompt_tuning.checkpoints.peft import to_peft
-from prompt_tuning.checkpoints.peft_folder import write_folder
+from prompt_tuning.checkpoints.peft.conversion import to_peft
+from prompt_tuning.checkpoints.peft.folder import write_folder
 from prompt_tuning.checkpoints.store import CheckpointStore
 from prompt_tuning.errors import InputError
 from tests.adapters import random_adapter

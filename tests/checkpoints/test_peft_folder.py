@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prompt_tuning.checkpoints.peft_folder import (
+from prompt_tuning.checkpoints.peft.folder import (
     AdapterFolder,
     find_folder,
     read_folder,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft import from_peft, to_peft
-from prompt_tuning.checkpoints.peft_folder import read_folder, write_folder
+from prompt_tuning.checkpoints.peft.conversion import from_peft, to_peft
+from prompt_tuning.checkpoints.peft.folder import read_folder, write_folder
 from tests.adapters import (
     assert_same_logits,
     batch_of,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.adapter import Adapter
-from prompt_tuning.checkpoints.peft import from_peft, to_peft
-from prompt_tuning.checkpoints.peft_folder import AdapterFolder, check_shapes
-from prompt_tuning.checkpoints.peft_lora import rescaled
-from prompt_tuning.checkpoints.peft_modules import by_module, projections
+from prompt_tuning.checkpoints.peft.conversion import from_peft, to_peft
+from prompt_tuning.checkpoints.peft.folder import AdapterFolder, check_shapes
+from prompt_tuning.checkpoints.peft.lora import rescaled
+from prompt_tuning.checkpoints.peft.modules import by_module, projections
 from prompt_tuning.errors import InputError
 from tests.dummies import GPT2, LLAMA, T5_GATED, T5_ORIGINAL
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.adapter import Adapter
-from prompt_tuning.checkpoints.peft import from_peft, to_peft
-from prompt_tuning.checkpoints.peft_folder import AdapterFolder
-from prompt_tuning.checkpoints.peft_prompts import as_multitask
+from prompt_tuning.checkpoints.peft.conversion import from_peft, to_peft
+from prompt_tuning.checkpoints.peft.folder import AdapterFolder
+from prompt_tuning.checkpoints.peft.prompts import as_multitask
 from prompt_tuning.errors import InputError
 from tests.dummies import GPT2, LLAMA, T5_GATED
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_tuning.checkpoints.peft_settings import DEFAULTS
+from prompt_tuning.checkpoints.peft.settings import DEFAULTS
 from tests.adapters import PYTHON, needs_peft
 
 VERSION = DEFAULTS["LORA"]["peft_version"]

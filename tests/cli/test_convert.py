@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from prompt_tuning import configuration
 from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft import from_peft
-from prompt_tuning.checkpoints.peft_folder import read_folder
+from prompt_tuning.checkpoints.peft.conversion import from_peft
+from prompt_tuning.checkpoints.peft.folder import read_folder
 from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.checkpoints.store import FOLDER, CheckpointStore
 from prompt_tuning.cli.main import main

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft import to_peft
-from prompt_tuning.checkpoints.peft_folder import write_folder
+from prompt_tuning.checkpoints.peft.conversion import to_peft
+from prompt_tuning.checkpoints.peft.folder import write_folder
 from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import main

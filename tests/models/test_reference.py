@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from prompt_tuning.checkpoints.huggingface import recipes
 from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft import from_peft
-from prompt_tuning.checkpoints.peft_folder import read_folder
+from prompt_tuning.checkpoints.peft.conversion import from_peft
+from prompt_tuning.checkpoints.peft.folder import read_folder
 from prompt_tuning.checkpoints.restore import plan_restore
 from prompt_tuning.checkpoints.safetensors import open_safetensors
 from prompt_tuning.data.batches import Batch

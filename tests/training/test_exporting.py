@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoints.peft import to_peft
-from prompt_tuning.checkpoints.peft_folder import check_shapes
+from prompt_tuning.checkpoints.peft.conversion import to_peft
+from prompt_tuning.checkpoints.peft.folder import check_shapes
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel

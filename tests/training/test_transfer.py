@@ -17,8 +17,8 @@ from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.adapter import Adapter
 from prompt_tuning.checkpoints.checkpoint_files import named_leaves
 from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft import to_peft
-from prompt_tuning.checkpoints.peft_folder import write_folder
+from prompt_tuning.checkpoints.peft.conversion import to_peft
+from prompt_tuning.checkpoints.peft.folder import write_folder
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import split_bindings
 from prompt_tuning.configuration import read_run

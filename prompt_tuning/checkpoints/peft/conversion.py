@@ -1,6 +1,6 @@
 """Adapters of PEFT as ours, and ours as PEFT's.
 
-Between the files (`peft_folder`) and our parameters by path (`adapter`) there are only
+Between the files (`folder`) and our parameters by path (`adapter`) there are only
 names, axes and scalings; no number is changed where both can say the same thing.
 """
 
@@ -16,7 +16,7 @@ from prompt_tuning.checkpoints.adapter import (
     Adapter,
     Arrays,
 )
-from prompt_tuning.checkpoints.peft_checks import (
+from prompt_tuning.checkpoints.peft.checks import (
     COLUMNS,
     EMBEDDINGS,
     LORA_A,
@@ -24,11 +24,11 @@ from prompt_tuning.checkpoints.peft_checks import (
     ROWS,
     module_of,
 )
-from prompt_tuning.checkpoints.peft_checks import IA3 as IA3_ENDING
-from prompt_tuning.checkpoints.peft_folder import AdapterFolder
-from prompt_tuning.checkpoints.peft_ia3 import read_ia3, write_ia3
-from prompt_tuning.checkpoints.peft_lora import lora_settings, read_lora, write_lora
-from prompt_tuning.checkpoints.peft_modules import (
+from prompt_tuning.checkpoints.peft.checks import IA3 as IA3_ENDING
+from prompt_tuning.checkpoints.peft.folder import AdapterFolder
+from prompt_tuning.checkpoints.peft.ia3 import read_ia3, write_ia3
+from prompt_tuning.checkpoints.peft.lora import lora_settings, read_lora, write_lora
+from prompt_tuning.checkpoints.peft.modules import (
     Projection,
     by_module,
     full_name,
@@ -36,7 +36,7 @@ from prompt_tuning.checkpoints.peft_modules import (
     projections,
     shortest_names,
 )
-from prompt_tuning.checkpoints.peft_prompts import (
+from prompt_tuning.checkpoints.peft.prompts import (
     STACKS,
     read_multitask,
     read_prefix,
@@ -45,7 +45,7 @@ from prompt_tuning.checkpoints.peft_prompts import (
     write_prefix,
     write_prompt_tuning,
 )
-from prompt_tuning.checkpoints.peft_settings import (
+from prompt_tuning.checkpoints.peft.settings import (
     DEFAULTS,
     Settings,
     check_supported,
@@ -70,7 +70,7 @@ def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapte
     """An adapter in our terms.
 
     Args:
-      folder: as `peft_folder.read_folder` gives it.
+      folder: as `read_folder` gives it.
       config: the model that it is for.
       source: where it comes from, for messages.
 

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.checkpoints.adapter import Arrays
-from prompt_tuning.checkpoints.peft_checks import LORA_A, LORA_B, MODEL_PREFIX
-from prompt_tuning.checkpoints.peft_modules import Projection, by_module
-from prompt_tuning.checkpoints.peft_settings import (
+from prompt_tuning.checkpoints.peft.checks import LORA_A, LORA_B, MODEL_PREFIX
+from prompt_tuning.checkpoints.peft.modules import Projection, by_module
+from prompt_tuning.checkpoints.peft.settings import (
     Settings,
     divisor,
     scaling_of,

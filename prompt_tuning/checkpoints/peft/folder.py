@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from prompt_tuning.checkpoints import atomic
-from prompt_tuning.checkpoints.peft_checks import check_shapes
+from prompt_tuning.checkpoints.peft.checks import check_shapes
 from prompt_tuning.checkpoints.safetensors import read_header
 from prompt_tuning.errors import InputError
 

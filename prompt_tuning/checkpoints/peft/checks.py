@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prompt_tuning.checkpoints.peft_settings import (
+from prompt_tuning.checkpoints.peft.settings import (
     Settings,
     positive,
     rank_of,

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.checkpoints.adapter import MULTITASK, PREFIX, PROMPT, Adapter, Arrays
-from prompt_tuning.checkpoints.peft_checks import COLUMNS, EMBEDDINGS, ROWS
-from prompt_tuning.checkpoints.peft_settings import Settings, submodules
+from prompt_tuning.checkpoints.peft.checks import COLUMNS, EMBEDDINGS, ROWS
+from prompt_tuning.checkpoints.peft.settings import Settings, submodules
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.checkpoints.adapter import Arrays
-from prompt_tuning.checkpoints.peft_checks import IA3, MODEL_PREFIX
-from prompt_tuning.checkpoints.peft_modules import Projection, by_module
+from prompt_tuning.checkpoints.peft.checks import IA3, MODEL_PREFIX
+from prompt_tuning.checkpoints.peft.modules import Projection, by_module
 from prompt_tuning.errors import InputError
 
 SCALE = "adapters/ia3/scale"
