@@ -93,7 +93,7 @@ def read_adapter(path: Path | str, config: ModelConfig | None) -> Adapter:
         if config is None:
             raise InputError(
                 f"{path} is PEFT's, and what its tensors are depends on the model: say "
-                "which one it is for"
+                "which one it is for (convert --base_model)"
             )
         return from_peft(read_folder(path), config, str(path))
     files = [path] if path.is_file() else [path / name for name in _T5X]

@@ -148,7 +148,7 @@ def _tensors_of(
     if config is None:
         raise InputError(
             f"an adapter of kind {adapter.kind} is named and shaped by its model: say "
-            "which one it is for"
+            "which one it is for (convert --base_model)"
         )
     if adapter.kind == PREFIX:
         return write_prefix(adapter, config)
