@@ -1,0 +1,385 @@
+"""Each method on each model: trained, saved, resumed, decoded and exported.
+
+What is proven here is the table of methods in the README. With WRITE_METHODS=1 the
+table is written in place of being compared.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from rich.console import Console
+
+from prompt_tuning import configuration
+from prompt_tuning.checkpoints.adapter import IA3, LORA, MULTITASK, Adapter
+from prompt_tuning.checkpoints.adapter_files import read_adapter, write_array
+from prompt_tuning.checkpoints.checkpoint_files import (
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    file_name,
+)
+from prompt_tuning.checkpoints.peft.conversion import to_peft
+from prompt_tuning.checkpoints.peft.folder import write_folder
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.decoding.generate import continue_rows, pad_rows
+from prompt_tuning.decoding.texts import given_row
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.prompts.deep import DeepPrompt
+from prompt_tuning.run import Run
+from prompt_tuning.training import loop
+from prompt_tuning.training.compiled import CompiledStep
+from prompt_tuning.training.exporting import adapters_of, as_peft_has_it
+from prompt_tuning.training.log import METRICS_FILE
+from prompt_tuning.training.loop import Training
+from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.tuning import Tuning, tuning_of
+from tests import methods
+from tests.methods import METHODS, MODELS, Method, Proof, Reason
+
+STEPS, NEW = 6, 6
+LINES = [("arc", 0), ("oinia", 1), ("cab", 1), ("digs", 0)]
+TEXTS = ["copy: fun=", "upper: oiniaa=", "double: nioecxku="]
+SIZES = [
+    "BATCH_SIZE = 4",
+    "PROMPT_LENGTH = 3",
+    "DataSource.buckets = 1",
+    "Run.evaluation = None",
+    f"Run.steps = {STEPS}",
+    f"Run.save_every = {STEPS // 2}",
+    "Run.log_every = 1",
+    "from_sampled_vocabulary.population_size = None",
+    "LoRA.rank = 2",
+]
+
+proofs: dict[tuple[str, str], Proof] = {}
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@functools.cache
+def quicker() -> dict[str, str | bool]:
+    """An option that takes three quarters off the time of compiling, if XLA has it."""
+    options: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(jnp.sin).lower(0.0).compile(options)
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return options
+
+
+class QuickStep(CompiledStep):
+    """A step that is compiled with that option, for the one shape there is."""
+
+    def __init__(self, step: CompiledStep):
+        self.jitted, self._compiled = step.jitted, None
+
+    def __call__(self, state: Any, frozen: Any, batch: Any) -> Any:
+        if self._compiled is None:
+            lowered = self.lower(state, frozen, batch)
+            self._compiled = lowered.compile(quicker())
+        return self._compiled(state, frozen, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A model and the data: where they are, and the frozen arrays."""
+
+    model: str
+    checkpoint: str
+    lines: Path
+    frozen: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def place(request, tmp_path_factory) -> Place:
+    """The place of one of the models."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        checkpoint = str(methods.write_gpt2(folder / "gpt2"))
+    else:
+        checkpoint = f"bundled:skills-{request.param}"
+    lines = [
+        {"prompt": f"{word}=", "completion": word.upper(), "prompt_ids": task}
+        for word, task in LINES
+    ]
+    file = folder / "train.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = open_pretrained(Pretrained(checkpoint=checkpoint), key=key()).plan
+    frozen = {path: np.array(x) for path, x in plan.read()}
+    return Place(request.param, checkpoint, file, frozen)
+
+
+def key() -> jax.Array:
+    return jax.random.key(0)
+
+
+def run_of(method: Method, place: Place) -> Run:
+    """The run that a person's config would give, in the smallest sizes."""
+    bindings = [
+        f"MODEL = {place.checkpoint!r}",
+        f"TRAIN_FILES = {str(place.lines)!r}",
+        f"EVALUATION_FILES = {str(place.lines)!r}",
+        "RUN_DIRECTORY = 'set later'",
+    ]
+    return configuration.read_run(
+        ["runs/first_prompt.gin", *method.files],
+        [*SIZES, *bindings, *method.choices, *method.sizes],
+    )
+
+
+def train(training: Training, directory: Path) -> Parameters:
+    """Trains to the end, from a checkpoint where the directory has one."""
+    outcome = loop.train(
+        dataclasses.replace(
+            training,
+            run=dataclasses.replace(training.run, directory=str(directory)),
+            start=jax.tree.map(jnp.copy, training.start),
+        ),
+        make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),
+    )
+    assert outcome.step == STEPS and outcome.finished
+    return outcome.trained
+
+
+def check_trained(training: Training, trained: Parameters, place: Place, log: Path):
+    """The loss fell on one batch over and over; what is the model's own stayed."""
+    orders = [training.plan.batch(step).rows.tolist() for step in range(STEPS)]
+    assert all(sorted(rows) == list(range(len(LINES))) for rows in orders)
+    losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
+    assert training.frozen.keys() == place.frozen.keys()
+    for path, leaf in training.frozen.items():
+        assert np.asarray(leaf).tobytes() == place.frozen[path].tobytes(), path
+    assert trained.keys() == training.model.plan.abstract.keys() - place.frozen.keys()
+    for path, leaf in trained.items():
+        assert "/prompt/" in path or "/adapters/" in path
+        assert not np.array_equal(leaf, training.start.trained[path]), path
+
+
+def check_saved(checkpoint: Path, trained: Parameters) -> None:
+    """The checkpoint is the trained leaves, their optimiser's state, and JSON."""
+    leaves = {file_name(path): leaf for path, leaf in trained.items()}
+    found = {file.name for file in checkpoint.iterdir()}
+    assert found == {*leaves, OPTIMIZER_FILE, STATE_FILE}
+    for name, leaf in leaves.items():
+        assert np.load(checkpoint / name).tobytes() == np.asarray(leaf).tobytes()
+
+
+def check_resumed(training: Training, whole: Path, half: Path) -> None:
+    """Half the steps, a restart and the rest leave the files of all steps at once."""
+    shutil.copytree(whole, half)
+    shutil.rmtree(half / FOLDER / f"checkpoint_{STEPS}")
+    train(training, half)
+    ends = [folder / FOLDER / f"checkpoint_{STEPS}" for folder in (whole, half)]
+    first, second = ({f.name: f.read_bytes() for f in x.iterdir()} for x in ends)
+    assert first == second
+
+
+class Decoder:
+    """Greedy generation, compiled once for each model and shape of rows."""
+
+    def __init__(self):
+        self._programs: dict[Any, Any] = {}
+
+    def __call__(
+        self,
+        graph: nnx.GraphDef,
+        parameters: Parameters,
+        rows: Sequence[Sequence[int]],
+        tasks: Sequence[int] | None,
+    ) -> list[list[int]]:
+        """The new ids of rows, which are padded to the longest."""
+        length, keys = max(map(len, rows)), jax.random.split(key(), len(rows))
+        ids = None if tasks is None else np.array(tasks, np.int32)
+        arrays = (parameters, *pad_rows(rows, 0, length), keys, ids)
+        shape = (graph, *(leaf.shape for leaf in jax.tree.leaves(arrays)))
+        if shape not in self._programs:
+            lowered = continue_rows.lower(
+                *arrays, graph=graph, new_tokens=NEW, eos_id=None, pad_id=0
+            )
+            self._programs[shape] = lowered.compile(quicker())
+        return np.asarray(self._programs[shape](*arrays)).tolist()
+
+
+@pytest.fixture(scope="module")
+def decode() -> Decoder:
+    return Decoder()
+
+
+def check_decoded(
+    decode: Decoder, training: Training, parameters: Parameters
+) -> tuple[list[int], list[int]]:
+    """No row's ids depend on the other rows, nor on how long they are.
+
+    Returns:
+      the shortest row and its continuation.
+    """
+    model = training.model
+    template = training.run.source.token_template(model)
+    rows = [given_row(model, text, template) for text in TEXTS]
+    assert len({len(row) for row in rows}) == len(rows)
+    tasks = None if model.prompt_count == 1 else [0, 1, 0]
+    together = decode(model.graph, parameters, rows, tasks)
+    assert len(set(map(tuple, together))) == len(rows)  # or a mix-up would not show
+    for place, row in enumerate(rows[:-1]):
+        # Beside the shortest and the longest, in another place, of another task.
+        others = [rows[-1], row, rows[0]]
+        ids = None if tasks is None else [1 - tasks[place], tasks[place], 1]
+        found = decode(model.graph, parameters, others, ids)
+        assert found[1] == together[place]
+    return rows[0], together[0]
+
+
+def model_of(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
+    return cast(LanguageModel, merge(graph, parameters))
+
+
+def check_exported(
+    method: Method, reason: Reason | None, training: Training, parameters, folder: Path
+) -> tuple[str, nnx.GraphDef, dict[str, np.ndarray]]:
+    """What is written reads back as the same, and has a place in a model.
+
+    Returns:
+      the form, a model for it, and what was read.
+    """
+    model = model_of(training.model.graph, parameters)
+    adapters, prompting = adapters_of(model), training.model.prompting
+    if reason is not None:
+        (adapter,) = adapters
+        with pytest.raises(InputError, match=reason.said):
+            to_peft(as_peft_has_it(adapter, model, prompting), training.model.config)
+        return "array", *written_as_array(adapter, training, folder)
+    forms = [as_peft_has_it(adapter, model, prompting) for adapter in adapters]
+    assert ", ".join(form.kind for form in forms) == method.peft
+    shown = " ".join(f"`{form.kind}`" for form in forms)
+    return shown, *written_for_peft(forms, training, folder)
+
+
+def written_as_array(
+    adapter: Adapter, training: Training, folder: Path
+) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
+    """One array, put into the run's own model, or where a folded one has its place."""
+    ((path, array),) = adapter.parameters.items()
+    write_array(folder / file_name(path), adapter)
+    back = read_adapter(folder / file_name(path), training.model.config)
+    assert back.kind == adapter.kind and back.parameters.keys() == {path}
+    np.testing.assert_array_equal(back.parameters[path], array)
+    graph = training.model.graph
+    if training.start.trained.keys() != {path}:
+        graph = graph_for(tuning_of(back, training.model.config), back, training.run)
+    return graph, back.parameters
+
+
+def written_for_peft(
+    forms: Sequence[Adapter], training: Training, folder: Path
+) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
+    """PEFT's folders, and a model that they alone describe."""
+    found, merged, config = {}, Tuning(), training.model.config
+    for form in forms:
+        made = to_peft(form, config, base_model=training.run.model.checkpoint)
+        write_folder(folder / form.kind, made)
+        back = read_adapter(folder / form.kind, config)
+        check_same(form, back)
+        found |= back.parameters
+        fields = {name: x for name, x in vars(tuning_of(back, config)).items() if x}
+        merged = dataclasses.replace(merged, **fields)
+    whole = Adapter(kind="", parameters=found)
+    return graph_for(merged, whole, training.run), found
+
+
+def graph_for(tuning: Tuning, adapter: Adapter, run: Run) -> nnx.GraphDef:
+    """The frozen model with a place for exactly what an adapter has."""
+    opened = open_pretrained(run.model, tuning, key=key())
+    assert set(opened.plan.fresh) == adapter.parameters.keys()
+    return opened.graph
+
+
+def check_same(written: Adapter, read: Adapter) -> None:
+    """Both do the same, whatever the names and the ranks in a file are."""
+    expected, found = effects(written), effects(read)
+    assert expected.keys() <= found.keys()
+    for name, effect in found.items():
+        # GPT-2 has one module for query, key and value: what is in it for the others.
+        nothing = np.ones_like(effect) if written.kind == IA3 else np.zeros_like(effect)
+        np.testing.assert_allclose(effect, expected.get(name, nothing), atol=1e-6)
+
+
+def effects(adapter: Adapter) -> dict[str, np.ndarray]:
+    """What an adapter does, by the projection or the stack that it does it to."""
+    arrays, made = adapter.parameters, {}
+    for path, array in arrays.items():
+        place, _, leaf = path.rpartition("/")
+        if adapter.kind == LORA and leaf == "a":
+            scaling = adapter.scalings[place.removesuffix("/adapters/lora")]
+            made[place] = scaling * array @ arrays[f"{place}/b"]
+        elif adapter.kind == MULTITASK and leaf == "shared":
+            made[place] = array * (arrays[f"{place}/columns"] @ arrays[f"{place}/rows"])
+        elif adapter.kind not in (LORA, MULTITASK):
+            made[path] = array
+    return made
+
+
+def check_same_vectors(own: LanguageModel, exported: LanguageModel) -> None:
+    """What a prompt was made by is folded into what is exported."""
+    prompts = exported.prompts()
+    for stack, prompt in own.prompts().items():
+        # Deep prompts may become what they make, which decoding compares.
+        if not isinstance(prompt, DeepPrompt):
+            found = np.ravel(prompts[stack]())
+            np.testing.assert_allclose(found, np.ravel(prompt()), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_on_a_model(method, place, decode, tmp_path):
+    model = place.model
+    run = run_of(method, place)
+    if model in method.refused:
+        with pytest.raises(InputError, match=method.refused[model].said):
+            loop.prepare(run)
+        proofs[method.name, model] = Proof(0, "–", method.refused[model])
+        return
+    training = loop.prepare(run)
+    training = dataclasses.replace(training, step=QuickStep(training.step))
+    whole, reason = tmp_path / "whole", method.arrays.get(model)
+
+    trained = train(training, whole)
+    check_trained(training, trained, place, whole / METRICS_FILE)
+    check_saved(whole / FOLDER / f"checkpoint_{STEPS}", trained)
+    check_resumed(training, whole, tmp_path / "half")
+    parameters = training.parameters(trained)
+    row, ids = check_decoded(decode, training, parameters)
+    form, graph, found = check_exported(method, reason, training, parameters, tmp_path)
+    exported = training.frozen | jax.tree.map(jnp.asarray, found)
+    own = model_of(training.model.graph, parameters)
+    check_same_vectors(own, model_of(graph, exported))
+    tasks = None if training.model.prompt_count == 1 else [0]
+    # Alone, at its own length, by the exported form in a model made for it.
+    assert decode(graph, exported, [row], tasks) == [ids]
+    proofs[method.name, model] = Proof(4, form, reason)
+
+
+def test_the_readme_has_the_table_of_what_is_proven():
+    if len(proofs) < len(METHODS) * len(MODELS):
+        pytest.skip("cells were left out, or failed")
+    text, table = methods.README.read_text(), methods.render(proofs)
+    before, begin, rest = text.partition(methods.BEGIN)
+    found, end, after = rest.partition(methods.END)
+    assert begin and end
+    if os.environ.get("WRITE_METHODS"):
+        methods.README.write_text(before + table + after)
+    else:
+        assert begin + found + end == table, "WRITE_METHODS=1 writes the table"
