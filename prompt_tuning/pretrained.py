@@ -148,7 +148,7 @@ class PromptedModel:
         """Whether something is dropped in training, which takes a random key."""
         prompts = (self.prompts.prompt, self.prompts.decoder_prompt)
         return self.config.dropout_rate > 0 or any(
-            isinstance(prompt, InputPrompt) and prompt.drops for prompt in prompts
+            prompt is not None and prompt.drops for prompt in prompts
         )
 
     @property
@@ -163,6 +163,13 @@ class PromptedModel:
         return self.config.maximum_positions - (
             0 if among_tokens else self.prompt_length
         )
+
+    @property
+    def predicts_without_text(self) -> bool:
+        """Whether something predicts what follows a row that has no token."""
+        if self.config.architecture == "encoder_decoder":
+            return self.prompt_length > 0
+        return isinstance(self.prompts.prompt, InputPrompt)
 
     @property
     def predicts_first_token(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxtyping import Array, Key
 
 from prompt_tuning.checkpoints.adapter import (
+    ADDED_DEEP,
     DEEP,
     LORA,
     MULTITASK,
@@ -22,7 +23,7 @@ from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import named_key
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.optim import match_any
-from prompt_tuning.prompts.deep import DeepPrompt
+from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.multitask import FactorizedMultiTaskPrompt
@@ -51,6 +52,14 @@ class Tuning:
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
     adapters: Sequence[AdapterSpec] = ()
+
+    def __post_init__(self):
+        listed = isinstance(self.adapters, Sequence)
+        if not listed or not all(isinstance(x, AdapterSpec) for x in self.adapters):
+            raise InputError(
+                f"Run.adapters is {self.adapters!r}, expected a list of adapters, such "
+                "as [@LoRA()] with the brackets of both"
+            )
 
     @property
     def is_empty(self) -> bool:
@@ -93,7 +102,15 @@ class Tuning:
             factory: PromptFactory | None = getattr(self, name)
             into = dataclasses.replace(vocabulary, stack=stack)
             made[name] = factory and factory(named_key(key, name), into)
-        return Started(made["prompt"], made["decoder_prompt"])
+        started = Started(made["prompt"], made["decoder_prompt"])
+        counts = {p.count for p in made.values() if p is not None and p.count > 1}
+        if len(counts) > 1:
+            raise InputError(
+                f"the encoder has {made['prompt'].count} prompts and the decoder "
+                f"{made['decoder_prompt'].count}, and an example has the same of both: "
+                "give them the same number of tasks, or one of them a single prompt"
+            )
+        return started
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +174,8 @@ def _factory(adapter: Adapter, stack: str) -> PromptFactory | None:
         )
     if adapter.kind == DEEP:
         return functools.partial(DeepPrompt, length=shapes["prompt"][1])
+    if adapter.kind == ADDED_DEEP:
+        return functools.partial(AddedDeepPrompt, length=shapes["prompt"][0])
     assert adapter.kind == PROMPT
     return functools.partial(SoftPrompt, length=shapes["prompt"][0])
 

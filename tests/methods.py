@@ -41,7 +41,7 @@ PLACED = Reason(
 )
 DEEP = Reason(
     "PEFT has no deep prompts; a decoder-only model's become the keys and values that "
-    "they make, an encoder's stay an array, which does not say if it replaces or adds",
+    "they make, an encoder's are written as they are",
     r"PEFT has no deep prompts",
 )
 IN_ENCODER = Reason(

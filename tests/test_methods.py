@@ -22,7 +22,11 @@ from rich.console import Console
 
 from prompt_tuning import configuration
 from prompt_tuning.checkpoints.adapter import IA3, LORA, MULTITASK, Adapter
-from prompt_tuning.checkpoints.adapter_files import read_adapter, write_array
+from prompt_tuning.checkpoints.adapter_files import (
+    read_adapter,
+    write_array,
+    write_checkpoint,
+)
 from prompt_tuning.checkpoints.checkpoint_files import (
     OPTIMIZER_FILE,
     STATE_FILE,
@@ -262,6 +266,8 @@ def check_exported(
         (adapter,) = adapters
         with pytest.raises(InputError, match=reason.said):
             to_peft(as_peft_has_it(adapter, model, prompting), training.model.config)
+        if len(adapter.parameters) > 1:
+            return "checkpoint", *written_as_checkpoint(adapter, training, folder)
         return "array", *written_as_array(adapter, training, folder)
     forms = [as_peft_has_it(adapter, model, prompting) for adapter in adapters]
     assert ", ".join(form.kind for form in forms) == method.peft
@@ -282,6 +288,20 @@ def written_as_array(
     if training.start.trained.keys() != {path}:
         graph = graph_for(tuning_of(back, training.model.config), back, training.run)
     return graph, back.parameters
+
+
+def written_as_checkpoint(
+    adapter: Adapter, training: Training, folder: Path
+) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
+    """Several arrays, and a model that they alone describe."""
+    write_checkpoint(folder / "checkpoint", adapter, "a test")
+    back = read_adapter(folder / "checkpoint", training.model.config)
+    assert back.kind == adapter.kind
+    assert back.parameters.keys() == adapter.parameters.keys()
+    for path, array in adapter.parameters.items():
+        np.testing.assert_array_equal(back.parameters[path], array)
+    tuning = tuning_of(back, training.model.config)
+    return graph_for(tuning, back, training.run), back.parameters
 
 
 def written_for_peft(

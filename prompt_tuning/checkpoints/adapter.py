@@ -12,6 +12,7 @@ MULTITASK = "MULTITASK_PROMPT_TUNING"
 LORA = "LORA"
 IA3 = "IA3"
 DEEP = "DEEP_PROMPT"
+ADDED_DEEP = "ADDED_DEEP_PROMPT"
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,6 +32,8 @@ class Adapter:
         - PREFIX_TUNING: `decoder/prompt/prompt` `[L, 2, P, G, K]`, keys then values,
           keys as they stand in the cache (rotated).
         - DEEP_PROMPT: `{encoder|decoder}/prompt/prompt` `[L, P, D]`.
+        - ADDED_DEEP_PROMPT: `{encoder|decoder}/prompt/{prompt, added}`, `[P, D]` and
+          `[L - 1, P, D]`.
         - LORA: `<projection>/adapters/lora/{a, b}`, `[L, in, r]`, `[L, r, out]`.
         - IA3: `<projection>/adapters/ia3/scale`, `[L, out]`, of `mlp/down` `[L, in]`.
       scalings: by the path of each projection with a LoRA, what `x @ a @ b` is

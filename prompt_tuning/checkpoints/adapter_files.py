@@ -11,7 +11,6 @@ than we do: their `encoder/prompt/prompt/prompt` is our `encoder/prompt/prompt`.
 """
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from safetensors.numpy import save
 
 from prompt_tuning.checkpoints import atomic, checkpoint_files
 from prompt_tuning.checkpoints.adapter import (
+    ADDED_DEEP,
     DEEP,
     IA3,
     LORA,
@@ -31,7 +31,6 @@ from prompt_tuning.checkpoints.adapter import (
 from prompt_tuning.checkpoints.peft.checks import EMBEDDINGS
 from prompt_tuning.checkpoints.peft.conversion import from_peft
 from prompt_tuning.checkpoints.peft.folder import find_folder, read_folder
-from prompt_tuning.checkpoints.peft.lora import rescaled
 from prompt_tuning.checkpoints.peft.prompts import PREFIX_PATH, STACKS
 from prompt_tuning.checkpoints.prompt_files import find_checkpoint, read_array
 from prompt_tuning.checkpoints.store import FOLDER, CheckpointStore
@@ -41,33 +40,6 @@ from prompt_tuning.models.config import ModelConfig
 SCALINGS = "scalings"
 PROMPT_PATHS = ("encoder/prompt/prompt", "decoder/prompt/prompt")
 _T5X = {f"{stack}.prompt.prompt.prompt": stack for stack in ("encoder", "decoder")}
-
-
-def read_adapter_parameters(
-    path: Path | str,
-    config: ModelConfig | None,
-    scalings: Mapping[str, float] | None = None,
-) -> Arrays:
-    """What some file or folder holds, by our paths, to start a model's parameters from.
-
-    Args:
-      path: any of the above.
-      config: the model that it is for; needed for PEFT folders, and to tell where a
-        lone array belongs.
-      scalings: by projection, what the model's own LoRAs are multiplied by. What is
-        read was trained under another one, if it differs, and is divided by it; None
-        leaves the arrays as they are.
-
-    Raises:
-      InputError: if there is nothing there that we can read for this model.
-    """
-    checkpoint = find_checkpoint(Path(path))
-    if checkpoint is not None:
-        parameters, found = _read_checkpoint(checkpoint)
-    else:
-        adapter = read_adapter(path, config)
-        parameters, found = adapter.parameters, adapter.scalings
-    return rescaled(parameters, found, scalings or {})
 
 
 def read_adapter(path: Path | str, config: ModelConfig | None) -> Adapter:
@@ -118,6 +90,8 @@ def kind_of(parameters: Arrays, source: str) -> str:
         its module first.
     """
     kinds = {path: _kind(path, array) for path, array in parameters.items()}
+    if ADDED_DEEP in kinds.values():
+        kinds = {p: ADDED_DEEP if p in PROMPT_PATHS else k for p, k in kinds.items()}
     unknown = [path for path, kind in kinds.items() if kind is None]
     if unknown or len(set(kinds.values())) != 1:
         what = unknown or sorted(parameters)
@@ -136,6 +110,8 @@ def _kind(path: str, array: np.ndarray) -> str | None:
         return IA3
     if leaf in ("shared", "columns", "rows"):
         return MULTITASK
+    if path.endswith("/prompt/added"):
+        return ADDED_DEEP
     if path in PROMPT_PATHS:
         return {2: PROMPT, 3: DEEP, 5: PREFIX}.get(array.ndim)
     return None
@@ -211,12 +187,29 @@ def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:
             f"({', '.join(sorted(adapter.parameters)[:4])}), and {file} is for one; "
             "write a checkpoint or a PEFT folder"
         )
-    (array,) = adapter.parameters.values()
+    ((path, array),) = adapter.parameters.items()
+    _check_place(file, path, array)
     if file.suffix == ".safetensors":
         array = np.ascontiguousarray(array)
         atomic.write_file(file, save({EMBEDDINGS: array}), force=force)
     else:
         atomic.write_file(file, _numpy_bytes(array), force=force)
+
+
+def _check_place(file: Path, path: str, array: np.ndarray) -> None:
+    """Refuses a name that would not lead the array back to where it belongs.
+
+    Raises:
+      InputError: with a name that does.
+    """
+    read_back = _path_of(file, array, None)
+    prefix_of_t5 = path.startswith("encoder/") and array.ndim == 5
+    if prefix_of_t5 and read_back != path:
+        name = f"{path.replace('/', '.')}{file.suffix}"
+        raise InputError(
+            f"{file} would be read as a prefix of the decoder, and this one is the "
+            f"encoder's: name the file {name}, which says so"
+        )
 
 
 def write_t5x(folder: Path, adapter: Adapter, *, force: bool = False) -> list[Path]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from prompt_tuning import configuration
 from prompt_tuning.checkpoints import adapter_files, checkpoint_files
-from prompt_tuning.checkpoints.adapter import DEEP, IA3, LORA, Adapter
+from prompt_tuning.checkpoints.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.merged import write_merged
 from prompt_tuning.checkpoints.peft.conversion import to_peft
@@ -192,7 +192,7 @@ def _write(
     print(f"{target}: {adapter.kind}")
     for name, array in arrays.items():
         print(f"  {name} {list(array.shape)}")
-    if adapter.kind == DEEP:
+    if adapter.kind in (DEEP, ADDED_DEEP):
         print("  (one prompt for each block; PEFT and servers have no such method)")
 
 

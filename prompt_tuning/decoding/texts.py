@@ -108,9 +108,9 @@ def check_rows(
             f"a row of {max(lengths)} tokens and {new_tokens} new ones do not fit: the "
             f"model has {positions} positions{taken}"
         )
-    if not all(lengths) and model.prompt_length == 0:
+    if not all(lengths) and not model.predicts_without_text:
         raise InputError(
-            f"row {lengths.index(0)} has no token, and without a prompt or a "
+            f"row {lengths.index(0)} has no token, and without prompt vectors or a "
             "beginning-of-sequence token there is nothing to continue"
         )
 

@@ -58,6 +58,11 @@ def build_model(
     """
     prompting = prompting or Prompting()
     prompting.check(config.architecture)
+    if prompting.prefix_attention and prompt is None and adapters:
+        raise InputError(
+            "prefix_attention is a prompt's, and there are adapters alone: the model "
+            "would run causally; leave it out, or set Run.prompt too"
+        )
     if config.architecture == "decoder_only":
         if decoder_prompt is not None:
             raise InputError(

@@ -263,6 +263,8 @@ def last_of(
 ) -> Float[Array, "#B #m D"]:
     """The last vector of the prompt that each of some tokens stands behind."""
     ids, count = rows.prompt_ids, len(positions)
+    if len(last) == 1:
+        return last[:, None]
     if ids is not None and ids.ndim == 2:
         assert rows.segment_ids is not None  # prompts by example are of packed rows
         segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)

@@ -131,7 +131,9 @@ def ahead_of(stream: Stream, rows: Rows, real: Bool[Array, "P"] | None) -> Strea
       rows: of text.
       real: which of a prompt's positions are no padding; None for all.
     """
-    ids, mask = rows.prompt_ids, None
+    # One prompt is everyone's, whatever the ids say that choose another stack's.
+    ids = rows.prompt_ids if len(stream.hidden) > 1 else None
+    mask = None
     if real is not None:
         mask = real[None, None, None]
     if ids is None or ids.ndim == 1:
@@ -159,9 +161,9 @@ def vectors_of(
 ) -> Float[Array, "_ nP D"]:
     """The vectors of each row's prompts, one prompt after the other; or of all rows."""
     ids = rows.prompt_ids
-    if ids is not None and ids.ndim == 2:
+    if ids is not None and ids.ndim == 2 and len(prompts) > 1:
         return prompts[ids].reshape(count, -1, prompts.shape[-1])
-    own = rows_of(prompts, count, ids)
+    own = prompts if len(prompts) == 1 else rows_of(prompts, count, ids)
     return jnp.tile(own, (1, rows.examples, 1))
 
 

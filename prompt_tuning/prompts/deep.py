@@ -33,28 +33,21 @@ class DeepPrompt(InputPrompt):
         length: int,
         initializer: Initializer | None = None,
     ):
-        """Starts the vectors.
+        """Starts the vectors, those of all blocks alike.
 
         Args:
           key: random key of the initialiser.
           vocabulary: of the frozen model; gives the width and the blocks.
           length: vectors `P` of each block, at least 1.
-          initializer: `f(key, (P, D), vocabulary)`, for the first block; the others
-            start as the class says.
+          initializer: `f(key, (P, D), vocabulary)`; uniform on `[0, 0.5)` if None.
 
         Raises:
           InputError: if the length is below 1, or the initialiser refuses.
         """
         first = initial_vectors(key, vocabulary, length, initializer)
         layers = needed_stack(vocabulary, type(self).__name__).layers
-        later = jnp.broadcast_to(self.start_of_later(first), (layers - 1, *first.shape))
-        initial = jnp.concatenate([first[None], later])
+        initial = jnp.broadcast_to(first, (layers, *first.shape))
         self.prompt = nnx.Param(initial, axes=("layers", "prompt", "prompt_embed"))
-
-    @staticmethod
-    def start_of_later(first: Float[Array, "P D"]) -> Float[Array, "P D"]:
-        """What later blocks start with, given the first: the same."""
-        return first
 
     @staticmethod
     def at_block(
@@ -67,12 +60,12 @@ class DeepPrompt(InputPrompt):
     @property
     def length(self) -> int:
         """Vectors `P` of each block."""
-        return self.prompt.shape[1]
+        return self.prompt.shape[-2]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:
         """The first block's vectors."""
         del key
-        return self.prompt[0]
+        return self.every_block()[0]
 
     def every_block(self) -> Float[Array, "L P D"]:
         """The vectors of all blocks."""
@@ -80,15 +73,30 @@ class DeepPrompt(InputPrompt):
 
 
 class AddedDeepPrompt(DeepPrompt):
-    """Vectors that are added to what the block before made; they start at zero.
+    """A soft prompt, and vectors that later blocks add to what became of it.
 
-    `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`.
+    `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The soft
+    prompt has the path that it has alone, so that a run may start from a tuned one.
+
+    Attributes:
+      prompt: of the first block, `[P, D]`, float32.
+      added: of the others, `[L - 1, P, D]`, float32, zero at first.
     """
 
-    @staticmethod
-    def start_of_later(first: Float[Array, "P D"]) -> Float[Array, "P D"]:
-        """Zeros: a soft prompt that training deepens."""
-        return jnp.zeros_like(first)
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        initializer: Initializer | None = None,
+    ):
+        """Starts the soft prompt; arguments and errors as for `DeepPrompt`."""
+        first = initial_vectors(key, vocabulary, length, initializer)
+        layers = needed_stack(vocabulary, type(self).__name__).layers
+        later = jnp.zeros((layers - 1, *first.shape))
+        self.prompt = nnx.Param(first, axes=("prompt", "prompt_embed"))
+        self.added = nnx.Param(later, axes=("layers", "prompt", "prompt_embed"))
 
     @staticmethod
     def at_block(
@@ -96,6 +104,10 @@ class AddedDeepPrompt(DeepPrompt):
     ) -> Float[Array, "*lead D"]:
         """What enters a block after the first at the prompt's positions."""
         return hidden + vectors
+
+    def every_block(self) -> Float[Array, "L P D"]:
+        """The vectors of all blocks."""
+        return jnp.concatenate([self.prompt[None], self.added[...]])
 
 
 def needed_stack(vocabulary: Vocabulary, name: str) -> StackShape:

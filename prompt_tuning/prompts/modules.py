@@ -18,36 +18,48 @@ from prompt_tuning.masks import Count
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, uniform
 
 
-class InputPrompt(nnx.Module):
+class PromptModule(nnx.Module):
+    """What every prompt tells of itself, wherever it attaches.
+
+    Attributes:
+      has_penalty: whether `penalty` may be other than 0, known before anything runs.
+      drops: whether a key makes a difference: something is dropped in training.
+    """
+
+    has_penalty: bool = False
+    drops: bool = False
+
+    @property
+    def length(self) -> int:
+        """Vectors or positions `P` of each prompt, padding among them."""
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int:
+        """How many prompts, `N`: tasks, or members of an ensemble."""
+        return 1
+
+    def penalty(self) -> Float[Array, ""]:
+        """What the prompt itself adds to the training loss."""
+        return jnp.zeros(())
+
+
+class InputPrompt(PromptModule):
     """What stands among a model's input: one prompt of `P` vectors, or `N` of them.
 
     A kind of prompt is a subclass that gives `length` and the vectors. Evaluated, it
     is plain vectors whatever made them: that is how it is exported.
 
     Attributes:
-      has_penalty: whether `penalty` may be other than 0, known before anything runs.
-      drops: whether a key makes a difference: something is dropped in training.
       at_every_block: whether later blocks have vectors of the prompt too.
     """
 
-    has_penalty: bool = False
-    drops: bool = False
     at_every_block: ClassVar[bool] = False
 
     @property
-    def length(self) -> int:
-        """Vectors `P` of each prompt, padding among them."""
-        raise NotImplementedError
-
-    @property
     def real_length(self) -> Count:
-        """How many of them are no padding; they stand first."""
+        """How many of its vectors are no padding; they stand first."""
         return self.length
-
-    @property
-    def count(self) -> int:
-        """How many prompts, `N`: tasks, or members of an ensemble."""
-        return 1
 
     def __call__(
         self, key: Key[Array, ""] | None = None
@@ -58,10 +70,6 @@ class InputPrompt(nnx.Module):
           key: of dropout among the vectors; None where nothing is dropped.
         """
         raise NotImplementedError
-
-    def penalty(self) -> Float[Array, ""]:
-        """What the prompt itself adds to the training loss."""
-        return jnp.zeros(())
 
 
 class SoftPrompt(InputPrompt):

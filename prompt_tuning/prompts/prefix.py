@@ -13,15 +13,18 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.errors import InputError
+from prompt_tuning.models.parameters import named_key
 from prompt_tuning.prompts.deep import needed_stack
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.modules import PromptModule
+from prompt_tuning.prompts.reparameterized import Linear
 
 PrefixInitializer = Callable[
     [Key[Array, ""], tuple[int, ...], Vocabulary], Float[Array, "L 2 P G K"]
 ]
 
 
-class KeyValuePrefix(nnx.Module):
+class KeyValuePrefix(PromptModule):
     """Trained keys and values of `P` positions before every row, in every block.
 
     Keys are kept as attention sees them, after any rotation, as in PEFT; text stands at
@@ -30,8 +33,6 @@ class KeyValuePrefix(nnx.Module):
     Attributes:
       prompt: keys and values, `[L, 2, P, G, K]`, float32.
     """
-
-    has_penalty = False
 
     def __init__(
         self,
@@ -66,19 +67,10 @@ class KeyValuePrefix(nnx.Module):
         """Positions `P`."""
         return self.prompt.shape[2]
 
-    @property
-    def count(self) -> int:
-        """How many prefixes there are."""
-        return 1
-
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
         """The keys and values."""
         del key
         return self.prompt[...]
-
-    def penalty(self) -> Float[Array, ""]:
-        """What the prefix itself adds to the training loss: nothing."""
-        return jnp.zeros(())
 
 
 class ProjectedKeyValuePrefix(KeyValuePrefix):
@@ -87,11 +79,9 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
     PEFT's `prefix_projection`; folded into plain keys and values on export.
 
     Attributes:
-      embedding: `[P, E]`.
-      inner_kernel: `[E, hidden]`.
-      inner_bias: `[hidden]`.
-      outer_kernel: `[hidden, L * 2 * G * K]`.
-      outer_bias: `[L * 2 * G * K]`.
+      embedding: `[P, D]`.
+      inner: the linear layer `[D, hidden]`.
+      outer: the linear layer `[hidden, L * 2 * G * K]`.
     """
 
     def __init__(
@@ -118,18 +108,11 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         width = vocabulary.width
         hidden = width if hidden is None else hidden
         out = self.shape[0] * 2 * self.shape[3] * self.shape[4]
-        keys = jax.random.split(key, 3)
-        sizes = {"inner": (width, hidden), "outer": (hidden, out)}
-        starts = {
-            name: jax.random.normal(k, size) * size[0] ** -0.5
-            for (name, size), k in zip(sizes.items(), keys[1:], strict=True)
-        }
-        embedding = jax.random.normal(keys[0], (length, width))
+        embedding = jax.random.normal(named_key(key, "embedding"), (length, width))
         self.embedding = nnx.Param(embedding, axes=("prompt", "prompt_embed"))
-        self.inner_kernel = nnx.Param(starts["inner"], axes=("prompt_embed", "mlp"))
-        self.inner_bias = nnx.Param(jnp.zeros(hidden), axes=("mlp",))
-        self.outer_kernel = nnx.Param(starts["outer"], axes=("mlp", "prompt_embed"))
-        self.outer_bias = nnx.Param(jnp.zeros(out), axes=("prompt_embed",))
+        inner, outer = ("prompt_embed", "prompt_hidden"), ("prompt_hidden", "heads")
+        self.inner = Linear(named_key(key, "inner"), width, hidden, axes=inner)
+        self.outer = Linear(named_key(key, "outer"), hidden, out, axes=outer)
 
     @property
     def length(self) -> int:
@@ -139,8 +122,7 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
         """The keys and values that the projection makes."""
         del key
-        inner = self.embedding[...] @ self.inner_kernel[...] + self.inner_bias[...]
-        flat = jnp.tanh(inner) @ self.outer_kernel[...] + self.outer_bias[...]
+        flat = self.outer(jnp.tanh(self.inner(self.embedding[...])))
         layers, two, length, groups, width = self.shape
         made = flat.reshape(length, layers, two, groups, width)
         return made.transpose(1, 2, 0, 3, 4)

@@ -109,6 +109,11 @@ class AdapterSpec:
                 f"{type(self).__name__}.regexes is {self.regexes!r}, expected a list "
                 "of texts"
             )
+        if not self.regexes:
+            raise InputError(
+                f"{type(self).__name__}.regexes is empty, so nothing would be adapted; "
+                "name projections, or leave the adapter out"
+            )
 
     def build(
         self, key: Key[Array, ""], path: str, shape: tuple[int, int, int]

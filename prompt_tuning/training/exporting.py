@@ -5,6 +5,7 @@ left of the modules that made it.
 import numpy as np
 
 from prompt_tuning.checkpoints.adapter import (
+    ADDED_DEEP,
     DEEP,
     IA3,
     LORA,
@@ -22,7 +23,7 @@ from prompt_tuning.models.build import Prompt, projections
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.prompts.deep import DeepPrompt
+from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.multitask import FactorizedMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.projections import InputScale, LowRank, OutputScale
@@ -57,6 +58,10 @@ def _of_prompt(stack: str, prompt: Prompt) -> tuple[str, Arrays]:
     path = f"{stack}/prompt/prompt"
     if isinstance(prompt, KeyValuePrefix):
         return PREFIX, {path: np.asarray(prompt())}
+    if isinstance(prompt, AddedDeepPrompt):
+        added = np.asarray(prompt.added[...])
+        leaves = {path: np.asarray(prompt()), f"{stack}/prompt/added": added}
+        return ADDED_DEEP, leaves
     if isinstance(prompt, DeepPrompt):
         return DEEP, {path: np.asarray(prompt.every_block())}
     if isinstance(prompt, FactorizedMultiTaskPrompt):
@@ -122,7 +127,7 @@ def as_peft_has_it(
     if adapter.kind in (LORA, IA3):
         return adapter
     _check_prompting(prompting or Prompting())
-    if adapter.kind == DEEP and model is not None:
+    if adapter.kind in (DEEP, ADDED_DEEP) and model is not None:
         return _as_prefix(model)
     if adapter.kind == PROMPT and len(adapter.parameters) == 2:
         return as_multitask(

@@ -20,8 +20,8 @@ from prompt_tuning.checkpoints.store import holds_checkpoints
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.losses.objective import TokenObjective
-from prompt_tuning.models.build import build_model
 from prompt_tuning.models.parameters import Parameters, describe, split
+from prompt_tuning.pretrained import build_tuned
 from prompt_tuning.prompts.modules import PaddedPrompt, SoftPrompt
 from prompt_tuning.run import Run
 from prompt_tuning.training.compiled import CompiledStep
@@ -35,6 +35,7 @@ from prompt_tuning.training.sweep_step import (
     compile_sweep_step,
     prompt_counts,
 )
+from prompt_tuning.tuning import Started
 
 MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
 
@@ -126,6 +127,11 @@ def check_alike(runs: Mapping[str, Run]) -> None:
       InputError: with the first setting that differs.
     """
     (first_name, first), *others = runs.items()
+    if first.early_stopping:
+        raise InputError(
+            f"Run.early_stopping is {first.early_stopping}, but members of a sweep "
+            "step together: set it to 0; the best checkpoint of each is kept anyway"
+        )
     for name, run in others:
         for field in dataclasses.fields(Run):
             if field.name in MAY_DIFFER:
@@ -181,6 +187,7 @@ def prepare_sweep(
     own_batches = _own_batches(opened)
     examples = load_for_all(opened)
     longest = max(opened, key=lambda member: member.model.prompt_length)
+    objective = longest.objective(examples)
     # All orders as for the longest prompt, which leaves the least room for text.
     plans = [dataclasses.replace(longest, run=m.run).plan(examples) for m in opened]
     evaluators = _evaluators(opened)
@@ -202,7 +209,7 @@ def prepare_sweep(
                 this.model.graph,
                 this.optimizer,
                 dropout=drops,
-                objective=this.objective,
+                objective=objective,
             ),
             examples=examples,
             plan=plan,
@@ -215,7 +222,7 @@ def prepare_sweep(
         [this.optimizer for this in opened],
         own_batches=own_batches,
         dropout=drops,
-        objective=longest.objective,
+        objective=objective,
         at_once=at_once,
     )
     return Sweep(directory, tuple(prepared), step, own_batches)
@@ -229,7 +236,7 @@ def _own_batches(opened: Sequence[Opened]) -> bool:
         where the loss counts padding.
     """
     own = reads_own_batches(opened)
-    objective = opened[0].objective
+    objective = opened[0].run.objective
     counts_padding = (
         isinstance(objective, TokenObjective) and objective.normalizer == TOTAL_TARGETS
     )
@@ -276,8 +283,8 @@ def _graph(longest: Opened, trained: Sequence[Parameters]) -> nnx.GraphDef:
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
-        prompt = PaddedPrompt(vectors, model.prompt_length)
-        return split(build_model(key, model.config, prompt, model.prompting))
+        started = Started(PaddedPrompt(vectors, model.prompt_length))
+        return split(build_tuned(key, model.config, started, longest.run.tuning))
 
     return describe(build, jax.random.key(0))[0]
 
@@ -329,4 +336,5 @@ def _kinds_differ(one: Opened, other: Opened) -> bool:
     trains_prompt = any(path.endswith(PROMPT) for path in one.labels)
     prompts = (one.model.prompts.prompt, other.model.prompts.prompt)
     soft = all(type(prompt) is SoftPrompt for prompt in prompts)
+    soft &= one.model.prompts.decoder_prompt is None
     return not (trains_prompt and soft)

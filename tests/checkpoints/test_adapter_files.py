@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning.checkpoints.adapter import Adapter
+from prompt_tuning.checkpoints.adapter import ADDED_DEEP, Adapter
 from prompt_tuning.checkpoints.adapter_files import (
     kind_of,
     read_adapter,
-    read_adapter_parameters,
     write_array,
     write_checkpoint,
     write_t5x,
@@ -55,28 +54,14 @@ def test_a_peft_folder_and_a_checkpoint_hold_the_same(kind, config, tmp_path):
         assert found.kind == kind
         assert found.scalings == pytest.approx(adapter.scalings)
         assert_same(found.parameters, adapter.parameters)
-        assert_same(read_adapter_parameters(path, config), adapter.parameters)
+        assert_same(read_adapter(path, config).parameters, adapter.parameters)
     state = json.loads((checkpoint / "state.json").read_text())
     assert state["step"] == 0 and state["extra"]["source"] == "somewhere"
 
 
-@pytest.mark.parametrize("form", ["peft", "checkpoint"])
-def test_a_lora_is_rescaled_for_the_model_that_takes_it(form, tmp_path):
-    adapter = random_adapter(LLAMA, "LORA", "mlp/up")
-    ((path, scaling),) = adapter.scalings.items()
-    if form == "peft":
-        write_folder(tmp_path / "it", to_peft(adapter, LLAMA))
-    else:
-        write_checkpoint(tmp_path / "it", adapter, "")
-    found = read_adapter_parameters(tmp_path / "it", LLAMA, {path: 4 * scaling})
-    a, b = (adapter.parameters[f"{path}/adapters/lora/{x}"] for x in "ab")
-    assert_same(found, {f"{path}/adapters/lora/a": a, f"{path}/adapters/lora/b": b / 4})
-
-
-def test_a_runs_leaves_are_read_whatever_they_are(tmp_path):
+def test_leaves_that_a_module_has_to_evaluate_are_no_adapter(tmp_path):
     trained = {"decoder/prompt/inner/prompt": ROWS, "decoder/prompt/bias": ROWS[0]}
     CheckpointStore(tmp_path).save(3, trained, (), {})
-    assert_same(read_adapter_parameters(tmp_path, None), trained)
     with pytest.raises(InputError, match="not one adapter of a kind"):
         read_adapter(tmp_path, None)
 
@@ -87,14 +72,14 @@ def test_a_lone_array_belongs_where_the_model_has_its_prompt(suffix, tmp_path):
     write_array(file, prompt())
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     for config, path in ((LLAMA, DECODER), (T5_GATED, ENCODER), (None, DECODER)):
-        assert_same(read_adapter_parameters(file, config), {path: ROWS})
+        assert_same(read_adapter(file, config).parameters, {path: ROWS})
 
 
 def test_the_name_of_a_lone_array_goes_first(tmp_path):
     for name in ("decoder.prompt.prompt.prompt", "decoder.prompt.prompt.npy"):
         with (tmp_path / name).open("wb") as file:
             np.save(file, ROWS)
-        found = read_adapter_parameters(tmp_path / name, T5_GATED)
+        found = read_adapter(tmp_path / name, T5_GATED).parameters
         assert_same(found, {DECODER: ROWS})
 
 
@@ -132,7 +117,7 @@ def test_a_released_prompt(tmp_path):
     source = SHARED / "data/prompts/released/rte.npy"
     target = tmp_path / "encoder.prompt.prompt.prompt"
     target.write_bytes(source.read_bytes())
-    found = read_adapter_parameters(tmp_path, T5_GATED)
+    found = read_adapter(tmp_path, T5_GATED).parameters
     assert_same(found, {ENCODER: np.load(source).astype(np.float32)})
     assert found[ENCODER].shape == (100, 768)
 
@@ -143,7 +128,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         write_array(tmp_path / "prompt.npy", prompt(array=-ROWS))
     write_array(tmp_path / "prompt.npy", prompt(array=-ROWS), force=True)
     assert_same(
-        read_adapter_parameters(tmp_path / "prompt.npy", None), {DECODER: -ROWS}
+        read_adapter(tmp_path / "prompt.npy", None).parameters, {DECODER: -ROWS}
     )
     with pytest.raises(InputError, match=r"holds prompt\.npy, which would be lost"):
         write_checkpoint(tmp_path, prompt(), "")
@@ -187,3 +172,25 @@ def test_kinds_by_names_and_axes():
     several = dataclasses.replace(prompt(), parameters={ENCODER: ROWS, DECODER: ROWS})
     with pytest.raises(InputError, match="has 2 arrays"):
         write_array(Path("nowhere"), several)
+
+
+def test_an_added_deep_prompt_is_told_from_one_that_replaces(tmp_path):
+    start = "encoder/prompt"
+    leaves = {f"{start}/prompt": ROWS, f"{start}/added": np.stack([ROWS, -ROWS])}
+    assert kind_of(leaves, "here") == ADDED_DEEP
+    write_checkpoint(tmp_path / "it", Adapter(kind=ADDED_DEEP, parameters=leaves), "")
+    back = read_adapter(tmp_path / "it", T5_GATED)
+    assert back.kind == ADDED_DEEP
+    assert_same(back.parameters, leaves)
+
+
+def test_a_lone_prefix_of_an_encoder_says_so_in_its_files_name(tmp_path):
+    table = np.ones((2, 2, 3, 4, 3), np.float32)
+    path = "encoder/prompt/prompt"
+    adapter = Adapter(kind="PREFIX_TUNING", parameters={path: table})
+    with pytest.raises(InputError, match=r"name the file encoder\.prompt\.prompt\.npy"):
+        write_array(tmp_path / "mine.npy", adapter)
+    assert not list(tmp_path.iterdir())
+    write_array(tmp_path / "encoder.prompt.prompt.npy", adapter)
+    back = read_adapter(tmp_path / "encoder.prompt.prompt.npy", T5_GATED)
+    assert_same(back.parameters, {path: table})

@@ -9,7 +9,6 @@ import pytest
 from prompt_tuning.checkpoints.adapter import Adapter
 from prompt_tuning.checkpoints.peft.conversion import from_peft, to_peft
 from prompt_tuning.checkpoints.peft.folder import AdapterFolder, check_shapes
-from prompt_tuning.checkpoints.peft.lora import rescaled
 from prompt_tuning.checkpoints.peft.modules import by_module, projections
 from prompt_tuning.errors import InputError
 from tests.dummies import GPT2, LLAMA, T5_GATED, T5_ORIGINAL
@@ -296,16 +295,6 @@ def test_rank_stabilised_settings_stay_so():
     (path,) = adapter.scalings
     other = dataclasses.replace(adapter, scalings={path: math.sqrt(2)})
     assert to_peft(other, LLAMA).settings["lora_alpha"] == 2
-
-
-def test_another_scaling_goes_into_b():
-    path = "decoder/layers/mlp/up"
-    adapter = ours_of(LLAMA, "LORA", [path])
-    moved = rescaled(adapter.parameters, adapter.scalings, {path: 2.0})
-    other = Adapter(kind="LORA", parameters=moved, scalings={path: 2.0})
-    np.testing.assert_allclose(
-        change(other, path, 1), change(adapter, path, 1), rtol=1e-6
-    )
 
 
 def ia3(tensors, **settings):

@@ -18,9 +18,10 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.pretrained import PromptedModel
-from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.modules import InputPrompt, SoftPrompt
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
+from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.training.ranking import rank_labels
 from prompt_tuning.tuning import Started
 from tests.dummies import (
@@ -178,3 +179,13 @@ def test_a_continuation_keeps_the_space_at_its_head():
     new = tokenizer.encode_continuation(" a time")
     assert continuation_text(tokenizer, given, new) == " a time"
     assert continuation_text(tokenizer, given, []) == ""
+
+
+def test_a_prefix_alone_predicts_nothing():
+    model, parameters = model_with(64)
+    stack = StackShape(GPT2.layers, GPT2.key_value_heads, GPT2.head_width)
+    vocabulary = Vocabulary(np.zeros((1, 1)), None, stack)
+    prefix = KeyValuePrefix(jax.random.key(0), vocabulary, length=P)
+    prefixed = dataclasses.replace(model, prompts=Started(prefix))
+    with pytest.raises(InputError, match="row 1 has no token, and without prompt vec"):
+        continue_all(prefixed, parameters, [ROW, []], new_tokens=5)

@@ -16,14 +16,21 @@ from prompt_tuning.models.parameters import merge
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary, from_array
+from prompt_tuning.prompts.initializers import (
+    StackShape,
+    Vocabulary,
+    from_array,
+    uniform,
+)
 from prompt_tuning.prompts.modules import SoftPrompt
+from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import (
     KeyValuePrefix,
     ProjectedKeyValuePrefix,
     normal,
 )
 from prompt_tuning.prompts.projections import IA3, LoRA
+from prompt_tuning.tuning import Tuning
 from tests import dummies
 from tests.dummies import logits, logits_by_step
 
@@ -91,16 +98,17 @@ def test_a_deep_prompt_that_adds_nothing_is_a_soft_one(config, placement):
     graph, parameters = built(config, soft(), prompting)
     deep_graph, deep_parameters = built(config, added, prompting)
     (path,) = [path for path in parameters if "/prompt/" in path]
-    later = jnp.zeros((1, P, D))
-    deep_parameters[path] = jnp.concatenate([parameters[path][None], later])
+    later = path.replace("prompt/prompt", "prompt/added")
+    deep_parameters |= {path: parameters[path], later: jnp.zeros((1, P, D))}
     batch = batch_of(config, ((4, 3), (2, 5)))
     real = batch.loss_weights > 0
     expected = logits(parameters, batch, graph=graph)[real]
     found = logits(deep_parameters, batch, graph=deep_graph)[real]
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    deep_parameters[path] = deep_parameters[path].at[1].add(1.0)
-    moved = logits(deep_parameters, batch, graph=deep_graph)[real]
-    assert np.abs(moved - expected).max() > 1e-2
+    moved = logits(
+        deep_parameters | {later: jnp.ones((1, P, D))}, batch, graph=deep_graph
+    )
+    assert np.abs(moved[real] - expected).max() > 1e-2
 
 
 def test_a_prompt_in_an_encoder_decoders_decoder_acts_as_tokens_before_the_start():
@@ -165,8 +173,8 @@ def test_a_projected_prefix_is_a_prefix_of_what_it_makes():
     made = projected()
     assert made.shape == (2, 2, P, 2, 4)
     # Li and Liang 2021, 4.3, entry by entry: vector 1's key of block 1, head 1.
-    inner = np.tanh(projected.embedding[1] @ projected.inner_kernel[...])
-    flat = inner @ projected.outer_kernel[...]
+    inner = np.tanh(projected.embedding[1] @ projected.inner.kernel[...])
+    flat = inner @ projected.outer.kernel[...]
     np.testing.assert_allclose(made[1, 0, 1, 1], flat[16 + 4 : 16 + 8], rtol=1e-5)
 
 
@@ -202,6 +210,12 @@ def test_adapters_that_match_nothing_or_meet_are_refused():
         LoRA(regexes=[".*"], rank=0)
     with pytest.raises(InputError, match="expected a list"):
         LoRA(regexes=".*/query")
+    with pytest.raises(InputError, match=r"LoRA\.regexes is empty"):
+        LoRA(regexes=[])
+    with pytest.raises(InputError, match="there are adapters alone"):
+        build_model(
+            KEY, LLAMA, None, Prompting(prefix_attention=True), adapters=[IA3()]
+        )
 
 
 def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
@@ -226,6 +240,18 @@ def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
         KeyValuePrefix(
             KEY, VOCABULARY, length=P, initializer=lambda k, s, v: bad(k, (P, D), v)
         )
+
+
+def test_both_stacks_choose_among_as_many_prompts():
+    several = functools.partial(
+        AddMultiTaskPrompt, length=P, initializer=uniform(), task_initializer=uniform()
+    )
+    tuning = Tuning(
+        prompt=functools.partial(several, tasks=3),
+        decoder_prompt=functools.partial(several, tasks=2),
+    )
+    with pytest.raises(InputError, match="encoder has 3 prompts and the decoder 2"):
+        tuning.start(KEY, VOCABULARY, T5)
 
 
 def test_a_prefix_starts_as_its_initialiser_says():

@@ -14,7 +14,7 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.modules import StackedPrompts
+from prompt_tuning.prompts.modules import SoftPrompt, StackedPrompts
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.training.step import gradients
 from tests import dummies
@@ -39,6 +39,10 @@ def deep(config, kind=DeepPrompt):
 
 def several(config):
     return StackedPrompts(jnp.zeros((N, P, config.width)))
+
+
+def one(config):
+    return SoftPrompt(jax.random.key(0), vocabulary(config), length=P)
 
 
 def prefix(config):
@@ -69,6 +73,9 @@ WAYS = {
     "t5 causal": (T5, several, Prompting(visibility=("prompt->prompt;causal",)), {}),
     "t5 deep": (T5, functools.partial(deep, kind=AddedDeepPrompt), None, {}),
     "t5 both": (T5, several, None, {"decoder_prompt": several}),
+    "t5 several and one": (T5, several, None, {"decoder_prompt": one}),
+    "t5 one and several": (T5, one, None, {"decoder_prompt": several}),
+    "t5 one isolated and several": (T5, one, ISOLATED, {"decoder_prompt": several}),
     "t5 prefixes": (T5, prefix, None, {"decoder_prompt": prefix}),
 }
 
@@ -95,12 +102,17 @@ def examples(config):
         yield Example(*arrays, first, prompt_id)
 
 
+def chooses(way):
+    _, prompt, _, others = WAYS[way]
+    return several in (prompt, *others.values())
+
+
 def batch_of(way, rows):
-    config, prompt, *_ = WAYS[way]
+    config = WAYS[way][0]
     planned = PlannedBatch(
         rows, 16, 16, 12, same_tokens=config.architecture == "decoder_only"
     )
-    return build_batch(list(examples(config)), planned, 0, prompt_ids=prompt is several)
+    return build_batch(list(examples(config)), planned, 0, prompt_ids=chooses(way))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -118,3 +130,19 @@ def test_packed_examples_run_as_if_each_had_its_row(way):
     for path, gradient in expected.items():
         assert np.abs(gradient).max() > 1e-4
         np.testing.assert_allclose(found[path], gradient, atol=1e-5)
+
+
+def test_one_prompt_learns_from_every_example_whichever_of_others_it_chooses():
+    # Both ways of one prompt: all examples of one batch, and each in a batch alone.
+    graph, parameters = model("t5 one isolated and several")
+    path = "encoder/prompt/prompt"
+    trained = {path: parameters.pop(path)}
+    compute = jax.jit(functools.partial(gradients, graph))
+    whole, sums = compute(trained, parameters, batch_of("t5 both", np.arange(5)), None)
+    alone = np.zeros_like(whole[path])
+    for row in range(5):
+        batch = batch_of("t5 both", np.array([row]))
+        gradient, own = compute(trained, parameters, batch, None)
+        assert np.abs(gradient[path]).max() > 1e-4
+        alone += gradient[path] * own.weight
+    np.testing.assert_allclose(whole[path] * sums.weight, alone, atol=1e-5)

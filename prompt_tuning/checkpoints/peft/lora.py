@@ -219,24 +219,6 @@ def lora_settings(
     }
 
 
-def rescaled(
-    parameters: Arrays, found: Mapping[str, float], wanted: Mapping[str, float]
-) -> Arrays:
-    """The same LoRAs under other scalings: what differs goes into `b`.
-
-    Args:
-      parameters: ours, of any kind.
-      found: the scalings that they have, by projection.
-      wanted: those that the model has been built with.
-    """
-    changed = dict(parameters)
-    for path, scaling in found.items():
-        if path in wanted and wanted[path] != scaling:
-            b = np.float64(scaling / wanted[path]) * parameters[f"{path}/{B}"]
-            changed[f"{path}/{B}"] = b.astype(np.float32)
-    return changed
-
-
 def _rescaled(factors: Factors, scaling: float) -> Float[np.ndarray, "r out"]:
     """`b` under another scaling; the same bits if it is the same."""
     if factors.scaling == scaling:
