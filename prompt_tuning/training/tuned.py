@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.store import FOLDER, best_or_latest, steps_in
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
@@ -56,14 +55,12 @@ def _own(run: Run, model: PromptedModel) -> dict[str, np.ndarray]:
     bare = not any(map(_is_beside, model.plan.abstract))
     if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
         return {}
-    checkpoint = best_checkpoint(run)
-    trained = checkpoint_files.read_trained(
-        checkpoint, checkpoint_files.verify(checkpoint)
-    )
-    if bare and any(map(_is_beside, trained)):
+    source = read_source(best_checkpoint(run), model.config)
+    if bare and any(map(_is_beside, source.leaves)):
         return {}
-    _check_leaves(run.directory, trained, model)
-    return trained
+    _check_leaves(run.directory, source.leaves, model)
+    source.check_scalings(run.tuning.loras(model.plan.abstract))
+    return dict(source.leaves)
 
 
 def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:

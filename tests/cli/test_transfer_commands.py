@@ -207,6 +207,12 @@ def test_a_lora_under_another_scaling(made, files, tmp_path, capsys):
     assert "by 8, and this model by 2 (rank 2, alpha 4): set LoRA.alpha = 16 " in found
 
 
+def test_a_run_of_lora_is_not_measured_under_another_scaling(made, capsys):
+    directory = made("lora", *LORA_ALONE)
+    found = refused(capsys, "evaluate", "--run", directory, "--gin.LoRA.alpha=64.0")
+    assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in found
+
+
 def test_training_starts_from_a_run_and_says_so(run, files, tmp_path, capsys):
     start = [f"--gin.Run.start_from={str(run)!r}", "--gin.Run.steps=1", *BESIDE]
     printed = output(capsys, "train", *files.arguments(tmp_path / "run"), *start)
