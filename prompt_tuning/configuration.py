@@ -21,7 +21,12 @@ from gin import config as gin_config
 
 from prompt_tuning import optim
 from prompt_tuning.errors import InputError
-from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.losses.distillation import ContextDistillation
+from prompt_tuning.losses.objective import (
+    ClassObjective,
+    PolicyGradient,
+    TokenObjective,
+)
 from prompt_tuning.models.build import Prompt
 from prompt_tuning.models.config import t5_config
 from prompt_tuning.models.prompting import Prompting
@@ -48,6 +53,8 @@ FACTORIES = (
     Evaluation,
     TokenObjective,
     ClassObjective,
+    PolicyGradient,
+    ContextDistillation,
     optim.ParameterGroup,
     optim.adafactor,
     optim.adamw,

@@ -1,258 +1,28 @@
 """All that one run is made of, as plain dataclasses; gin only fills them in."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Literal
 
-from prompt_tuning.data.candidates import Candidates
-from prompt_tuning.data.examples import Examples, load_examples
-from prompt_tuning.data.packing import PackedPlan
-from prompt_tuning.data.plan import BatchPlan, BucketPlan
-from prompt_tuning.data.tasks import PROMPT_IDS, Tasks, TaskToken
-from prompt_tuning.data.templates import TokenTemplate, parse_template
+from prompt_tuning.data_source import DataSource
 from prompt_tuning.errors import InputError
-from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.evaluation.settings import Evaluation
+from prompt_tuning.losses.distillation import ContextDistillation
+from prompt_tuning.losses.objective import (
+    ClassObjective,
+    PolicyGradient,
+    TokenObjective,
+)
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.optim import ParameterGroup
-from prompt_tuning.pretrained import Pretrained, PromptedModel
+from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.prompts.projections import AdapterSpec
 from prompt_tuning.settings import check_fields
 from prompt_tuning.tuning import PromptFactory, Tuning
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSource:
-    """Data files and how they are read.
-
-    Attributes:
-      files: HDF5 files (`.hdf5`, `.h5`) or jsonl files of pairs, all of one kind.
-      batch_size: rows of a batch, of all processes together.
-      batch_tokens: in its place, most tokens of a batch, padding included: short rows
-        come in larger batches. `batch_size` is then of rows that are generated or
-        ranked alone.
-      buckets: most lengths that rows are padded to, each of which is compiled; they are
-        chosen to leave little padding.
-      packing: whether a row holds several examples, each of which sees its prompt and
-        itself alone. All batches have one shape then, and `batch_size` is of packed
-        rows.
-      packed_length: tokens of a packed row, and in an encoder-decoder its inputs; None
-        for room for four average examples.
-      use_token_type_ids: whether token types say which tokens are learned.
-      prompt_loss_weight: weight of type-0 tokens, with token types.
-      prompt_key: jsonl key of what is given; None if nothing is.
-      completion_key: jsonl key of what is learned.
-      joiner: text between the two.
-      template: what is given, as text, keys of a line and prompt vectors, such as
-        "{soft:20} Review: {text} {soft:5} Mood:", in place of the text under
-        `prompt_key`; see `templates`. It goes with `Prompting.placement = 'template'`.
-      prompt_id_key: of a multi-task prompt: what says which of its prompts an example
-        has, a jsonl key or an HDF5 data set `[rows]` (usually `prompt_ids`).
-      prompt_id_names: of the prompts in order, where lines name and do not number them.
-      task_token: in place of the key, "index" or "sentinel": the first token of each
-        example (behind a BOS that the tokenizer puts first) says it, by its id or as
-        `<extra_id_k>` does in T5, and is dropped.
-      sentinel_vocabulary_size: one more than the id of `<extra_id_0>`, 32100 in T5; the
-        tokenizer's vocabulary size if None.
-      add_eos: whether the end-of-sequence token closes each row and is learned.
-      on_too_long: "error", or "skip" to leave long rows out and count them.
-      maximum_examples: the first so many alone; None for all.
-    """
-
-    files: Sequence[str] | str
-    batch_size: int = 32
-    batch_tokens: int | None = None
-    buckets: int = 8
-    packing: bool = False
-    packed_length: int | None = None
-    use_token_type_ids: bool = True
-    prompt_loss_weight: float = 0.0
-    prompt_key: str | None = "prompt"
-    completion_key: str = "completion"
-    joiner: str = ""
-    template: str | None = None
-    prompt_id_key: str | None = None
-    prompt_id_names: Sequence[str] | None = None
-    task_token: str | None = None
-    sentinel_vocabulary_size: int | None = None
-    add_eos: bool = True
-    on_too_long: Literal["error", "skip"] = "error"
-    maximum_examples: int | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-
-    def load(self, model: PromptedModel) -> Examples:
-        """Opens and checks the files.
-
-        Raises:
-          InputError: if a file or a row cannot be used with this model.
-        """
-        self._check_batches()
-        if model.prompting.prefix_attention and (
-            self.prompt_loss_weight > 0 or not self.use_token_type_ids
-        ):
-            raise InputError(
-                "Prompting.prefix_attention lets given tokens see each other, and this "
-                "data asks to learn them: they would see their own targets. Set "
-                "DataSource.use_token_type_ids = True and prompt_loss_weight = 0.0"
-            )
-        return load_examples(
-            [self.files] if isinstance(self.files, str) else list(self.files),
-            architecture=model.config.architecture,
-            tokenizer=model.tokenizer,
-            vocabulary_size=model.config.vocabulary_size,
-            maximum_length=model.maximum_length,
-            predicts_first_token=model.predicts_first_token,
-            use_token_type_ids=self.use_token_type_ids,
-            prompt_loss_weight=self.prompt_loss_weight,
-            prompt_key=self.prompt_key,
-            completion_key=self.completion_key,
-            joiner=self.joiner,
-            add_eos=self.add_eos,
-            on_too_long=self.on_too_long,
-            maximum_examples=self.maximum_examples,
-            bos_id=model.config.bos_id,
-            eos_id=model.config.eos_id,
-            template=self.token_template(model),
-            tasks=self.tasks(model),
-        )
-
-    def token_template(self, model: PromptedModel) -> TokenTemplate | None:
-        """The template in the ids of a model's tokenizer; None if there is none.
-
-        For a model without a prompt it is its text alone.
-
-        Raises:
-          InputError: if it cannot be read, or does not fit the model's prompt.
-        """
-        placement = model.prompting.placement
-        if (self.template is None) == (placement == "template"):
-            found = "None" if self.template is None else "set"
-            raise InputError(
-                f"DataSource.template is {found} and Prompting.placement is "
-                f"{placement!r}: a template says where the prompt stands, so set both "
-                "(data/template.gin does), or neither"
-            )
-        if self.template is None:
-            return None
-        if self.task_token is not None:
-            raise InputError(
-                "DataSource.task_token is set, but what is given begins with the "
-                "template: say the task by DataSource.prompt_id_key"
-            )
-        parsed = parse_template(self.template)
-        template = TokenTemplate(
-            parsed if model.prompt_length else parsed.without_soft(),
-            model.needed_tokenizer(),
-            model.config.vocabulary_size,
-            separate=model.config.architecture == "encoder_decoder",
-        )
-        template.check_length(model.prompt_length)
-        return template
-
-    def tasks(self, model: PromptedModel) -> Tasks | None:
-        """Where the data says which prompt each example has; None if there is one.
-
-        Raises:
-          InputError: if it does not say what the model's prompt needs.
-        """
-        by_token = self.task_token is not None
-        says = by_token or self.prompt_id_key is not None
-        if model.prompt_count == 1:
-            if says:
-                name = "task_token" if by_token else "prompt_id_key"
-                raise InputError(
-                    f"DataSource.{name} is {getattr(self, name)!r}, but the model has "
-                    "one prompt for all tasks: leave it out, or use a multi-task prompt"
-                )
-            return None
-        if not says:
-            raise InputError(
-                f"the model has {model.prompt_count} prompts, and the data does not "
-                "say which an example has: set DataSource.prompt_id_key to a jsonl key "
-                f"or an HDF5 data set ({PROMPT_IDS!r}), or DataSource.task_token"
-            )
-        token = TaskToken(self._first_sentinel(model)) if by_token else None
-        return Tasks(
-            model.prompt_count, self.prompt_id_key, self.prompt_id_names, token
-        )
-
-    def _first_sentinel(self, model: PromptedModel) -> int | None:
-        """One more than the id of task 0's token; None where ids are tasks."""
-        if self.task_token not in ("index", "sentinel"):
-            raise InputError(
-                f"DataSource.task_token is {self.task_token!r}, expected 'index' or "
-                "'sentinel'"
-            )
-        if self.task_token == "index":
-            return None
-        if self.sentinel_vocabulary_size is not None:
-            return self.sentinel_vocabulary_size
-        return model.needed_tokenizer().vocabulary_size
-
-    def plan(
-        self,
-        model: PromptedModel,
-        examples: Examples | Candidates,
-        *,
-        seed: int = 0,
-        shuffle: bool,
-        accumulate: int = 1,
-    ) -> BatchPlan:
-        """The order of batches: shuffled to train on, one pass to measure.
-
-        Args:
-          model: gives the positions there are.
-          examples: what `load` gave.
-          seed: of the order.
-          shuffle: whether to shuffle; unshuffled, no batch exceeds the examples.
-          accumulate: micro-batches of a batch.
-
-        Raises:
-          InputError: if the examples do not fit the sizes asked for.
-        """
-        same_tokens = model.config.architecture == "decoder_only"
-        if self.packing:
-            plan = functools.partial(
-                PackedPlan,
-                target_lengths=None if same_tokens else examples.target_lengths,
-                length=self.packed_length,
-            )
-        else:
-            plan = functools.partial(
-                BucketPlan,
-                target_lengths=examples.target_lengths,
-                same_tokens=same_tokens,
-                buckets=self.buckets,
-                rows_per_example=(
-                    examples.classes if isinstance(examples, Candidates) else 1
-                ),
-            )
-        return plan(
-            examples.input_lengths,
-            weight_counts=examples.weight_counts,
-            batch_size=self.batch_size if self.batch_tokens is None else None,
-            batch_tokens=self.batch_tokens,
-            seed=seed,
-            shuffle=shuffle,
-            maximum_length=model.maximum_length,
-            accumulate=accumulate,
-        )
-
-    def _check_batches(self) -> None:
-        for name in ("batch_size", "batch_tokens", "buckets", "packed_length"):
-            found = getattr(self, name)
-            if found is not None and found < 1:
-                raise InputError(f"{name} is {found}, expected at least 1")
-        if self.packed_length is not None and not self.packing:
-            raise InputError(
-                f"packed_length is {self.packed_length}, but rows are not packed: set "
-                "DataSource.packing = True as well, or leave it out"
-            )
+Asked = TokenObjective | ClassObjective | PolicyGradient | ContextDistillation
 
 
-def check_packed_objective(objective: TokenObjective | ClassObjective | None) -> None:
+def check_packed_objective(objective: Asked | None) -> None:
     """Refuses to pack where a row is one candidate of an example.
 
     Raises:
@@ -264,30 +34,6 @@ def check_packed_objective(objective: TokenObjective | ClassObjective | None) ->
             "compares whole rows, one for each class of an example: set packing = "
             "False, or use a TokenObjective"
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What is measured on held-out data.
-
-    Attributes:
-      data: the held-out files.
-      exact_match: whether completions are generated and compared.
-      labels: verbalizers; each example's completion is one of them, and the model's
-        answer is the one it finds most likely. None if the task has no labels.
-      length_normalize: whether a label is judged by the mean of its tokens'
-        log-probabilities and not by the sum.
-      new_tokens: most tokens to generate for an exact match.
-    """
-
-    data: DataSource
-    exact_match: bool = False
-    labels: Sequence[str] | None = None
-    length_normalize: bool = False
-    new_tokens: int = 32
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -321,6 +67,8 @@ class Run:
       keep_last: newest checkpoints that are kept.
       keep_best: metric of the evaluation and "min" or "max"; its best checkpoint is
         kept too, and is the one that evaluation and generation use.
+      early_stopping: evaluations in a row that do not better the metric of `keep_best`
+        after which the run stops; 0 for a run that takes all of its steps.
       seed: of the prompt's start, the order of rows, and dropout.
       data_seed: of the order of rows; `seed` if None. Members of a sweep that share
         it share each batch.
@@ -337,7 +85,7 @@ class Run:
     start_from: str | None = None
     keep_optimizer_state: bool = True
     data: DataSource | None = None
-    objective: TokenObjective | ClassObjective | None = None
+    objective: Asked | None = None
     evaluation: Evaluation | None = None
     steps: int = 1000
     accumulate: int = 1
@@ -346,6 +94,7 @@ class Run:
     log_every: int = 10
     keep_last: int = 2
     keep_best: tuple[str, str] | None = ("loss", "min")
+    early_stopping: int = 0
     seed: int = 0
     data_seed: int | None = None
 
@@ -384,6 +133,7 @@ class Run:
             ("save_every", 0),
             ("log_every", 1),
             ("keep_last", 1),
+            ("early_stopping", 0),
         ):
             found = getattr(self, name)
             if found < least:
@@ -397,3 +147,21 @@ class Run:
             raise InputError(
                 f"Run.keep_best is {best}, expected a metric and 'min' or 'max'"
             )
+        if self.early_stopping:
+            self._check_early_stopping()
+
+    def _check_early_stopping(self) -> None:
+        """Refuses to stop by what is not measured on the way.
+
+        Raises:
+          InputError: with what is missing.
+        """
+        needed = {"keep_best": "a metric and 'min' or 'max'"}
+        needed |= {"evaluation": "held-out data", "evaluate_every": "a number of steps"}
+        for name, what in needed.items():
+            if not getattr(self, name):
+                raise InputError(
+                    f"Run.early_stopping is {self.early_stopping} and Run.{name} is "
+                    f"{getattr(self, name)}: set it to {what}, so that there is "
+                    "something to stop by, or early_stopping to 0"
+                )

@@ -54,6 +54,10 @@ class Batch:
       gold: of examples with `C` classes, the right one of each example, int32 `[B]`,
         and -1 where there is no example; the rows of all other arrays are then `B * C`,
         the classes of an example one after the other. None where a row is an example.
+      advantages: of the targets that carry weight, float32 `[B, m]`, 0 where a row has
+        fewer; None where the data does not say them.
+      example_weights: of examples with classes, what each weighs, float32 `[B]`, 0
+        where there is no example; None where each weighs 1, or a row is an example.
     """
 
     tokens: Any
@@ -66,6 +70,8 @@ class Batch:
     prompt_ids: Any = None
     target_segment_ids: Any = None
     gold: Any = None
+    advantages: Any = None
+    example_weights: Any = None
 
 
 def build_batch(
@@ -74,6 +80,7 @@ def build_batch(
     pad_id: int,
     *,
     prompt_ids: bool = False,
+    advantages: bool = False,
 ) -> Batch:
     """Reads the planned rows and pads them; filling rows carry no weight.
 
@@ -85,6 +92,7 @@ def build_batch(
       planned: the rows, and the shape they go into.
       pad_id: fills rows.
       prompt_ids: whether the examples say which prompt they have.
+      advantages: whether they say their tokens' advantages.
     """
     if isinstance(examples, Candidates):
         return _candidate_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
@@ -102,6 +110,9 @@ def build_batch(
         prompt_ids=np.zeros(planned.rows.shape, np.int32) if prompt_ids else None,
         target_segment_ids=(
             np.zeros_like(targets) if packed and not planned.same_tokens else None
+        ),
+        advantages=(
+            np.zeros((count, planned.positions), np.float32) if advantages else None
         ),
     )
     for place, row in enumerate(planned.rows.reshape(count, -1).tolist()):
@@ -124,8 +135,10 @@ def _candidate_batch(
     planned = dataclasses.replace(planned, rows=places.reshape(-1))
     gold = np.full(len(real), FILLING, np.int32)
     gold[real] = candidates.gold[numbers]
+    weights = np.zeros(len(real), np.float32)
+    weights[real] = candidates.weights[numbers]
     batch = build_batch(rows, planned, pad_id, prompt_ids=prompt_ids)
-    return dataclasses.replace(batch, gold=gold)
+    return dataclasses.replace(batch, gold=gold, example_weights=weights)
 
 
 def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
@@ -139,6 +152,9 @@ def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
     positions = np.flatnonzero(weights)
     batch.loss_positions[place, : len(positions)] = positions
     batch.loss_weights[place, : len(positions)] = weights[positions]
+    if batch.advantages is not None:
+        said = [x.advantages for x in found if x.advantages is not None]
+        batch.advantages[place, : len(positions)] = np.concatenate(said)[positions]
 
 
 def _describe_segments(batch: Batch, place: int, found: Sequence[Example]) -> None:
@@ -188,7 +204,11 @@ def stream_batches(
 
     def read(index: int) -> Batch:
         batch = build_batch(
-            examples, plan.batch(index), pad_id, prompt_ids=examples.has_prompt_ids
+            examples,
+            plan.batch(index),
+            pad_id,
+            prompt_ids=examples.has_prompt_ids,
+            advantages=examples.has_advantages,
         )
         return batch if plan.accumulate == 1 else _stacked(batch, plan.accumulate)
 

@@ -19,6 +19,8 @@ class Candidates:
 
     Attributes:
       gold: which of the labels is right, of each example.
+      weights: what each example weighs: its learned tokens' mean weight, which is 1
+        unless the data says otherwise; float32 `[E]`.
       skipped: how many were left out because they were too long.
       has_prompt_ids: whether the data says which prompt each has.
     """
@@ -53,9 +55,8 @@ class Candidates:
         """
         self._examples, self._labels = examples, labels
         self._architecture: Architecture = architecture
-        lengths = [
-            len(given_part(examples[i], architecture)) for i in range(len(examples))
-        ]
+        measured = [_measured(examples[i], architecture) for i in range(len(examples))]
+        lengths = [length for length, _ in measured]
         self._given = np.array(lengths, np.int64)
         if architecture == "decoder_only" and not predicts_first_token:
             _check_given(self._given)
@@ -71,8 +72,10 @@ class Candidates:
         self._numbers = np.flatnonzero(kept)
         self._given = self._given[kept]
         self.gold = np.asarray(gold, np.int32)[kept]
+        self.weights = np.array([weight for _, weight in measured], np.float32)[kept]
         self.skipped = int(np.count_nonzero(~kept)) + getattr(examples, "skipped", 0)
         self.has_prompt_ids = getattr(examples, "has_prompt_ids", False)
+        self.has_advantages = False
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -120,6 +123,13 @@ class Candidates:
         if self._architecture == "encoder_decoder":
             return np.maximum(self._given, self._longest) <= maximum_length
         return self._given + self._longest <= maximum_length
+
+
+def _measured(example: Example, architecture: Architecture) -> tuple[int, float]:
+    """How many tokens are given, and what the answer weighs."""
+    learned = example.weights[example.prefix_length :]
+    weight = float(np.mean(learned[learned > 0])) if np.any(learned > 0) else 1.0
+    return len(given_part(example, architecture)), weight
 
 
 def _check_given(lengths: Int64[np.ndarray, "E"]) -> None:

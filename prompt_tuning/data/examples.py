@@ -1,12 +1,16 @@
 """A table of examples: rows that were checked once, and are read when asked for."""
 
 import dataclasses
+import operator
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from prompt_tuning.data.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.lines import PairEncoder
+from prompt_tuning.data.preceded import PrecededReading
 from prompt_tuning.data.readings import (
     DecoderOnlyReading,
     EncoderDecoderReading,
@@ -17,8 +21,6 @@ from prompt_tuning.data.readings import (
     join_spans,
 )
 from prompt_tuning.data.sources import (
-    INPUT_IDS,
-    TOKEN_TYPE_IDS,
     Block,
     Files,
     Hdf5Rows,
@@ -28,6 +30,7 @@ from prompt_tuning.data.sources import (
 )
 from prompt_tuning.data.tasks import Tasks, TaskToken
 from prompt_tuning.data.templates import TokenTemplate
+from prompt_tuning.data.token_values import Columns
 from prompt_tuning.data.tokenizers import Tokenizer, continued_pair, separate_pair
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import Architecture
@@ -46,6 +49,7 @@ class Examples:
     Attributes:
       skipped: how many were left out because they were too long.
       has_prompt_ids: whether the data says which prompt each has.
+      has_advantages: whether it says their tokens' advantages.
     """
 
     def __init__(
@@ -56,12 +60,14 @@ class Examples:
         skipped: int = 0,
         *,
         has_prompt_ids: bool = False,
+        has_advantages: bool = False,
     ):
         self._rows = rows
         self._reading = reading
         self._spans = spans
         self.skipped = skipped
         self.has_prompt_ids = has_prompt_ids
+        self.has_advantages = has_advantages
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -70,12 +76,22 @@ class Examples:
         """Example `index`, read from its file if that is HDF5."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        input_ids, token_types = self._rows[int(self._spans.rows[index])]
+        input_ids, token_types, values = self._rows[int(self._spans.rows[index])]
         inside = slice(int(self._spans.starts[index]), int(self._spans.stops[index]))
         types = None if token_types is None else token_types[inside]
-        example = self._reading.example(input_ids[inside], types)
+        inner = values.map(operator.itemgetter(inside))
+        example = self._reading.example(input_ids[inside], types, inner)
         prompt_id = int(self._spans.prompt_ids[index])
         return dataclasses.replace(example, prompt_id=prompt_id)
+
+    def span(self, index: int) -> tuple[int, int, int]:
+        """The row of example `index`, its first token there, and one past its last."""
+        spans = self._spans
+        return (
+            int(spans.rows[index]),
+            int(spans.starts[index]),
+            int(spans.stops[index]),
+        )
 
     @property
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
@@ -113,6 +129,8 @@ def load_examples(
     eos_id: int | None = None,
     template: TokenTemplate | None = None,
     tasks: Tasks | None = None,
+    given_before: Sequence[int] = (),
+    columns: Columns | None = None,
 ) -> Examples:
     """Opens data files of one kind, and checks every row of them once.
 
@@ -138,6 +156,8 @@ def load_examples(
       eos_id: in place of the tokenizer's; closes the texts of an encoder-decoder.
       template: what is given, in place of the text under `prompt_key`.
       tasks: where the data says which prompt each example has; None if there is one.
+      given_before: ids of a text that is put before what each example is given.
+      columns: what else is read of the data; `loss_weights` alone if None.
 
     Raises:
       InputError: if a file or an argument cannot be used; the message says where.
@@ -156,13 +176,15 @@ def load_examples(
         reading = DecoderOnlyReading(
             use_token_type_ids,
             prompt_loss_weight,
-            predicts_first_token,
+            predicts_first_token or bool(given_before),
             bos_id,
             task_token,
             soft_ids=None if template is None else vocabulary_size,
         )
+    if given_before:
+        reading = PrecededReading(reading, tuple(given_before), bos_id)
     if not of_text:
-        rows = _hdf5_rows(files, template, tasks)
+        rows = _hdf5_rows(files, template, tasks, columns)
     elif tokenizer is None:
         raise InputError(f"{files} holds text: expected a tokenizer to encode it with")
     else:
@@ -176,15 +198,26 @@ def load_examples(
             encode_pair=PAIR_ENCODERS[architecture],
             template=template,
             tasks=tasks,
+            columns=columns,
         )
     ids = vocabulary_size + (0 if template is None else template.length)
     limits = Limits(ids, maximum_length, on_too_long, maximum_examples)
     spans, skipped = scan(rows, reading, limits, tasks)
-    return Examples(rows, reading, spans, skipped, has_prompt_ids=tasks is not None)
+    return Examples(
+        rows,
+        reading,
+        spans,
+        skipped,
+        has_prompt_ids=tasks is not None,
+        has_advantages=columns is not None and columns.advantages is not None,
+    )
 
 
 def _hdf5_rows(
-    files: Files, template: TokenTemplate | None, tasks: Tasks | None
+    files: Files,
+    template: TokenTemplate | None,
+    tasks: Tasks | None,
+    columns: Columns | None,
 ) -> Hdf5Rows:
     if template is not None:
         raise InputError(
@@ -196,7 +229,8 @@ def _hdf5_rows(
             f"prompt_id_names are {list(tasks.names)}, but {files} numbers its tasks: "
             "leave the names out"
         )
-    return Hdf5Rows(files, prompt_ids=None if tasks is None else tasks.key)
+    prompt_ids = None if tasks is None else tasks.key
+    return Hdf5Rows(files, prompt_ids=prompt_ids, columns=columns)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """How a row of ids and types is read as examples, for each architecture."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float32, Int32, Int64, Integer
 
 from prompt_tuning.data.sources import Block
 from prompt_tuning.data.tasks import TaskToken
+from prompt_tuning.data.token_values import TokenValues
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.weights import PADDING, PROMPT, SEPARATOR, token_weights
 
@@ -19,6 +21,9 @@ TYPES_NEEDED = (
     "no token_type_ids, which an encoder-decoder model needs to tell its input (type "
     "0) from its target (types 1 and 3)"
 )
+
+
+NOTHING_SAID = TokenValues()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Example:
       prefix_length: how many inputs of a decoder-only model are given before its first
         completion token (BOS included); 0 in an encoder-decoder model.
       prompt_id: which of the `N` prompts it has.
+      advantages: of each target, `[u]`; None where nothing asks for them.
     """
 
     inputs: Int32[np.ndarray, "n"]
@@ -39,6 +45,7 @@ class Example:
     weights: Float32[np.ndarray, "u"]
     prefix_length: int
     prompt_id: int = 0
+    advantages: Float32[np.ndarray, "u"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Reading(Protocol):
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NOTHING_SAID,
     ) -> Example:
         """The example of one span of a row."""
         ...
@@ -111,6 +119,13 @@ def real_lengths(block: Block) -> Int64[np.ndarray, "c"]:
     return np.max(np.where(real, np.arange(1, length + 1), 0), axis=1, initial=0)
 
 
+def whole_lengths(block: Block) -> Int64[np.ndarray, "c"]:
+    """How long each row is with all that the data has in it."""
+    if block.lengths is not None:
+        return block.lengths
+    return np.full(len(block.input_ids), block.input_ids.shape[1], np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class DecoderOnlyReading:
     """A row is one example whose targets are its inputs.
@@ -120,7 +135,8 @@ class DecoderOnlyReading:
     BOS is given, never learned; nor is a vector of a template's prompt.
 
     Attributes:
-      use_token_type_ids: whether the types decide the weights.
+      use_token_type_ids: whether the types decide the weights; if not, every token is
+        learned, padding that the data has among them.
       prompt_loss_weight: weight of type 0 where they do.
       predicts_first_token: whether a prompt vector stands before the row.
       bos_id: the id of BOS, or None.
@@ -139,9 +155,11 @@ class DecoderOnlyReading:
     def survey(self, block: Block, place: Place) -> Spans:
         """One example for each row; see `Reading`."""
         block, tasks = self._without_tasks(block, place)
-        lengths = real_lengths(block)
+        lengths = whole_lengths(block)
+        if self.use_token_type_ids:
+            lengths = real_lengths(block)
         try:
-            weights = self._weights(block.input_ids, block.token_types)
+            weights = self._weights(block.input_ids, block.token_types, block.values)
         except InputError as error:
             raise InputError(f"{place(block.start)}: {error}") from error
         weights[np.arange(weights.shape[1]) >= lengths[:, None]] = 0
@@ -161,22 +179,29 @@ class DecoderOnlyReading:
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NOTHING_SAID,
     ) -> Example:
         """The whole row; see `Reading`."""
         if self.task_token is not None:
             input_ids = self.task_token.without(input_ids)
+            values = values.map(self.task_token.without)
             if token_types is not None:
                 token_types = self.task_token.without(token_types)
         types = None if token_types is None else token_types[None]
-        weights = self._weights(input_ids[None], types)[0]
+        weights = self._weights(input_ids[None], types, values)[0]
         return Example(
-            input_ids, input_ids, weights, self._prefix_length(input_ids, token_types)
+            input_ids,
+            input_ids,
+            weights,
+            self._prefix_length(input_ids, token_types),
+            advantages=values.advantages,
         )
 
     def _weights(
         self,
         input_ids: Integer[np.ndarray, "c n"],
         token_types: Integer[np.ndarray, "c n"] | None,
+        values: TokenValues,
     ) -> Float32[np.ndarray, "c n"]:
         weights = token_weights(
             token_types,
@@ -184,6 +209,7 @@ class DecoderOnlyReading:
             use_token_type_ids=self.use_token_type_ids,
             prompt_loss_weight=self.prompt_loss_weight,
         )
+        weights = values.weighted(weights)
         if not self.predicts_first_token:
             weights[:, :1] = 0
         elif self.bos_id is not None:
@@ -203,15 +229,19 @@ class DecoderOnlyReading:
             tasks, ids = token.taken(block.input_ids)
         except InputError as error:
             raise InputError(f"{place(block.start)}: {error}") from error
+        lengths = None if block.lengths is None else block.lengths - 1
+        block = block._replace(
+            input_ids=ids, values=block.values.map(token.without), lengths=lengths
+        )
         if types is None:
-            return Block(block.start, ids, None), tasks
+            return block, tasks
         missing = np.isin(types[:, token.at], (PADDING, SEPARATOR))
         if missing.any():
             raise InputError(
                 f"{place(block.start + int(np.argmax(missing)))}: token {token.at} was "
                 "to say the task (DataSource.task_token), but the text has ended there"
             )
-        return Block(block.start, ids, token.without(types)), tasks
+        return block._replace(token_types=token.without(types)), tasks
 
     def _prefix_length(
         self,
@@ -254,11 +284,17 @@ class EncoderDecoderReading:
             ids, types = block.input_ids[offset], block.token_types[offset]
             for start, stop in turns(types[:length]):
                 self._check_turn(types[start:stop], place(row), start)
+                inside = offset, slice(start, stop)
                 example = self.example(
-                    ids[start:stop].astype(np.int32), types[start:stop].astype(np.int32)
+                    ids[start:stop].astype(np.int32),
+                    types[start:stop].astype(np.int32),
+                    block.values.map(operator.itemgetter(inside)),
                 )
+                count = np.count_nonzero(example.weights)
+                if not count:
+                    raise InputError(_nothing_learned(place(row), start))
                 lengths = len(example.inputs), len(example.targets)
-                own = row, start, stop, *lengths, lengths[1], example.prompt_id
+                own = row, start, stop, *lengths, count, example.prompt_id
                 found.append(own)
         return Spans(*np.array(found, np.int64).reshape(-1, 7).T)
 
@@ -266,6 +302,7 @@ class EncoderDecoderReading:
         self,
         input_ids: Int32[np.ndarray, "n"],
         token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NOTHING_SAID,
     ) -> Example:
         """One turn; see `Reading`."""
         if token_types is None:
@@ -276,8 +313,13 @@ class EncoderDecoderReading:
         inputs = self._closed(given[given != self.bos_id])
         said = (token_types != PROMPT) & (token_types != PADDING)
         targets = self._closed(input_ids[said])
-        weights = np.ones(len(targets), np.float32)
-        return Example(inputs, targets, weights, 0, int(task))
+        missing = len(targets) - int(said.sum())
+        # An EOS that the row has not is worth what the token before it is.
+        values = values.map(lambda x: np.pad(x[said], (0, missing), mode="edge"))
+        weights = values.weighted(np.ones(len(targets), np.float32))
+        return Example(
+            inputs, targets, weights, 0, int(task), advantages=values.advantages
+        )
 
     def _closed(self, ids: Int32[np.ndarray, "k"]) -> Int32[np.ndarray, "_"]:
         if ids.size and ids[-1] == self.eos_id:
@@ -296,10 +338,14 @@ class EncoderDecoderReading:
                 "completion; an encoder-decoder model needs an input for its encoder"
             )
         if not ((types != PADDING) & ~given).any():
-            raise InputError(
-                f"{place}, from token {start}: no token carries weight, expected a "
-                "completion (types 1 and 3) after the prompt"
-            )
+            raise InputError(_nothing_learned(place, start))
+
+
+def _nothing_learned(place: str, start: int) -> str:
+    return (
+        f"{place}, from token {start}: no token carries weight, expected a completion "
+        "(types 1 and 3) after the prompt"
+    )
 
 
 def turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:

@@ -1,35 +1,45 @@
 """Rows of token ids and types, from HDF5 files and from files of JSON lines."""
 
-import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import h5py
 import numpy as np
-from jaxtyping import Int32, Integer
+from jaxtyping import Int32, Int64, Integer
 
+from prompt_tuning.data.hdf5_table import INPUT_IDS, Table, open_table
 from prompt_tuning.data.lines import LinePairs, PairEncoder, read_lines
-from prompt_tuning.data.tasks import PROMPT_IDS, Tasks
+from prompt_tuning.data.tasks import Tasks
 from prompt_tuning.data.templates import TokenTemplate
+from prompt_tuning.data.token_values import (
+    LOSS_WEIGHTS,
+    Balance,
+    Columns,
+    TokenValues,
+    check_column,
+    learned_classes,
+    token_values,
+)
 from prompt_tuning.data.tokenizers import Tokenizer, continued_pair, given_ids
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.weights import COMPLETION, PADDING, PROMPT, SEPARATOR
 
-INPUT_IDS = "input_ids"
-TOKEN_TYPE_IDS = "token_type_ids"
 ROWS_PER_BLOCK = 1024
 
 Files = str | Path | Sequence[str | Path]
-_Column = np.ndarray | None
 _TypedRow = tuple[Int32[np.ndarray, "n"], Int32[np.ndarray, "n"]]
 
 
 class Row(NamedTuple):
-    """One row: ids `[n]`, and types `[n]` (0 to 3) where the data has them."""
+    """One row: ids `[n]`, and types `[n]` (0 to 3) where the data has them.
+
+    `values` are what else it says of each token, `[n]`.
+    """
 
     input_ids: Int32[np.ndarray, "n"]
     token_types: Int32[np.ndarray, "n"] | None
+    values: TokenValues = TokenValues()
 
 
 class Block(NamedTuple):
@@ -37,12 +47,16 @@ class Block(NamedTuple):
 
     Shorter rows are filled with type 2 (only rows that have types differ in length).
     `prompt_ids` say which prompt each row has, where the data has a column of them.
+    `values` are what else it says of each token, `[c, n]`; these were checked.
+    `lengths` are those of the rows; None where all have `n` tokens.
     """
 
     start: int
     input_ids: Integer[np.ndarray, "c n"]
     token_types: Integer[np.ndarray, "c n"] | None
     prompt_ids: Integer[np.ndarray, "c"] | None = None
+    values: TokenValues = TokenValues()
+    lengths: Int64[np.ndarray, "c"] | None = None
 
 
 @runtime_checkable
@@ -92,22 +106,32 @@ class Hdf5Rows:
       files: one file or several.
       prompt_ids: the integer data set `[n]` of each row's prompt; None if there is one
         prompt.
+      columns: what else is read, `loss_weights` alone if None.
 
     Raises:
       InputError: if a file is missing, cut off, not HDF5, or holds something else.
     """
 
-    def __init__(self, files: Files, *, prompt_ids: str | None = None):
-        self._tables = [_open_table(path, prompt_ids) for path in file_list(files)]
-        self._has_types = self._tables[0].token_types is not None
+    def __init__(
+        self,
+        files: Files,
+        *,
+        prompt_ids: str | None = None,
+        columns: Columns | None = None,
+    ):
+        self._tables = [open_table(p, prompt_ids, columns) for p in file_list(files)]
+        first = self._tables[0]
         for table in self._tables:
-            if (table.token_types is not None) != self._has_types:
+            odd = set(table.names.values()) ^ set(first.names.values())
+            if odd:
                 raise InputError(
-                    f"of {self._tables[0].path} and {table.path} only one has "
-                    f"{TOKEN_TYPE_IDS}: expected all files to have them, or none"
+                    f"of {first.path} and {table.path} only one has {min(odd)}: "
+                    "expected all files to have them, or none"
                 )
-        sizes = [len(table.input_ids) for table in self._tables]
-        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
+        self._balance: Balance | None = None
+        if "balance" in first.columns:
+            self._balance = self._balanced()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -115,126 +139,70 @@ class Hdf5Rows:
     def __getitem__(self, index: int) -> Row:
         """Row `index`, trailing padding included."""
         table, row = self._locate(index)
-        ids, types, _ = table.read(slice(row, row + 1))
+        read = table.read(slice(row, row + 1))
+        types = read.get("token_types")
         return Row(
-            ids[0].astype(np.int32),
+            read[INPUT_IDS][0].astype(np.int32),
             None if types is None else types[0].astype(np.int32),
+            self._values(read).map(lambda values: values[0]),
         )
 
     def blocks(self) -> Iterator[Block]:
         """Every row in order, `ROWS_PER_BLOCK` at a time within each file."""
+        for table, start, read in self._read():
+            types = read.get("token_types")
+            for role in (LOSS_WEIGHTS, "example_weights", "advantages"):
+                if role in read:
+                    of_tokens = types if read[role].ndim == 2 else None
+                    check_column(
+                        role,
+                        table.names[role],
+                        read[role],
+                        lambda row, start=start: self.place(start + row),
+                        of_tokens,
+                    )
+            yield Block(
+                start,
+                read[INPUT_IDS],
+                types,
+                read.get("prompt_ids"),
+                self._values(read),
+            )
+
+    def _read(self) -> Iterator[tuple[Table, int, dict[str, np.ndarray]]]:
+        """All columns of some rows of a table, and the number of the first."""
         first = 0
         for table in self._tables:
-            size = len(table.input_ids)
-            for start in range(0, size, ROWS_PER_BLOCK):
-                rows = slice(start, min(start + ROWS_PER_BLOCK, size))
-                yield Block(first + start, *table.read(rows))
-            first += size
+            for start in range(0, len(table), ROWS_PER_BLOCK):
+                rows = slice(start, min(start + ROWS_PER_BLOCK, len(table)))
+                yield table, first + start, table.read(rows)
+            first += len(table)
+
+    def _balanced(self) -> Balance:
+        """The weights of the classes, counted over all files."""
+        counts: Counter[int] = Counter()
+        for _, _, read in self._read():
+            counts += learned_classes(read["balance"], read.get("token_types"))
+        return Balance(counts)
+
+    def _values(self, read: dict[str, np.ndarray]) -> TokenValues:
+        factors = {name: read.get(name) for name in (LOSS_WEIGHTS, "example_weights")}
+        if self._balance is not None:
+            factors["balance"] = self._balance.of(read["balance"])
+        count, length = read[INPUT_IDS].shape
+        return token_values((count, length), factors, read.get("advantages"))
 
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""
         table, row = self._locate(index)
         return f"{table.path}, row {row}"
 
-    def _locate(self, index: int) -> tuple["_Table", int]:
+    def _locate(self, index: int) -> tuple[Table, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         number = int(np.searchsorted(self._ends, index, side="right"))
         start = int(self._ends[number - 1]) if number else 0
         return self._tables[number], index - start
-
-
-@dataclasses.dataclass(frozen=True)
-class _Table:
-    """The open data sets of one HDF5 file."""
-
-    path: Path
-    input_ids: h5py.Dataset
-    token_types: h5py.Dataset | None
-    prompt_ids: h5py.Dataset | None
-
-    def read(self, rows: slice) -> tuple[np.ndarray, _Column, _Column]:
-        """Ids, types and prompts of some rows; None where there are none."""
-        types, prompts = self.token_types, self.prompt_ids
-        try:
-            return (
-                self.input_ids[rows],
-                None if types is None else types[rows],
-                None if prompts is None else prompts[rows],
-            )
-        except OSError as error:
-            raise InputError(
-                f"{self.path}, rows {rows.start} to {rows.stop - 1}, cannot be read: "
-                f"{error}; the file is damaged, write it again"
-            ) from error
-
-
-def _open_table(path: Path, prompt_ids: str | None) -> _Table:
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be opened as HDF5 (is it cut off, or of another kind?): "
-            f"{error}"
-        ) from error
-    if INPUT_IDS not in file:
-        raise InputError(
-            f"{path} has the data sets {sorted(file)}, expected {INPUT_IDS!r} and "
-            f"perhaps {TOKEN_TYPE_IDS!r}"
-        )
-    input_ids = _checked_data_set(path, file, INPUT_IDS)
-    token_types = None
-    if TOKEN_TYPE_IDS in file:
-        token_types = _checked_data_set(path, file, TOKEN_TYPE_IDS)
-        if token_types.shape != input_ids.shape:
-            raise InputError(
-                f"{path}: {TOKEN_TYPE_IDS} has shape {token_types.shape}, expected "
-                f"that of {INPUT_IDS}, {input_ids.shape}"
-            )
-    if prompt_ids is None:
-        return _Table(path, input_ids, token_types, None)
-    return _Table(
-        path, input_ids, token_types, _prompt_ids(path, file, prompt_ids, input_ids)
-    )
-
-
-def _prompt_ids(
-    path: Path, file: h5py.File, name: str, input_ids: h5py.Dataset
-) -> h5py.Dataset:
-    if name not in file:
-        raise InputError(
-            f"{path} has the data sets {sorted(file)}, expected {name!r}, the task of "
-            f"each row; DataSource.prompt_id_key names it (usually {PROMPT_IDS!r})"
-        )
-    found = _checked_data_set(path, file, name, ("rows",))
-    if len(found) != len(input_ids):
-        raise InputError(
-            f"{path}: {name} has {len(found)} rows, expected {len(input_ids)}, as many "
-            f"as {INPUT_IDS}"
-        )
-    return found
-
-
-def _checked_data_set(
-    path: Path,
-    file: h5py.File,
-    name: str,
-    axes: tuple[str, ...] = ("rows", "length"),
-) -> h5py.Dataset:
-    found = file[name]
-    if not isinstance(found, h5py.Dataset):
-        raise InputError(f"{path}: {name} is a group, expected a data set")
-    # An empty data set, a form of its own in HDF5, has the shape None.
-    if len(found.shape or ()) != len(axes) or 0 in found.shape:
-        raise InputError(
-            f"{path}: {name} has shape {found.shape}, expected [{', '.join(axes)}], "
-            f"{'both ' if len(axes) == 2 else ''}at least 1"
-        )
-    if found.dtype.kind not in "iu":
-        raise InputError(
-            f"{path}: {name} has type {found.dtype}, expected an integer type"
-        )
-    return found
 
 
 class JsonlRows:
@@ -261,6 +229,7 @@ class JsonlRows:
         encode_pair: PairEncoder = continued_pair,
         template: TokenTemplate | None = None,
         tasks: Tasks | None = None,
+        columns: Columns | None = None,
     ):
         """Reads the files.
 
@@ -276,6 +245,7 @@ class JsonlRows:
             text in two parts, `separate_pair` for two texts.
           template: what is given, in place of the text under `prompt_key`.
           tasks: where a line says which prompt it has; None if there is one prompt.
+          columns: what else a line says; nothing if None.
         """
         if add_eos and tokenizer.eos_id is None:
             raise InputError(
@@ -290,23 +260,30 @@ class JsonlRows:
         self._prompt_ids: list[int] | None = (
             None if tasks is None or tasks.key is None else []
         )
+        self._said: list[dict[str, Any]] = []
         for path in file_list(files):
             before = len(self._rows)
             for line in read_lines(path):
                 self._rows.append(_pair_row(tokenizer, *pair(line), add_eos))
                 self._places.append((path, line.number))
+                self._said.append((columns or Columns()).of_line(line))
                 if self._prompt_ids is not None and tasks and tasks.key is not None:
                     value = line.value(tasks.key, "DataSource.prompt_id_key")
                     self._prompt_ids.append(tasks.number(value, line.place))
             if len(self._rows) == before:
                 raise InputError(f"{path} has no line, expected at least one")
+        balance = Balance(Counter(said.get("balance", 0) for said in self._said))
+        for said in filter(lambda said: "balance" in said, self._said):
+            said["balance"] = balance[said["balance"]]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
         """Row `index`."""
-        return Row(*self._rows[index])
+        ids, types = self._rows[index]
+        values = self._values(slice(index, index + 1), len(ids))
+        return Row(ids, types, values.map(lambda values: values[0]))
 
     def blocks(self) -> Iterator[Block]:
         """Every row in order, `ROWS_PER_BLOCK` at a time."""
@@ -322,7 +299,16 @@ class JsonlRows:
             if self._prompt_ids is not None:
                 stop = start + len(rows)
                 prompt_ids = np.array(self._prompt_ids[start:stop], np.int64)
-            yield Block(start, input_ids, token_types, prompt_ids)
+            values = self._values(slice(start, start + len(rows)), shape[1])
+            lengths = np.array([len(ids) for ids, _ in rows], np.int64)
+            yield Block(start, input_ids, token_types, prompt_ids, values, lengths)
+
+    def _values(self, rows: slice, length: int) -> TokenValues:
+        """What lines say of themselves, for each of their tokens."""
+        said = self._said[rows]
+        columns = {name: np.array([one[name] for one in said]) for name in said[0]}
+        advantages = columns.pop("advantages", None)
+        return token_values((len(said), length), columns, advantages)
 
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""

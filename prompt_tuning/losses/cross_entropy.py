@@ -18,6 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from prompt_tuning.losses.logit_losses import (
+    Scores,
+    Terms,
+    divergence,
+    divergence_excess,
+    highest,
+    token_cost,
+    token_excess,
+)
+
 LARGEST_CHUNK = 2**22
 """Logits at once: 16 MB of them, which the caches of a CPU nearly hold."""
 
@@ -30,7 +40,7 @@ class TokenLoss(NamedTuple):
 
     Attributes:
       nll: negative log likelihood of the target, in nats, float32; with label
-        smoothing and z-loss what `token_loss` says.
+        smoothing and z-loss what `token_loss` says, with a teacher the divergence.
       correct: whether no token scores higher than the target.
     """
 
@@ -44,6 +54,7 @@ def token_loss(
     targets: Int[Array, "*lead"],
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    soft_cap: float | None = None,
 ) -> TokenLoss:
     """Cross-entropy of `softmax(head @ hidden)` at each position, summed in float32.
 
@@ -55,6 +66,8 @@ def token_loss(
     its entropy, 0 where the model says `q` (Szegedy et al. 2016, section 7, with the
     constant of T5X, `losses.compute_weighted_cross_entropy`). The z-loss adds
     `z_loss * log(Z)**2`, `Z` the sum of the softmax (de Brebisson and Vincent 2016).
+    A soft cap `c` puts `c * tanh(logits / c)` in place of the logits (Gemma Team 2024,
+    "Gemma 2", section 2).
 
     Args:
       hidden: normed hidden states.
@@ -62,161 +75,143 @@ def token_loss(
       targets: token ids.
       z_loss: a Python number, 0 or more.
       label_smoothing: `s`, a Python number from 0 to below 1.
+      soft_cap: `c`, a Python number above 0, or None for no cap.
 
     Raises:
       ValueError: if the leading shapes differ.
     """
-    return _token_loss(hidden, head, targets, z_loss, label_smoothing)
+    return _loss(hidden, head, targets, None, Terms(z_loss, label_smoothing, soft_cap))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _token_loss(hidden, head, targets, z_loss, label_smoothing) -> TokenLoss:
-    loss = functools.partial(_outcome, z_loss, label_smoothing)
+def distillation_loss(
+    hidden: Float[Array, "*lead D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, "*lead"],
+    teacher: Float[Array, "*lead D"],
+) -> TokenLoss:
+    """How far a model is from what a teacher says in its place: `KL(teacher || model)`.
 
-    def chunk(hidden, targets):
-        logits = _logits(hidden, head)
-        return loss(logits, jax.nn.logsumexp(logits, axis=-1), targets)
-
-    return _by_chunks(chunk, hidden, targets, head.shape[0])
-
-
-def _by_chunks(
-    function: Callable[[Array, Array], Any], hidden: Array, targets: Array, width: int
-) -> Any:
-    """Applies a function of `[c, D]` and `[c]` to some positions at a time.
+    Computed as `token_loss` is: the logits of both exist for a chunk of positions at
+    once. The teacher is not differentiated.
 
     Args:
-      function: gives arrays with a leading axis `c`.
-      hidden: `[*lead, D]`.
-      targets: `[*lead]`.
+      hidden: normed hidden states of the model.
+      head: output head of both.
+      targets: token ids, of which `correct` speaks.
+      teacher: normed hidden states of the teacher.
+
+    Raises:
+      ValueError: if the leading shapes differ.
+    """
+    return _loss(hidden, head, targets, teacher, Terms())
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _loss(hidden, head, targets, teacher, terms: Terms) -> TokenLoss:
+    def chunk(hidden, targets, teacher):
+        return _outcome(_scores(hidden, head, terms), targets, teacher, head, terms)[0]
+
+    return _by_chunks(chunk, (hidden, targets, teacher), head.shape[0])
+
+
+def _by_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
+    """Applies a function to some positions at a time.
+
+    Args:
+      function: of arrays with a leading axis `c`; gives such arrays.
+      rows: hidden states `[*lead, D]`, targets `[*lead]`, and the teacher's hidden
+        states `[*lead, D]` or None: what the function takes of all positions.
       width: numbers that a position takes while it is worked on, `V`.
 
     Returns:
-      the function's arrays, with the leading axes of `targets`.
+      the function's arrays, with the leading axes of the targets.
 
     Raises:
       ValueError: if the leading shapes differ.
     """
-    if hidden.shape[:-1] != targets.shape:
-        raise ValueError(
-            f"hidden states {hidden.shape} and targets {targets.shape} must agree on "
-            "every axis but the last; were the loss positions gathered on both sides?"
-        )
-    count = math.prod(targets.shape)
+    lead = rows[1].shape
+    for found in (rows[0], rows[2]):
+        if found is not None and found.shape[:-1] != lead:
+            raise ValueError(
+                f"hidden states {found.shape} and targets {lead} must agree on every "
+                "axis but the last; were the loss positions gathered on both sides?"
+            )
+    count = math.prod(lead)
     chunks = max(1, -(-count // max(LARGEST_CHUNK // width, FEWEST_ROWS)))
     size = -(-count // chunks)
-    rows = hidden.reshape(count, -1), targets.reshape(count)
+    flat = jax.tree.map(lambda x: x.reshape(count, *x.shape[len(lead) :]), rows)
     if chunks == 1:
-        made = function(*rows)
+        made = function(*flat)
     else:
-        cut = [
-            jnp.pad(x, [(0, chunks * size - count), *[(0, 0)] * (x.ndim - 1)]).reshape(
-                chunks, size, *x.shape[1:]
-            )
-            for x in rows
-        ]
-        made = jax.lax.map(lambda chunk: function(*chunk), tuple(cut))
+
+        def cut(x: Array) -> Array:
+            padding = [(0, chunks * size - count), *[(0, 0)] * (x.ndim - 1)]
+            return jnp.pad(x, padding).reshape(chunks, size, *x.shape[1:])
+
+        made = jax.lax.map(lambda chunk: function(*chunk), jax.tree.map(cut, flat))
         made = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], made)
-    return jax.tree.map(lambda x: x.reshape(*targets.shape, *x.shape[1:]), made)
+    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), made)
 
 
-def _logits(hidden: Array, head: Array) -> Array:
-    return jnp.einsum(
+def _scores(hidden: Array, head: Array, terms: Terms) -> Scores:
+    logits = jnp.einsum(
         "...d,vd->...v",
         hidden,
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
+    return Scores.of(terms.capped(logits))
 
 
 def _outcome(
-    z_loss: float,
-    label_smoothing: float,
-    logits: Array,
-    normaliser: Array,
-    targets: Array,
-) -> TokenLoss:
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    correct = picked >= logits.max(axis=-1)
-    loss = normaliser - picked
-    if label_smoothing:
-        high, low = _smoothed(label_smoothing, logits.shape[-1])
-        spread = jnp.sum(normaliser[..., None] - logits, axis=-1)
-        entropy = _entropy(high, low, logits.shape[-1])
-        loss = (high - low) * loss + low * spread - entropy
-    if z_loss:
-        loss = loss + z_loss * jnp.square(normaliser)
-    return TokenLoss(loss, correct)
+    scores: Scores, targets: Array, teacher: Array | None, head: Array, terms: Terms
+) -> tuple[TokenLoss, Callable[[], Array]]:
+    """The outcome of some positions, and what computes its gradient at the logits."""
+    correct = highest(scores.logits, targets)
+    if teacher is None:
+        cost = token_cost(terms, scores, targets)
+        slope = functools.partial(token_excess, terms, scores, targets)
+    else:
+        said = _scores(teacher, head, terms)
+        cost = divergence(scores, said)
+        slope = functools.partial(divergence_excess, scores, said)
+    return TokenLoss(cost, correct), lambda: terms.uncapped(slope(), scores.logits)
 
 
-def _smoothed(label_smoothing: float, width: int) -> tuple[float, float]:
-    """What is asked of the target token, and of each other one."""
-    return 1 - label_smoothing, label_smoothing / (width - 1)
-
-
-def _entropy(high: float, low: float, width: int) -> float:
-    """Of the smoothed target, in nats, with T5X's guard of the logarithm."""
-    return -(high * math.log(high) + (width - 1) * low * math.log(low + 1e-20))
-
-
-def _excess(
-    z_loss: float,
-    label_smoothing: float,
-    logits: Array,
-    normaliser: Array,
-    targets: Array,
-) -> Array:
-    """The gradient d loss / d logits: the softmax, less what the target asks for.
-
-    The z-loss scales the softmax by `1 + 2 * z_loss * log(Z)`.
-    """
-    tokens = jnp.arange(logits.shape[-1])
-    hit = tokens == targets[..., None]
-    wanted = hit.astype(logits.dtype)
-    if label_smoothing:
-        wanted = jnp.where(hit, *_smoothed(label_smoothing, logits.shape[-1]))
-    said = jnp.exp(logits - normaliser[..., None])
-    if z_loss:
-        said = said * (1 + 2 * z_loss * normaliser)[..., None]
-    return said - wanted
-
-
-def _forward(hidden, head, targets, z_loss, label_smoothing):
+def _forward(hidden, head, targets, teacher, terms: Terms):
     trained_head = head.perturbed
-    hidden, head, targets = hidden.value, head.value, targets.value
-    outcome_of = functools.partial(_outcome, z_loss, label_smoothing)
-    excess_of = functools.partial(_excess, z_loss, label_smoothing)
+    values = (hidden.value, targets.value, None if teacher is None else teacher.value)
+    head = head.value
 
-    def chunk(hidden, targets):
-        logits = _logits(hidden, head)
-        normaliser = jax.nn.logsumexp(logits, axis=-1)
-        excess = excess_of(logits, normaliser, targets).astype(hidden.dtype)
-        slope = jnp.einsum("...v,vd->...d", excess, head.astype(hidden.dtype))
-        kept = excess if trained_head else None
-        return outcome_of(logits, normaliser, targets), slope, kept
+    def chunk(hidden, targets, teacher):
+        scores = _scores(hidden, head, terms)
+        outcome, slope = _outcome(scores, targets, teacher, head, terms)
+        excess = slope().astype(hidden.dtype)
+        back = jnp.einsum("...v,vd->...d", excess, head.astype(hidden.dtype))
+        return outcome, back, excess if trained_head else None
 
     with jax.named_scope("cross_entropy"):
-        outcome, slope, excess = _by_chunks(chunk, hidden, targets, head.shape[0])
-    kept = (hidden, excess, head) if trained_head else None
-    return outcome, (slope, kept, targets)
+        outcome, slope, excess = _by_chunks(chunk, values, head.shape[0])
+    kept = (values[0], excess, head) if trained_head else None
+    return outcome, (slope, kept, targets.value)
 
 
-def _backward(z_loss, label_smoothing, residuals, cotangent: TokenLoss):
-    del z_loss, label_smoothing  # both are in the slope
+def _backward(terms, residuals, cotangent: TokenLoss):
+    del terms  # they are in the slope
     slope, kept, targets = residuals
     scale = cotangent.nll
     no_targets = np.zeros(targets.shape, jax.dtypes.float0)
     if isinstance(scale, jax.custom_derivatives.SymbolicZero):
-        return None, None, no_targets
+        return None, None, no_targets, None
     d_hidden = slope * scale[..., None].astype(slope.dtype)
     if kept is None:
-        return d_hidden, None, no_targets
+        return d_hidden, None, no_targets, None
     hidden, excess, head = kept
     scaled = hidden * scale[..., None].astype(hidden.dtype)
     d_head = jnp.einsum(
         "...v,...d->vd", excess, scaled, preferred_element_type=jnp.float32
     )
-    return d_hidden, d_head.astype(head.dtype), no_targets
+    return d_hidden, d_head.astype(head.dtype), no_targets, None
 
 
-_token_loss.defvjp(_forward, _backward, symbolic_zeros=True)
+_loss.defvjp(_forward, _backward, symbolic_zeros=True)

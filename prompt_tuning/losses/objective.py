@@ -1,13 +1,16 @@
-"""What training descends: a loss of tokens, or of the classes of an example."""
+"""What training descends: a loss of tokens, or of the classes of an example.
+
+An objective that needs another model beside is in `distillation`.
+"""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.errors import InputError
@@ -19,6 +22,7 @@ from prompt_tuning.losses.class_scores import (
 )
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import NORMALIZERS, Normalizer, constant
+from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.settings import check_fields
 
 
@@ -41,6 +45,36 @@ class Sums(NamedTuple):
         return self.correct / self.weight
 
 
+@runtime_checkable
+class Objective(Protocol):
+    """What a step descends: a sum over the batch, and what it is divided by."""
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> Sums:
+        """What a batch, or a micro-batch, adds up to.
+
+        Args:
+          hidden: what predicts the targets at `batch.loss_positions`.
+          head: the output head.
+          batch: without an accumulation axis.
+          parameters: all of the model's, of use where a teacher runs beside it.
+        """
+        ...
+
+    def divisor(self, batch: Batch) -> Float[Array, ""] | float:
+        """What turns the sum of a whole batch's losses into the loss.
+
+        Args:
+          batch: with an accumulation axis, all of its micro-batches.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenObjective:
     """The cross-entropy of each target token, summed with the weights of the data.
@@ -52,6 +86,8 @@ class TokenObjective:
         "num_real_target_tokens" (the sum of the weights), "num_total_target_tokens"
         (all targets, padding included), "average_per_sequence" (each sequence's mean,
         averaged; in packed rows of each example), a number, or None for the plain sum.
+      soft_cap: what no logit exceeds, or None; see `token_loss`. It is of this loss
+        alone: evaluation and generation read the model's own logits.
 
     Raises:
       InputError: if a number is out of range, or no normalizer has that name.
@@ -60,6 +96,7 @@ class TokenObjective:
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     normalizer: str | float | None = "num_real_target_tokens"
+    soft_cap: float | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -72,6 +109,11 @@ class TokenObjective:
             raise InputError(
                 f"TokenObjective.label_smoothing is {self.label_smoothing}, expected a "
                 "number from 0 to below 1, such as 0.1"
+            )
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
+            raise InputError(
+                f"TokenObjective.soft_cap is {self.soft_cap}, expected a finite number "
+                "above 0, such as 30.0, or None"
             )
         self._check_normalizer()
 
@@ -92,32 +134,85 @@ class TokenObjective:
         return constant(1.0 if self.normalizer is None else float(self.normalizer))
 
     def sums(
-        self, hidden: Float[Array, "B m D"], head: Float[Array, "V D"], batch: Batch
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
     ) -> Sums:
-        """What a batch, or a micro-batch, adds up to.
-
-        Args:
-          hidden: what predicts the targets at `batch.loss_positions`.
-          head: the output head.
-          batch: without an accumulation axis.
-        """
+        """What a batch adds up to; see `Objective`."""
+        del parameters
+        cap = None if self.soft_cap is None else float(self.soft_cap)
         outcome = target_losses(
-            hidden, head, batch, float(self.z_loss), float(self.label_smoothing)
+            hidden, head, batch, float(self.z_loss), float(self.label_smoothing), cap
         )
-        weights = batch.loss_weights
-        return Sums(
-            jnp.sum(self._normalizer.weights(batch) * outcome.nll),
-            jnp.sum(weights),
-            jnp.sum(weights * outcome.correct),
-        )
+        return token_sums(outcome, self._normalizer.weights(batch), batch)
 
     def divisor(self, batch: Batch) -> Float[Array, ""] | float:
-        """What turns the sum of a whole batch's losses into the loss.
-
-        Args:
-          batch: with an accumulation axis, all of its micro-batches.
-        """
+        """What the sum is divided by, which the normaliser says."""
         return self._normalizer.divisor(batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyGradient:
+    """Each token's cross-entropy times its advantage: REINFORCE on texts at hand.
+
+    Its gradient is that of minus the expected advantage where the model itself wrote
+    the texts (Williams 1992, with a baseline in the advantage): what did better than
+    expected becomes likelier, what did worse less likely. The data says the advantages
+    (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
+    weights.
+    """
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> Sums:
+        """What a batch adds up to; see `Objective`."""
+        del parameters
+        outcome = target_losses(hidden, head, batch)
+        return token_sums(outcome, advantage_weights(batch), batch)
+
+    def divisor(self, batch: Batch) -> Float[Array, ""]:
+        """The sum of the weights, advantages aside."""
+        return jnp.sum(batch.loss_weights)
+
+
+NO_ADVANTAGES = (
+    "PolicyGradient needs advantages, and the data does not say them: set "
+    "DataSource.advantages_key to a jsonl key or an HDF5 data set (or that of the "
+    "training data alone, train/DataSource.advantages_key)"
+)
+
+
+def advantage_weights(batch: Batch) -> Float[Array, "*lead m"]:
+    """The weight of each learned position times its advantage.
+
+    Raises:
+      InputError: if the data does not say the advantages.
+    """
+    if batch.advantages is None:
+        raise InputError(NO_ADVANTAGES)
+    return batch.loss_weights * batch.advantages
+
+
+def token_sums(outcome: TokenLoss, factors: Float[Array, "B m"], batch: Batch) -> Sums:
+    """What the outcomes at a batch's learned positions add up to.
+
+    Args:
+      outcome: at each of them.
+      factors: what each loss is multiplied with.
+      batch: gives the weights.
+    """
+    weights = batch.loss_weights
+    return Sums(
+        jnp.sum(factors * outcome.nll),
+        jnp.sum(weights),
+        jnp.sum(weights * outcome.correct),
+    )
 
 
 CLASS_LOSSES = ("cross_entropy", "hinge")
@@ -128,7 +223,7 @@ class ClassObjective:
     """The loss of an example's class among `C`, each scored by its verbalizer.
 
     Each example comes as `C` rows that follow each other, one for each class. The loss
-    is averaged over examples.
+    is averaged over examples, by their weights where the data says some.
 
     Attributes:
       labels: the verbalizers of the classes; each example's completion is one of them.
@@ -172,22 +267,33 @@ class ClassObjective:
             )
 
     def sums(
-        self, hidden: Float[Array, "R m D"], head: Float[Array, "V D"], batch: Batch
+        self,
+        hidden: Float[Array, "R m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
     ) -> Sums:
-        """What a batch, or a micro-batch, adds up to; arguments as `TokenObjective`'s.
+        """What a batch adds up to; see `Objective`.
 
         The rows are `R = B * C`, the classes of one example after the other.
         """
+        del parameters
         outcome = target_losses(hidden, head, batch)
         score = mean_scores if self.length_normalize else total_scores
         scores = score(outcome.nll, batch.loss_weights).reshape(len(batch.gold), -1)
-        real = batch.gold >= 0
+        weights = self._weights(batch)
         losses = self._class_loss()(scores, jnp.maximum(batch.gold, 0))
         return Sums(
-            jnp.sum(real * losses),
-            jnp.sum(real, dtype=jnp.float32),
-            jnp.sum(real & (scores.argmax(axis=-1) == batch.gold), dtype=jnp.float32),
+            jnp.sum(weights * losses),
+            jnp.sum(weights),
+            jnp.sum(weights * (scores.argmax(axis=-1) == batch.gold)),
         )
+
+    def _weights(self, batch: Batch) -> Float[Array, "*lead"]:
+        """What each example weighs; nothing where there is none."""
+        if batch.example_weights is not None:
+            return jnp.asarray(batch.example_weights)
+        return jnp.asarray(batch.gold >= 0, jnp.float32)
 
     def _class_loss(self) -> Callable[[Array, Array], Array]:
         if self.loss == "hinge":
@@ -195,11 +301,9 @@ class ClassObjective:
         return class_cross_entropy
 
     def divisor(self, batch: Batch) -> Float[Array, ""]:
-        """The examples of a whole batch; filling rows are none."""
-        return jnp.sum(batch.gold >= 0, dtype=jnp.float32)
+        """What the examples of a whole batch weigh; filling rows nothing."""
+        return jnp.sum(self._weights(batch))
 
-
-Objective = TokenObjective | ClassObjective
 
 NATS_PER_WEIGHT = TokenObjective()
 """Plain cross-entropy, averaged by weight: what evaluation measures."""
@@ -211,7 +315,13 @@ def target_losses(
     batch: Batch,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    soft_cap: float | None = None,
 ) -> TokenLoss:
     """The outcome at each of `batch.loss_positions`; see `token_loss`."""
-    targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
-    return token_loss(hidden, head, targets, z_loss, label_smoothing)
+    targets = learned_targets(batch)
+    return token_loss(hidden, head, targets, z_loss, label_smoothing, soft_cap)
+
+
+def learned_targets(batch: Batch) -> Int[Array, "B m"]:
+    """The targets at `batch.loss_positions`."""
+    return jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)

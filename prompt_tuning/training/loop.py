@@ -21,77 +21,27 @@ from prompt_tuning import optim
 from prompt_tuning.checkpoints.adapter_files import SCALINGS
 from prompt_tuning.checkpoints.store import CheckpointStore, holds_checkpoints
 from prompt_tuning.data.batches import Batch, stream_batches
-from prompt_tuning.data.candidates import Candidates
-from prompt_tuning.data.examples import Examples
-from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import Run
-from prompt_tuning.training.compiled import CompiledStep
-from prompt_tuning.training.evaluation import Evaluator
+from prompt_tuning.training.early_stopping import (
+    EXTRA,
+    Patience,
+    open_patience,
+    record_stop,
+)
 from prompt_tuning.training.log import MetricsLog
 from prompt_tuning.training.meter import Meter
 from prompt_tuning.training.opened import open_run
+from prompt_tuning.training.prepared import Training
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import claim
 from prompt_tuning.training.signals import stop_signals
 from prompt_tuning.training.state import TrainState, fingerprint
 from prompt_tuning.training.step import compile_step
-from prompt_tuning.training.transfer import Transfer
 
 
 class NotFiniteError(RuntimeError):
     """The loss or a trained number is no longer finite; nothing of it was saved."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """A run that is ready to step.
-
-    Attributes:
-      run: what was asked for.
-      model: the frozen model and the prompt as they start.
-      frozen: its frozen parameters.
-      start: the state before the first step.
-      step: the compiled step.
-      examples: training examples.
-      plan: their order.
-      evaluator: measures held-out data, or None.
-      transfer: what the start is from, if anything.
-    """
-
-    run: Run
-    model: PromptedModel
-    frozen: Parameters
-    start: TrainState
-    step: CompiledStep
-    examples: Examples | Candidates
-    plan: BatchPlan
-    evaluator: Evaluator | None
-    transfer: Transfer | None = None
-
-    def parameters(self, trained: Parameters) -> Parameters:
-        """All parameters of the model, the trained ones as given."""
-        return trained | self.frozen
-
-    def report(self) -> str:
-        """What is restored, trained and frozen, with counts and bytes."""
-        rows = [self.model.plan.report()]
-        if self.transfer is not None:
-            rows.append(self.transfer.report())
-        elif self.run.start_from is not None:
-            rows.append(
-                f"start_from {self.run.start_from}: ignored, the run goes on from a "
-                "checkpoint of its own"
-            )
-        for name, leaves in (("trained", self.start.trained), ("frozen", self.frozen)):
-            count = sum(leaf.size for leaf in leaves.values())
-            size = sum(leaf.nbytes for leaf in leaves.values())
-            rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
-        rows.append(f"{len(self.examples)} training examples")
-        if self.examples.skipped:
-            rows.append(f"{self.examples.skipped} left out because they are too long")
-        return "\n".join(rows)
 
 
 def prepare(run: Run) -> Training:
@@ -103,6 +53,7 @@ def prepare(run: Run) -> Training:
     opened = open_run(run)
     model = opened.model
     examples = opened.examples()
+    objective = opened.objective(examples)
     plan, evaluator = opened.plan(examples), opened.evaluator()
     transfer = None if holds_checkpoints(run.directory) else opened.transfer()
     parameters = model.read_parameters()
@@ -110,7 +61,7 @@ def prepare(run: Run) -> Training:
     _, frozen = optim.partition(parameters, opened.labels)
     drops = model.drops
     step = compile_step(
-        model.graph, opened.optimizer, dropout=drops, objective=opened.objective
+        model.graph, opened.optimizer, dropout=drops, objective=objective
     )
     return Training(
         run, model, frozen, start, step, examples, plan, evaluator, transfer
@@ -124,6 +75,8 @@ class Outcome:
     Attributes:
       step: steps done.
       finished: False if a signal stopped it early; the same command goes on.
+      reason: why it stopped before its last step, where it had had enough; see
+        `Run.early_stopping`.
       trained: the trained parameters at the end.
       metrics: of the last evaluation of this start; empty without one.
     """
@@ -132,6 +85,7 @@ class Outcome:
     finished: bool
     trained: Parameters
     metrics: dict[str, float]
+    reason: str | None = None
 
 
 def train(
@@ -160,6 +114,7 @@ def train(
     messages: list[str] = []
     state = resume(training, store, messages.append)
     done = int(state.step)
+    patience = open_patience(run, store.folder, done)
     with (
         make_reporter(done) as reporter,
         contextlib.closing(MetricsLog(directory, done)) as log,
@@ -167,7 +122,8 @@ def train(
     ):
         for message in messages:
             reporter.say(message)
-        return _Loop(training, store, log, reporter, stopping).run_from(state)
+        recorder = Recorder(training, store, log, patience)
+        return _Loop(training, recorder, reporter, stopping).run_from(state)
 
 
 def resume(
@@ -217,17 +173,16 @@ class _Loop:
     def __init__(
         self,
         training: Training,
-        store: CheckpointStore,
-        log: MetricsLog,
+        recorder: "Recorder",
         reporter: Reporter,
         stopping: threading.Event,
     ):
         self._training, self._run = training, training.run
         self._reporter, self._stopping = reporter, stopping
-        self._recorder = Recorder(training, store, log)
+        self._recorder = recorder
 
     def run_from(self, state: TrainState) -> Outcome:
-        """Steps until the run's last step or a stop signal."""
+        """Steps until the run's last step, a stop signal, or enough evaluations."""
         done, last = int(state.step), self._run.steps
         pending = None
         for batch in self._recorder.meter.waiting(self._batches(done)):
@@ -242,13 +197,21 @@ class _Loop:
                 self._record(*pending)
                 pending = None
                 self._measure_and_save(done, state)
-            if stop:
+            if stop or self._recorder.reason is not None:
                 break
-        if done < last:
+        reason = self._recorder.reason if done < last else None
+        if reason is not None:
+            record_stop(Path(self._run.directory), done, reason)
+            self._reporter.say(f"stopped after step {done} of {last}: {reason}")
+        elif done < last:
             self._reporter.say(stopped_message(done, last))
-        return Outcome(done, done == last, state.trained, self._recorder.measured)
+        finished = done == last or reason is not None
+        measured = self._recorder.measured
+        return Outcome(done, finished, state.trained, measured, reason)
 
     def _batches(self, start: int) -> Iterator[Batch]:
+        if self._recorder.reason is not None:
+            return iter(())
         return stream_batches(
             self._training.examples,
             self._training.plan,
@@ -277,13 +240,24 @@ class Recorder:
       meter: of the run's speed.
     """
 
-    def __init__(self, training: Training, store: CheckpointStore, log: MetricsLog):
+    def __init__(
+        self,
+        training: Training,
+        store: CheckpointStore,
+        log: MetricsLog,
+        patience: Patience | None = None,
+    ):
         self._training, self._run = training, training.run
-        self._store, self._log = store, log
+        self._store, self._log, self._patience = store, log, patience
         loras = self._run.tuning.loras(training.start.trained)
         self._scalings = {path: lora.scaling for path, lora in loras.items()}
         self.measured: dict[str, float] = {}
         self.meter = Meter()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run stops now; None while it goes on."""
+        return None if self._patience is None else self._patience.reason
 
     def record(
         self, step: int, metrics: Mapping[str, Any], batch: Batch
@@ -324,16 +298,16 @@ class Recorder:
         measured = {}
         if evaluation_due(self._run, done) and self._training.evaluator is not None:
             measured = self._evaluate(done, state)
+        extra = {
+            "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+            "examples": self._training.plan.examples_before(done),
+            SCALINGS: self._scalings,
+        }
+        if self._patience is not None:
+            self._patience = self._patience.after(done, measured)
+            extra[EXTRA] = self._patience.state()
         self._store.save(
-            done,
-            state.trained,
-            state.optimizer_state,
-            {
-                "key": np.asarray(jax.random.key_data(state.key)).tolist(),
-                "examples": self._training.plan.examples_before(done),
-                SCALINGS: self._scalings,
-            },
-            metrics=measured,
+            done, state.trained, state.optimizer_state, extra, metrics=measured
         )
         return measured
 

@@ -13,10 +13,18 @@ from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.errors import InputError
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT, ClassObjective, Objective
+from prompt_tuning.losses.distillation import ContextDistillation
+from prompt_tuning.losses.objective import (
+    NATS_PER_WEIGHT,
+    NO_ADVANTAGES,
+    ClassObjective,
+    Objective,
+    PolicyGradient,
+)
 from prompt_tuning.models.parameters import Parameters, named_key
 from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import DataSource, Run
+from prompt_tuning.training.distillation import open_distillation
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.ranking import candidates
 from prompt_tuning.training.state import TrainState
@@ -50,10 +58,23 @@ class Opened:
             raise InputError("Run.data is None: there is nothing to train on")
         return self.run.data
 
-    @property
-    def objective(self) -> Objective:
-        """What training descends."""
-        return self.run.objective or NATS_PER_WEIGHT
+    def objective(self, examples: Examples | Candidates) -> Objective:
+        """What training descends.
+
+        Args:
+          examples: what `examples` gave.
+
+        Raises:
+          InputError: if the run asks for a teacher that cannot be built, or for
+            advantages that the data does not say.
+        """
+        asked = self.run.objective
+        if isinstance(asked, PolicyGradient) and not examples.has_advantages:
+            raise InputError(NO_ADVANTAGES)
+        if isinstance(asked, ContextDistillation):
+            assert isinstance(examples, Examples)  # candidates are of ClassObjective
+            return open_distillation(asked, self.model, self.labels, examples)
+        return asked or NATS_PER_WEIGHT
 
     def examples(self) -> Examples | Candidates:
         """The training examples; with an objective of classes each with every label.

@@ -76,7 +76,8 @@ def loss_sums(
       objective: what is added up.
     """
     model = _model(graph, parameters)
-    return objective.sums(model.hidden(batch, key), model.head_kernel(), batch)
+    hidden = model.hidden(batch, key)
+    return objective.sums(hidden, model.head_kernel(), batch, parameters)
 
 
 def gradients(
@@ -137,9 +138,10 @@ def _added_up(
         return _model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
 
     def loss_and_sums(trained, prefix, batch, key):
-        model = _model(graph, trained | frozen)
+        parameters = trained | frozen
+        model = _model(graph, parameters)
         hidden = model.hidden(batch, key, prefix=prefix)
-        sums = objective.sums(hidden, model.head_kernel(), batch)
+        sums = objective.sums(hidden, model.head_kernel(), batch, parameters)
         return sums.loss, sums
 
     def add(total, xs):
@@ -210,14 +212,8 @@ def update(
         )
         trained = optax.apply_updates(state.trained, updates)
     metrics = metrics | {"gradient_norm": optax.tree.norm(gradient)}
-    prompts = [
-        leaf
-        for path, leaf in state.trained.items()
-        if path.endswith(PROMPT) and leaf.ndim
-    ]
-    if prompts:
-        norms = [jnp.linalg.norm(prompt, axis=-1).ravel() for prompt in prompts]
-        metrics["prompt_norm"] = jnp.concatenate(norms).mean()
+    if _prompts(state.trained):
+        metrics["prompt_norm"] = prompt_norm(state.trained)
     following = dataclasses.replace(
         state,
         trained=cast(Parameters, trained),
@@ -225,6 +221,21 @@ def update(
         step=state.step + 1,
     )
     return following, metrics
+
+
+def prompt_norm(parameters: Parameters) -> Float[Array, ""]:
+    """The mean norm of the prompts' vectors; 0 where there are none."""
+    prompts = _prompts(parameters)
+    if not prompts:
+        return jnp.zeros(())
+    squares = [jnp.sum(jnp.square(prompt), axis=-1).ravel() for prompt in prompts]
+    # The gradient of a vector of zeros would be none.
+    tiny = jnp.finfo(jnp.float32).tiny
+    return jnp.sqrt(jnp.maximum(jnp.concatenate(squares), tiny)).mean()
+
+
+def _prompts(parameters: Parameters) -> list[Array]:
+    return [x for path, x in parameters.items() if path.endswith(PROMPT) and x.ndim]
 
 
 def train_step(

@@ -38,7 +38,7 @@ class Letters:
 
 
 def typed_row(rows, index):
-    ids, types = rows[index]
+    ids, types, _ = rows[index]
     assert types is not None
     return ids, types
 

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning.losses import cross_entropy
 from prompt_tuning.losses.cross_entropy import token_loss
 from scripts import hlo
+from tests.losses.chunks import chunked
 
 B, M, D, V = 3, 4, 8, 11
 RANDOM = np.random.default_rng(0)
@@ -198,11 +198,6 @@ def test_a_frozen_head_is_multiplied_twice_and_a_trained_one_three_times(
     )
     products = hlo.products(lowered.compile())
     assert [product.flops for product in products] == [2 * B * M * V * D] * expected
-
-
-def chunked(monkeypatch, rows):
-    monkeypatch.setattr(cross_entropy, "LARGEST_CHUNK", 1)
-    monkeypatch.setattr(cross_entropy, "FEWEST_ROWS", rows)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12])

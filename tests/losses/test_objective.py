@@ -8,7 +8,11 @@ import pytest
 
 from prompt_tuning.data.plan import FILLING
 from prompt_tuning.errors import InputError
-from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.losses.objective import (
+    ClassObjective,
+    PolicyGradient,
+    TokenObjective,
+)
 from tests import dummies
 
 D = 6
@@ -72,6 +76,50 @@ def test_a_filling_example_counts_for_nothing(loss):
     assert sums.weight == objective.divisor(batch) == 2
 
 
+def test_examples_with_classes_count_by_their_weights():
+    objective = ClassObjective(LABELS)
+    batch = class_batch()
+    hidden = hidden_for(batch)
+    sums = jax.jit(objective.sums)
+    alone = [
+        sums(
+            hidden,
+            HEAD,
+            dataclasses.replace(batch, example_weights=np.eye(3, dtype="f4")[i]),
+        )
+        for i in range(3)
+    ]
+    weights = np.array([2, 0.5, 1], np.float32)
+    weighted = dataclasses.replace(batch, example_weights=weights)
+    expected = sum(w * x.loss for w, x in zip(weights, alone, strict=True))
+    found = sums(hidden, HEAD, weighted)
+    np.testing.assert_allclose(found.loss, expected, rtol=1e-5)
+    assert found.weight == objective.divisor(weighted) == 3.5
+
+
+def test_advantages_multiply_the_loss_and_not_the_divisor():
+    batch, objective = class_batch(None), PolicyGradient()
+    hidden = hidden_for(batch)
+    advantages = RANDOM.standard_normal(batch.loss_weights.shape).astype("f4")
+    said = dataclasses.replace(batch, advantages=advantages)
+    sums = jax.jit(objective.sums)(hidden, HEAD, said)
+    expected = np.sum(batch.loss_weights * advantages * nats(hidden))
+    np.testing.assert_allclose(sums.loss, expected, rtol=1e-4, atol=1e-4)
+    assert sums.weight == objective.divisor(said) == 18
+    with pytest.raises(InputError, match=r"set DataSource.advantages_key"):
+        jax.jit(objective.sums)(hidden, HEAD, batch)
+
+
+def test_the_soft_cap_reaches_the_loss():
+    batch = class_batch(None)
+    hidden = 20 * hidden_for(batch)
+    sums = jax.jit(TokenObjective(soft_cap=2.0).sums)(hidden, HEAD, batch)
+    logits = 2 * np.tanh(hidden.astype(float) @ HEAD.T / 2)
+    losses = np.log(np.exp(logits).sum(-1)) - logits[..., 4]
+    expected = (batch.loss_weights * losses).sum()
+    np.testing.assert_allclose(sums.loss, expected, rtol=1e-5)
+
+
 def test_the_plain_objective_is_the_mean_of_the_nats():
     batch = class_batch(None)
     hidden = hidden_for(batch)
@@ -126,6 +174,8 @@ def test_z_loss_and_smoothing_reach_the_loss():
         ({"z_loss": float("nan")}, "z_loss is nan"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0, expected a number from 0"),
         ({"label_smoothing": -0.1}, "label_smoothing is -0.1"),
+        ({"soft_cap": 0.0}, "soft_cap is 0.0, expected a finite number above 0"),
+        ({"soft_cap": float("inf")}, "soft_cap is inf"),
         ({"normalizer": "mean"}, "'mean', expected one of num_real_target_tokens, num"),
         (
             {"normalizer": 0.0},

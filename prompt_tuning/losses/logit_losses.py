@@ -1,0 +1,133 @@
+"""What logits cost at each position, and its slope; pure functions of some logits.
+
+Each loss comes with its gradient with respect to the logits, in a form that needs no
+automatic differentiation, so that both are worked out while the logits exist.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a loss is made of besides the cross-entropy; Python numbers alone.
+
+    Attributes:
+      z_loss: weight of `log(Z)**2`.
+      label_smoothing: what the target token leaves to all others.
+      soft_cap: what no logit exceeds; None for no end.
+    """
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    soft_cap: float | None = None
+
+    def capped(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
+        """The logits, by the soft cap `c` within `c * tanh(logits / c)`."""
+        if self.soft_cap is None:
+            return logits
+        return self.soft_cap * jnp.tanh(logits / self.soft_cap)
+
+    def uncapped(
+        self, slope: Float[Array, "*lead V"], capped: Float[Array, "*lead V"]
+    ) -> Float[Array, "*lead V"]:
+        """A gradient at the capped logits as one at those before the cap."""
+        if self.soft_cap is None:
+            return slope
+        return slope * (1 - jnp.square(capped / self.soft_cap))
+
+
+class Scores(NamedTuple):
+    """The capped logits of some positions, and the log of their softmax's sum."""
+
+    logits: Float[Array, "*lead V"]
+    normaliser: Float[Array, "*lead"]
+
+    @classmethod
+    def of(cls, logits: Float[Array, "*lead V"]) -> "Scores":
+        """Those of logits that are capped already."""
+        return cls(logits, jax.nn.logsumexp(logits, axis=-1))
+
+    @property
+    def softmax(self) -> Float[Array, "*lead V"]:
+        """What the model says of each token."""
+        return jnp.exp(self.logits - self.normaliser[..., None])
+
+
+def picked(
+    logits: Float[Array, "*lead V"], targets: Int[Array, "*lead"]
+) -> Float[Array, "*lead"]:
+    """The logit of each target."""
+    return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+
+def highest(
+    logits: Float[Array, "*lead V"], targets: Int[Array, "*lead"]
+) -> Bool[Array, "*lead"]:
+    """Whether no token scores higher than the target."""
+    return picked(logits, targets) >= logits.max(axis=-1)
+
+
+def token_cost(
+    terms: Terms, scores: Scores, targets: Int[Array, "*lead"]
+) -> Float[Array, "*lead"]:
+    """The cross-entropy of the targets with its terms; see `token_loss`."""
+    logits, normaliser = scores
+    loss = normaliser - picked(logits, targets)
+    if terms.label_smoothing:
+        high, low = _smoothed(terms, logits.shape[-1])
+        spread = jnp.sum(normaliser[..., None] - logits, axis=-1)
+        entropy = _entropy(high, low, logits.shape[-1])
+        loss = (high - low) * loss + low * spread - entropy
+    if terms.z_loss:
+        loss = loss + terms.z_loss * jnp.square(normaliser)
+    return loss
+
+
+def token_excess(
+    terms: Terms, scores: Scores, targets: Int[Array, "*lead"]
+) -> Float[Array, "*lead V"]:
+    """The gradient of `token_cost`: the softmax, less what the target asks for.
+
+    The z-loss scales the softmax by `1 + 2 * z_loss * log(Z)`.
+    """
+    logits = scores.logits
+    hit = jnp.arange(logits.shape[-1]) == targets[..., None]
+    wanted = hit.astype(logits.dtype)
+    if terms.label_smoothing:
+        wanted = jnp.where(hit, *_smoothed(terms, logits.shape[-1]))
+    said = scores.softmax
+    if terms.z_loss:
+        said = said * (1 + 2 * terms.z_loss * scores.normaliser)[..., None]
+    return said - wanted
+
+
+def divergence(student: Scores, teacher: Scores) -> Float[Array, "*lead"]:
+    """`KL(teacher || student)` over the vocabulary, in nats.
+
+    Forward, so that the student has to cover all that the teacher says (Hinton et al.
+    2015, section 2, at temperature 1, less the teacher's entropy).
+    """
+    apart = teacher.logits - student.logits
+    expected = jnp.sum(teacher.softmax * apart, axis=-1)
+    return expected - teacher.normaliser + student.normaliser
+
+
+def divergence_excess(student: Scores, teacher: Scores) -> Float[Array, "*lead V"]:
+    """The gradient of `divergence` at the student's logits."""
+    return student.softmax - teacher.softmax
+
+
+def _smoothed(terms: Terms, width: int) -> tuple[float, float]:
+    """What is asked of the target token, and of each other one."""
+    return 1 - terms.label_smoothing, terms.label_smoothing / (width - 1)
+
+
+def _entropy(high: float, low: float, width: int) -> float:
+    """Of the smoothed target, in nats, with T5X's guard of the logarithm."""
+    return -(high * math.log(high) + (width - 1) * low * math.log(low + 1e-20))

@@ -1,0 +1,64 @@
+"""A run that is ready to step: everything opened, checked and read."""
+
+import dataclasses
+
+from prompt_tuning.data.candidates import Candidates
+from prompt_tuning.data.examples import Examples
+from prompt_tuning.data.plan import BatchPlan
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.pretrained import PromptedModel
+from prompt_tuning.run import Run
+from prompt_tuning.training.compiled import CompiledStep
+from prompt_tuning.training.evaluation import Evaluator
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.transfer import Transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A run that is ready to step.
+
+    Attributes:
+      run: what was asked for.
+      model: the frozen model and the prompt as they start.
+      frozen: its frozen parameters.
+      start: the state before the first step.
+      step: the compiled step.
+      examples: training examples.
+      plan: their order.
+      evaluator: measures held-out data, or None.
+      transfer: what the start is from, if anything.
+    """
+
+    run: Run
+    model: PromptedModel
+    frozen: Parameters
+    start: TrainState
+    step: CompiledStep
+    examples: Examples | Candidates
+    plan: BatchPlan
+    evaluator: Evaluator | None
+    transfer: Transfer | None = None
+
+    def parameters(self, trained: Parameters) -> Parameters:
+        """All parameters of the model, the trained ones as given."""
+        return trained | self.frozen
+
+    def report(self) -> str:
+        """What is restored, trained and frozen, with counts and bytes."""
+        rows = [self.model.plan.report()]
+        if self.transfer is not None:
+            rows.append(self.transfer.report())
+        elif self.run.start_from is not None:
+            rows.append(
+                f"start_from {self.run.start_from}: ignored, the run goes on from a "
+                "checkpoint of its own"
+            )
+        for name, leaves in (("trained", self.start.trained), ("frozen", self.frozen)):
+            count = sum(leaf.size for leaf in leaves.values())
+            size = sum(leaf.nbytes for leaf in leaves.values())
+            rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
+        rows.append(f"{len(self.examples)} training examples")
+        if self.examples.skipped:
+            rows.append(f"{self.examples.skipped} left out because they are too long")
+        return "\n".join(rows)

@@ -1,0 +1,186 @@
+"""Which tokens move the model: d loss / d logits of the published worked examples.
+
+The examples, and the four cases of token types, are those of SambaFlow's page
+"Backpropagation best practices".
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning import optim
+from prompt_tuning.data.batches import build_batch
+from prompt_tuning.data.examples import load_examples
+from prompt_tuning.data.plan import PlannedBatch
+from prompt_tuning.errors import InputError
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT
+from prompt_tuning.models.parameters import merge
+from prompt_tuning.training.step import gradients
+from tests import dummies
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PAD = 69
+CONFIG = dataclasses.replace(dummies.LLAMA, vocabulary_size=70)
+PROMPT = "decoder/prompt/prompt"
+SHORT = [9, 5, 6, 10, 7, 8, 2]
+PADDED = [*SHORT, PAD, PAD, PAD, PAD]
+FIRST = [0, 0, 0, 1, 1, 1, 3]
+SECOND = [1, 1, 0, 0, 1, 1, 3]
+
+
+def read(path, input_ids, types=None, **choices):
+    """The batch of one row, read as a run reads it."""
+    with h5py.File(path, "w") as file:
+        file["input_ids"] = np.array([input_ids], np.int32)
+        if types is not None:
+            file["token_type_ids"] = np.array([types], np.int32)
+    examples = load_examples(
+        path,
+        architecture="decoder_only",
+        tokenizer=None,
+        vocabulary_size=CONFIG.vocabulary_size,
+        **choices,
+    )
+    length = int(examples.input_lengths[0])
+    room = int(examples.weight_counts[0])
+    planned = PlannedBatch(np.array([0]), length, length, room, True)
+    return jax.tree.map(jnp.asarray, build_batch(examples, planned, PAD))
+
+
+def slopes(batch):
+    """d loss / d logits `[T, V]` at every token, and the model's probabilities there.
+
+    The gradient goes on through the model to the prompt, and is the step's there.
+    """
+    graph, parameters = dummies.prompted(CONFIG)
+    trained, frozen = optim.partition(parameters, {PROMPT: 0})
+    length = batch.tokens.shape[1]
+    everywhere = dataclasses.replace(
+        batch, loss_positions=jnp.arange(length, dtype=jnp.int32)[None]
+    )
+
+    def logits_of(trained):
+        model: Any = merge(graph, trained | frozen)
+        return model.logits(model.hidden(everywhere))
+
+    def loss(logits):
+        picked = jnp.take_along_axis(logits, batch.loss_positions[..., None], axis=1)
+        sums = NATS_PER_WEIGHT.sums(picked, jnp.eye(CONFIG.vocabulary_size), batch)
+        return sums.loss / NATS_PER_WEIGHT.divisor(batch)
+
+    @jax.jit
+    def both(trained):
+        logits, pull_back = jax.vjp(logits_of, trained)
+        slope = jax.grad(loss)(logits)
+        return slope[0], jax.nn.softmax(logits)[0], pull_back(slope)[0]
+
+    slope, said, through = both(trained)
+    compute = jax.jit(functools.partial(gradients, graph))
+    step, _ = compute(trained, frozen, batch, None)
+    np.testing.assert_allclose(through[PROMPT], step[PROMPT], atol=1e-6)
+    return np.array(slope), np.array(said)
+
+
+def assert_learned(batch, weights):
+    """Each token is learned as its weight says, and in no other way."""
+    slope, said = slopes(batch)
+    wanted = said - np.eye(CONFIG.vocabulary_size)[np.array(batch.tokens[0])]
+    weights = np.array(weights)[:, None] / np.sum(weights)
+    np.testing.assert_allclose(slope, weights * wanted, atol=1e-6)
+    moved = np.abs(slope).max(axis=1)
+    np.testing.assert_array_equal(moved > 0, weights[:, 0] > 0)
+    return [int(t) for t in np.array(batch.tokens[0])[moved > 0]]
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "types", "learned"),
+    [
+        (SHORT, FIRST, [10, 7, 8, 2]),
+        (SHORT, SECOND, [9, 5, 7, 8, 2]),
+        (PADDED, [*FIRST, 2, 2, 2, 2], [10, 7, 8, 2]),
+    ],
+)
+def test_published_examples_move_the_tokens_that_they_say(
+    tmp_path, input_ids, types, learned
+):
+    batch = read(
+        tmp_path / "a.hdf5",
+        input_ids,
+        types,
+        use_token_type_ids=True,
+        prompt_loss_weight=0.0,
+    )
+    real = [t for t in types if t != 2]
+    assert assert_learned(batch, [float(t in (1, 3)) for t in real]) == learned
+
+
+@pytest.mark.parametrize("weight", [0.1, 1.0])
+def test_prompt_tokens_move_as_far_as_their_weight_says(tmp_path, weight):
+    batch = read(
+        tmp_path / "a.hdf5",
+        SHORT,
+        FIRST,
+        use_token_type_ids=True,
+        prompt_loss_weight=weight,
+    )
+    weights = [weight if t == 0 else 1.0 for t in FIRST]
+    assert assert_learned(batch, weights) == SHORT
+
+
+def test_types_that_nobody_asks_for_change_nothing(tmp_path):
+    """Cases 1 and 2: without `use_token_type_ids` every token is learned."""
+    bare = read(tmp_path / "a.hdf5", SHORT, use_token_type_ids=False)
+    typed = read(
+        tmp_path / "b.hdf5",
+        SHORT,
+        FIRST,
+        use_token_type_ids=False,
+        prompt_loss_weight=0.0,
+    )
+    for batch in (bare, typed):
+        assert assert_learned(batch, [1.0] * 7) == SHORT
+
+
+def test_without_the_flag_padding_is_learned_too(tmp_path):
+    """Case 2 to the letter: all tokens, regardless of their types."""
+    types = [*FIRST, 2, 2, 2, 2]
+    batch = read(tmp_path / "a.hdf5", PADDED, types, use_token_type_ids=False)
+    assert assert_learned(batch, [1.0] * 11) == PADDED
+
+
+def test_types_that_are_asked_for_must_be_there(tmp_path):
+    """Case 3."""
+    with pytest.raises(InputError, match=r"row 0: use_token_type_ids is set, but"):
+        read(tmp_path / "a.hdf5", SHORT, use_token_type_ids=True)
+
+
+def test_without_a_prompt_nothing_predicts_the_first_token(tmp_path):
+    batch = read(
+        tmp_path / "a.hdf5",
+        SHORT,
+        SECOND,
+        use_token_type_ids=True,
+        predicts_first_token=False,
+    )
+    assert batch.tokens[0][batch.loss_positions[0]].tolist() == [5, 7, 8, 2]
+
+
+def test_loss_weights_move_tokens_by_as_much(tmp_path):
+    path = tmp_path / "a.hdf5"
+    read(path, SHORT, FIRST)
+    factors = np.array([[1, 1, 1, 0.25, 0, 2, 1]], np.float32)
+    with h5py.File(path, "a") as file:
+        file["loss_weights"] = factors
+    examples = load_examples(
+        path, architecture="decoder_only", tokenizer=None, vocabulary_size=70
+    )
+    planned = PlannedBatch(np.array([0]), 7, 7, 3, True)
+    batch = jax.tree.map(jnp.asarray, build_batch(examples, planned, PAD))
+    assert assert_learned(batch, [0, 0, 0, 0.25, 0, 2, 1]) == [10, 8, 2]

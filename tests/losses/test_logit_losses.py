@@ -1,0 +1,150 @@
+"""The loss of any shape and any terms, against optax and formulas by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
+from prompt_tuning.losses.logit_losses import Terms
+from scripts import hlo
+from tests.losses.chunks import chunked
+
+# Few of each: a program is compiled for every pair of them.
+SHAPES = [((1,), 1, 2), ((2, 3), 4, 7), ((5,), 3, 33), ((3, 1, 2), 8, 5)]
+TERMS = [
+    Terms(),
+    Terms(soft_cap=3.0),
+    Terms(z_loss=0.02, soft_cap=1.5),
+    Terms(z_loss=0.01, label_smoothing=0.2, soft_cap=5.0),
+]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def ours(hidden, head, targets, weights, terms):
+    def loss(hidden, head):
+        extra = terms.z_loss, terms.label_smoothing, terms.soft_cap
+        losses = token_loss(hidden, head, targets, *extra).nll
+        return jnp.vdot(weights, losses), losses
+
+    gradients, losses = jax.grad(loss, (0, 1), has_aux=True)(hidden, head)
+    return losses, gradients
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def by_optax(hidden, head, targets, weights, terms):
+    """The same of plain arrays; smoothed as T5X does, cap and z-loss by hand."""
+
+    def loss(hidden, head):
+        logits = jnp.einsum("...d,vd->...v", hidden, head, precision="highest")
+        if terms.soft_cap is not None:
+            logits = terms.soft_cap * jnp.tanh(logits / terms.soft_cap)
+        size, s = head.shape[0], terms.label_smoothing
+        wanted = jnp.full((*targets.shape, size), s / (size - 1))
+        wanted = jnp.where(jnp.arange(size) == targets[..., None], 1 - s, wanted)
+        nats = optax.losses.softmax_cross_entropy(logits, wanted)
+        if s:
+            nats += (1 - s) * np.log(1 - s) + s * np.log(s / (size - 1))
+        nats += terms.z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+        return jnp.vdot(weights, nats), nats
+
+    gradients, losses = jax.grad(loss, (0, 1), has_aux=True)(hidden, head)
+    return losses, gradients
+
+
+@settings(max_examples=16, deadline=None, derandomize=True, database=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    terms=st.sampled_from(TERMS),
+    seed=st.integers(0, 2**31 - 1),
+    spread=st.floats(0.1, 2.0),
+)
+def test_any_loss_and_gradient_is_that_of_optax(shape, terms, seed, spread):
+    lead, width, size = shape
+    random = np.random.default_rng(seed)
+    hidden, head, weights = (
+        jnp.asarray(spread * random.standard_normal(shape), jnp.float32)
+        for shape in ((*lead, width), (size, width), lead)
+    )
+    targets = jnp.asarray(random.integers(0, size, lead))
+    arguments = hidden, head, targets, weights, terms
+    (losses, slopes), (expected, wanted) = ours(*arguments), by_optax(*arguments)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-6)
+    for slope, other in zip(slopes, wanted, strict=True):
+        np.testing.assert_allclose(slope, other, atol=1e-5)
+
+
+B, M, D, V = 2, 6, 8, 11
+RANDOM = np.random.default_rng(3)
+STUDENT, TEACHER, HEAD = (
+    jnp.asarray(RANDOM.standard_normal(shape), jnp.float32)
+    for shape in ((B, M, D), (B, M, D), (V, D))
+)
+TARGETS = jnp.asarray(RANDOM.integers(0, V, (B, M)))
+
+
+def test_a_cap_that_is_far_away_changes_nothing():
+    plain = jax.jit(token_loss)(STUDENT, HEAD, TARGETS)
+    capped = token_loss(STUDENT, HEAD, TARGETS, soft_cap=1e6)
+    np.testing.assert_allclose(capped.nll, plain.nll, rtol=1e-5)
+
+
+def test_capped_scores_cost_at_most_what_the_cap_lets_them():
+    """Scores of -100 and 100, capped to -2 and 2: log(1 + e^4) for the lower."""
+    hidden, head = jnp.ones((1, 1)), jnp.array([[-100.0], [100.0]])
+    loss = jax.jit(lambda h, w: token_loss(h, w, jnp.array([0]), soft_cap=2.0))
+    found = loss(hidden, head)
+    np.testing.assert_allclose(found.nll, np.log1p(np.exp(4.0)), rtol=1e-6)
+    assert not found.correct.any()
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("trained", [0, (0, 1)])
+def test_the_divergence_from_a_teacher_is_that_of_optax(monkeypatch, rows, trained):
+    if rows is not None:
+        chunked(monkeypatch, rows)
+    weights = jnp.linspace(-1, 2, B * M).reshape(B, M)
+
+    def student(hidden, head):
+        losses = distillation_loss(hidden, head, TARGETS, TEACHER).nll
+        return jnp.vdot(weights, losses), losses
+
+    def plain(hidden, head):
+        # A teacher has no gradient, not even through a head that is trained.
+        fixed = jax.lax.stop_gradient(TEACHER @ head.T)
+        losses = optax.losses.kl_divergence_with_log_targets(
+            jax.nn.log_softmax(hidden @ head.T), jax.nn.log_softmax(fixed)
+        )
+        return jnp.vdot(weights, losses), losses
+
+    found, expected = (
+        jax.jit(jax.grad(loss, trained, has_aux=True))(STUDENT, HEAD)
+        for loss in (student, plain)
+    )
+    for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn():
+    def loss(hidden):
+        return jnp.sum(distillation_loss(hidden, HEAD, TARGETS, TEACHER).nll)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(TEACHER)
+    np.testing.assert_allclose(value, 0, atol=1e-5)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+def test_no_array_holds_the_teachers_logits_of_all_positions(monkeypatch):
+    chunked(monkeypatch, 4)
+
+    def loss(hidden, teacher):
+        return jnp.sum(distillation_loss(hidden, HEAD, TARGETS, teacher).nll)
+
+    compiled = jax.jit(jax.grad(loss)).lower(STUDENT, TEACHER).compile()
+    sizes = {np.prod(shape) for shape in hlo.array_shapes(compiled)}
+    assert 4 * V in sizes and B * M * V not in sizes

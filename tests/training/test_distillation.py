@@ -1,0 +1,268 @@
+"""A prompt in place of a text: the teacher, the loss, and runs that descend it."""
+
+import functools
+import json
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning import configuration, optim
+from prompt_tuning.cli.main import main
+from prompt_tuning.errors import InputError
+from prompt_tuning.losses.distillation import Distillation
+from prompt_tuning.models.parameters import merge
+from prompt_tuning.training.distillation import make_teacher
+from prompt_tuning.training.opened import open_run
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import compile_step, gradients, loss_sums
+from prompt_tuning.training.sweep_step import compile_sweep_step
+from scripts import hlo, skills
+from tests import dummies
+from tests.losses.chunks import chunked
+from tests.small_runs import logged, write_pairs
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
+CONTEXT = [7, 4, 11, 9, 3]
+
+
+def made_batch(config, rows):
+    return jax.tree.map(jnp.asarray, dummies.make_batch(config, rows))
+
+
+@pytest.mark.parametrize(
+    ("family", "placement"),
+    [
+        *((family, "prefix") for family in dummies.FAMILIES),
+        ("llama", "after_bos"),
+        ("gpt2", "after_bos"),
+    ],
+)
+def test_the_teacher_is_the_frozen_model_that_reads_the_context(family, placement):
+    config = dummies.FAMILIES[family]
+    graph, frozen = dummies.unprompted(config)
+    rows = dummies.random_rows(SIZES)
+    at = int(placement == "after_bos")
+    longer = [([*g[:at], *CONTEXT, *g[at:]], completion) for g, completion in rows]
+    expected = dummies.logits(frozen, made_batch(config, longer), graph=graph)
+
+    teacher = make_teacher(config, CONTEXT, placement)
+    batch = made_batch(config, rows)
+    hidden = jax.jit(teacher.hidden)(frozen, batch)
+    plain: Any = merge(graph, frozen)
+    found = plain.logits(hidden)
+    real = np.array(batch.loss_weights) > 0
+    np.testing.assert_allclose(found[real], expected[real], atol=1e-4)
+
+
+def student(family="llama"):
+    """Structure, trained and frozen leaves of a prompted model, and its objective."""
+    config = dummies.FAMILIES[family]
+    graph, parameters = dummies.prompted(config)
+    path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
+    trained, frozen = optim.partition(parameters, {path: 0})
+    objective = Distillation(make_teacher(config, CONTEXT))
+    return graph, trained, frozen, objective
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5_gated"])
+def test_the_gradient_is_that_of_the_divergence_whole_and_in_micro_batches(family):
+    graph, trained, frozen, objective = student(family)
+    batch = made_batch(dummies.FAMILIES[family], dummies.random_rows(SIZES))
+
+    def divergence(trained):
+        model: Any = merge(graph, trained | frozen)
+        said = model.logits(objective.teacher.hidden(frozen, batch))
+        losses = optax.losses.kl_divergence_with_log_targets(
+            jax.nn.log_softmax(model.logits(model.hidden(batch))),
+            jax.nn.log_softmax(said),
+        )
+        return jnp.average(losses, weights=batch.loss_weights)
+
+    value, expected = jax.jit(jax.value_and_grad(divergence))(trained)
+    compute = jax.jit(functools.partial(gradients, graph, objective=objective))
+    cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    for form in (batch, cut):
+        gradient, sums = compute(trained, frozen, form, None)
+        assert gradient.keys() == trained.keys()
+        np.testing.assert_allclose(sums.loss / sums.weight, value, rtol=1e-4)
+        for path, leaf in gradient.items():
+            assert np.abs(leaf).max() > 1e-3
+            np.testing.assert_allclose(leaf, expected[path], atol=2e-5)
+
+
+def test_the_contexts_own_embeddings_leave_nothing_to_learn():
+    config = dummies.LLAMA
+    graph, parameters = dummies.prompted(config, length=len(CONTEXT))
+    path = "decoder/prompt/prompt"
+    parameters[path] = parameters["token_embedder/embedding"][jnp.array(CONTEXT)]
+    objective = Distillation(make_teacher(config, CONTEXT))
+    batch = made_batch(config, dummies.random_rows(SIZES))
+    measure = jax.jit(functools.partial(loss_sums, graph, objective=objective))
+    sums = measure(parameters, batch)
+    np.testing.assert_allclose(sums.loss / sums.weight, 0, atol=1e-5)
+
+
+def test_members_of_a_sweep_have_one_teacher():
+    graph, trained, frozen, objective = student()
+    batch = made_batch(dummies.LLAMA, dummies.random_rows(SIZES))
+    (path,), optimizer = trained, optim.adafactor(0.1)
+    states = [
+        TrainState.create({path: trained[path] * scale}, optimizer, jax.random.key(0))
+        for scale in (1.0, 0.5)
+    ]
+    choices = {"dropout": False, "objective": objective}
+    together = compile_sweep_step(graph, [optimizer] * 2, own_batches=False, **choices)
+    alone = compile_step(graph, optimizer, **choices)
+    copies = tuple(jax.tree.map(jnp.copy, state) for state in states)
+    following, metrics = together(copies, frozen, batch)
+    for k, state in enumerate(states):
+        expected, measured = alone(state, frozen, batch)
+        np.testing.assert_allclose(metrics[k]["loss"], measured["loss"], rtol=1e-5)
+        moved = following[k].trained[path]
+        np.testing.assert_allclose(moved, expected.trained[path], atol=1e-4)
+
+
+def test_no_array_holds_logits_of_all_positions_and_the_teacher_has_no_backward_pass(
+    monkeypatch,
+):
+    chunked(monkeypatch, 4)
+    graph, trained, frozen, objective = student()
+    batch = made_batch(dummies.LLAMA, dummies.random_rows([(20, 5)] * 4))
+
+    def products(objective):
+        compute = functools.partial(gradients, graph, **objective)
+        lowered = jax.jit(compute).lower(trained, frozen, batch, None)
+        return lowered.compile()
+
+    plain, distilled = products({}), products({"objective": objective})
+    sizes = [
+        np.prod(shape)
+        for shape in hlo.array_shapes(distilled)
+        if dummies.V in shape and dummies.LLAMA.width not in shape
+    ]
+    assert max(sizes) < 4 * 5 * dummies.V
+    # Forth and back once more would double it; the teacher goes forth alone.
+    ratio = hlo.matmul_flops(distilled) / hlo.matmul_flops(plain)
+    assert 1.3 < ratio < 1.7
+
+
+def tune(files, directory, *bindings, **macros):
+    """The command's exit code, for a run whose objective the bindings say."""
+    arguments = files.arguments(directory, **macros)
+    return main(["train", *arguments, *(f"--gin.{binding}" for binding in bindings)])
+
+
+DISTILL = (
+    "Run.objective=@ContextDistillation()",
+    "ContextDistillation.context='a text to stand for'",
+)
+
+
+@pytest.mark.parametrize("family", ["decoder", "t5"])
+def test_a_run_comes_to_say_what_the_context_makes_it_say(files, tmp_path, family):
+    macros = {"Run.steps": 24, "adafactor.learning_rate": 0.1}
+    assert tune(files, tmp_path, *DISTILL, model=getattr(files, family), **macros) == 0
+    losses = [line["loss"] for line in logged(tmp_path) if "loss" in line]
+    assert np.mean(losses[-4:]) < 0.7 * np.mean(losses[:2])
+
+
+def opened(files, directory, *bindings, **macros):
+    """The objective of a run that is opened, and not trained."""
+    arguments = files.arguments(directory, **macros)[1:]
+    given = [*(a.removeprefix("--gin.") for a in arguments), *bindings]
+    named = [binding.replace("=", " = ", 1) for binding in given]
+    run = open_run(configuration.read_run(["runs/first_prompt.gin"], named))
+    objective: Any = run.objective(run.examples())
+    return objective
+
+
+def write_bare_rows(path, rows):
+    with h5py.File(path, "w") as file:
+        file["input_ids"] = np.array(rows, np.int32)
+        file["token_type_ids"] = np.ones_like(file["input_ids"])
+    return str(path)
+
+
+def test_the_context_stands_behind_bos_wherever_that_is(files, tmp_path):
+    context = skills.encode("a text to stand for")
+    in_rows = opened(files, tmp_path / "a", *DISTILL).teacher
+    assert in_rows.tokens == tuple(context)
+    bare = write_bare_rows(tmp_path / "rows.hdf5", [[5, 6, 7], [8, 9, 10]])
+    ahead = opened(files, tmp_path / "b", *DISTILL, TRAIN_FILES=bare).teacher
+    assert ahead.tokens == (skills.BOS_ID, *context)
+    encoder = opened(files, tmp_path / "c", *DISTILL, model=files.t5).teacher
+    assert encoder.tokens == tuple(context)
+    assert encoder.prompt == "encoder/prompt/prompt"
+
+
+LONG = "ContextDistillation.context='" + "x" * 50 + "'"
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (("ContextDistillation.context=''",), "context is empty: give the text"),
+        ((LONG,), r"the context has 50 tokens, and with the longest .* 64 positions"),
+        (("ParameterGroup.regexes=['.*']",), "the run trains .*, which the teacher"),
+        (
+            (
+                "DataSource.template='{soft:4}{prompt}'",
+                "Prompting.placement='template'",
+                "Run.prompting=@Prompting()",
+            ),
+            "a template puts vectors among the tokens",
+        ),
+    ],
+)
+def test_what_a_teacher_cannot_be_made_of_is_refused(
+    files, tmp_path, bindings, message
+):
+    with pytest.raises(InputError, match=message):
+        opened(files, tmp_path, *DISTILL, *bindings)
+
+
+def test_rows_begin_with_bos_or_none_does(files, tmp_path):
+    rows = [[skills.BOS_ID, 6, 7], [8, 9, 10]]
+    mixed = write_bare_rows(tmp_path / "rows.hdf5", rows)
+    with pytest.raises(
+        InputError, match=r"of the first 2 examples some begin with BOS"
+    ):
+        opened(files, tmp_path, *DISTILL, TRAIN_FILES=mixed)
+
+
+def write_advantages(path):
+    lines = [
+        {"prompt": "abc=", "completion": said, "advantages": advantage}
+        for said, advantage in (("yes", 1.0), ("no", -0.1))
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines * 8))
+    return str(path)
+
+
+def test_a_policy_says_more_often_what_had_an_advantage(files, tmp_path):
+    macros = {
+        "TRAIN_FILES": write_advantages(tmp_path / "a.jsonl"),
+        "EVALUATION_FILES": str(write_pairs(tmp_path / "yes.jsonl", [("abc=", "yes")])),
+        "Run.steps": 24,
+        "Run.evaluate_every": 4,
+        "DataSource.buckets": 1,
+        "adafactor.learning_rate": 0.3,
+    }
+    arguments = files.arguments(tmp_path / "run", **macros)
+    arguments.insert(1, "--gin_file=losses/policy_gradient.gin")
+    assert main(["train", *arguments]) == 0
+    name = "evaluation/loss"
+    nats = [line[name] for line in logged(tmp_path / "run") if name in line]
+    assert nats[-1] < nats[0] - 0.05
+
+
+def test_a_policy_needs_advantages(files, tmp_path):
+    with pytest.raises(InputError, match=r"set DataSource.advantages_key"):
+        opened(files, tmp_path, "Run.objective=@PolicyGradient()")
