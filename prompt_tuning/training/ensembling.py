@@ -195,6 +195,7 @@ def _rank(
         asked,
         labels,
         add_eos=add_eos,
+        length_normalize=evaluation.length_normalize,
         batch_size=evaluation.data.batch_size,
         prompt_ids=prompt_ids,
     )

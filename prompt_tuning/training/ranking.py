@@ -30,6 +30,7 @@ def rank_labels(
     labels: Sequence[Sequence[int]],
     *,
     add_eos: bool,
+    length_normalize: bool = False,
     batch_size: int = 64,
     prompt_ids: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "n C"]:
@@ -42,6 +43,7 @@ def rank_labels(
       labels: token ids of the `C` labels.
       add_eos: whether the end-of-sequence token counts, which tells a label from a
         longer one that begins with it.
+      length_normalize: whether a label costs the mean of its tokens' nats, not the sum.
       batch_size: rows that run together.
       prompt_ids: which prompt each example has, of a model with several; else None.
 
@@ -63,7 +65,8 @@ def rank_labels(
         batch_size=batch_size,
         prompt_ids=prompt_ids is not None,
     )
-    return nats.reshape(len(given), len(labels))
+    lengths = [len(label) for label in labels] if length_normalize else 1
+    return nats.reshape(len(given), len(labels)) / np.array(lengths)
 
 
 def completion_nats(

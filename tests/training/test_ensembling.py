@@ -136,6 +136,41 @@ def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch
         assert found["exact_match"].alone[place] == same
 
 
+def test_labels_are_ranked_by_mean_nats_where_the_evaluation_says_so(asked):
+    labels = [[3], [4, 5, 6]]
+    model, parameters = asked.alone[0]
+    plain, mean = (
+        rank_labels(
+            model,
+            parameters,
+            asked.rows,
+            labels,
+            add_eos=False,
+            length_normalize=asked_for,
+        )
+        for asked_for in (False, True)
+    )
+    np.testing.assert_allclose(mean, plain / [1, 3], rtol=1e-6)
+
+
+def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
+    found = []
+
+    def ranked(*arguments, length_normalize, **choices):
+        found.append(length_normalize)
+        return np.zeros((3 * len(asked.rows), len(LABELS)))
+
+    monkeypatch.setattr(ensembling, "rank_labels", ranked)
+    assert asked.run.evaluation is not None
+    for wanted in (True, False):
+        evaluation = dataclasses.replace(
+            asked.run.evaluation, length_normalize=wanted, exact_match=False
+        )
+        model, parameters = open_ensemble(asked.run, asked.prompts)
+        ensemble(model, parameters, evaluation, "mean")
+        assert found.pop() is wanted
+
+
 @pytest.fixture
 def saved(files, tmp_path) -> Path:
     """The config of a run over the decoder, as the command takes it."""

@@ -1,0 +1,1 @@
+"""What held-out data say of a prompt: metrics, their intervals, tables, predictions."""

@@ -1,0 +1,149 @@
+"""A tuned prompt beside the frozen model without one, and with a text in its place.
+
+All are measured on the same examples. One after the other, so that no more than one
+set of parameters is in memory.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from prompt_tuning.data.examples import JSONL_SUFFIX
+from prompt_tuning.data.sources import file_list
+from prompt_tuning.data_source import DataSource
+from prompt_tuning.errors import InputError
+from prompt_tuning.evaluation.findings import Findings
+from prompt_tuning.evaluation.settings import Evaluation
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
+from prompt_tuning.prompts.placement import TEMPLATE
+from prompt_tuning.run import Run
+from prompt_tuning.training.evaluation import Evaluator
+from prompt_tuning.training.tuned import load_tuned
+from prompt_tuning.tuning import Tuning
+
+NO_PROMPT = "no prompt"
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """Something that answers held-out examples.
+
+    Attributes:
+      name: of its column.
+      evaluator: opened for its model.
+      read: gives all of its parameters.
+    """
+
+    name: str
+    evaluator: Evaluator
+    read: Callable[[], Parameters]
+
+
+def open_systems(
+    run: Run,
+    evaluation: Evaluation,
+    *,
+    prompt_file: Path | None = None,
+    baseline: bool = False,
+    text_prompts: Sequence[str] = (),
+) -> list[System]:
+    """Opens and checks what is measured, the run's own model first.
+
+    Args:
+      run: with neither prompts nor adapters, the frozen model is its own.
+      evaluation: what is measured.
+      prompt_file: what stands in place of what the run trained; see `load_tuned`.
+      baseline: whether the frozen model is measured without a prompt too.
+      text_prompts: texts that are put before what the frozen model is given, each for
+        a measurement of its own.
+
+    Raises:
+      InputError: if something cannot be used, or a text leaves other examples out.
+    """
+    model, parameters = load_tuned(run, prompt_file)
+    bare = run.tuning.is_empty and prompt_file is None
+    name = NO_PROMPT if bare else "tuned" if prompt_file is None else prompt_file.stem
+    systems = [System(name, Evaluator(model, evaluation), lambda: parameters)]
+    if baseline and not bare:
+        systems.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
+    for text in text_prompts:
+        systems.append(_with_text(run, _without_tasks(evaluation), text))
+    first = systems[0].evaluator
+    for system in systems[1:]:
+        if system.evaluator.rows_used != first.rows_used:
+            raise InputError(
+                f"{system.name}: {len(system.evaluator)} examples fit, and "
+                f"{len(first)} with {systems[0].name}: they would be compared on "
+                "different ones; leave out long rows, or shorten the text"
+            )
+    return systems
+
+
+def measure_all(systems: list[System]) -> Iterator[tuple[str, Evaluator, Findings]]:
+    """Measures each in turn, takes it off the list, and lets go of its parameters."""
+    while systems:
+        system = systems.pop(0)
+        name, evaluator = system.name, system.evaluator
+        findings = evaluator.measure(system.read())
+        del system
+        yield name, evaluator, findings
+
+
+def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
+    """The frozen model alone, reading rows as a placement says."""
+    prompting = None if placement is None else Prompting(placement=placement)
+    tuning = Tuning(prompting=prompting)
+    return open_pretrained(run.model, tuning, key=jax.random.key(run.seed))
+
+
+def _frozen(run: Run, evaluation: Evaluation, name: str) -> System:
+    placement = None if evaluation.data.template is None else TEMPLATE
+    model = _open_frozen(run, placement)
+    return System(name, Evaluator(model, evaluation), model.read_parameters)
+
+
+def _with_text(run: Run, evaluation: Evaluation, text: str) -> System:
+    """The frozen model with a text before each given one.
+
+    Texts are joined before they are encoded; ids of HDF5 rows stay as they are, behind
+    those of the text.
+    """
+    data, name = evaluation.data, f"text {text!r}"
+    if not text:
+        raise InputError("--text_prompt is empty; --baseline measures without a text")
+    if file_list(data.files)[0].suffix == JSONL_SUFFIX:
+        with_text = dataclasses.replace(data, template=_template(data, text))
+        return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
+    model = _open_frozen(run, None)
+    ids = model.needed_tokenizer().encode(text)
+    evaluator = Evaluator(model, evaluation, given_before=ids)
+    return System(name, evaluator, model.read_parameters)
+
+
+def _template(data: DataSource, text: str) -> str:
+    """The data's template, or the text under its key, behind another text."""
+    before = text.replace("{", "{{").replace("}", "}}")
+    if data.template is not None:
+        return before + data.template
+    return before if data.prompt_key is None else before + f"{{{data.prompt_key}}}"
+
+
+def _without_tasks(evaluation: Evaluation) -> Evaluation:
+    """For a model that has no prompts to choose from.
+
+    Raises:
+      InputError: if the rows themselves say their tasks.
+    """
+    data = evaluation.data
+    if data.task_token is not None:
+        raise InputError(
+            "each row begins with a token that says its task (DataSource.task_token), "
+            "which the frozen model would read as text: measure the run alone, or say "
+            "the task by DataSource.prompt_id_key"
+        )
+    data = dataclasses.replace(data, prompt_id_key=None, prompt_id_names=None)
+    return dataclasses.replace(evaluation, data=data)

@@ -1,0 +1,216 @@
+"""A tuned prompt beside the frozen model, with and without a text before its input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.data.templates import parse_template
+from prompt_tuning.data_source import DataSource
+from prompt_tuning.training import comparison
+from tests.small_runs import LENGTH, UPPER, tune, write_pairs, write_rows
+
+HELD_OUT = UPPER[32:36]
+LABELS = sorted({completion for _, completion in HELD_OUT})
+
+
+@pytest.fixture(scope="module", params=["decoder", "t5"])
+def run(request, files, tmp_path_factory) -> Path:
+    """A finished run, whose last step moved nothing."""
+    folder = tmp_path_factory.mktemp(request.param)
+    held_out = write_pairs(folder / "held_out.jsonl", HELD_OUT)
+    choices = {"Run.steps": 1, "EVALUATION_FILES": str(held_out)}
+    model = getattr(files, request.param)
+    assert tune(files, folder / "run", model, **choices) == 0
+    return folder / "run"
+
+
+def output(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main(["evaluate", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def columns(printed: str) -> dict[str, dict[str, str]]:
+    """The cells of the table, by column and then by metric."""
+    head = next(line for line in printed.splitlines() if line.startswith("┃"))
+    names = [name.strip() for name in head.strip("┃").split("┃")]
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in printed.splitlines()
+        if line.startswith("│")
+    ]
+    return {
+        name: {row[0]: row[place] for row in rows}
+        for place, name in enumerate(names)
+        if place
+    }
+
+
+def test_the_frozen_model_stands_beside_the_prompt(run, capsys):
+    compared = columns(output(capsys, "--run", run, "--baseline"))
+    assert list(compared) == ["tuned", "no prompt"]
+    tuned = columns(output(capsys, "--run", run))
+    bare = columns(output(capsys, "--run", run, "--gin.Run.prompt=None"))
+    for name, alone in (("tuned", tuned), ("no prompt", bare)):
+        whole = {m: f"{alone['value'][m]} {alone['95 %'][m]}" for m in alone["value"]}
+        assert compared[name] == whole
+    assert compared["tuned"]["loss"] != compared["no prompt"]["loss"]
+
+
+def test_a_text_prompt_is_a_text_before_each_given_one(run, tmp_path, capsys):
+    text = "up: "
+    named = [(text + given, said) for given, said in HELD_OUT]
+    file = write_pairs(tmp_path / "named.jsonl", named)
+    expected = columns(
+        output(
+            capsys,
+            *("--run", run, "--gin.Run.prompt=None"),
+            f"--gin.EVALUATION_FILES={str(file)!r}",
+        )
+    )["value"]
+    found = columns(output(capsys, "--run", run, "--text_prompt", text))
+    assert list(found) == ["tuned", f"text {text!r}"]
+    assert {m: v.split()[0] for m, v in found[f"text {text!r}"].items()} == expected
+
+
+def test_a_text_prompts_braces_are_braces_and_the_datas_template_follows():
+    def text(**how) -> str:
+        source = DataSource(files="x.jsonl", **how)
+        template = parse_template(comparison._template(source, "{up} a}"))
+        return "|".join(template.runs({"prompt": "hi", "key": "lo"}))
+
+    assert text() == "{up} a}hi"
+    assert text(prompt_key=None) == "{up} a}"
+    assert text(template="{key} or {soft:2}{prompt}") == "{up} a}lo or |hi"
+
+
+def test_a_text_prompt_stands_before_the_ids_of_hdf5_rows_too(run, tmp_path, capsys):
+    rows = write_rows(tmp_path / "rows.hdf5", HELD_OUT)
+    options = ("--run", run, "--text_prompt", "up:")
+    of_text = columns(output(capsys, *options))
+    of_rows = columns(output(capsys, *options, f"--gin.EVALUATION_FILES={str(rows)!r}"))
+    assert of_rows == of_text
+
+
+def test_labels_and_categories_are_measured_of_all_alike(run, tmp_path, capsys):
+    file = tmp_path / "kinds.jsonl"
+    lines = [
+        {"prompt": given, "completion": said, "kind": "even" if place % 2 else "odd"}
+        for place, (given, said) in enumerate(HELD_OUT)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    printed = output(
+        capsys,
+        *("--run", run, "--baseline", f"--gin.EVALUATION_FILES={str(file)!r}"),
+        *(f"--gin.Evaluation.labels={LABELS}", "--gin.Evaluation.calibrate=['n=']"),
+        "--gin.Evaluation.category_key='kind'",
+    )
+    assert printed.count("calibrated_macro_f1") == 3
+    assert "│ even (2) " in printed and "│ odd (2) " in printed
+
+
+def test_predictions_are_written_with_each_examples_scores(run, tmp_path, capsys):
+    file = tmp_path / "predictions.jsonl"
+    options = ("--run", run, "--baseline", "--predictions", file)
+    text = ("--gin.Evaluation.exact_match=True", "--gin.Evaluation.metrics=['squad']")
+    printed = output(capsys, *options, *text)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["system"] for line in lines] == ["tuned"] * 4 + ["no prompt"] * 4
+    for line, (given, said) in zip(lines, HELD_OUT * 2, strict=True):
+        assert (line["given"], line["wanted"]) == (given, said)
+        assert line["scores"]["exact_match"] == float(line["made"] == said)
+    # One letter more each, so that the mean over tokens is one of weighted examples.
+    weights = np.array([len(said) + 1 for _, said in HELD_OUT])
+    losses = np.array([line["scores"]["loss"] for line in lines[:4]])
+    loss = columns(printed)["tuned"]["loss"].split()[0]
+    assert float(loss) == pytest.approx((losses @ weights) / weights.sum(), abs=6e-5)
+
+
+def test_the_answers_to_labels_are_predictions(run, tmp_path, capsys):
+    file = tmp_path / "predictions.jsonl"
+    labels = f"--gin.Evaluation.labels={LABELS}"
+    output(capsys, "--run", run, labels, "--predictions", file)
+    for line in map(json.loads, file.read_text().splitlines()):
+        nats = line["label_nats"]
+        assert line["made"] == line["label"] == min(nats, key=nats.get)
+        assert line["scores"]["label_accuracy"] == (line["label"] == line["wanted"])
+
+
+def refused(capsys, *arguments) -> str:
+    assert main(["evaluate", *map(str, arguments)]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_compared_is_refused(run, tmp_path, capsys):
+    there = tmp_path / "there.jsonl"
+    there.write_text("mine")
+    found = refused(capsys, "--run", run, "--predictions", there)
+    assert f"{there} is there already; --force" in found
+    assert there.read_text() == "mine"
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.zeros((LENGTH, 16), "f4"))
+    two = ("--prompt", tmp_path / "a.npy", "--prompt", tmp_path / "b.npy")
+    assert "are for one prompt" in refused(capsys, "--run", run, *two, "--baseline")
+    text = ("--text_prompt", "a")
+    assert "names a text twice" in refused(capsys, "--run", run, *text, *text)
+    assert "is empty" in refused(capsys, "--run", run, "--text_prompt", "")
+    metric = "--gin.Evaluation.metrics=['rogue']"
+    assert "expected some of perplexity" in refused(capsys, "--run", run, metric)
+
+
+def test_a_text_that_leaves_no_room_is_refused(files, tmp_path, capsys):
+    assert tune(files, tmp_path / "run", Run__steps=1) == 0
+    long = ("--run", tmp_path / "run", "--text_prompt", "a" * 60)
+    assert "expected at most 64" in refused(capsys, *long)
+    skip = "--gin.evaluation/DataSource.on_too_long='skip'"
+    some = write_pairs(tmp_path / "some.jsonl", [("a=", "A"), ("abcdefgh=", "B")])
+    found = refused(
+        capsys, *long[:-1], "a" * 55, skip, f"--gin.EVALUATION_FILES={str(some)!r}"
+    )
+    assert "1 examples fit, and 2 with tuned" in found
+
+
+def test_prompts_of_tasks_are_compared_with_the_one_frozen_model(
+    files, tmp_path, capsys
+):
+    file = tmp_path / "tasks.jsonl"
+    lines = [
+        {"prompt": given, "completion": said, "task": place % 2}
+        for place, (given, said) in enumerate(HELD_OUT)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = files.arguments(
+        tmp_path / "run",
+        Run__steps=1,
+        **{"TRAIN_FILES": str(file), "EVALUATION_FILES": str(file)},
+        **{"TASKS": 2, "PROMPT_ID_KEY": "task", "Evaluation.calibrate": ["n="]},
+        **{"Evaluation.labels": LABELS},
+    )
+    more = ["--gin_file=prompts/multitask_add.gin", "--gin_file=data/task_ids.gin"]
+    assert main(["train", *arguments, *more]) == 0
+    found = columns(output(capsys, "--run", tmp_path / "run", "--baseline"))
+    assert found["tuned"]["loss"] != found["no prompt"]["loss"]
+    assert "calibrated_accuracy" in found["no prompt"]
+
+
+def test_a_templates_text_stays_where_its_vectors_are_left_out(files, tmp_path, capsys):
+    arguments = files.arguments(
+        tmp_path / "run", Run__steps=1, TEMPLATE='{soft:2}word {prompt}{soft:"up"}'
+    )
+    assert main(["train", *arguments, "--gin_file=data/template.gin"]) == 0
+    words = [("word " + given, said) for given, said in UPPER[32:]]
+    file = write_pairs(tmp_path / "words.jsonl", words)
+    run = ("--run", tmp_path / "run")
+    found = columns(output(capsys, *run, "--baseline", "--text_prompt", "a "))
+    assert list(found) == ["tuned", "no prompt", "text 'a '"]
+    bare = (
+        "--gin.Run.prompt=None",
+        "--gin.evaluation/DataSource.template=None",
+        "--gin.Prompting.placement='prefix'",
+        f"--gin.EVALUATION_FILES={str(file)!r}",
+    )
+    expected = columns(output(capsys, *run, *bare))["value"]
+    assert {m: v.split()[0] for m, v in found["no prompt"].items()} == expected
