@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning import __version__
+from prompt_tuning.cli import prepare as prepare_command
+from prompt_tuning.cli import show as show_command
+from prompt_tuning.cli import token_types as token_types_command
 from prompt_tuning.errors import InputError
 
 GIN_PREFIX = "--gin."
@@ -25,7 +28,17 @@ HELP = {
     "similar": "compare prompts with each other, the most alike first",
     "recycle": "map a prompt to another model through the words that both know",
     "convert": "write what was tuned in another form, or read PEFT's",
+    "prepare": "make HDF5 files of token ids and types from jsonl, text or tables",
+    "token-types": "add or replace the types of an HDF5 file's tokens",
+    "show": "print rows of data as text, coloured by what is learned",
 }
+WITHOUT_JAX = {
+    "prepare": prepare_command,
+    "token-types": token_types_command,
+    "show": show_command,
+}
+"""Commands that only read and write files of data, and the modules they are in."""
+
 OTHER_PROMPT = "a prompt file, checkpoint or PEFT folder in place of the run's best"
 
 
@@ -33,9 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
-    plain, bindings = split_bindings(given)
+    plain, bindings = split_bindings(token_types_command.spelt_out(given))
     options = parser.parse_args(plain)
     options.bindings = bindings
+    if options.command in WITHOUT_JAX:
+        return _run_without_jax(options)
     set_up_process()
     warnings.showwarning = _show_warning
     from prompt_tuning.cli import commands
@@ -49,6 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NotFiniteError as problem:
         print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
         return 1
+
+
+def _run_without_jax(options: argparse.Namespace) -> int:
+    """Runs a command that only reads and writes files of data."""
+    module, name = WITHOUT_JAX[options.command], options.command.replace("-", "_")
+    try:
+        return getattr(module, name)(options)
+    except InputError as problem:
+        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
+        return 2
 
 
 def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -73,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train, sweep, evaluate, generate, inspect, similar, recycle, convert = (
+    train, sweep, evaluate, generate, inspect, similar, recycle, convert, *others = (
         commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for name, text in HELP.items()
     )
@@ -89,6 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (evaluate, generate, inspect):
         _add_run_options(command)
     _add_voting_options(evaluate)
+    _add_comparison_options(evaluate)
     for command in (generate, inspect):
         _add_prompt_option(command)
     _add_sweep_options(sweep)
@@ -99,6 +125,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_similarity_options(similar)
     _add_recycling_options(recycle)
     _add_conversion_options(convert)
+    for command, module in zip(others, WITHOUT_JAX.values(), strict=True):
+        module.add_options(command)
     return parser
 
 
@@ -202,6 +230,7 @@ def _add_conversion_options(convert: argparse.ArgumentParser) -> None:
             "PREFIX_TUNING",
             "MULTITASK_PROMPT_TUNING",
             "DEEP_PROMPT",
+            "ADDED_DEEP_PROMPT",
             "LORA",
             "IA3",
         ),
@@ -267,6 +296,31 @@ def _add_voting_options(evaluate: argparse.ArgumentParser) -> None:
         choices=("majority", "mean"),
         help="how several prompts come to an answer: that of most of them, and of tied "
         "ones the likelier (the default), or that of the greatest mean log-probability",
+    )
+
+
+def _add_comparison_options(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument(
+        "--baseline",
+        action="store_true",
+        help="measure the frozen model without a prompt too, side by side",
+    )
+    evaluate.add_argument(
+        "--text_prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="measure the frozen model with this text before what it is given, too; "
+        "may be repeated",
+    )
+    evaluate.add_argument(
+        "--predictions",
+        metavar="FILE",
+        help="write what was given, wanted and made, and each example's scores, as "
+        "jsonl",
+    )
+    evaluate.add_argument(
+        "--force", action="store_true", help="replace the file of predictions"
     )
 
 

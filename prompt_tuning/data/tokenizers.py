@@ -148,6 +148,14 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
                 "in the tokenizer's vocabulary, which has no token for the unknown"
             ) from error
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of `encode` for each text, faster than one by one."""
+        encode = self.tokenizer.encode_batch_fast
+        try:
+            return [found.ids for found in encode(texts, add_special_tokens=False)]
+        except Exception:  # which text it was, `encode` says
+            return [self.encode(text) for text in texts]
+
     def encode_continuation(self, text: str) -> list[int]:
         """See `Tokenizer`."""
         return _encode_after(self, self._anchor, text)

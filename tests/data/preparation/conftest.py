@@ -1,0 +1,31 @@
+"""A small tokenizer, and a preparation with it."""
+
+from typing import Any
+
+import pytest
+
+from prompt_tuning.data.preparation.prepare import prepare
+from prompt_tuning.data.preparation.settings import Preparation, TokenizerChoice
+from tests.data.preparation.small_tokenizer import write_tokenizer
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return write_tokenizer(tmp_path / "tokenizer")
+
+
+@pytest.fixture
+def make(tmp_path, tokenizer):
+    """Prepares an input; gives the output folder."""
+
+    def run(source, *, name="out", workers=1, **choices):
+        chosen: dict[str, Any] = {"length": 32} | choices
+        preparation = Preparation(
+            (str(source),),
+            str(tmp_path / name),
+            TokenizerChoice(str(tokenizer)),
+            **chosen,
+        )
+        return prepare(preparation, workers=workers)
+
+    return run

@@ -1,0 +1,33 @@
+"""A byte-level tokenizer of 262 tokens, in a folder as checkpoints have them."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+EOS = "<|end|>"
+PAD = "<|pad|>"
+CHAT = (
+    "{% for message in messages %}"
+    "<|{{ message.role }}|>\n{{ message.content }}" + EOS + "\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path, **config) -> Path:
+    """Writes the folder; `config` goes into tokenizer_config.json."""
+    folder.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "a")]
+    pieces = [*alphabet, *("".join(pair) for pair in merges)]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS, PAD])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": EOS, "pad_token": PAD} | config
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

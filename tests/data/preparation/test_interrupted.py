@@ -1,0 +1,200 @@
+"""A preparation that is killed goes on, and ends with the bytes of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prompt_tuning.data.preparation import parallel
+from prompt_tuning.data.preparation import prepare as module
+from prompt_tuning.data.preparation import progress as progress_module
+from prompt_tuning.data.preparation.parallel import do_tasks
+from prompt_tuning.data.preparation.prepare import prepare
+from prompt_tuning.data.preparation.scratch import open_scratch, scratch_folder
+from prompt_tuning.data.preparation.settings import (
+    Preparation,
+    Share,
+    Splits,
+    TokenizerChoice,
+)
+from prompt_tuning.errors import InputError
+from tests.data.preparation.prepared_files import snapshot
+from tests.data.preparation.small_tokenizer import write_tokenizer
+
+ROOT = Path(__file__).parents[3]
+LINES = 3000
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    write_tokenizer(folder / "tokenizer")
+    lines = (
+        json.dumps({"prompt": f"the {i} and", "completion": "a the " * (i % 50)})
+        if i % 300 != 7
+        else "broken"
+        for i in range(LINES)
+    )
+    (folder / "lines.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def preparation(inputs, output, **choices):
+    standard = {
+        "length": 64,
+        "packing": "greedy::truncate_left",
+        "skip_malformed": True,
+        "splits": Splits(Share(count=100), Share(ratio=0.02), 3, shuffle=True),
+    }
+    return Preparation(
+        (str(inputs / "lines.jsonl"),),
+        str(output),
+        TokenizerChoice(str(inputs / "tokenizer")),
+        **(standard | choices),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "out"
+    return snapshot(prepare(preparation(inputs, output), workers=1))
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch):
+    """Many tasks of few lines; how lines are cut into tasks changes no byte."""
+    monkeypatch.setattr(parallel, "TASK_RECORDS", 300)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("after", [1, 4, 11])
+def test_wherever_it_stops_the_bytes_are_the_same(
+    inputs, whole, tmp_path, monkeypatch, after
+):
+    output = tmp_path / "out"
+
+    def stopped(*arguments):
+        for number, answer in enumerate(do_tasks(*arguments)):
+            if number == after:
+                raise Killed
+            yield answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "do_tasks", stopped)
+        with pytest.raises(Killed):
+            prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
+    assert not output.exists() and scratch_folder(output).exists()
+    resumed = 0
+
+    def counted(*arguments):
+        nonlocal resumed
+        for answer in do_tasks(*arguments):
+            resumed += 1
+            yield answer
+
+    monkeypatch.setattr(module, "do_tasks", counted)
+    prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
+    assert snapshot(output) == whole
+    assert list(tmp_path.iterdir()) == [output]
+    assert resumed > 0
+
+
+def test_what_was_written_after_the_checkpoint_is_written_again(
+    inputs, whole, tmp_path, monkeypatch
+):
+    output = tmp_path / "out"
+    saves = 0
+
+    def save(*arguments):
+        nonlocal saves
+        saves += 1
+        if saves == 3:
+            for log in scratch_folder(output).glob("*.log"):
+                with log.open("ab") as file:
+                    file.write(b"torn")
+            raise Killed
+        progress_module.save_progress(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_progress", save)
+        with pytest.raises(Killed):
+            prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
+    prepare(preparation(inputs, output), workers=1)
+    assert snapshot(output) == whole
+
+
+def test_another_preparation_is_not_lost_unasked(inputs, tmp_path, monkeypatch):
+    output = tmp_path / "out"
+
+    def stopped(*_):
+        raise Killed
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "do_tasks", stopped)
+        with pytest.raises(Killed):
+            prepare(preparation(inputs, output), workers=1)
+    longer = preparation(inputs, output, length=128)
+    with pytest.raises(InputError, match="of other settings or of inputs that have"):
+        prepare(longer, workers=1)
+    assert scratch_folder(output).exists()
+    prepare(longer, workers=1, force=True)
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_one_output_is_prepared_by_one_process(inputs, tmp_path):
+    output = tmp_path / "out"
+    with (
+        open_scratch(output),
+        pytest.raises(InputError, match="being prepared by another process"),
+    ):
+        prepare(preparation(inputs, output), workers=1)
+
+
+def test_a_killed_command_goes_on_and_leaves_no_process(inputs, whole, tmp_path):
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "prompt_tuning.cli.main", "prepare"]
+    command += [str(inputs / "lines.jsonl"), "--output", str(output)]
+    command += ["--tokenizer", str(inputs / "tokenizer"), "--length", "64"]
+    command += ["--packing", "greedy::truncate_left", "--on_malformed", "skip"]
+    command += ["--dev", "100", "--test", "0.02", "--train_files", "3", "--shuffle"]
+    command += ["--workers", "2"]
+    index = scratch_folder(output) / "index"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        while not index.exists() and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(1.0)
+        children = _children(process.pid)
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while any(map(_runs, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_runs, children))
+    if not output.exists():
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    assert snapshot(output) == whole
+
+
+def _children(process):
+    text = Path(f"/proc/{process}/task/{process}/children")
+    return [int(child) for child in text.read_text().split()] if text.exists() else []
+
+
+def _runs(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat")
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,83 @@
+"""Packing against a packer that is written article by article, and by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from prompt_tuning.data.preparation.packing import Packer
+from prompt_tuning.data.preparation.settings import PACKINGS, parse_packing
+from prompt_tuning.errors import InputError
+
+LENGTH = 5
+PADDING = -7
+
+
+def joined(lists):
+    return list(itertools.chain.from_iterable(lists))
+
+
+def packed(choice, articles, *, batches=1):
+    packer = Packer(parse_packing(choice), LENGTH, np.array([PADDING], np.int32))
+    rows = []
+    for part in np.array_split(np.arange(len(articles)), batches):
+        chosen = [articles[i] for i in part]
+        tokens = np.array([joined(chosen)], np.int32).reshape(1, -1)
+        lengths = np.array([len(each) for each in chosen], np.int64)
+        rows += [row for full in packer.add(tokens, lengths) for row in full[0]]
+    rows += list(packer.finish()[0])
+    return [row.tolist() for row in rows], packer
+
+
+def by_hand(choice, articles):
+    how, _, overflow = choice.partition("::")
+    if how == "full":
+        flat = joined(articles)
+        rows = [flat[at : at + LENGTH] for at in range(0, len(flat), LENGTH)]
+        return [row + [PADDING] * (LENGTH - len(row)) for row in rows]
+    rows = []
+    for article in articles:
+        if len(article) > LENGTH:
+            if overflow == "drop":
+                continue
+            cut = {"truncate_left": slice(-LENGTH, None), "truncate_right": slice(5)}
+            article = article[cut[overflow]]
+        if how == "greedy" and rows and len(rows[-1]) + len(article) <= LENGTH:
+            rows[-1] = rows[-1] + article
+        else:
+            rows.append(article)
+    return [row + [PADDING] * (LENGTH - len(row)) for row in rows]
+
+
+@pytest.mark.parametrize("choice", PACKINGS)
+def test_every_choice_packs_as_article_by_article(choice):
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        sizes = random.integers(1, 9, size=random.integers(0, 14))
+        tokens = iter(range(1000))
+        articles = [[next(tokens) for _ in range(size)] for size in sizes]
+        expected = by_hand(choice, articles)
+        for batches in (1, 3):
+            rows, _ = packed(choice, articles, batches=batches)
+            assert rows == expected
+
+
+def test_what_does_not_fit_is_counted():
+    articles = [[1] * 7, [2] * 3, [3] * 9]
+    _, dropping = packed("greedy::drop", articles)
+    assert dropping.dropped.tolist() == [2, 16]
+    _, cutting = packed("single::truncate_left", articles)
+    assert cutting.truncated.tolist() == [2, 6]
+    assert not cutting.dropped.any()
+
+
+def test_full_loses_nothing():
+    rows, packer = packed("full", [[1] * 7, [2] * 5])
+    assert rows == [[1] * 5, [1, 1, 2, 2, 2], [2, 2, PADDING, PADDING, PADDING]]
+    assert not packer.dropped.any() and not packer.truncated.any()
+
+
+@pytest.mark.parametrize("choice", ["full::drop", "greedy", "single::cut", ""])
+def test_other_choices_are_refused(choice):
+    with pytest.raises(InputError, match="expected one of full, greedy::drop"):
+        parse_packing(choice)

@@ -1,0 +1,81 @@
+"""Word by word, the ids are those of the whole text: on real and on hostile text."""
+
+import random
+
+import pytest
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+
+from prompt_tuning.data.preparation import words
+from prompt_tuning.data.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from tests.data.preparation.small_tokenizer import EOS, write_tokenizer
+from tests.shared_data import SHARED, needs_shared
+
+GPT2 = SHARED / "data/tokenizers/gpt2"
+CHARACTERS = [
+    *" \n\t\r'sdaZ9_-.",
+    *("'ll", "'re", "  ", "\n\n", "é", "ß", "²", "½", "Ⅷ", "٣", "中", "。", "“", "—"),
+    *("\u00a0", "\u0085", "\u2028", "\u3000", "\u200b", "\u0301", "\x1c", "\x00"),
+    *("😀", "\U0001fae8", "\U0001d400", "\U00020000", "\ufffe", "\ua7cb", "\u1c89"),
+]
+
+
+@pytest.fixture
+def small(tmp_path):
+    found = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
+    assert isinstance(found, HuggingFaceTokenizer)
+    return found.tokenizer
+
+
+def check_hostile(tokenizer: tokenizers.Tokenizer):
+    encode = words.word_encoder(tokenizer)
+    assert encode is not None
+    draw = random.Random(0)
+    for _ in range(4000):
+        text = "".join(draw.choices(CHARACTERS, k=draw.randint(0, 12)))
+        assert encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_hostile_texts_have_the_tokenizers_ids(small):
+    check_hostile(small)
+
+
+@needs_shared
+def test_gpt2s_ids_are_the_tokenizers():
+    tokenizer = load_tokenizer(GPT2)
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    check_hostile(tokenizer.tokenizer)
+    encode = words.word_encoder(tokenizer.tokenizer)
+    assert encode is not None
+    text = (SHARED / "data/text/tinyshakespeare/input.txt").read_text("utf-8")
+    for at in range(0, len(text), 50_000):
+        piece = text[at : at + 50_000]
+        assert encode(piece) == tokenizer.encode(piece)
+
+
+def test_added_tokens_are_found_in_the_text(small):
+    encode = words.word_encoder(small)
+    assert encode is not None
+    text = f"the end{EOS}the rest"
+    assert small.token_to_id(EOS) in encode(text)
+    assert encode(text) == small.encode(text).ids
+
+
+def test_kept_words_have_a_bound(small, monkeypatch):
+    monkeypatch.setattr(words, "CACHED_WORDS", 3)
+    encode = words.word_encoder(small)
+    assert encode is not None
+    text = "one two three four five six one"
+    assert encode(text) == encode(text) == small.encode(text).ids
+    assert len(encode._ids_of) == 3
+
+
+def test_tokenizers_that_cut_otherwise_are_left_alone(small):
+    small.normalizer = normalizers.Lowercase()
+    assert words.word_encoder(small) is None
+    small.normalizer = None
+    assert words.word_encoder(small) is not None
+    small.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert words.word_encoder(small) is None
+    small.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert words.word_encoder(small) is None
