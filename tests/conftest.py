@@ -34,6 +34,17 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Drops a file's compiled programs once its tests are done.
+
+    Each holds several memory mappings, of which Linux gives a process 65,530: past that
+    XLA ends it with a segmentation fault.
+    """
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def quick_compile():
     """Halves the time of compiling, which is nearly all that tests of tiny models take.

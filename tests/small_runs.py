@@ -180,6 +180,8 @@ def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def clean_process(monkeypatch, tmp_path_factory) -> None:
     """Lets the command set its variables, and takes them back."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
-    for name in ("XLA_FLAGS", *COMPILATION_CACHE):
+    # What a command adds to these is taken back; its programs are those of the tests.
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    for name in COMPILATION_CACHE:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -241,6 +241,7 @@ MACROS = {
     "TEMPLATE": "{soft:2} Review: {text}",
     "SHARED_FEATURES": 3,
     "TASK_FEATURES": 5,
+    "CONTEXT": "a text",
 }
 
 

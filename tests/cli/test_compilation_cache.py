@@ -31,8 +31,8 @@ def test_a_second_process_compiles_nothing(files, tmp_path, directory):
         )
         return done.stderr
 
-    assert "jit_step" in MISS.findall(train("first"))
-    assert any(cache.rglob("jit_step*"))
+    assert "jit_train_step" in MISS.findall(train("first"))
+    assert any(cache.rglob("jit_train_step*"))
     again = train("second")
     assert MISS.findall(again) == []
-    assert "jit_step" in HIT.findall(again)
+    assert "jit_train_step" in HIT.findall(again)

@@ -149,16 +149,23 @@ def logits(model, tokens):
 @pytest.mark.parametrize("cls", [DeepPrompt, AddedDeepPrompt, SoftPrompt])
 def test_what_runs_ahead_of_the_text_is_a_prefix(cls):
     prompt = prompt_of(cls, length=P)
-    if cls is not SoftPrompt:
-        noise = np.random.default_rng(1).standard_normal((2, P, D)).astype("f4")
-        prompt.prompt[...] = jnp.asarray(noise)
+    leaves = split(prompt)[1]
+    noise = {
+        name: np.random.default_rng(1).standard_normal(leaf.shape).astype("f4")
+        for name, leaf in leaves.items()
+    }
+    for name, numbers in noise.items():
+        getattr(prompt, name)[...] = jnp.asarray(numbers)
     model = model_of(LLAMA, prompt)
     adapter = the_only(model)
-    assert adapter.kind == ("PROMPT_TUNING" if cls is SoftPrompt else "DEEP_PROMPT")
+    kinds = {DeepPrompt: "DEEP_PROMPT", AddedDeepPrompt: "ADDED_DEEP_PROMPT"}
+    assert adapter.kind == kinds.get(cls, "PROMPT_TUNING")
+    for name, numbers in noise.items():
+        found = adapter.parameters[f"decoder/prompt/{name}"]
+        np.testing.assert_array_equal(found, numbers)
     if cls is SoftPrompt:
         assert as_peft_has_it(adapter, model, None) is adapter
         return
-    np.testing.assert_array_equal(adapter.parameters["decoder/prompt/prompt"], noise)
     made = as_peft_has_it(adapter, model, None)
     assert made.kind == "PREFIX_TUNING"
     prefix = prompt_of(KeyValuePrefix, length=P)
