@@ -27,9 +27,10 @@ _start_quickly()
 
 import jax  # noqa: E402
 
-jax.config.update(
-    "jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache")
-)
+# To each of several processes its own: JAX may read what another is still writing.
+CACHE = Path(__file__).parents[1] / ".jax_cache"
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+jax.config.update("jax_compilation_cache_dir", str(CACHE / WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
