@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -200,17 +200,16 @@ def _verify(
     """
     counts, unlearned, rows = np.zeros(TYPES, np.int64), 0, 0
     with _opened(temporary) as new:
-        kept = {name for name in old if name != TOKEN_TYPE_IDS}
+        kept = {str(name) for name in old if name != TOKEN_TYPE_IDS}
         if set(new) != {*kept, TOKEN_TYPE_IDS}:
             raise _not_equal(path, f"it has the data sets {sorted(new)}")
+        _check_attributes(path, old, new)
+        for name in sorted(kept):
+            _check_kept(path, old[name], new[name])
         found = new[TOKEN_TYPE_IDS]
         assert isinstance(found, h5py.Dataset)
-        for (at, ids), (_, copied) in zip(
-            _blocks(path, old), _blocks(temporary, new), strict=True
-        ):
+        for at, ids in _blocks(path, old):
             types = found[at : at + len(ids)]
-            if not np.array_equal(ids, copied):
-                raise _not_equal(path, f"ids of rows from {at} differ")
             if not np.array_equal(types, _types(path, rule, start, at, ids)):
                 raise _not_equal(path, f"types of rows from {at} differ")
             counts += np.bincount(types.ravel(), minlength=TYPES)
@@ -218,6 +217,64 @@ def _verify(
             unlearned += int(np.count_nonzero(~learned))
             rows += len(ids)
     return Typed(path, rows, counts, unlearned)
+
+
+def _check_kept(path: Path, old: Any, new: Any) -> None:
+    """Compares a data set, or a group and all that is in it, with its copy.
+
+    Raises:
+      InputError: if they differ.
+    """
+    _check_attributes(path, old, new)
+    if isinstance(old, h5py.Group):
+        names: list[str] = []
+        copied: list[str] = []
+        old.visit(names.append)
+        new.visit(copied.append)
+        if names != copied:
+            raise _not_equal(path, f"{old.name} holds {copied}, expected {names}")
+        for name in names:
+            if isinstance(old[name], h5py.Dataset):
+                _check_values(path, old[name], new[name])
+            _check_attributes(path, old[name], new[name])
+    elif isinstance(old, h5py.Dataset):
+        _check_values(path, old, new)
+
+
+def _check_values(path: Path, old: Any, new: Any) -> None:
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        raise _not_equal(path, f"{old.name} has shape {new.shape}, type {new.dtype}")
+    whole = not old.shape
+    for at in range(0, 1 if whole else len(old), ROWS_PER_BLOCK):
+        part = () if whole else slice(at, at + ROWS_PER_BLOCK)
+        if not _same(old[part], new[part]):
+            raise _not_equal(path, f"{old.name} differs in rows from {at}")
+
+
+def _check_attributes(path: Path, old: Any, new: Any) -> None:
+    if set(old.attrs) != set(new.attrs):
+        raise _not_equal(path, f"{old.name} has the attributes {sorted(new.attrs)}")
+    for name, value in old.attrs.items():
+        if not _same(value, new.attrs[name]):
+            raise _not_equal(path, f"the attribute {name} of {old.name} differs")
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether two values read from HDF5 are equal bit for bit, so NaN is NaN."""
+    if isinstance(old, (h5py.Reference, h5py.RegionReference)):
+        return True  # An address within its own file.
+    if isinstance(old, h5py.Empty):
+        return isinstance(new, h5py.Empty) and old.dtype == new.dtype
+    first, second = np.asarray(old), np.asarray(new)
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    if first.dtype.names is not None:
+        return all(_same(first[name], second[name]) for name in first.dtype.names)
+    if not first.dtype.hasobject:
+        return first.tobytes() == second.tobytes()
+    if not first.ndim:
+        return first.item() == second.item()
+    return all(map(_same, first.flat, second.flat))
 
 
 def _not_equal(path: Path, what: str) -> InputError:

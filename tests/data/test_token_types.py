@@ -203,6 +203,88 @@ def test_a_copy_that_is_not_right_replaces_nothing(rows, damaged, monkeypatch):
     assert beside(rows) == ["rows.hdf5"]
 
 
+WEIGHTS = np.array([[1.0, np.nan], [np.nan, 0.5], [0.0, -0.0]], np.float32)
+
+
+def _zero_weights(new):
+    data_set(new, "loss_weights")[...] = 0
+
+
+def _zero_nested(new):
+    data_set(new, "group/deep/values")[2] = 0
+
+
+def _drop_nested(new):
+    del new["group/deep/values"]
+
+
+def _other_unit(new):
+    new["loss_weights"].attrs["unit"] = "other"
+
+
+def _other_group_attribute(new):
+    new["group/deep"].attrs["rate"] = 0.5
+
+
+def _lose_attribute(new):
+    del new.attrs["made_by"]
+
+
+def _other_text(new):
+    data_set(new, "texts")[1] = "c"
+
+
+def _other_scalar(new):
+    data_set(new, "scalar")[()] = 8
+
+
+SPOILT = [
+    None,
+    _zero_weights,
+    _zero_nested,
+    _drop_nested,
+    _other_unit,
+    _other_group_attribute,
+    _lose_attribute,
+    _other_text,
+    _other_scalar,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_all_that_is_kept_is_compared(tmp_path, spoil, monkeypatch):
+    """NaN is equal to itself; `None` spoils nothing."""
+    path = write(tmp_path / "rows.hdf5", loss_weights=WEIGHTS)
+    pair = np.dtype([("number", "i2"), ("name", "S3")], align=True)
+    with h5py.File(path, "a") as file:
+        file["group/deep/values"] = np.arange(4.0)
+        file["group/deep"].attrs["rate"] = np.nan
+        file["texts"] = ["a", "bé", ""]
+        file["scalar"] = 7
+        file["pairs"] = np.array([(1, b"a"), (2, b"b")], pair)
+        file["nothing"] = h5py.Empty("f4")
+        file["no_rows"] = np.zeros((0, 3), np.int32)
+        file.attrs["names"] = ["x", "y"]
+        file.attrs["nothing"] = h5py.Empty("f4")
+    before, copy = path.read_bytes(), token_types._copy
+
+    def failing(path, old, new, *arguments):
+        copy(path, old, new, *arguments)
+        if spoil is not None:
+            spoil(new)
+
+    monkeypatch.setattr(token_types, "_copy", failing)
+    monkeypatch.setattr(token_types, "ROWS_PER_BLOCK", 2)
+    if spoil is None:
+        add_token_types(path, GivenTypes(np.array(EXPECTED)))
+        with h5py.File(path) as file:
+            assert "nothing" in file.attrs and "token_type_ids" in file
+        return
+    with pytest.raises(InputError, match="written beside it is not right"):
+        add_token_types(path, GivenTypes(np.array(EXPECTED)))
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_kill_leaves_the_old_file_or_the_new_one(rows, call, monkeypatch):
     """In place of the first or the second call that brings something to the disk."""

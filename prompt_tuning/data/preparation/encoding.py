@@ -26,6 +26,9 @@ FILES = (
     "merges.txt",
     "spiece.model",
 )
+MODEL_CONFIG = "config.json"
+"""Names the kind of the model, which an output's metadata repeats."""
+
 _PROBES = (" ", "\n", "\t")
 
 Texts = Sequence[str]
@@ -73,6 +76,18 @@ def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Token
         tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
     )
     return HuggingFaceTokenizer(inner, dataclasses.replace(own, **ids))
+
+
+def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
+    """What an output takes from a tokenizer: it, and the files that speak of it.
+
+    Other files of the folder, our own lock among them, are not.
+    """
+    path = Path(choice.path)
+    folder = path if path.is_dir() else path.parent
+    files = {folder / name for name in (*FILES, MODEL_CONFIG)}
+    files |= set(folder.glob("*.model")) if path.is_dir() else {path}
+    return sorted(file for file in files if file.is_file())
 
 
 def save_tokenizer(choice: TokenizerChoice, folder: Path) -> None:

@@ -148,7 +148,8 @@ def cells(file: InputFile, content: bytes, place: str) -> list[str]:
             quoting=quoting,
             strict=True,
         )
-        return next(rows, [])
+        row = next(rows, [])
+        further = any(rows)
     except csv.Error as error:
         raise InputError(
             f"{place}: not a row of a table: {error}; if quotes are characters of the "
@@ -156,6 +157,12 @@ def cells(file: InputFile, content: bytes, place: str) -> list[str]:
         ) from error
     finally:
         csv.field_size_limit(previous)
+    if further:
+        raise InputError(
+            f"{place}: found more than one row, expected one: is a carriage return in "
+            "a cell that is not quoted, or does one end each row?"
+        )
+    return row
 
 
 def decoded(content: bytes, place: str) -> str:
@@ -241,8 +248,10 @@ def _records(
     file: InputFile, taken: Callable[[bytes], None]
 ) -> Iterator[tuple[int, bytes, int]]:
     """First byte, content and line of each record; every line goes to `taken` too."""
-    quoted = file.delimiter is not None and file.quotes
-    start, begun, held = 0, 1, b""
+    delimiter = file.delimiter.encode() if file.delimiter and file.quotes else None
+    start, begun, size = 0, 1, 0
+    held: list[bytes] = []
+    opened = False
     with file.path.open("rb") as lines:
         at = 0
         for number, line in enumerate(_lines(lines, file.path), start=1):
@@ -251,32 +260,63 @@ def _records(
             if number == 1 and line.startswith(_UTF8_MARK):
                 at, content = len(_UTF8_MARK), line[len(_UTF8_MARK) :]
             if not held:
-                start, begun = at, number
+                start, begun, size = at, number, 0
             at += len(content)
-            held += content
-            if quoted and held.count(b'"') % 2:
-                _check_size(held, file.path, begun, "a quote is opened and not closed")
+            size += len(content)
+            held.append(content)
+            opened = delimiter is not None and _leaves_open(content, delimiter, opened)
+            if opened:
+                _check_size(size, file.path, begun, "a quote is opened and not closed")
                 continue
-            if not held.isspace() and held:
-                yield start, held, begun
-            held = b""
-    if held:
+            record = b"".join(held)
+            if not record.isspace() and record:
+                yield start, record, begun
+            held.clear()
+    if opened:
         raise InputError(
             f"{file.path}, line {begun}: a quote is opened and never closed; if quotes "
             "are characters of the text in this file, say --no_quotes"
         )
 
 
+def _leaves_open(line: bytes, delimiter: bytes, opened: bool) -> bool:
+    """Whether a quoted cell goes on after a line of a table, as `csv` reads it.
+
+    A quote opens a cell where it is its first character only; within, two stand for
+    one. What else follows a closing quote is for `cells` to refuse.
+
+    Args:
+      line: one line, with its end.
+      delimiter: what parts its cells.
+      opened: whether it begins within a quoted cell.
+    """
+    at = 0
+    if not opened and line.startswith(b'"'):
+        at, opened = 1, True
+    while True:
+        if opened:
+            at = line.find(b'"', at)
+            if at < 0:
+                return True
+            opened = line.startswith(b'"', at + 1)
+            at += 2 if opened else 1
+        else:
+            at = line.find(delimiter + b'"', at)
+            if at < 0:
+                return False
+            at, opened = at + 2, True
+
+
 def _lines(lines: BinaryIO, path: Path) -> Iterator[bytes]:
     number = 0
     while line := lines.readline(MAXIMUM_RECORD + 1):
         number += 1
-        _check_size(line, path, number, "a line is longer")
+        _check_size(len(line), path, number, "a line is longer")
         yield line
 
 
-def _check_size(content: bytes, path: Path, line: int, what: str) -> None:
-    if len(content) > MAXIMUM_RECORD:
+def _check_size(size: int, path: Path, line: int, what: str) -> None:
+    if size > MAXIMUM_RECORD:
         raise InputError(
             f"{path}, line {line}: {what} within {MAXIMUM_RECORD >> 20} MiB, expected "
             "one record to a line"

@@ -11,7 +11,11 @@ from typing import Any
 
 import yaml
 
-from prompt_tuning.data.preparation.encoding import open_tokenizer, save_tokenizer
+from prompt_tuning.data.preparation.encoding import (
+    MODEL_CONFIG,
+    open_tokenizer,
+    save_tokenizer,
+)
 from prompt_tuning.data.preparation.inputs import InputFile
 from prompt_tuning.data.preparation.logs import write_hdf5
 from prompt_tuning.data.preparation.order import DEV, SPLIT_NAMES, TEST, TRAIN
@@ -148,7 +152,7 @@ def _metadata(contents: Contents) -> dict[str, Any]:
 def _model_type(preparation: Preparation) -> str:
     """What the tokenizer's folder says of its model, or the name of its kind."""
     path = Path(preparation.tokenizer.path)
-    config = (path if path.is_dir() else path.parent) / "config.json"
+    config = (path if path.is_dir() else path.parent) / MODEL_CONFIG
     if config.is_file():
         try:
             found = json.loads(config.read_text(encoding="utf-8")).get("model_type")

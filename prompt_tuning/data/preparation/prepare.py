@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints import atomic
-from prompt_tuning.data.preparation.encoding import open_tokenizer
+from prompt_tuning.data.preparation.encoding import open_tokenizer, tokenizer_files
 from prompt_tuning.data.preparation.inputs import (
     InputFile,
     Origin,
@@ -36,6 +36,7 @@ from prompt_tuning.data.preparation.scratch import (
     INDEX,
     Scratch,
     open_scratch,
+    scratch_folder,
     write_text,
 )
 from prompt_tuning.data.preparation.settings import Preparation
@@ -87,7 +88,7 @@ def prepare(
         raise InputError(f"workers is {workers}, expected at least 1")
     files = input_files(preparation.inputs, preparation.record)
     output = Path(preparation.output)
-    _check_output_apart(preparation, output)
+    _check_output_apart(preparation, files, output)
     worker = TaskWorker(preparation, files)
     with open_scratch(output) as scratch:
         identity = _identity(preparation, origins(files))
@@ -110,15 +111,19 @@ def prepare(
 
 def _identity(preparation: Preparation, found: Sequence[Origin]) -> dict[str, Any]:
     """What the output's bytes depend on, as JSON holds it."""
-    tokenizer = Path(preparation.tokenizer.path)
-    paths = sorted(tokenizer.iterdir()) if tokenizer.is_dir() else [tokenizer]
-    stats = [(str(path), path.stat()) for path in paths if path.is_file()]
+    template = preparation.text.chat_template
     return {
         "format": FORMAT,
         "preparation": _as_json(dataclasses.asdict(preparation)),
         "inputs": [dataclasses.asdict(origin) for origin in found],
-        "tokenizer": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+        "tokenizer": _stats(tokenizer_files(preparation.tokenizer)),
+        "chat_template": [] if template is None else _stats([Path(template)]),
     }
+
+
+def _stats(paths: Sequence[Path]) -> list[list[Any]]:
+    found = [(str(path), path.stat()) for path in paths]
+    return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in found]
 
 
 def _as_json(value: Any) -> Any:
@@ -144,7 +149,9 @@ def _check_scratch(scratch: Scratch, identity: dict[str, Any], force: bool) -> N
         )
 
 
-def _check_output_apart(preparation: Preparation, output: Path) -> None:
+def _check_output_apart(
+    preparation: Preparation, files: Sequence[InputFile], output: Path
+) -> None:
     for name in preparation.inputs:
         folder = Path(name).resolve()
         if folder.is_dir() and output.resolve().is_relative_to(folder):
@@ -154,6 +161,18 @@ def _check_output_apart(preparation: Preparation, output: Path) -> None:
             )
     if output.name in ("", ".."):
         raise InputError(f"output {output} has no name of its own: name a new folder")
+    template = preparation.text.chat_template
+    read = {file.path: "input" for file in files}
+    read[Path(preparation.tokenizer.path)] = "tokenizer"
+    if template is not None:
+        read[Path(template)] = "chat template"
+    for folder in (output.resolve(), scratch_folder(output).resolve()):
+        for path, what in read.items():
+            if path.resolve().is_relative_to(folder):
+                raise InputError(
+                    f"{what} {path} lies in {folder}, which is replaced when the "
+                    "output is written, so that it would be lost: name another output"
+                )
 
 
 @dataclasses.dataclass

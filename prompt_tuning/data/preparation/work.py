@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -25,7 +26,24 @@ from prompt_tuning.losses.weights import PADDING
 
 CATEGORY_IDS = "category_ids"
 
-Unit = tuple[str, Record, list[Passage]]
+
+class Unit(NamedTuple):
+    """A record that was read and is yet to be encoded.
+
+    Attributes:
+      place: where it stands, for messages.
+      record: what it says.
+      passages: its texts.
+      line: it as a line of JSON, if it is of the test split.
+    """
+
+    place: str
+    record: Record
+    passages: list[Passage]
+    line: bytes
+
+
+Encoded = Sequence[tuple[Unit, list[Article]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +141,6 @@ class TaskWorker:
         """
         problems: list[str] = []
         units: list[Unit] = []
-        texts: list[bytes] = []
         without = 0
         for file, place, content in self._contents(task):
             try:
@@ -137,16 +154,15 @@ class TaskWorker:
             if not passages:
                 without += 1
                 continue
-            units.append((place, record, passages))
-            if task.split == TEST:
-                texts.append(_json_line(file, content, record))
+            line = _json_line(file, content, record) if task.split == TEST else b""
+            units.append(Unit(place, record, passages, line))
         encoded = self._encoded(units, problems)
         return Done(
             *self._table(encoded),
             records=len(encoded),
             without_completion=without,
             problems=problems,
-            texts=b"".join(texts),
+            texts=b"".join(unit.line for unit, _ in encoded),
         )
 
     def _contents(self, task: Task) -> Iterator[tuple[InputFile, str, bytes]]:
@@ -159,27 +175,24 @@ class TaskWorker:
                     content = os.pread(opened.fileno(), size, start)
                     yield file, f"{file.path}, line {line}", content
 
-    def _encoded(
-        self, units: Sequence[Unit], problems: list[str]
-    ) -> list[tuple[Record, list[Article]]]:
+    def _encoded(self, units: Sequence[Unit], problems: list[str]) -> Encoded:
         """The articles of records, those left out that cannot be encoded."""
         try:
-            made = self._maker.articles([passages for _, _, passages in units])
+            made = self._maker.articles([unit.passages for unit in units])
         except InputError:
             pass
         else:
-            records = [record for _, record, _ in units]
-            return list(zip(records, made, strict=True))
-        found: list[tuple[Record, list[Article]]] = []
-        for place, record, passages in units:
+            return list(zip(units, made, strict=True))
+        found: list[tuple[Unit, list[Article]]] = []
+        for unit in units:
             try:
-                found.append((record, self._maker.articles([passages])[0]))
+                found.append((unit, self._maker.articles([unit.passages])[0]))
             except InputError as problem:
-                problems.append(f"{place}: {problem}")
+                problems.append(f"{unit.place}: {problem}")
         return found
 
     def _table(
-        self, encoded: Sequence[tuple[Record, list[Article]]]
+        self, encoded: Encoded
     ) -> tuple[Int32[np.ndarray, "C n"], Int64[np.ndarray, "a"]]:
         """The columns of all articles, and their lengths."""
         articles = [article for _, made in encoded for article in made]
@@ -193,10 +206,12 @@ class TaskWorker:
         )
         for column, name in enumerate(self._columns):
             if name == CATEGORY_IDS:
-                each = np.array([record.category for record, _ in encoded], np.int32)
+                each = np.array([unit.record.category for unit, _ in encoded], np.int32)
                 tokens[column] = np.repeat(each, of_record)
             elif name == LOSS_WEIGHTS:
-                weights = np.array([record.weight for record, _ in encoded], np.float32)
+                weights = np.array(
+                    [unit.record.weight for unit, _ in encoded], np.float32
+                )
                 tokens[column] = np.repeat(weights.view(np.int32), of_record)
         return tokens, lengths
 

@@ -20,11 +20,12 @@ from prompt_tuning.data.preparation.settings import (
     Preparation,
     Share,
     Splits,
+    TextFormat,
     TokenizerChoice,
 )
 from prompt_tuning.errors import InputError
 from tests.data.preparation.prepared_files import snapshot
-from tests.data.preparation.small_tokenizer import write_tokenizer
+from tests.data.preparation.small_tokenizer import CHAT, write_tokenizer
 
 ROOT = Path(__file__).parents[3]
 LINES = 3000
@@ -46,6 +47,7 @@ def inputs(tmp_path_factory):
 
 def preparation(inputs, output, **choices):
     standard = {
+        "tokenizer": TokenizerChoice(str(inputs / "tokenizer")),
         "length": 64,
         "packing": "greedy::truncate_left",
         "skip_malformed": True,
@@ -54,7 +56,6 @@ def preparation(inputs, output, **choices):
     return Preparation(
         (str(inputs / "lines.jsonl"),),
         str(output),
-        TokenizerChoice(str(inputs / "tokenizer")),
         **(standard | choices),
     )
 
@@ -148,6 +149,47 @@ def test_another_preparation_is_not_lost_unasked(inputs, tmp_path, monkeypatch):
     assert scratch_folder(output).exists()
     prepare(longer, workers=1, force=True)
     assert list(tmp_path.iterdir()) == [output]
+
+
+def _stopped(*_):
+    raise Killed
+    yield
+
+
+def test_it_goes_on_beside_its_own_tokenizer(inputs, whole, tmp_path, monkeypatch):
+    """The output, its lock and strangers lie in the folder and are no part of it."""
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    choice = TokenizerChoice(str(folder))
+    asked = preparation(inputs, folder / "out", tokenizer=choice)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "do_tasks", _stopped)
+        with pytest.raises(Killed):
+            prepare(asked, workers=1)
+    (folder / "notes.txt").write_text("mine")
+    assert snapshot(prepare(asked, workers=1)) == whole
+
+
+@pytest.mark.parametrize("changed", ["template.jinja", "tokenizer_config.json"])
+def test_a_changed_template_or_sibling_begins_anew(
+    inputs, tmp_path, monkeypatch, changed
+):
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    template = folder / "template.jinja"
+    template.write_text(CHAT)
+    asked = preparation(
+        inputs,
+        tmp_path / "out",
+        tokenizer=TokenizerChoice(str(folder / "tokenizer.json")),
+        text=TextFormat(chat=True, chat_template=str(template)),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "do_tasks", _stopped)
+        with pytest.raises(Killed):
+            prepare(asked, workers=1)
+    file = folder / changed
+    file.write_text(file.read_text() + "\n")
+    with pytest.raises(InputError, match="of other settings or of inputs that have"):
+        prepare(asked, workers=1)
 
 
 def test_one_output_is_prepared_by_one_process(inputs, tmp_path):

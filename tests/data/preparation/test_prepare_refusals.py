@@ -8,6 +8,7 @@ from prompt_tuning.data.preparation.prepare import prepare
 from prompt_tuning.data.preparation.settings import (
     Preparation,
     RecordFormat,
+    Share,
     Splits,
     TokenizerChoice,
 )
@@ -127,3 +128,41 @@ def test_an_output_that_is_there_is_not_touched(tmp_path, make, tokenizer):
         prepare(longer, workers=1, force=True)
     with pytest.raises(InputError, match="lies in the input folder"):
         make(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["out", ".out.preparing"])
+def test_what_is_read_is_not_replaced_by_the_output(tmp_path, tokenizer, folder):
+    (tmp_path / folder).mkdir()
+    inside = write_jsonl(tmp_path / folder / "test.jsonl", *pairs(5))
+    apart = write_jsonl(tmp_path / "a.jsonl", *pairs(5))
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(inside)
+    own = tokenizer.rename(tmp_path / folder / "tokenizer")
+    other = tmp_path / "tokenizer"
+    other.symlink_to(own)
+    before = snapshot(tmp_path)
+    for source, chosen, what in [
+        (inside, other, "input"),
+        (link, other, "input"),
+        (apart, own, "tokenizer"),
+        (apart, other, "tokenizer"),
+    ]:
+        preparation = Preparation(
+            (str(source),), str(tmp_path / "out"), TokenizerChoice(str(chosen))
+        )
+        with pytest.raises(InputError, match=f"{what} .* would be lost"):
+            prepare(preparation, workers=1, force=True)
+        assert snapshot(tmp_path) == before
+
+
+def test_the_texts_of_the_test_split_are_of_used_records(tmp_path, make):
+    good, bad = pairs(4), '{"completion": "a\\ud800"}'
+    source = write_jsonl(tmp_path / "a.jsonl", good[0], bad, *good[1:], bad)
+    splits = Splits(test=Share(count=6))
+    source.write_text(source.read_text() + json.dumps(good[0]) + "\n")
+    output = make(source, skip_malformed=True, splits=splits)
+    counted = json.loads((output / "metrics.json").read_text())["test"]
+    lines = (output / "test.jsonl").read_text().splitlines()
+    assert len(lines) == counted["records"] == 6 - counted["malformed"]
+    assert counted["malformed"] > 0
+    assert all(json.loads(line) in good for line in lines)

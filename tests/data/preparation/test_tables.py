@@ -1,0 +1,95 @@
+"""Where the rows of a table lie: the `csv` module's own reading is the reference."""
+
+import csv
+import io
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning.data.preparation.inputs import (
+    InputFile,
+    RecordIndex,
+    cells,
+    input_files,
+    write_index,
+)
+from prompt_tuning.data.preparation.settings import RecordFormat
+from prompt_tuning.errors import InputError
+from tests.data.preparation.prepared_files import texts
+from tests.data.preparation.small_tokenizer import EOS
+
+
+def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
+    """The rows below the header `a,b`."""
+    table = tmp_path / f"table{suffix}"
+    delimiter = {".csv": b",", ".tsv": b"\t"}[suffix]
+    table.write_bytes(delimiter.join([b"a", b"b"]) + b"\n" + content)
+    (file,) = input_files([str(table)], RecordFormat())
+    write_index([file], tmp_path / "index", lambda read: None)
+    index = RecordIndex(tmp_path / "index")
+    whole = table.read_bytes()
+    return [
+        cells(file, whole[start : start + size], f"line {line}")
+        for _, start, size, line in index.read(np.arange(len(index))).tolist()
+    ]
+
+
+def test_a_quote_within_a_cell_is_a_character(tmp_path, make, tokenizer):
+    source = tmp_path / "a.tsv"
+    source.write_text(
+        "prompt\tcompletion\n"
+        'a 5" disk\tA\nfoo\tB\nbar\tC\nanother 3" disk\tD\nlast\tE\n'
+    )
+    found = texts(make(source, packing="single::drop"), tokenizer)
+    assert found == [
+        [(0, prompt), (1, f" {completion}"), (3, EOS)]
+        for prompt, completion in [
+            ('a 5" disk', "A"),
+            ("foo", "B"),
+            ("bar", "C"),
+            ('another 3" disk', "D"),
+            ("last", "E"),
+        ]
+    ]
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t")])
+def test_rows_are_those_of_the_csv_module(tmp_path, suffix, delimiter):
+    draw = random.Random(0)
+    read = several = 0
+    for _ in range(1000):
+        pieces = draw.choices(['"', '"', "x", delimiter, "\n", "é"], k=12)
+        text = "".join(pieces) + "\n"
+        reader = csv.reader(
+            io.StringIO(text, newline=""), delimiter=delimiter, strict=True
+        )
+        try:
+            expected = [row for row in reader if row]
+        except csv.Error:
+            with pytest.raises(InputError):
+                rows(tmp_path, text.encode(), suffix)
+            continue
+        if not expected or any(not "".join(row).strip() for row in expected):
+            continue  # Lines of white space alone are no records.
+        assert rows(tmp_path, text.encode(), suffix) == expected
+        read += 1
+        several += "\n" in "".join("".join(row) for row in expected)
+    assert read > 100 and several > 10
+
+
+def test_a_record_of_two_rows_is_refused():
+    file = InputFile(Path("a.csv"), ("a", "b"))
+    with pytest.raises(InputError, match="line 2: found more than one row"):
+        cells(file, b"a,b\rc,d\n", "line 2")
+    assert cells(file, b'a,"b\rc"\r\n', "line 2") == ["a", "b\rc"]
+
+
+def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):
+    lines = (b"x" * 199 + b"\n") * 50_000
+    begun = time.monotonic()
+    assert rows(tmp_path, b'"' + lines + b'",y\n') == [[lines.decode(), "y"]]
+    # Joining and counting anew at each line would read 2.5e11 bytes.
+    assert time.monotonic() - begun < 30
