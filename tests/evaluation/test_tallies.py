@@ -62,7 +62,9 @@ def test_many_examples_are_drawn_in_parts(monkeypatch):
     tally = {"a": mean_tally(np.random.default_rng(0).random(64))}
     whole = intervals(tally, resamples=37, seed=0)
     monkeypatch.setattr("prompt_tuning.evaluation.tallies.DRAWN_AT_ONCE", 128)
-    assert intervals(tally, resamples=37, seed=0) == whole
+    parts = intervals(tally, resamples=37, seed=0)
+    # The same draws; their sums may round otherwise.
+    assert parts["a"] == pytest.approx(whole["a"], rel=1e-12)
 
 
 def test_what_there_is_nothing_of_has_no_value_and_no_interval():
