@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from prompt_tuning import configuration
 from prompt_tuning.checkpoints import adapter_files, checkpoint_files
 from prompt_tuning.checkpoints.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
 from prompt_tuning.checkpoints.huggingface_config import read_config
@@ -15,6 +14,7 @@ from prompt_tuning.checkpoints.merged import write_merged
 from prompt_tuning.checkpoints.peft.conversion import to_peft
 from prompt_tuning.checkpoints.peft.folder import find_folder, write_folder
 from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.run_options import run_in
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
@@ -30,7 +30,7 @@ SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class Tuned:
     """What is to be converted.
 
     Attributes:
@@ -72,7 +72,7 @@ def _form(source: Path, target: Path) -> str:
     return "checkpoint" if is_peft else "peft"
 
 
-def _open(source: Path, options: argparse.Namespace) -> Opened:
+def _open(source: Path, options: argparse.Namespace) -> Tuned:
     directory = _run_of(source)
     if directory is not None:
         return _open_run(directory, source, options)
@@ -86,7 +86,7 @@ def _open(source: Path, options: argparse.Namespace) -> Opened:
         base = str(Pretrained(checkpoint=base).path)
         config = read_config(base)
     adapter = adapter_files.read_adapter(source, config)
-    return Opened(adapters=[adapter], config=config, base=base)
+    return Tuned(adapters=[adapter], config=config, base=base)
 
 
 def _run_of(source: Path) -> Path | None:
@@ -100,12 +100,9 @@ def _run_of(source: Path) -> Path | None:
     return directory if (directory / CONFIG_FILE).is_file() else None
 
 
-def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Opened:
+def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Tuned:
     """A run's model with what it trained, or with one of its checkpoints."""
-    config = str(directory / CONFIG_FILE)
-    run = configuration.read_run([config], options.bindings)
-    # The directory may have been moved since the run wrote its config.
-    run = dataclasses.replace(run, directory=str(directory))
+    run = run_in(directory, options.bindings)
     described, parameters = load_tuned(run)
     if (source / checkpoint_files.STATE_FILE).is_file():
         state = checkpoint_files.verify(source)
@@ -115,7 +112,7 @@ def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Ope
     assert isinstance(model, LanguageModel)
     folder = run.model.path
     base = str(folder) if (folder / "config.json").is_file() else None
-    return Opened(
+    return Tuned(
         adapters=adapters_of(model),
         config=described.config,
         base=options.base_model or base,
@@ -142,7 +139,7 @@ def _one(adapters: Sequence[Adapter], source: Path) -> Adapter:
 def _merge(
     target: Path,
     adapters: Sequence[Adapter],
-    opened: Opened,
+    opened: Tuned,
     options: argparse.Namespace,
 ) -> None:
     """Writes the frozen model with LoRA and IA3 in its weights."""
@@ -167,7 +164,7 @@ def _write(
     form: str,
     target: Path,
     adapter: Adapter,
-    opened: Opened,
+    opened: Tuned,
     options: argparse.Namespace,
 ) -> None:
     """Writes one adapter in a form, and says what it wrote."""

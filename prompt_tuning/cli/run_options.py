@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning import configuration
@@ -25,9 +26,22 @@ def read_run(options: argparse.Namespace) -> Run:
             raise InputError(
                 f"{directory} holds no {CONFIG_FILE}, so it is no run's directory"
             )
-        files.insert(0, str(config))
-    run = configuration.read_run(files, options.bindings)
+        return run_in(Path(directory), options.bindings, files)
+    return configuration.read_run(files, options.bindings)
+
+
+def run_in(directory: Path, bindings: Sequence[str], files: Sequence[str] = ()) -> Run:
+    """The run that a directory holds.
+
+    Args:
+      directory: has the run's config.
+      bindings: read after it, as `files` are.
+      files: gin files.
+
+    Raises:
+      InputError: if the config cannot be used.
+    """
+    config = str(directory / CONFIG_FILE)
+    run = configuration.read_run([config, *files], bindings)
     # The directory may have been moved since the run wrote its config.
-    return (
-        run if directory is None else dataclasses.replace(run, directory=str(directory))
-    )
+    return dataclasses.replace(run, directory=str(directory))

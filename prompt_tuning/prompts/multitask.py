@@ -35,6 +35,21 @@ class _MultiTaskPrompt(InputPrompt):
     def _share(self, vectors: Float[Array, "P H"]) -> None:
         self.shared = nnx.Param(vectors, axes=("prompt", "prompt_embed"))
 
+    def _start_vectors(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        tasks: int,
+        shared: tuple[int, int],
+        own: tuple[int, int],
+        initializers: tuple[Initializer | None, Initializer | None],
+    ) -> None:
+        """Starts shared vectors and those of each task, of the sizes given."""
+        (length, width), (of_shared, of_tasks) = shared, initializers
+        self._share(initial_vectors(key, vocabulary, length, of_shared, width=width))
+        initial = _vectors_of_tasks(key, vocabulary, tasks, own, of_tasks)
+        self.task = nnx.Param(initial, axes=TASK_AXES)
+
     @property
     def length(self) -> int:
         """Vectors `P` of each task's prompt."""
@@ -77,9 +92,9 @@ class AddMultiTaskPrompt(_MultiTaskPrompt):
         Raises:
           InputError: if a number is below 1, or an initialiser refuses.
         """
-        self._share(initial_vectors(key, vocabulary, length, initializer))
-        initial = _vectors_of_tasks(key, vocabulary, tasks, length, task_initializer)
-        self.task = nnx.Param(initial, axes=TASK_AXES)
+        size = (length, vocabulary.width)
+        starts = (initializer, task_initializer)
+        self._start_vectors(key, vocabulary, tasks, size, size, starts)
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
         """The prompts of all tasks."""
@@ -120,10 +135,10 @@ class ConcatTimeMultiTaskPrompt(_MultiTaskPrompt):
         Raises:
           InputError: if a number is below 1, or an initialiser refuses.
         """
-        own = length if task_length is None else task_length
-        self._share(initial_vectors(key, vocabulary, length, initializer))
-        initial = _vectors_of_tasks(key, vocabulary, tasks, own, task_initializer)
-        self.task = nnx.Param(initial, axes=TASK_AXES)
+        width = vocabulary.width
+        own = (length if task_length is None else task_length, width)
+        starts = (initializer, task_initializer)
+        self._start_vectors(key, vocabulary, tasks, (length, width), own, starts)
 
     @property
     def length(self) -> int:
@@ -180,13 +195,9 @@ class ConcatFeaturesMultiTaskPrompt(_MultiTaskPrompt):
                 f"shared_features {shared_features} and task_features {task_features} "
                 f"must be positive and together {vocabulary.width}, the model's width"
             )
-        self._share(
-            initial_vectors(key, vocabulary, length, initializer, width=shared_features)
-        )
-        initial = _vectors_of_tasks(
-            key, vocabulary, tasks, length, task_initializer, task_features
-        )
-        self.task = nnx.Param(initial, axes=TASK_AXES)
+        shared, own = (length, shared_features), (length, task_features)
+        starts = (initializer, task_initializer)
+        self._start_vectors(key, vocabulary, tasks, shared, own, starts)
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
         """The prompts of all tasks."""
@@ -360,16 +371,15 @@ def _vectors_of_tasks(
     key: Key[Array, ""],
     vocabulary: Vocabulary,
     tasks: int,
-    length: int,
+    size: tuple[int, int],
     initializer: Initializer | None,
-    width: int | None = None,
 ) -> Float[Array, "N P W"]:
     """Vectors of each task, started as if each were a prompt of its own."""
     _check_tasks(tasks)
     keys = jax.random.split(named_key(key, "tasks"), tasks)
     return jnp.stack(
         [
-            initial_vectors(task, vocabulary, length, initializer, width=width)
+            initial_vectors(task, vocabulary, size[0], initializer, width=size[1])
             for task in keys
         ]
     )

@@ -41,15 +41,21 @@ class Source:
       origin: the file or folder; of a run the checkpoint.
       leaves: float32 arrays by our paths.
       scalings: by projection, what each LoRA was multiplied by, where that is known.
-      optimizer: the optimiser's leaves by place; None where there is no checkpoint.
+      checkpoint: the directory that it is; None where there is none.
       frozen_model: the fingerprint of what they were trained beside, if known.
     """
 
     origin: str
     leaves: Arrays
     scalings: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    optimizer: Arrays | None = None
+    checkpoint: Path | None = None
     frozen_model: str | None = None
+
+    def read_optimizer(self) -> Arrays:
+        """The optimiser's leaves by place; nothing where there is no checkpoint."""
+        if self.checkpoint is None:
+            return {}
+        return checkpoint_files.read_optimizer_leaves(self.checkpoint)
 
     @property
     def adapter(self) -> Adapter:
@@ -118,7 +124,7 @@ def read_source(path: Path, config: ModelConfig) -> Source:
         origin=str(checkpoint),
         leaves=checkpoint_files.read_trained(checkpoint, state),
         scalings=state["extra"].get(SCALINGS, {}),
-        optimizer=checkpoint_files.read_optimizer_leaves(checkpoint),
+        checkpoint=checkpoint,
         frozen_model=recorded_model(checkpoint.parent.parent),
     )
 
@@ -227,7 +233,7 @@ def plan_transfer(
       InputError: if nothing of the source is trained here, a shape is another, or a
         LoRA is multiplied by another number.
     """
-    if source.optimizer is None:
+    if source.checkpoint is None:
         source = source.placed([*trained, *frozen])
     started = source.leaves.keys() & trained.keys()
     if not started:
@@ -239,14 +245,15 @@ def plan_transfer(
         check_shape(source.origin, path, source.leaves[path], trained[path])
     source.check_scalings(loras)
     state = Carried()
-    if optimizer is not None and source.optimizer:
+    moments = {} if optimizer is None else source.read_optimizer()
+    if optimizer is not None and moments:
         leaves = {
             path: jax.ShapeDtypeStruct(leaf.shape, np.float32)
             for path, leaf in trained.items()
         }
         template = jax.eval_shape(optimizer.init, leaves)
         kept = [path for path in trained if path in started]
-        state = carry_over(source.optimizer, template, kept)
+        state = carry_over(moments, template, kept)
     return Transfer(source=source, trained=trained, frozen=frozen, state=state)
 
 
