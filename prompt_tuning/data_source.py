@@ -37,6 +37,11 @@ class DataSource:
       use_token_type_ids: whether token types say which tokens are learned; if not, all
         are, and padding of HDF5 rows too.
       prompt_loss_weight: weight of type-0 tokens, with token types.
+      separate_articles: whether an HDF5 row of several articles, each closed by a
+        separator (type 3), is as many examples of a decoder-only model: no article sees
+        another, and each is generated or ranked from its own prompt. If not, a row is
+        one example, as wanted where texts are to be learned in the context of those
+        before them.
       use_loss_weights: whether an HDF5 data set `loss_weights [rows, length]`, where
         there is one, multiplies these weights token by token.
       example_weight_key: what each example weighs, a jsonl key or an HDF5 data set
@@ -73,6 +78,7 @@ class DataSource:
     packed_length: int | None = None
     use_token_type_ids: bool = True
     prompt_loss_weight: float = 0.0
+    separate_articles: bool = True
     use_loss_weights: bool = True
     example_weight_key: str | None = None
     balance_key: str | None = None
@@ -122,6 +128,7 @@ class DataSource:
             predicts_first_token=model.predicts_first_token,
             use_token_type_ids=self.use_token_type_ids,
             prompt_loss_weight=self.prompt_loss_weight,
+            separate_articles=self.separate_articles,
             prompt_key=self.prompt_key,
             completion_key=self.completion_key,
             joiner=self.joiner,
@@ -233,8 +240,16 @@ class DataSource:
           accumulate: micro-batches of a batch.
 
         Raises:
-          InputError: if the examples do not fit the sizes asked for.
+          InputError: if the examples do not fit the sizes asked for, or given tokens
+            are to be learned of examples with classes.
         """
+        if isinstance(examples, Candidates) and self.prompt_loss_weight > 0:
+            raise InputError(
+                f"prompt_loss_weight is {self.prompt_loss_weight}, but Run.objective "
+                "is a ClassObjective, which scores labels alone and learns nothing of "
+                "what is given: set DataSource.prompt_loss_weight = 0.0, or use a "
+                "TokenObjective"
+            )
         same_tokens = model.config.architecture == "decoder_only"
         if self.packing:
             plan = functools.partial(

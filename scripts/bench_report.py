@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from prompt_tuning.data.preparation.parallel import available_cores
 from scripts.bench_cases import CASES, GROWTH, MOST_GROWTH
 from scripts.bench_steps import OURS, SIDES, Settings, StepResult, median_ratio
 
@@ -269,7 +270,7 @@ def describe_machine(settings: Settings, versions: Mapping[str, str]) -> dict[st
     return {
         "date": datetime.date.today().isoformat(),
         "processor": processor(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(available_cores()),
         "memory": f"{memory / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

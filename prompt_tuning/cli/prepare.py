@@ -143,8 +143,8 @@ def _add_reading_options(group) -> None:
         "--on_malformed",
         choices=("error", "skip"),
         default="error",
-        help="what a record does that cannot be used: end the command, which then "
-        "writes nothing, or be counted and listed in skipped.jsonl",
+        help="what a record or a file does that cannot be used: end the command, which "
+        "then writes nothing, or be counted and listed in skipped.jsonl",
     )
 
 
@@ -169,6 +169,12 @@ def _add_text_options(group) -> None:
     )
     group.add_argument(
         "--chat_template", metavar="FILE", help="another template, in jinja2"
+    )
+    group.add_argument(
+        "--chat_date",
+        metavar="DAY",
+        help="the day that a template is told which asks for it (strftime_now), such "
+        "as 2026-07-26; by default today, which metadata.yaml keeps",
     )
     group.add_argument(
         "--special_tokens",
@@ -275,6 +281,7 @@ def _text_format(options: argparse.Namespace) -> TextFormat:
         attention_boundary=options.attention_boundary,
         chat=options.chat or options.chat_template is not None,
         chat_template=options.chat_template,
+        chat_date=options.chat_date,
     )
 
 

@@ -22,6 +22,7 @@ from prompt_tuning.data.preparation.outputs import METRICS
 SHOWN = {
     "records": "records used",
     "malformed": "records malformed",
+    "malformed_files": "files malformed",
     "without_completion": "records without completion",
     "articles": "articles",
     "dropped_articles": "articles dropped, too long",

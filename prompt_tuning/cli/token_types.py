@@ -70,7 +70,7 @@ def add_rules(group) -> None:
         "--end",
         metavar="TOKEN",
         help="the token that closes an article (type 3), such as EOS; each article of "
-        "a row has a prompt of its own",
+        "a row has a prompt of its own. The first token of a row closes nothing",
     )
     group.add_argument(
         "--padding", metavar="TOKEN", help="the token that fills rows (type 2)"
@@ -78,7 +78,8 @@ def add_rules(group) -> None:
     group.add_argument(
         "--learn_others",
         action="store_true",
-        help="learn all of an article that has none of the tokens; else it is refused",
+        help="with --until_last or --until_first, learn all of an article that has "
+        "none of the tokens; else it is refused",
     )
 
 
@@ -130,11 +131,8 @@ def rule_of(options: argparse.Namespace) -> "TypeRule":
         UntilSeparator,
     )
 
+    _refuse_unused(options)
     if options.array is not None:
-        if options.end is not None or options.padding is not None:
-            raise InputError(
-                "--array says the type of every token: leave --end and --padding out"
-            )
         return GivenTypes(read_array(options.array, ("rows", "length")))
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     ends = Ends(
@@ -154,6 +152,21 @@ def rule_of(options: argparse.Namespace) -> "TypeRule":
     tokens = options.until_last or options.until_first
     separators = tuple(token_id(token, tokenizer) for token in tokens)
     return UntilSeparator(separators, which, ends, options.learn_others)
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Refuses options that the rule has no use for."""
+    if options.learn_others and options.until_last is options.until_first is None:
+        raise InputError(
+            "--learn_others is of articles without a token of --until_last or "
+            "--until_first, and neither was given: leave it out"
+        )
+    if options.array is None:
+        return
+    if options.end is not None or options.padding is not None:
+        raise InputError(
+            "--array says the type of every token: leave --end and --padding out"
+        )
 
 
 def token_id(token: str, tokenizer: "Tokenizer | None") -> int:

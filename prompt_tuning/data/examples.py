@@ -1,13 +1,13 @@
 """A table of examples: rows that were checked once, and are read when asked for."""
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from prompt_tuning.data.cutting import articles, whole_rows
 from prompt_tuning.data.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.lines import PairEncoder
 from prompt_tuning.data.preceded import PrecededReading
@@ -26,6 +26,7 @@ from prompt_tuning.data.sources import (
     Hdf5Rows,
     JsonlRows,
     Rows,
+    Weigh,
     file_list,
 )
 from prompt_tuning.data.tasks import Tasks, TaskToken
@@ -47,6 +48,9 @@ class Examples:
     """`E` examples that can be read in any order, by several threads.
 
     Attributes:
+      rows: that they are read from.
+      reading: how.
+      spans: where they are.
       skipped: how many were left out because they were too long.
       has_prompt_ids: whether the data says which prompt each has.
       has_advantages: whether it says their tokens' advantages.
@@ -62,51 +66,45 @@ class Examples:
         has_prompt_ids: bool = False,
         has_advantages: bool = False,
     ):
-        self._rows = rows
-        self._reading = reading
-        self._spans = spans
+        self.rows = rows
+        self.reading = reading
+        self.spans = spans
         self.skipped = skipped
         self.has_prompt_ids = has_prompt_ids
         self.has_advantages = has_advantages
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self.spans)
 
     def __getitem__(self, index: int) -> Example:
         """Example `index`, read from its file if that is HDF5."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        input_ids, token_types, values = self._rows[int(self._spans.rows[index])]
-        inside = slice(int(self._spans.starts[index]), int(self._spans.stops[index]))
-        types = None if token_types is None else token_types[inside]
-        inner = values.map(operator.itemgetter(inside))
-        example = self._reading.example(input_ids[inside], types, inner)
-        prompt_id = int(self._spans.prompt_ids[index])
+        row, start, stop = self.span(index)
+        example = self.reading.example(*self.rows.part(row, slice(start, stop)))
+        prompt_id = int(self.spans.prompt_ids[index])
         return dataclasses.replace(example, prompt_id=prompt_id)
 
     def span(self, index: int) -> tuple[int, int, int]:
         """The row of example `index`, its first token there, and one past its last."""
-        spans = self._spans
-        return (
-            int(spans.rows[index]),
-            int(spans.starts[index]),
-            int(spans.stops[index]),
-        )
+        where = self.spans.rows, self.spans.starts, self.spans.stops
+        row, start, stop = (int(each[index]) for each in where)
+        return row, start, stop
 
     @property
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of inputs of each example."""
-        return self._spans.input_lengths
+        return self.spans.input_lengths
 
     @property
     def target_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of targets of each example."""
-        return self._spans.target_lengths
+        return self.spans.target_lengths
 
     @property
     def weight_counts(self) -> Int64[np.ndarray, "E"]:
         """Number of targets of each example whose weight is not zero."""
-        return self._spans.weight_counts
+        return self.spans.weight_counts
 
 
 def load_examples(
@@ -119,6 +117,7 @@ def load_examples(
     predicts_first_token: bool = True,
     use_token_type_ids: bool = True,
     prompt_loss_weight: float = 0.0,
+    separate_articles: bool = True,
     prompt_key: str | None = "prompt",
     completion_key: str = "completion",
     joiner: str = "",
@@ -146,6 +145,8 @@ def load_examples(
       predicts_first_token: whether a prompt vector stands before a decoder-only row.
       use_token_type_ids: whether the types decide the weights; see `token_weights`.
       prompt_loss_weight: weight of type 0 where they do.
+      separate_articles: whether each article of a decoder-only row, closed by a
+        separator (type 3), is an example of its own; else each row is one.
       prompt_key: of a `.jsonl` line; None where there is no given text.
       completion_key: of a `.jsonl` line.
       joiner: put before a `.jsonl` completion in a decoder-only model.
@@ -170,7 +171,9 @@ def load_examples(
         tasks = tasks.behind_bos()
     task_token = None if tasks is None else tasks.token
     if architecture == "encoder_decoder":
-        _check_encoder_decoder(use_token_type_ids, prompt_loss_weight, joiner)
+        _check_encoder_decoder(
+            use_token_type_ids, prompt_loss_weight, separate_articles, joiner
+        )
         reading = _encoder_decoder_reading(eos_id, bos_id, task_token)
     else:
         reading = DecoderOnlyReading(
@@ -180,11 +183,13 @@ def load_examples(
             bos_id,
             task_token,
             soft_ids=None if template is None else vocabulary_size,
+            cut=articles if separate_articles else whole_rows,
         )
+    weigh = reading.weights
     if given_before:
         reading = PrecededReading(reading, tuple(given_before), bos_id)
     if not of_text:
-        rows = _hdf5_rows(files, template, tasks, columns)
+        rows = _hdf5_rows(files, template, tasks, columns, weigh)
     elif tokenizer is None:
         raise InputError(f"{files} holds text: expected a tokenizer to encode it with")
     else:
@@ -218,6 +223,7 @@ def _hdf5_rows(
     template: TokenTemplate | None,
     tasks: Tasks | None,
     columns: Columns | None,
+    weigh: Weigh,
 ) -> Hdf5Rows:
     if template is not None:
         raise InputError(
@@ -230,7 +236,7 @@ def _hdf5_rows(
             "leave the names out"
         )
     prompt_ids = None if tasks is None else tasks.key
-    return Hdf5Rows(files, prompt_ids=prompt_ids, columns=columns)
+    return Hdf5Rows(files, prompt_ids=prompt_ids, columns=columns, weigh=weigh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,7 +342,10 @@ def _short_enough(spans: Spans, limits: Limits, place: Place) -> Bool[np.ndarray
 
 
 def _check_encoder_decoder(
-    use_token_type_ids: bool, prompt_loss_weight: float, joiner: str
+    use_token_type_ids: bool,
+    prompt_loss_weight: float,
+    separate_articles: bool,
+    joiner: str,
 ) -> None:
     """Refuses the arguments that mean something in decoder-only models alone."""
     if not use_token_type_ids:
@@ -348,6 +357,11 @@ def _check_encoder_decoder(
         raise InputError(
             f"prompt_loss_weight is {prompt_loss_weight}, but the prompt tokens of an "
             "encoder-decoder model are never predicted: set it to 0"
+        )
+    if not separate_articles:
+        raise InputError(
+            "separate_articles is False, but an encoder-decoder model reads each turn "
+            "of a row apart, whichever article it is of: leave it out"
         )
     if joiner:
         raise InputError(

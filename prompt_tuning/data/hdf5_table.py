@@ -35,15 +35,17 @@ class Table:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def read(self, rows: slice) -> dict[str, np.ndarray]:
-        """The columns of some rows, "input_ids" among them.
+    def read(self, rows: slice, tokens: slice = slice(None)) -> dict[str, np.ndarray]:
+        """The columns of some rows, "input_ids" among them; of some of their tokens.
 
         Raises:
           InputError: if the file is damaged there.
         """
         try:
-            found = {name: data[rows] for name, data in self.columns.items()}
-            return {INPUT_IDS: self.input_ids[rows]} | found
+            return {
+                name: data[rows, tokens] if data.ndim == 2 else data[rows]
+                for name, data in {INPUT_IDS: self.input_ids, **self.columns}.items()
+            }
         except OSError as error:
             raise InputError(
                 f"{self.path}, rows {rows.start} to {rows.stop - 1}, cannot be read: "

@@ -48,7 +48,8 @@ class PrecededReading:
         """The example of the other reading, with the text."""
         example = self.reading.example(input_ids, token_types, values)
         inputs, weights = example.inputs, example.weights
-        at = int(inputs.size > 0 and inputs[0] == self.bos_id)
+        # A first token that is learned is the end of an article, not its BOS.
+        at = int(example.prefix_length > 0 and inputs[0] == self.bos_id)
         inputs = np.insert(inputs, at, np.array(self.ids, np.int32))
         if not isinstance(self.reading, DecoderOnlyReading):
             return dataclasses.replace(example, inputs=inputs)

@@ -8,6 +8,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer
 
+from prompt_tuning.data.cutting import (
+    Cut,
+    Pieces,
+    articles,
+    kept_tokens,
+    real_lengths,
+    turns,
+)
 from prompt_tuning.data.sources import Block
 from prompt_tuning.data.tasks import TaskToken
 from prompt_tuning.data.token_values import TokenValues
@@ -110,39 +118,25 @@ class Reading(Protocol):
         ...
 
 
-def real_lengths(block: Block) -> Int64[np.ndarray, "c"]:
-    """How long each row is without the padding (type 2) that ends it."""
-    rows, length = block.input_ids.shape
-    if block.token_types is None:
-        return np.full(rows, length, np.int64)
-    real = block.token_types != PADDING
-    return np.max(np.where(real, np.arange(1, length + 1), 0), axis=1, initial=0)
-
-
-def whole_lengths(block: Block) -> Int64[np.ndarray, "c"]:
-    """How long each row is with all that the data has in it."""
-    if block.lengths is not None:
-        return block.lengths
-    return np.full(len(block.input_ids), block.input_ids.shape[1], np.int64)
-
-
 @dataclasses.dataclass(frozen=True)
 class DecoderOnlyReading:
-    """A row is one example whose targets are its inputs.
+    """An article of a row, or a whole row, is an example whose targets are its inputs.
 
     Target `i` is predicted by whatever stands before token `i`: target 0 by the last
     prompt vector, or by nothing in a model without a prompt, where its weight is zero.
-    BOS is given, never learned; nor is a vector of a template's prompt.
+    BOS is given, never learned, unless its type says that it is the EOS that ends an
+    article (GPT-2 has one id for both); nor is a vector of a template's prompt.
 
     Attributes:
       use_token_type_ids: whether the types decide the weights; if not, every token is
         learned, padding that the data has among them.
       prompt_loss_weight: weight of type 0 where they do.
-      predicts_first_token: whether a prompt vector stands before the row.
+      predicts_first_token: whether a prompt vector stands before each example.
       bos_id: the id of BOS, or None.
-      task_token: what says a row's task at its head; None if nothing does.
+      task_token: what says an example's task at its head; None if nothing does.
       soft_ids: ids from this one on stand for vectors of a template's prompt; None
         where all are of tokens.
+      cut: what of a row is an example: `articles` or `whole_rows`.
     """
 
     use_token_type_ids: bool
@@ -151,29 +145,39 @@ class DecoderOnlyReading:
     bos_id: int | None
     task_token: TaskToken | None = None
     soft_ids: int | None = None
+    cut: Cut = articles
 
     def survey(self, block: Block, place: Place) -> Spans:
-        """One example for each row; see `Reading`."""
-        block, tasks = self._without_tasks(block, place)
-        lengths = whole_lengths(block)
-        if self.use_token_type_ids:
-            lengths = real_lengths(block)
+        """The articles of each row in which something is learned; see `Reading`."""
+        pieces = self._pieces(block)
+        tasks = self._tasks(block, pieces, place)
         try:
-            weights = self._weights(block.input_ids, block.token_types, block.values)
+            weights = self._block_weights(block, pieces)
         except InputError as error:
             raise InputError(f"{place(block.start)}: {error}") from error
-        weights[np.arange(weights.shape[1]) >= lengths[:, None]] = 0
-        counts = np.count_nonzero(weights, axis=1)
-        if not counts.all():
+        learned = np.count_nonzero(weights, axis=1)
+        if not learned.all():
             raise InputError(
-                f"{place(block.start + int(np.argmin(counts)))}: no token carries "
+                f"{place(block.start + int(np.argmin(learned)))}: no token carries "
                 "weight, expected at least one that is learned (BOS is not; nor is the "
-                "first token of a row in a model without a prompt)"
+                "first token of an article in a model without a prompt)"
             )
-        rows = block.start + np.arange(len(lengths), dtype=np.int64)
-        stops = lengths + int(self.task_token is not None)
-        start = np.zeros_like(rows)
-        return Spans(rows, start, stops, lengths, lengths, counts, tasks)
+        begins = pieces.rows * weights.shape[1] + pieces.starts
+        counts = np.add.reduceat(weights.ravel() != 0, begins, dtype=np.int64)
+        rows, starts, stops = pieces
+        lengths = stops - starts - int(self.task_token is not None)
+        spans = Spans(
+            block.start + rows, starts, stops, lengths, lengths, counts, tasks
+        )
+        return spans.select(counts > 0)
+
+    def weights(self, block: Block) -> Float32[np.ndarray, "c n"]:
+        """What each token of a block weighs, in whichever example it is.
+
+        Raises:
+          InputError: if the types that are to say it are missing or out of range.
+        """
+        return self._block_weights(block, self._pieces(block))
 
     def example(
         self,
@@ -181,14 +185,15 @@ class DecoderOnlyReading:
         token_types: Int32[np.ndarray, "n"] | None,
         values: TokenValues = NOTHING_SAID,
     ) -> Example:
-        """The whole row; see `Reading`."""
+        """One article, or one row; see `Reading`."""
         if self.task_token is not None:
             input_ids = self.task_token.without(input_ids)
             values = values.map(self.task_token.without)
             if token_types is not None:
                 token_types = self.task_token.without(token_types)
         types = None if token_types is None else token_types[None]
-        weights = self._weights(input_ids[None], types, values)[0]
+        first = np.array([0])
+        weights = self._weights(input_ids[None], types, values, (first, first))[0]
         return Example(
             input_ids,
             input_ids,
@@ -197,12 +202,37 @@ class DecoderOnlyReading:
             advantages=values.advantages,
         )
 
+    def _pieces(self, block: Block) -> Pieces:
+        kept = kept_tokens(block)
+        if self.use_token_type_ids and block.token_types is not None:
+            kept = block.token_types != PADDING
+        return self.cut(block.token_types, kept)
+
+    def _block_weights(
+        self, block: Block, pieces: Pieces
+    ) -> Float32[np.ndarray, "c n"]:
+        """What each token of a block weighs, if it is cut into these examples."""
+        rows, firsts = pieces.rows, pieces.starts
+        if self.task_token is not None and self.task_token.at == 0:
+            firsts = firsts + 1
+        there = firsts < pieces.stops
+        heads = rows[there], firsts[there]
+        weights = self._weights(block.input_ids, block.token_types, block.values, heads)
+        weights[~kept_tokens(block)] = 0
+        if self.task_token is not None:
+            said = pieces.starts + self.task_token.at
+            there = said < pieces.stops
+            weights[rows[there], said[there]] = 0
+        return weights
+
     def _weights(
         self,
         input_ids: Integer[np.ndarray, "c n"],
         token_types: Integer[np.ndarray, "c n"] | None,
         values: TokenValues,
+        heads: tuple[Int64[np.ndarray, "E"], Int64[np.ndarray, "E"]],
     ) -> Float32[np.ndarray, "c n"]:
+        """What each token weighs; `heads` are rows and places of first tokens."""
         weights = token_weights(
             token_types,
             input_ids.shape,
@@ -211,37 +241,46 @@ class DecoderOnlyReading:
         )
         weights = values.weighted(weights)
         if not self.predicts_first_token:
-            weights[:, :1] = 0
-        elif self.bos_id is not None:
-            weights[:, :1][input_ids[:, :1] == self.bos_id] = 0
+            weights[heads] = 0
+        else:
+            weights[heads] *= ~self._is_bos(input_ids, token_types)[heads]
         if self.soft_ids is not None:
             weights[input_ids >= self.soft_ids] = 0
         return weights
 
-    def _without_tasks(
-        self, block: Block, place: Place
-    ) -> tuple[Block, Int64[np.ndarray, "c"]]:
-        """The rows without the tokens that say their tasks, and these."""
-        token, types = self.task_token, block.token_types
+    def _is_bos(
+        self,
+        input_ids: Integer[np.ndarray, "*rows n"],
+        token_types: Integer[np.ndarray, "*rows n"] | None,
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Which tokens are BOS, if an example begins with them."""
+        found = np.equal(input_ids, -1 if self.bos_id is None else self.bos_id)
+        return found if token_types is None else found & (token_types != SEPARATOR)
+
+    def _tasks(
+        self, block: Block, pieces: Pieces, place: Place
+    ) -> Int64[np.ndarray, "E"]:
+        """Which task each example says; 0 where none does.
+
+        Raises:
+          InputError: if one ends before the token that was to say it.
+        """
+        token, rows = self.task_token, pieces.rows
         if token is None:
-            return block, np.zeros(len(block.input_ids), np.int64)
-        try:
-            tasks, ids = token.taken(block.input_ids)
-        except InputError as error:
-            raise InputError(f"{place(block.start)}: {error}") from error
-        lengths = None if block.lengths is None else block.lengths - 1
-        block = block._replace(
-            input_ids=ids, values=block.values.map(token.without), lengths=lengths
-        )
-        if types is None:
-            return block, tasks
-        missing = np.isin(types[:, token.at], (PADDING, SEPARATOR))
+            return np.zeros_like(rows)
+        places = pieces.starts + token.at
+        missing = places >= pieces.stops
+        places = np.where(missing, pieces.starts, places)
+        if block.token_types is not None:
+            missing |= np.isin(block.token_types[rows, places], (PADDING, SEPARATOR))
         if missing.any():
+            first = int(np.argmax(missing))
             raise InputError(
-                f"{place(block.start + int(np.argmax(missing)))}: token {token.at} was "
-                "to say the task (DataSource.task_token), but the text has ended there"
+                f"{place(block.start + int(rows[first]))}: token "
+                f"{int(pieces.starts[first]) + token.at} was to say the task "
+                "(DataSource.task_token), but the text has ended there"
             )
-        return block._replace(token_types=token.without(types)), tasks
+        return token.tasks(block.input_ids[rows, places])
 
     def _prefix_length(
         self,
@@ -251,7 +290,7 @@ class DecoderOnlyReading:
         given = np.zeros(len(input_ids), bool)
         if token_types is not None:
             given = token_types == PROMPT
-        given[:1] |= input_ids[:1] == self.bos_id
+        given[:1] |= self._is_bos(input_ids, token_types)[:1]
         return len(given) if given.all() else int(np.argmin(given))
 
 
@@ -297,6 +336,19 @@ class EncoderDecoderReading:
                 own = row, start, stop, *lengths, count, example.prompt_id
                 found.append(own)
         return Spans(*np.array(found, np.int64).reshape(-1, 7).T)
+
+    def weights(self, block: Block) -> Float32[np.ndarray, "c n"]:
+        """What each token of a block weighs as a target.
+
+        Raises:
+          InputError: if there are no types, or they are out of range.
+        """
+        if block.token_types is None:
+            raise InputError(TYPES_NEEDED)
+        types, shape = block.token_types, block.input_ids.shape
+        return block.values.weighted(
+            token_weights(types, shape, use_token_type_ids=True)
+        )
 
     def example(
         self,
@@ -346,14 +398,3 @@ def _nothing_learned(place: str, start: int) -> str:
         f"{place}, from token {start}: no token carries weight, expected a completion "
         "(types 1 and 3) after the prompt"
     )
-
-
-def turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:
-    """First and one past the last token of each turn: a prompt and its completion.
-
-    A turn begins where a prompt token follows a completion token, padding aside.
-    """
-    tokens = np.flatnonzero(token_types != PADDING)
-    given = token_types[tokens] == PROMPT
-    begins = tokens[1:][given[1:] & ~given[:-1]].tolist()
-    return list(zip([0, *begins], [*begins, len(token_types)], strict=True))

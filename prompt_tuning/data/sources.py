@@ -1,12 +1,12 @@
 """Rows of token ids and types, from HDF5 files and from files of JSON lines."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Float32, Int32, Int64, Integer
 
 from prompt_tuning.data.hdf5_table import INPUT_IDS, Table, open_table
 from prompt_tuning.data.lines import LinePairs, PairEncoder, read_lines
@@ -18,7 +18,7 @@ from prompt_tuning.data.token_values import (
     Columns,
     TokenValues,
     check_column,
-    learned_classes,
+    class_weights,
     token_values,
 )
 from prompt_tuning.data.tokenizers import Tokenizer, continued_pair, given_ids
@@ -59,6 +59,10 @@ class Block(NamedTuple):
     lengths: Int64[np.ndarray, "c"] | None = None
 
 
+Weigh = Callable[[Block], Float32[np.ndarray, "c n"]]
+"""Says what each token of some rows weighs, before classes are balanced."""
+
+
 @runtime_checkable
 class Rows(Protocol):
     """A table of rows that can be read in any order, by several threads."""
@@ -69,6 +73,10 @@ class Rows(Protocol):
         """Row `index`, trailing padding included."""
         ...
 
+    def part(self, index: int, tokens: slice) -> Row:
+        """Some tokens of row `index`."""
+        ...
+
     def blocks(self) -> Iterator[Block]:
         """Every row in order, many at a time, for the scan at opening."""
         ...
@@ -76,6 +84,11 @@ class Rows(Protocol):
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""
         ...
+
+
+def learned_alike(block: Block) -> Float32[np.ndarray, "c n"]:
+    """Every token weighs what the data says of it, and 1 where that is nothing."""
+    return block.values.weighted(np.ones(block.input_ids.shape, np.float32))
 
 
 def file_list(files: Files) -> list[Path]:
@@ -107,6 +120,7 @@ class Hdf5Rows:
       prompt_ids: the integer data set `[n]` of each row's prompt; None if there is one
         prompt.
       columns: what else is read, `loss_weights` alone if None.
+      weigh: what tokens weigh, for classes of tokens to be balanced by it.
 
     Raises:
       InputError: if a file is missing, cut off, not HDF5, or holds something else.
@@ -118,6 +132,7 @@ class Hdf5Rows:
         *,
         prompt_ids: str | None = None,
         columns: Columns | None = None,
+        weigh: Weigh = learned_alike,
     ):
         self._tables = [open_table(p, prompt_ids, columns) for p in file_list(files)]
         first = self._tables[0]
@@ -131,15 +146,19 @@ class Hdf5Rows:
         self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
         self._balance: Balance | None = None
         if "balance" in first.columns:
-            self._balance = self._balanced()
+            self._balance = self._balanced(weigh)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Row:
         """Row `index`, trailing padding included."""
+        return self.part(index, slice(None))
+
+    def part(self, index: int, tokens: slice) -> Row:
+        """Some tokens of row `index`; the chunks of others are not unpacked."""
         table, row = self._locate(index)
-        read = table.read(slice(row, row + 1))
+        read = table.read(slice(row, row + 1), tokens)
         types = read.get("token_types")
         return Row(
             read[INPUT_IDS][0].astype(np.int32),
@@ -161,13 +180,11 @@ class Hdf5Rows:
                         lambda row, start=start: self.place(start + row),
                         of_tokens,
                     )
-            yield Block(
-                start,
-                read[INPUT_IDS],
-                types,
-                read.get("prompt_ids"),
-                self._values(read),
-            )
+            yield self._block(start, read)
+
+    def _block(self, start: int, read: dict[str, np.ndarray]) -> Block:
+        types, prompt_ids = read.get("token_types"), read.get("prompt_ids")
+        return Block(start, read[INPUT_IDS], types, prompt_ids, self._values(read))
 
     def _read(self) -> Iterator[tuple[Table, int, dict[str, np.ndarray]]]:
         """All columns of some rows of a table, and the number of the first."""
@@ -178,12 +195,19 @@ class Hdf5Rows:
                 yield table, first + start, table.read(rows)
             first += len(table)
 
-    def _balanced(self) -> Balance:
+    def _balanced(self, weigh: Weigh) -> Balance:
         """The weights of the classes, counted over all files."""
-        counts: Counter[int] = Counter()
-        for _, _, read in self._read():
-            counts += learned_classes(read["balance"], read.get("token_types"))
-        return Balance(counts)
+        totals: dict[int, float] = {}
+        for _, start, read in self._read():
+            classes, weights = read["balance"], None
+            if classes.ndim == 2:
+                try:
+                    weights = weigh(self._block(start, read))
+                except InputError as error:
+                    raise InputError(f"{self.place(start)}: {error}") from error
+            for kind, total in class_weights(classes, weights).items():
+                totals[kind] = totals.get(kind, 0) + total
+        return Balance(totals)
 
     def _values(self, read: dict[str, np.ndarray]) -> TokenValues:
         factors = {name: read.get(name) for name in (LOSS_WEIGHTS, "example_weights")}
@@ -281,7 +305,11 @@ class JsonlRows:
 
     def __getitem__(self, index: int) -> Row:
         """Row `index`."""
-        ids, types = self._rows[index]
+        return self.part(index, slice(None))
+
+    def part(self, index: int, tokens: slice) -> Row:
+        """Some tokens of row `index`."""
+        ids, types = (each[tokens] for each in self._rows[index])
         values = self._values(slice(index, index + 1), len(ids))
         return Row(ids, types, values.map(lambda values: values[0]))
 

@@ -5,7 +5,6 @@ factor of the weight that the token's type gives, or an advantage.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from jaxtyping import Float32, Integer
 
 from prompt_tuning.data.lines import Line
 from prompt_tuning.errors import InputError
-from prompt_tuning.losses.weights import COMPLETION, PADDING, SEPARATOR
+from prompt_tuning.losses.weights import PADDING
 
 LOSS_WEIGHTS = "loss_weights"
 """The HDF5 data set `[rows, length]` of a factor for each token."""
@@ -134,12 +133,12 @@ def check_column(
 class Balance:
     """What the tokens of each class weigh, so that all classes weigh the same.
 
-    A class that has `n` of `N` rows (or learned tokens), among `C` classes, weighs
-    `N / (C * n)`: the mean over all is 1.
+    A class that has `n` of `N` rows, or whose tokens weigh `n` of `N`, among `C`
+    classes, weighs `N / (C * n)`: the mean over all is 1.
     """
 
-    def __init__(self, counts: Mapping[Any, int]):
-        """Takes how often each class occurs; negative numbers stand for no class."""
+    def __init__(self, counts: Mapping[Any, int | float]):
+        """Takes what each class comes to; negative numbers stand for no class."""
         real = {k: n for k, n in counts.items() if isinstance(k, str) or k >= 0}
         total = sum(real.values())
         self._weights = {k: total / (len(real) * n) for k, n in real.items()}
@@ -155,20 +154,23 @@ class Balance:
         return weights[places].reshape(classes.shape)
 
 
-def learned_classes(
-    classes: Integer[np.ndarray, "..."], token_types: np.ndarray | None
-) -> Counter[int]:
-    """How often each class occurs among rows `[c]`, or learned tokens `[c, n]`.
+def class_weights(
+    classes: Integer[np.ndarray, "*shape"],
+    weights: Float32[np.ndarray, "*shape"] | None = None,
+) -> dict[int, float]:
+    """What each class comes to, among rows `[c]` or tokens `[c, n]`.
+
+    A class whose tokens all weigh nothing is left out.
 
     Args:
       classes: of rows, or of tokens.
-      token_types: `[c, n]`, or None where all tokens are learned.
+      weights: of each; None to count them.
     """
-    counted = classes
-    if classes.ndim == 2 and token_types is not None:
-        counted = classes[np.isin(token_types, (COMPLETION, SEPARATOR))]
-    kinds, counts = np.unique(counted, return_counts=True)
-    return Counter(dict(zip(kinds.tolist(), counts.tolist(), strict=True)))
+    kinds, places = np.unique(classes, return_inverse=True)
+    each = np.ones(classes.size) if weights is None else weights.ravel()
+    sums = np.bincount(places.ravel(), each, minlength=len(kinds))
+    found = zip(kinds.tolist(), sums.tolist(), strict=True)
+    return {kind: total for kind, total in found if total}
 
 
 def token_values(

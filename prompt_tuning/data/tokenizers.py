@@ -9,11 +9,16 @@ so that the ids of both, joined, decode to the exact text.
 
 import dataclasses
 import functools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
+from prompt_tuning.data.special_tokens import (
+    SpecialTokens,
+    configured,
+    read_json_object,
+    read_settings,
+)
 from prompt_tuning.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,25 +64,15 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class SpecialTokens:
-    """The special tokens' ids; the fields are those of `Tokenizer`."""
-
-    bos_id: int | None = None
-    eos_id: int | None = None
-    pad_id: int | None = None
-    add_bos: bool | None = None
-
-    def over(self, other: "SpecialTokens") -> "SpecialTokens":
-        """These, and `other` where these say None."""
-        mine = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        return dataclasses.replace(other, **mine)
-
-
 class _SpecialTokenAttributes:
-    """Sets the special tokens' attributes that `Tokenizer` names."""
+    """Sets the special tokens' attributes that `Tokenizer` names.
+
+    Attributes:
+      special: the tokens that have a role of their own; None for padding that is EOS.
+    """
 
     def __init__(self, special: SpecialTokens):
+        self.special = special
         fallback = 0 if special.eos_id is None else special.eos_id
         self.bos_id = special.bos_id
         self.eos_id = special.eos_id
@@ -275,8 +270,9 @@ def load_tokenizer(
 
     In a folder the first of these is read: `tokenizer.json`, `tokenizer.model`,
     `spiece.model`, the only `*.model`, `vocab.json` with `merges.txt` (GPT-2's form,
-    whose special token is `<|endoftext|>`); and `tokenizer_config.json`, when there is
-    one, for `bos_token`, `eos_token`, `pad_token` and `add_bos_token`.
+    whose special token is `<|endoftext|>`); and `tokenizer_config.json` and
+    `special_tokens_map.json`, where there are such, for `bos_token`, `eos_token`,
+    `pad_token` and `add_bos_token`; see `read_settings`.
 
     Args:
       path: the file or folder.
@@ -292,7 +288,7 @@ def load_tokenizer(
     """
     file = _tokenizer_file(Path(path))
     asked = SpecialTokens(bos_id, eos_id, pad_id, add_bos)
-    config = _read_json_object(file.parent / "tokenizer_config.json")
+    config = read_settings(file.parent)
     if file.suffix == ".model":
         tokenizer = _load_sentencepiece(file, asked, config)
     elif file.name == "vocab.json":
@@ -329,28 +325,6 @@ def _tokenizer_file(path: Path) -> Path:
     )
 
 
-def _read_json_object(file: Path) -> dict:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{file} holds a {type(content).__name__}, expected an object")
-    return content
-
-
-def _configured(config: dict, id_of: Mapping[str, int]) -> SpecialTokens:
-    """What tokenizer_config.json says, each token a string or `{"content": string}`."""
-    ids = []
-    for name in ("bos_token", "eos_token", "pad_token"):
-        entry = config.get(name)
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        ids.append(None if content is None else id_of.get(content))
-    return SpecialTokens(*ids, add_bos=config.get("add_bos_token"))
-
-
 def _load_sentencepiece(file: Path, asked: SpecialTokens, config: dict) -> Tokenizer:
     import sentencepiece
 
@@ -362,19 +336,19 @@ def _load_sentencepiece(file: Path, asked: SpecialTokens, config: dict) -> Token
     own = SpecialTokens(*(None if i < 0 else i for i in ids), add_bos=ids[0] >= 0)
     id_of = {processor.id_to_piece(i): i for i in range(processor.vocab_size())}
     return SentencePieceTokenizer(
-        processor, asked.over(_configured(config, id_of)).over(own)
+        processor, asked.over(configured(config, id_of)).over(own)
     )
 
 
 def _load_hugging_face(file: Path, asked: SpecialTokens, config: dict) -> Tokenizer:
     import tokenizers
 
-    _read_json_object(file)
+    read_json_object(file)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(f"{file} is not a tokenizer.json: {error}") from error
-    special = asked.over(_configured(config, tokenizer.get_vocab()))
+    special = asked.over(configured(config, tokenizer.get_vocab()))
     first = tokenizer.encode("a").ids[:1]
     own = SpecialTokens(add_bos=first == [special.bos_id])
     return HuggingFaceTokenizer(tokenizer, special.over(own))
@@ -385,7 +359,7 @@ def _load_byte_level(file: Path, asked: SpecialTokens, config: dict) -> Tokenize
     from tokenizers import decoders, models, pre_tokenizers
 
     merges = file.with_name("merges.txt")
-    _read_json_object(file)
+    read_json_object(file)
     try:
         byte_pairs = models.BPE.from_file(str(file), str(merges))
     except Exception as error:  # the library raises nothing narrower
@@ -399,6 +373,6 @@ def _load_byte_level(file: Path, asked: SpecialTokens, config: dict) -> Tokenize
     end = tokenizer.token_to_id("<|endoftext|>")
     if end is not None:
         tokenizer.add_special_tokens(["<|endoftext|>"])
-    special = asked.over(_configured(config, tokenizer.get_vocab()))
+    special = asked.over(configured(config, tokenizer.get_vocab()))
     own = SpecialTokens(bos_id=end, eos_id=end, add_bos=False)
     return HuggingFaceTokenizer(tokenizer, special.over(own))

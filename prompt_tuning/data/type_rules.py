@@ -41,7 +41,9 @@ class TypeRule(Protocol):
 class Ends:
     """What closes an article, and what fills a row.
 
-    Where both are one token, the first of those that a row ends with closes it.
+    Where both are one token, the first of those that a row ends with closes it. One
+    that a row begins with closes nothing: it is BOS, which in GPT-2 is EOS too, and of
+    the article that follows.
 
     Attributes:
       end_id: the token that closes an article; None if nothing does.
@@ -55,7 +57,9 @@ class Ends:
         """The tokens that close an article."""
         if self.end_id is None:
             return np.zeros(input_ids.shape, bool)
-        return (input_ids == self.end_id) & ~self.padding(input_ids)
+        ends = (input_ids == self.end_id) & ~self.padding(input_ids)
+        ends[:, :1] = False
+        return ends
 
     def padding(self, input_ids: Ids) -> Chosen:
         """The tokens that fill the rows."""

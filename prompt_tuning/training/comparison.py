@@ -1,7 +1,7 @@
 """A tuned prompt beside the frozen model without one, and with a text in its place.
 
-All are measured on the same examples. One after the other, so that no more than one
-set of parameters is in memory.
+All are measured on the same tokens of the same examples. One after the other, so that
+no more than one set of parameters is in memory.
 """
 
 import dataclasses
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import jax
 
-from prompt_tuning.data.examples import JSONL_SUFFIX
+from prompt_tuning.data.examples import JSONL_SUFFIX, Examples
 from prompt_tuning.data.sources import file_list
 from prompt_tuning.data_source import DataSource
 from prompt_tuning.errors import InputError
 from prompt_tuning.evaluation.findings import Findings
+from prompt_tuning.evaluation.same_targets import same_targets
 from prompt_tuning.evaluation.settings import Evaluation
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.models.prompting import Prompting
@@ -26,6 +27,40 @@ from prompt_tuning.training.tuned import load_tuned
 from prompt_tuning.tuning import Tuning
 
 NO_PROMPT = "no prompt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """What is to be measured, before its examples are read; see `System`.
+
+    Attributes:
+      name: of its column.
+      model: that answers.
+      evaluation: what is measured of it.
+      read: gives all of its parameters.
+      given_before: ids of a text that is put before what each example is given.
+    """
+
+    name: str
+    model: PromptedModel
+    evaluation: Evaluation
+    read: Callable[[], Parameters]
+    given_before: Sequence[int] = ()
+
+    def examples(self) -> Examples:
+        """All that its files hold."""
+        data = self.evaluation.data
+        return data.load(self.model, given_before=self.given_before)
+
+    def system(self, examples: Examples) -> "System":
+        """The system that answers some of them."""
+        evaluator = Evaluator(
+            self.model,
+            self.evaluation,
+            given_before=self.given_before,
+            examples=examples,
+        )
+        return System(self.name, evaluator, self.read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +88,9 @@ def open_systems(
 ) -> list[System]:
     """Opens and checks what is measured, the run's own model first.
 
+    A first token that one of them has nothing to predict from counts in none; see
+    `same_targets`.
+
     Args:
       run: with neither prompts nor adapters, the frozen model is its own.
       evaluation: what is measured.
@@ -62,25 +100,19 @@ def open_systems(
         a measurement of its own.
 
     Raises:
-      InputError: if something cannot be used, or a text leaves other examples out.
+      InputError: if something cannot be used, a text leaves other examples out, or
+        other tokens would count.
     """
     model, parameters = load_tuned(run, prompt_file)
     bare = run.tuning.is_empty and prompt_file is None
     name = NO_PROMPT if bare else "tuned" if prompt_file is None else prompt_file.stem
-    systems = [System(name, Evaluator(model, evaluation), lambda: parameters)]
+    opened = [Compared(name, model, evaluation, lambda: parameters)]
     if baseline and not bare:
-        systems.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
+        opened.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
     for text in text_prompts:
-        systems.append(_with_text(run, _without_tasks(evaluation), text))
-    first = systems[0].evaluator
-    for system in systems[1:]:
-        if system.evaluator.rows_used != first.rows_used:
-            raise InputError(
-                f"{system.name}: {len(system.evaluator)} examples fit, and "
-                f"{len(first)} with {systems[0].name}: they would be compared on "
-                "different ones; leave out long rows, or shorten the text"
-            )
-    return systems
+        opened.append(_with_text(run, _without_tasks(evaluation), text))
+    tables = same_targets([(one.name, one.examples()) for one in opened])
+    return [one.system(table) for one, table in zip(opened, tables, strict=True)]
 
 
 def measure_all(systems: list[System]) -> Iterator[tuple[str, Evaluator, Findings]]:
@@ -100,13 +132,13 @@ def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
     return open_pretrained(run.model, tuning, key=jax.random.key(run.seed))
 
 
-def _frozen(run: Run, evaluation: Evaluation, name: str) -> System:
+def _frozen(run: Run, evaluation: Evaluation, name: str) -> Compared:
     placement = None if evaluation.data.template is None else TEMPLATE
     model = _open_frozen(run, placement)
-    return System(name, Evaluator(model, evaluation), model.read_parameters)
+    return Compared(name, model, evaluation, model.read_parameters)
 
 
-def _with_text(run: Run, evaluation: Evaluation, text: str) -> System:
+def _with_text(run: Run, evaluation: Evaluation, text: str) -> Compared:
     """The frozen model with a text before each given one.
 
     Texts are joined before they are encoded; ids of HDF5 rows stay as they are, behind
@@ -120,8 +152,7 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> System:
         return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
     model = _open_frozen(run, None)
     ids = model.needed_tokenizer().encode(text)
-    evaluator = Evaluator(model, evaluation, given_before=ids)
-    return System(name, evaluator, model.read_parameters)
+    return Compared(name, model, evaluation, model.read_parameters, ids)
 
 
 def _template(data: DataSource, text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.data.examples import Examples
 from prompt_tuning.decoding.texts import (
     check_rows,
     continuation_text,
@@ -52,6 +53,7 @@ class Evaluator:
         evaluation: Evaluation,
         *,
         given_before: Sequence[int] = (),
+        examples: Examples | None = None,
     ):
         """Opens the held-out files.
 
@@ -59,6 +61,7 @@ class Evaluator:
           model: that is measured.
           evaluation: what is measured of it.
           given_before: ids of a text that is put before what each example is given.
+          examples: of these files, in place of all that they hold.
 
         Raises:
           InputError: if the files cannot be used, or an example's completion is no
@@ -67,7 +70,9 @@ class Evaluator:
         self._model, self._evaluation = model, evaluation
         self._given_before = list(given_before)
         data = evaluation.data
-        self._examples = data.load(model, given_before=given_before)
+        if examples is None:
+            examples = data.load(model, given_before=given_before)
+        self._examples = examples
         self._plan = data.plan(model, self._examples, shuffle=False)
         texts = evaluation.labels or ()
         self._labels = encode_labels(model, data, texts) if texts else []
@@ -117,12 +122,6 @@ class Evaluator:
 
     def __len__(self) -> int:
         return len(self._examples)
-
-    @property
-    def rows_used(self) -> list[tuple[int, int]]:
-        """The row of each example, and its first token there."""
-        spans = (self._examples.span(index) for index in range(len(self)))
-        return [(row, start) for row, start, _ in spans]
 
     def check_metric(self, name: str) -> None:
         """Refuses to choose the best by a metric that is not measured.

@@ -78,6 +78,22 @@ def test_chats_are_rendered(files):
     assert types[: given + 4] == [0] * given + [1] * 3 + [3]
 
 
+def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
+    template = files / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}"
+        "{{ bos_token }}{{ m.content }}{{ eos_token }}"
+        "{% endfor %}"
+    )
+    asked = {"bos_token": "<|begin|>", "eos_token": "<|done|>"}
+    options = ("--special_tokens", json.dumps(asked), "--packing")
+    options += ("single::drop", "--length", "128")
+    assert prepare(files, *options, "--chat_template", str(template)) == 0
+    found = columns(files / "out/train_1_of_1.hdf5")["input_ids"].ravel().tolist()
+    # 30 pairs, each of a question and an answer, behind a vocabulary of 262.
+    assert (found.count(262), found.count(263)) == (60, 60)
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -91,6 +107,9 @@ def test_chats_are_rendered(files):
         (("--seed", "-1"), "seed is -1"),
         (("--categories", "none.txt"), "there is no such file"),
         (("--chat_template", "none.jinja"), "chat template none.jinja is no file"),
+        (("--chat_date", "2026-07-26"), "no chat template is asked for"),
+        (("--chat", "--chat_date", "today"), "chat_date is 'today', expected a day"),
+        (("--special_tokens", '{"eos_token": ["a", "b"]}'), "to another token"),
         (("--prompt_template", "{soft:3} {a}"), "has soft pieces"),
         (("--prompt_template", "{a"), "template"),
         (("--chat", "--prompt_prefix", "x"), "says itself what stands around"),

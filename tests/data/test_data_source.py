@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.data.batches import build_batch
+from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.packing import PackedPlan
 from prompt_tuning.data.plan import BucketPlan
 from prompt_tuning.errors import InputError
@@ -194,6 +195,16 @@ def test_a_task_is_not_taken_out_of_a_template(files):
     data = source(files, template="{soft:4}{prompt}", task_token="index")
     with pytest.raises(InputError, match=r"say the task by DataSource.prompt_id_key"):
         data.load(model)
+
+
+def test_a_weight_of_the_given_text_is_refused_beside_classes(files, decoder):
+    data = source(files, prompt_loss_weight=0.5)
+    found = Candidates(
+        data.load(decoder), [[5], [6]], [0] * 32, architecture="decoder_only"
+    )
+    with pytest.raises(InputError, match=r"prompt_loss_weight is 0.5, but .* labels"):
+        data.plan(decoder, found, shuffle=True)
+    assert len(source(files).plan(decoder, found, shuffle=True).batch(0).rows)
 
 
 @pytest.mark.parametrize(

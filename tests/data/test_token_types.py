@@ -97,6 +97,14 @@ def test_tokens_may_be_written_as_text(tmp_path, files):
     assert read(file)["token_type_ids"] == wanted
 
 
+@pytest.mark.parametrize(
+    "rule", [("--all_completion",), ("--lengths", 2), ("--array", "types.npy")]
+)
+def test_an_option_that_a_rule_does_not_use_is_refused(rows, capsys, rule):
+    assert run(rows, *rule, "--learn_others") == 2
+    assert "--learn_others is of articles without a token" in capsys.readouterr().err
+
+
 def test_types_that_are_there_are_replaced_only_when_asked(rows, capsys):
     add_token_types(rows, AllCompletion())
     before = rows.read_bytes()

@@ -1,6 +1,7 @@
 """Weights and advantages that the data says of its tokens and rows."""
 
 import json
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,9 +30,11 @@ def write(path, **columns):
     return path
 
 
-def load(
-    path, architecture: Architecture = "decoder_only", prompt_loss_weight=0.0, **columns
-):
+READING = ("prompt_loss_weight", "use_token_type_ids", "bos_id", "predicts_first_token")
+
+
+def load(path, architecture: Architecture = "decoder_only", **choices: Any):
+    reading = {name: choices.pop(name) for name in READING if name in choices}
     return load_examples(
         path,
         architecture=architecture,
@@ -39,8 +42,8 @@ def load(
         vocabulary_size=31,
         eos_id=7,
         add_eos=False,
-        prompt_loss_weight=prompt_loss_weight,
-        columns=Columns(**columns) if columns else None,
+        columns=Columns(**choices) if choices else None,
+        **reading,
     )
 
 
@@ -137,6 +140,46 @@ def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
     expected = np.where(LEARNED, table, 0).astype("f4")
     assert weights(examples) == without_padding(expected)
     assert sum(map(sum, weights(examples))) == LEARNED.sum()
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {},
+        {"prompt_loss_weight": 0.5},
+        {"use_token_type_ids": False, "loss_weights": False},
+        {"use_token_type_ids": False, "bos_id": 8, "loss_weights": False},
+        {"prompt_loss_weight": 0.5, "predicts_first_token": False},
+        {"example_weights": "of_rows"},
+        {"architecture": "encoder_decoder"},
+    ],
+)
+def test_classes_of_tokens_weigh_the_same_whatever_says_the_weights(tmp_path, reading):
+    categories = np.array([[0, 0, 5, 5, 5], [5, 5, 0, 0, 5], [0, 0, 0, 0, 0]])
+    # The rows end with EOS, so that an encoder-decoder has no target but theirs.
+    ids = np.where(TYPES == 3, 7, IDS)
+    path = write(
+        tmp_path / "a.hdf5",
+        loss_weights=WEIGHTS,
+        category_ids=categories,
+        of_rows=np.array([2.0, 0.5, 1.0]),
+    )
+    with h5py.File(path, "a") as file:
+        file["input_ids"][:] = ids  # pyright: ignore
+    plain, balanced = (
+        load(path, **reading),
+        load(path, balance="category_ids", **reading),
+    )
+    total = dict.fromkeys((0, 5), 0.0)
+    for index in range(len(balanced)):
+        row, start, stop = balanced.span(index)
+        of_row = categories[row, start:stop]
+        if reading.get("architecture"):
+            of_row = of_row[LEARNED[row, start:stop]]
+        for name in total:
+            total[name] += balanced[index].weights[of_row == name].sum()
+    whole = sum(plain[index].weights.sum() for index in range(len(plain)))
+    np.testing.assert_allclose(list(total.values()), whole / 2, rtol=1e-6)
 
 
 def test_no_class_weighs_one():

@@ -177,6 +177,19 @@ def test_tokenizer_json_and_its_config_are_read(tmp_path):
     assert tokenizer.decode([0, 3, 4, 5, 1]) == "ab"
 
 
+def test_the_older_map_of_special_tokens_is_read(tmp_path):
+    """Over the config, unless that has `added_tokens_decoder`: as transformers does."""
+    words_tokenizer(tmp_path)
+    tokens = {"eos_token": {"content": "?"}, "pad_token": "."}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(tokens))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 2, 6)
+    config = {"eos_token": "</s>", "added_tokens_decoder": {}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (None, 1, 1)
+
+
 def test_a_missing_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such file or folder"):
         load_tokenizer(tmp_path / "absent")

@@ -71,6 +71,19 @@ def test_where_one_token_ends_and_fills_the_first_of_the_last_ones_ends():
     ]
 
 
+def test_an_end_that_begins_a_row_is_its_bos():
+    """GPT-2's `<|endoftext|>` is both, and may be the padding as well."""
+    row = [2, 7, 5, 8, 2, 2, 2]
+    for padding, last in ((2, [2, 2]), (None, [3, 3])):
+        ends = Ends(end_id=2, padding_id=padding)
+        assert types(AllCompletion(ends), row) == [[1, 1, 1, 1, 3, *last]]
+        assert types(PromptLengths(3, ends), row) == [[0, 0, 0, 1, 3, *last]]
+    ends = Ends(end_id=2, padding_id=2)
+    assert types(UntilSeparator((5,), "last", ends), row) == [[0, 0, 0, 1, 3, 2, 2]]
+    learned = UntilSeparator((5,), "last", ends, learn_others=True)
+    assert types(learned, [2, 7, 8, 2, 2]) == [[1, 1, 1, 3, 2]]
+
+
 def test_padding_is_only_what_stands_last():
     assert types(AllCompletion(Ends(padding_id=0)), [0, 7, 0, 7, 0, 0]) == [
         [1, 1, 1, 1, 2, 2]

@@ -139,9 +139,11 @@ class ArticleMaker:
     def _conversation(
         self, chat: ChatTemplate, messages: Sequence[Message], place: str
     ) -> list[Passage]:
-        runs = chat.runs(messages, place)
-        if all(kind == PROMPT for _, kind in runs) and not self._text.keep_prompt_only:
+        if not self._text.keep_prompt_only:
+            messages = _answered(messages)
+        if not messages:
             return []
+        runs = chat.runs(messages, place)
         # What a template writes after the last EOS, a line feed mostly, belongs to a
         # turn that does not come.
         last, kind = runs[-1]
@@ -158,3 +160,12 @@ def _messages(turns: Sequence[Turn]) -> list[Message]:
         if turn.completion:
             messages.append({"role": "assistant", "content": turn.completion})
     return messages
+
+
+def _answered(messages: Sequence[Message]) -> Sequence[Message]:
+    """A conversation to its last answer, as pairs without a completion are left out.
+
+    What follows it would end with a separator, which is learned, and answer nothing.
+    """
+    answers = [i for i, m in enumerate(messages, start=1) if m["role"] == "assistant"]
+    return messages[: answers[-1]] if answers else ()

@@ -6,12 +6,14 @@ found again, so no text can be mistaken for a mark.
 """
 
 import dataclasses
+import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prompt_tuning.data.special_tokens import CONFIG_FILE, read_json_object
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.weights import COMPLETION, PROMPT
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
+
+DATE = "strftime_now"
+"""The function by which a template asks for the date."""
 
 Message = Mapping[str, Any]
 Run = tuple[str, int]
@@ -34,18 +38,20 @@ class ChatTemplate:
       source: the template.
       special: the texts of `bos_token`, `eos_token` and their like.
       origin: where it came from, for messages.
+      date: what it is told where it asks for today's; None for that of the clock.
     """
 
     source: str
     special: Mapping[str, str]
     origin: str
+    date: datetime.date | None = None
 
     def runs(self, messages: Sequence[Message], place: str) -> list[Run]:
         """The conversation as texts, each given (type 0) or an answer (type 1).
 
         Raises:
-          InputError: if there is no answer in it, or the template refuses it or writes
-            a turn otherwise once another follows, so that no text is the answer's.
+          InputError: if the template refuses it, or writes a turn otherwise once
+            another follows, so that no text is the answer's.
         """
         runs: list[Run] = []
         rendered = ""
@@ -68,18 +74,20 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], answer_next: bool, place: str
     ) -> str:
-        import jinja2
-
         try:
             return self._compiled.render(
-                messages=list(messages),
+                messages=[_without_nothing(message) for message in messages],
+                # Templates ask whether there are any, not only whether it is said.
+                tools=None,
+                documents=None,
                 add_generation_prompt=answer_next,
                 **self.special,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program, which raises anything
+            said = str(error) or type(error).__name__
             raise InputError(
                 f"{place}: the chat template of {self.origin} does not take these "
-                f"messages: {error}"
+                f"messages: {said}"
             ) from error
 
     @functools.cached_property
@@ -87,11 +95,23 @@ class ChatTemplate:
         import jinja2
 
         try:
-            return _environment().from_string(self.source)
+            return _environment(self._formatted_date).from_string(self.source)
         except jinja2.TemplateError as error:
             raise InputError(
                 f"the chat template of {self.origin} is not jinja2: {error}"
             ) from error
+
+    def _formatted_date(self, form: str) -> str:
+        day = self.date or datetime.date.today()
+        return datetime.datetime.combine(day, datetime.time()).strftime(form)
+
+    @functools.cached_property
+    def asks_the_date(self) -> bool:
+        """Whether what it writes depends on the date."""
+        from jinja2 import nodes
+
+        parsed = self._compiled.environment.parse(self.source)
+        return any(name.name == DATE for name in parsed.find_all(nodes.Name))
 
     @property
     def eos_token(self) -> str | None:
@@ -122,8 +142,16 @@ def _check_continues(before: str, after: str, number: int, place: str) -> None:
     )
 
 
-def _environment() -> "jinja2.Environment":
-    """The dialect of Hugging Face's templates: blocks trimmed, loop controls, JSON."""
+def _without_nothing(message: Message) -> dict[str, Any]:
+    """A message without keys that hold None, which templates would write as text."""
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _environment(formatted_date: Callable[[str], str]) -> "jinja2.Environment":
+    """The dialect of Hugging Face's templates: blocks trimmed, loop controls, JSON.
+
+    So `transformers.PreTrainedTokenizerBase.apply_chat_template` renders them.
+    """
     from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -137,12 +165,25 @@ def _environment() -> "jinja2.Environment":
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = refuse
+    environment.globals[DATE] = formatted_date
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 @functools.cache
@@ -160,26 +201,32 @@ def _generation_extension() -> type:
     return Generation
 
 
-def read_chat_template(folder: Path, file: str | None) -> ChatTemplate:
+def read_chat_template(
+    folder: Path,
+    file: str | None,
+    special: Mapping[str, str],
+    date: datetime.date | None = None,
+) -> ChatTemplate:
     """The template of a tokenizer's folder, or of another file.
+
+    Args:
+      folder: the tokenizer's.
+      file: another template's; None for the folder's own.
+      special: see `ChatTemplate`; so the next.
+      date: what a template is told.
 
     Raises:
       InputError: if there is none, or it is not jinja2.
     """
-    config = _config(folder)
-    special = {
-        name: content
-        for name, entry in config.items()
-        if name.endswith("_token") and isinstance(content := _content(entry), str)
-    }
+    own = folder / TEMPLATE_FILE
+    if file is None and own.is_file():
+        file = str(own)
     if file is not None:
-        template = ChatTemplate(_text(Path(file)), special, file)
-    elif (folder / TEMPLATE_FILE).is_file():
-        own = folder / TEMPLATE_FILE
-        template = ChatTemplate(_text(own), special, str(own))
+        template = ChatTemplate(_text(Path(file)), special, file, date)
     else:
-        origin = str(folder / CONFIG_FILE)
-        template = ChatTemplate(_named(config, origin), special, origin)
+        origin = folder / CONFIG_FILE
+        source = _named(read_json_object(origin), str(origin))
+        template = ChatTemplate(source, special, str(origin), date)
     template.check()
     return template
 
@@ -196,21 +243,6 @@ def _named(config: dict[str, Any], origin: str) -> str:
             "one with --chat_template"
         )
     return found
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG_FILE
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(_text(file))
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
-
-
-def _content(entry: Any) -> Any:
-    return entry.get("content") if isinstance(entry, dict) else entry
 
 
 def _text(file: Path) -> str:

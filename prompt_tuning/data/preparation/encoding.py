@@ -1,31 +1,39 @@
 """Many texts to ids at once, and a tokenizer with its special tokens changed."""
 
-import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from prompt_tuning.data.preparation.chat import TEMPLATE_FILE
 from prompt_tuning.data.preparation.settings import TokenizerChoice
 from prompt_tuning.data.preparation.words import word_encoder
+from prompt_tuning.data.special_tokens import (
+    CONFIG_FILE,
+    MAP_FILE,
+    ROLES,
+    SpecialTokens,
+    read_json_object,
+    read_settings,
+    role_texts,
+)
 from prompt_tuning.data.tokenizers import (
     HuggingFaceTokenizer,
-    SpecialTokens,
     Tokenizer,
     continued_runs,
     load_tokenizer,
 )
 from prompt_tuning.errors import InputError
 
-ROLES = ("bos_token", "eos_token", "pad_token", "additional_special_tokens")
+ADDITIONAL = "additional_special_tokens"
 FILES = (
     "tokenizer.json",
     "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
+    "spiece.model",
     "vocab.json",
     "merges.txt",
-    "spiece.model",
 )
+SETTINGS = (CONFIG_FILE, MAP_FILE, TEMPLATE_FILE)
 MODEL_CONFIG = "config.json"
 """Names the kind of the model, which an output's metadata repeats."""
 
@@ -60,22 +68,47 @@ def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Token
             f"the tokenizer {choice.path} is a sentencepiece file, which takes no "
             "--special_tokens: use a folder with tokenizer.json"
         )
-    for role, _ in choice.special_tokens:
-        if role not in ROLES:
-            raise InputError(
-                f"--special_tokens names {role!r}, expected {', '.join(ROLES)}"
-            )
+    _check_roles(choice)
     inner = tokenizer.tokenizer
     inner.add_special_tokens([token for _, token in choice.special_tokens])
-    ids = {
-        role.replace("_token", "_id"): inner.token_to_id(token)
-        for role, token in choice.special_tokens
-        if role != ROLES[-1]
-    }
-    own = SpecialTokens(
-        tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
-    )
-    return HuggingFaceTokenizer(inner, dataclasses.replace(own, **ids))
+    asked = {role: inner.token_to_id(token) for role, token in choice.special_tokens}
+    own = SpecialTokens(*[asked.get(role) for role in ROLES], add_bos=None)
+    return HuggingFaceTokenizer(inner, own.over(tokenizer.special))
+
+
+def _check_roles(choice: TokenizerChoice) -> None:
+    seen: set[str] = set()
+    for role, token in choice.special_tokens:
+        if role not in (*ROLES, ADDITIONAL):
+            raise InputError(
+                f"--special_tokens names {role!r}, expected "
+                f"{', '.join((*ROLES, ADDITIONAL))}"
+            )
+        if role in seen and role != ADDITIONAL:
+            raise InputError(
+                f"--special_tokens gives {role!r} to {token!r} and to another token, "
+                "expected one"
+            )
+        seen.add(role)
+
+
+def special_texts(choice: TokenizerChoice, tokenizer: Tokenizer) -> dict[str, str]:
+    """The texts of the tokens that have a role, as chat templates name them.
+
+    Args:
+      choice: which tokenizer, and the roles that are asked for.
+      tokenizer: that tokenizer, opened; BOS and EOS may have no name but here.
+    """
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    own = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
+    asked = {role: text for role, text in choice.special_tokens if role != ADDITIONAL}
+    return own | role_texts(read_settings(tokenizer_folder(choice))) | asked
+
+
+def tokenizer_folder(choice: TokenizerChoice) -> Path:
+    """Where a tokenizer lies, and the files that speak of it."""
+    path = Path(choice.path)
+    return path if path.is_dir() else path.parent
 
 
 def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
@@ -83,25 +116,67 @@ def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
 
     Other files of the folder, our own lock among them, are not.
     """
-    path = Path(choice.path)
-    folder = path if path.is_dir() else path.parent
-    files = {folder / name for name in (*FILES, MODEL_CONFIG)}
-    files |= set(folder.glob("*.model")) if path.is_dir() else {path}
-    return sorted(file for file in files if file.is_file())
+    config = tokenizer_folder(choice) / MODEL_CONFIG
+    files = [*_kept_files(choice).values(), *([config] if config.is_file() else [])]
+    return sorted(files)
+
+
+def _kept_files(choice: TokenizerChoice) -> dict[str, Path]:
+    """A tokenizer's files, by the names that a folder with it gives them.
+
+    Where it is named as a file, others may lie beside it that a folder would be read
+    by first: they are left out.
+    """
+    path, folder = Path(choice.path), tokenizer_folder(choice)
+    files = {name: folder / name for name in SETTINGS}
+    if path.is_dir():
+        files |= {name: path / name for name in FILES}
+        files |= {file.name: file for file in path.glob("*.model")}
+    elif path.suffix == ".model":
+        files[path.name] = path
+    elif path.name == "vocab.json":
+        files |= {path.name: path, "merges.txt": folder / "merges.txt"}
+    else:
+        files["tokenizer.json"] = path
+    return {name: file for name, file in files.items() if file.is_file()}
 
 
 def save_tokenizer(choice: TokenizerChoice, folder: Path) -> None:
-    """Writes a tokenizer's files into a folder, its special tokens changed."""
+    """Writes a folder that opens to the same tokenizer, its special tokens changed."""
     folder.mkdir()
-    source = Path(choice.path)
-    files = [source] if source.is_file() else [source / name for name in FILES]
-    for file in (*files, *([] if source.is_file() else sorted(source.glob("*.model")))):
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
+    for name, file in _kept_files(choice).items():
+        (folder / name).write_bytes(file.read_bytes())
     if choice.special_tokens:
         tokenizer = open_tokenizer(choice)
         assert isinstance(tokenizer, HuggingFaceTokenizer)
         tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+        _write_roles(choice, tokenizer, folder)
+
+
+def _write_roles(
+    choice: TokenizerChoice, tokenizer: HuggingFaceTokenizer, folder: Path
+) -> None:
+    """Writes into the settings of a folder which tokens have a role."""
+    special = tokenizer.special
+    ids = dict(
+        zip(ROLES, (special.bos_id, special.eos_id, special.pad_id), strict=True)
+    )
+    roles: dict[str, Any] = {
+        role: None if id is None else tokenizer.token(id) for role, id in ids.items()
+    }
+    further = [token for role, token in choice.special_tokens if role == ADDITIONAL]
+    for file in (folder / CONFIG_FILE, folder / MAP_FILE):
+        is_config = file.name == CONFIG_FILE
+        if not (is_config or file.is_file()):
+            continue
+        content = read_json_object(file) | roles
+        if further:
+            known = content.get(ADDITIONAL) or []
+            content[ADDITIONAL] = [*known, *(t for t in further if t not in known)]
+        if is_config:
+            content["add_bos_token"] = tokenizer.add_bos
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        file.write_text(text, encoding="utf-8")
 
 
 class TextEncoder:

@@ -1,34 +1,24 @@
-"""The files of a preparation, and an index of where each of their records lies.
-
-The index is a file of its own, so that any record is read without those before it and
-memory does not grow with the input.
-"""
+"""The files of a preparation, and the bytes and cells of their records."""
 
 import csv
 import dataclasses
-import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
-from jaxtyping import Int64
 
 from prompt_tuning.data.preparation.settings import RecordFormat
+from prompt_tuning.data.preparation.spans import (
+    MAXIMUM_RECORD,
+    Span,
+    leaves_open,
+    spans,
+)
 from prompt_tuning.errors import InputError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".txt", *DELIMITERS)
-MAXIMUM_RECORD = 1 << 26
-"""Bytes of the longest record: what one costs must fit in memory."""
-
-_FIELDS = 4
-_BUFFERED = 1 << 14
-_UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-
-Advance = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +29,23 @@ class InputFile:
       path: where it is.
       header: the column names of a table; None of other files.
       quotes: whether `"` quotes its cells.
+      problem: why nothing in it can be used; None if something may be.
     """
 
     path: Path
     header: tuple[str, ...] | None = None
     quotes: bool = True
+    problem: str | None = None
 
     @property
     def delimiter(self) -> str | None:
         """What parts the cells of a table; None of other files."""
         return DELIMITERS.get(self.path.suffix.lower())
+
+    @property
+    def quoting_delimiter(self) -> bytes | None:
+        """What parts its cells, if they may be quoted."""
+        return self.delimiter.encode() if self.delimiter and self.quotes else None
 
     @property
     def is_text(self) -> bool:
@@ -71,12 +68,19 @@ class Origin:
     modified: int
 
 
-def input_files(names: Sequence[str], record: RecordFormat) -> list[InputFile]:
+def input_files(
+    names: Sequence[str], record: RecordFormat, *, skip: bool = False
+) -> list[InputFile]:
     """The files that are named, and those of folders in the order of their names.
 
+    Args:
+      names: of files and folders.
+      record: how tables are read.
+      skip: whether files in which nothing can be used are there with their problem.
+
     Raises:
-      InputError: if one is missing, empty, of another kind, or a table without the
-        columns that are asked for.
+      InputError: if one is missing, named twice or of another kind; without `skip`, if
+        one is empty, in UTF-16, or a table without names of its columns.
     """
     paths: list[Path] = []
     for name in names:
@@ -92,17 +96,42 @@ def input_files(names: Sequence[str], record: RecordFormat) -> list[InputFile]:
             paths += kept
         else:
             paths.append(path)
-    return [_input_file(path, record.quotes) for path in paths]
+    _check_paths(paths)
+    return [_input_file(path, record.quotes, skip) for path in paths]
 
 
-def _input_file(path: Path, quotes: bool) -> InputFile:
-    if not path.is_file():
-        raise InputError(f"input {path}: there is no such file or folder")
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(
-            f"input {path} ends with {path.suffix!r}, expected {', '.join(SUFFIXES)}, "
-            "which say how it is read"
-        )
+def _check_paths(paths: Sequence[Path]) -> None:
+    known: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"input {path}: there is no such file or folder")
+        if path.suffix.lower() not in SUFFIXES:
+            raise InputError(
+                f"input {path} ends with {path.suffix!r}, expected "
+                f"{', '.join(SUFFIXES)}, which say how it is read"
+            )
+        first = known.setdefault(path.resolve(), path)
+        if first is not path:
+            raise InputError(
+                f"input {path} is the file {first}, which is named before it: its "
+                "records would be read twice; name it once, by itself, by its folder "
+                "or by one link"
+            )
+
+
+def _input_file(path: Path, quotes: bool, skip: bool) -> InputFile:
+    plain = InputFile(path, None, quotes)
+    try:
+        _check_start(path)
+        header = None if plain.delimiter is None else _header(plain)
+    except InputError as problem:
+        if not skip:
+            raise
+        return dataclasses.replace(plain, problem=str(problem))
+    return dataclasses.replace(plain, header=header)
+
+
+def _check_start(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(2)
     if not start:
@@ -112,23 +141,36 @@ def _input_file(path: Path, quotes: bool) -> InputFile:
             f"input {path} begins as UTF-16 does, expected UTF-8: convert it, as with "
             f"iconv -f UTF-16 -t UTF-8 {path.name}"
         )
-    plain = InputFile(path, None, quotes)
-    if plain.delimiter is None:
-        return plain
-    return dataclasses.replace(plain, header=_header(plain))
 
 
 def _header(file: InputFile) -> tuple[str, ...]:
-    for _, content, number in _records(file, lambda bytes: None):
-        names = tuple(cells(file, content, f"{file.path}, line {number}"))
+    for span in spans(file.path, file.quoting_delimiter, lambda content: None):
+        place = f"{file.path}, line {span.line}"
+        with file.path.open("rb") as opened:
+            content = record_bytes(opened.fileno(), span, place)
+        names = tuple(cells(file, content, place))
         repeated = {name for name in names if names.count(name) > 1}
         if repeated or "" in names:
             raise InputError(
-                f"{file.path}, line {number}: the columns are {list(names)}, expected "
-                "a name of its own for each"
+                f"{place}: the columns are {list(names)}, expected a name of its own "
+                "for each"
             )
         return names
     raise InputError(f"input {file.path} has no line with the names of its columns")
+
+
+def record_bytes(descriptor: int, span: Span, place: str) -> bytes:
+    """What a record is, read from an open file.
+
+    Raises:
+      InputError: if it is too long.
+    """
+    if span.size > MAXIMUM_RECORD:
+        raise InputError(
+            f"{place}: a record of {span.size:,} bytes, expected one to a line, of at "
+            f"most {MAXIMUM_RECORD:,} ({MAXIMUM_RECORD >> 20} MiB)"
+        )
+    return os.pread(descriptor, span.size, span.start)
 
 
 def cells(file: InputFile, content: bytes, place: str) -> list[str]:
@@ -151,8 +193,11 @@ def cells(file: InputFile, content: bytes, place: str) -> list[str]:
         row = next(rows, [])
         further = any(rows)
     except csv.Error as error:
+        said = f"not a row of a table: {error}"
+        if file.quotes and leaves_open(content, file.delimiter.encode()):
+            said = "a quote is opened and never closed"
         raise InputError(
-            f"{place}: not a row of a table: {error}; if quotes are characters of the "
+            f"{place}: {said}; if quotes are characters of the "
             "text in this file, say --no_quotes"
         ) from error
     finally:
@@ -188,157 +233,3 @@ def origins(files: Sequence[InputFile]) -> list[Origin]:
         Origin(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
         for path, stat in found
     ]
-
-
-def write_index(files: Sequence[InputFile], path: Path, advance: Advance) -> list[str]:
-    """Writes where every record lies; gives the SHA-256 of each file.
-
-    The index has four int64 to a record: the file, the first byte, the number of bytes,
-    the line from 1. Lines of nothing but white space are no records.
-
-    Raises:
-      InputError: if a file has no record, or one is too long.
-    """
-    digests = []
-    with path.open("wb") as index:
-        for number, file in enumerate(files):
-            digest = hashlib.sha256()
-            before = index.tell()
-            _index_file(file, number, index, digest.update, advance)
-            if index.tell() == before:
-                what = "row below its header" if file.header else "line with text"
-                raise InputError(f"input {file.path} has no {what}")
-            digests.append(digest.hexdigest())
-    return digests
-
-
-def _index_file(
-    file: InputFile,
-    number: int,
-    index: BinaryIO,
-    update: Callable[[bytes], None],
-    advance: Advance,
-) -> None:
-    rows: list[tuple[int, int, int, int]] = []
-    read = 0
-
-    def flush() -> None:
-        nonlocal read
-        index.write(np.array(rows, np.int64).tobytes())
-        rows.clear()
-        advance(read)
-        read = 0
-
-    def taken(content: bytes) -> None:
-        nonlocal read
-        update(content)
-        read += len(content)
-
-    skip = 0 if file.header is None else 1
-    for place, (start, content, line) in enumerate(_records(file, taken)):
-        if place < skip:
-            continue
-        rows.append((number, start, len(content), line))
-        if len(rows) == _BUFFERED:
-            flush()
-    flush()
-
-
-def _records(
-    file: InputFile, taken: Callable[[bytes], None]
-) -> Iterator[tuple[int, bytes, int]]:
-    """First byte, content and line of each record; every line goes to `taken` too."""
-    delimiter = file.delimiter.encode() if file.delimiter and file.quotes else None
-    start, begun, size = 0, 1, 0
-    held: list[bytes] = []
-    opened = False
-    with file.path.open("rb") as lines:
-        at = 0
-        for number, line in enumerate(_lines(lines, file.path), start=1):
-            taken(line)
-            content = line
-            if number == 1 and line.startswith(_UTF8_MARK):
-                at, content = len(_UTF8_MARK), line[len(_UTF8_MARK) :]
-            if not held:
-                start, begun, size = at, number, 0
-            at += len(content)
-            size += len(content)
-            held.append(content)
-            opened = delimiter is not None and _leaves_open(content, delimiter, opened)
-            if opened:
-                _check_size(size, file.path, begun, "a quote is opened and not closed")
-                continue
-            record = b"".join(held)
-            if not record.isspace() and record:
-                yield start, record, begun
-            held.clear()
-    if opened:
-        raise InputError(
-            f"{file.path}, line {begun}: a quote is opened and never closed; if quotes "
-            "are characters of the text in this file, say --no_quotes"
-        )
-
-
-def _leaves_open(line: bytes, delimiter: bytes, opened: bool) -> bool:
-    """Whether a quoted cell goes on after a line of a table, as `csv` reads it.
-
-    A quote opens a cell where it is its first character only; within, two stand for
-    one. What else follows a closing quote is for `cells` to refuse.
-
-    Args:
-      line: one line, with its end.
-      delimiter: what parts its cells.
-      opened: whether it begins within a quoted cell.
-    """
-    at = 0
-    if not opened and line.startswith(b'"'):
-        at, opened = 1, True
-    while True:
-        if opened:
-            at = line.find(b'"', at)
-            if at < 0:
-                return True
-            opened = line.startswith(b'"', at + 1)
-            at += 2 if opened else 1
-        else:
-            at = line.find(delimiter + b'"', at)
-            if at < 0:
-                return False
-            at, opened = at + 2, True
-
-
-def _lines(lines: BinaryIO, path: Path) -> Iterator[bytes]:
-    number = 0
-    while line := lines.readline(MAXIMUM_RECORD + 1):
-        number += 1
-        _check_size(len(line), path, number, "a line is longer")
-        yield line
-
-
-def _check_size(size: int, path: Path, line: int, what: str) -> None:
-    if size > MAXIMUM_RECORD:
-        raise InputError(
-            f"{path}, line {line}: {what} within {MAXIMUM_RECORD >> 20} MiB, expected "
-            "one record to a line"
-        )
-
-
-class RecordIndex:
-    """The index of a preparation, read a block at a time.
-
-    Attributes:
-      path: the file that `write_index` wrote.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __len__(self) -> int:
-        return self.path.stat().st_size // (8 * _FIELDS)
-
-    def read(self, records: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n 4"]:
-        """File, first byte, number of bytes and line of some records."""
-        if not len(records):
-            return np.zeros((0, _FIELDS), np.int64)
-        table = np.memmap(self.path, np.int64, "r").reshape(-1, _FIELDS)
-        return np.array(table[records])

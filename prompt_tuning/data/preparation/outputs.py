@@ -20,6 +20,7 @@ from prompt_tuning.data.preparation.inputs import InputFile
 from prompt_tuning.data.preparation.logs import write_hdf5
 from prompt_tuning.data.preparation.order import DEV, SPLIT_NAMES, TEST, TRAIN
 from prompt_tuning.data.preparation.progress import Finished
+from prompt_tuning.data.preparation.record_index import Found
 from prompt_tuning.data.preparation.reporting import Reporter
 from prompt_tuning.data.preparation.settings import Preparation
 from prompt_tuning.data.preparation.splits import TEXTS, file_names
@@ -44,7 +45,9 @@ def is_ours(name: str) -> bool:
 
 def skipped_line(problem: str) -> bytes:
     """A record that was passed over, as a line of JSON."""
-    return json.dumps({"problem": problem}, ensure_ascii=False).encode() + b"\n"
+    text = json.dumps({"problem": problem}, ensure_ascii=False)
+    # Half of a surrogate pair, which UTF-8 has not, becomes JSON's escape of it.
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +57,13 @@ class Contents:
     Attributes:
       preparation: what was asked for.
       files: the inputs.
-      digests: the SHA-256 of each.
+      found: the checksum of each, and of those that were passed over, why.
       finished: the splits.
     """
 
     preparation: Preparation
     files: Sequence[InputFile]
-    digests: Sequence[str]
+    found: Found
     finished: Sequence[Finished]
 
     @property
@@ -95,7 +98,7 @@ def write_output(
         if split.split == TEST:
             shutil.copyfile(scratch / TEXTS, folder / TEXTS)
     if preparation.skip_malformed:
-        shutil.copyfile(scratch / SKIPPED, folder / SKIPPED)
+        _write_skipped(contents.found.problems, scratch / SKIPPED, folder / SKIPPED)
     if preparation.record.categories:
         ids = {name: i for i, name in enumerate(preparation.record.categories)}
         _write_json(folder / CATEGORIES, ids)
@@ -108,10 +111,22 @@ def write_output(
     reporter.advance(1)
 
 
+def _write_skipped(problems: Sequence[str], log: Path, target: Path) -> None:
+    """Lists the files that were passed over, then the records."""
+    with target.open("wb") as file, log.open("rb") as records:
+        file.writelines(map(skipped_line, problems))
+        shutil.copyfileobj(records, file)
+
+
 def _metrics(contents: Contents) -> dict[str, Any]:
-    return {
+    """What each split counted; files passed over are of none, so of the first."""
+    metrics = {
         SPLIT_NAMES[split.split]: split.metrics.summary() for split in contents.finished
     }
+    skipped = len(contents.found.problems)
+    for counted in metrics.values():
+        counted["malformed_files"], skipped = skipped, 0
+    return metrics
 
 
 def _metadata(contents: Contents) -> dict[str, Any]:
@@ -143,7 +158,7 @@ def _metadata(contents: Contents) -> dict[str, Any]:
         "pad_id": tokenizer.pad_id,
         "inputs": [
             {"file": file.path.name, "sha256": digest}
-            for file, digest in zip(contents.files, contents.digests, strict=True)
+            for file, digest in zip(contents.files, contents.found.digests, strict=True)
         ],
         "settings": json.loads(json.dumps(settings)),
     }

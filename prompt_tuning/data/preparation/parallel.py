@@ -5,6 +5,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -12,8 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 from jaxtyping import Int64
 
-from prompt_tuning.data.preparation.inputs import InputFile, RecordIndex
+from prompt_tuning.data.preparation.inputs import InputFile
 from prompt_tuning.data.preparation.order import SPLIT_NAMES, RecordOrder
+from prompt_tuning.data.preparation.record_index import RecordIndex
 from prompt_tuning.data.preparation.settings import Preparation
 from prompt_tuning.data.preparation.work import Done, Task, TaskWorker
 
@@ -23,6 +25,15 @@ AHEAD = 2
 """Tasks in the air for each process: one that is done, and one to wait for."""
 
 _worker: TaskWorker | None = None
+
+
+def available_cores() -> int:
+    """How many cores this process may use, or has where the system does not say."""
+    if sys.version_info >= (3, 13):
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class WorkerLostError(RuntimeError):

@@ -1,7 +1,8 @@
 """A preparation from its inputs to its output; it can be stopped at any moment."""
 
 import dataclasses
-import os
+import datetime
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,8 @@ from prompt_tuning.data.preparation.encoding import open_tokenizer, tokenizer_fi
 from prompt_tuning.data.preparation.inputs import (
     InputFile,
     Origin,
-    RecordIndex,
     input_files,
     origins,
-    write_index,
 )
 from prompt_tuning.data.preparation.logs import AppendLog
 from prompt_tuning.data.preparation.order import record_order
@@ -26,10 +25,15 @@ from prompt_tuning.data.preparation.outputs import (
     skipped_line,
     write_output,
 )
-from prompt_tuning.data.preparation.parallel import do_tasks, tasks
+from prompt_tuning.data.preparation.parallel import available_cores, do_tasks, tasks
 from prompt_tuning.data.preparation.progress import (
     load_progress,
     save_progress,
+)
+from prompt_tuning.data.preparation.record_index import (
+    Found,
+    RecordIndex,
+    write_index,
 )
 from prompt_tuning.data.preparation.reporting import Reporter, Silent
 from prompt_tuning.data.preparation.scratch import (
@@ -43,16 +47,17 @@ from prompt_tuning.data.preparation.settings import Preparation
 from prompt_tuning.data.preparation.work import TaskWorker
 from prompt_tuning.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 """Of the scratch folder; one of another format is begun again."""
 
 CHECKPOINT_SECONDS = 10.0
 MOST_WORKERS = 16
+_FOUND = "found.json"
 
 
 def default_workers() -> int:
     """As many as there are cores for this process, up to `MOST_WORKERS`."""
-    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    return min(available_cores(), MOST_WORKERS)
 
 
 def prepare(
@@ -86,11 +91,16 @@ def prepare(
     workers = default_workers() if workers is None else workers
     if workers < 1:
         raise InputError(f"workers is {workers}, expected at least 1")
-    files = input_files(preparation.inputs, preparation.record)
+    files = input_files(
+        preparation.inputs, preparation.record, skip=preparation.skip_malformed
+    )
     output = Path(preparation.output)
     _check_output_apart(preparation, files, output)
     worker = TaskWorker(preparation, files)
     with open_scratch(output) as scratch:
+        if worker.asks_the_date and preparation.text.chat_date is None:
+            preparation = _dated(preparation, scratch.identity())
+            worker = TaskWorker(preparation, files)
         identity = _identity(preparation, origins(files))
         if scratch.identity() == identity and scratch.was_published:
             scratch.remove()
@@ -119,6 +129,19 @@ def _identity(preparation: Preparation, found: Sequence[Origin]) -> dict[str, An
         "tokenizer": _stats(tokenizer_files(preparation.tokenizer)),
         "chat_template": [] if template is None else _stats([Path(template)]),
     }
+
+
+def _dated(preparation: Preparation, known: Any) -> Preparation:
+    """With today's date for its template; to go on, that of the day it was begun."""
+
+    def on(date: str) -> Preparation:
+        text = dataclasses.replace(preparation.text, chat_date=date)
+        return dataclasses.replace(preparation, text=text)
+
+    begun = known and known["preparation"]["text"].get("chat_date")
+    if begun and _as_json(dataclasses.asdict(on(begun))) == known["preparation"]:
+        return on(begun)
+    return on(datetime.date.today().isoformat())
 
 
 def _stats(paths: Sequence[Path]) -> list[list[Any]]:
@@ -209,8 +232,9 @@ class _Work:
         sizes = sum(file.path.stat().st_size for file in self.files)
         self.reporter.begin("finding records", sizes)
         temporary = index.with_name(f"{INDEX}.tmp")
-        digests = write_index(self.files, temporary, self.reporter.advance)
-        write_text(self.scratch.folder / "digests", "\n".join(digests))
+        skip = self.preparation.skip_malformed
+        found = write_index(self.files, temporary, self.reporter.advance, skip=skip)
+        write_text(self.scratch.folder / _FOUND, json.dumps(found._asdict()))
         temporary.replace(index)
 
     def pack(self, worker: TaskWorker, checkpoint_seconds: float) -> None:
@@ -245,8 +269,8 @@ class _Work:
     def write(self) -> None:
         """Writes the output's files from what was packed."""
         progress = load_progress(self.scratch, self.preparation, 0)
-        digests = (self.scratch.folder / "digests").read_text().split("\n")
-        contents = Contents(self.preparation, self.files, digests, progress.finished)
+        found = Found(**json.loads((self.scratch.folder / _FOUND).read_text()))
+        contents = Contents(self.preparation, self.files, found, progress.finished)
         self.reporter.begin("writing", contents.steps)
         write_output(
             contents, self.scratch.folder, self.scratch.empty_new(), self.reporter

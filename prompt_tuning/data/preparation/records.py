@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prompt_tuning.data.preparation.inputs import InputFile, cells, decoded
 from prompt_tuning.data.preparation.settings import RecordFormat
 from prompt_tuning.data.templates import Template, parse_template
 from prompt_tuning.errors import InputError
 
 NO_CATEGORY = -1
+MOST_WEIGHT = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -70,6 +73,10 @@ class RecordReader:
             found = json.loads(decoded(content, place))
         except json.JSONDecodeError as error:
             raise InputError(f"{place}: not JSON: {error}") from error
+        except ValueError as error:  # Python's limit on the digits of an integer
+            raise InputError(
+                f"{place}: JSON with a number too long to be read: {error}"
+            ) from error
         except RecursionError as error:
             raise InputError(f"{place}: JSON nested too deep to be read") from error
         return self._record(found, place)
@@ -108,7 +115,8 @@ class RecordReader:
         category, weight = self._category(objects[0], place), 1.0
         if self._format.weight_key is not None:
             weight = _weight(objects[0], self._format.weight_key, place)
-        if self._format.messages_key in objects[0]:
+        if any(self._format.messages_key in each for each in objects):
+            _check_one_conversation(objects, place)
             messages = _messages(objects[0], self._format.messages_key, place)
             return Record((), messages, category, weight)
         turns = [turn for each in objects for turn in self._turns(each, place)]
@@ -197,14 +205,23 @@ def _weight(content: dict[str, Any], key: str, place: str) -> float:
     found = _value(content, key, place)
     try:
         weight = float(found)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = math.nan
-    if not math.isfinite(weight) or weight < 0 or isinstance(found, bool):
+    if isinstance(found, bool) or not 0 <= weight <= MOST_WEIGHT:
+        shown = repr(found) if len(repr(found)) < 40 else f"{repr(found)[:40]}..."
         raise InputError(
-            f"{place}: {key!r} is {found!r}, expected a number of 0 or more, the "
-            "weight of the line's loss"
+            f"{place}: {key!r} is {shown}, expected a number from 0 to "
+            f"{MOST_WEIGHT:.4g} (float32), the weight of the line's loss"
         )
     return weight
+
+
+def _check_one_conversation(objects: Sequence[dict[str, Any]], place: str) -> None:
+    if len(objects) > 1:
+        raise InputError(
+            f"{place}: found a list of {len(objects)} objects with messages, expected "
+            "one conversation to a line: give each a line of its own"
+        )
 
 
 def _messages(

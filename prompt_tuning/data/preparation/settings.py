@@ -1,6 +1,7 @@
 """What a preparation is asked for, checked before anything is read."""
 
 import dataclasses
+import datetime
 import math
 from pathlib import Path
 from typing import Literal
@@ -85,6 +86,8 @@ class TextFormat:
       attention_boundary: what ends with a separator.
       chat: whether the chat template of the tokenizer renders the turns.
       chat_template: a file with another template.
+      chat_date: the day that a template is told which asks for today's, as 2026-07-26;
+        None for the day on which the preparation begins.
     """
 
     prompt_prefix: str = ""
@@ -95,6 +98,13 @@ class TextFormat:
     attention_boundary: Boundary = "line"
     chat: bool = False
     chat_template: str | None = None
+    chat_date: str | None = None
+
+    @property
+    def date(self) -> datetime.date | None:
+        """The day of `chat_date`."""
+        named = self.chat_date
+        return None if named is None else datetime.date.fromisoformat(named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +235,25 @@ class Preparation:
         text = self.text
         if text.chat_template is not None and not Path(text.chat_template).is_file():
             raise InputError(f"chat template {text.chat_template} is no file")
+        _check_date(text)
         if text.chat and (text.prompt_prefix or text.prompt_postfix):
             raise InputError(
                 "prompt_prefix and prompt_postfix were given with a chat template, "
                 "which says itself what stands around a prompt: drop one of them"
             )
+
+
+def _check_date(text: TextFormat) -> None:
+    if text.chat_date is None:
+        return
+    if not text.chat:
+        raise InputError(
+            f"chat_date is {text.chat_date}, and no chat template is asked for, which "
+            "would be told it: say --chat, or leave it out"
+        )
+    try:
+        datetime.date.fromisoformat(text.chat_date)
+    except ValueError as error:
+        raise InputError(
+            f"chat_date is {text.chat_date!r}, expected a day such as 2026-07-26"
+        ) from error

@@ -3,9 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +12,16 @@ from jaxtyping import Int32, Int64
 from prompt_tuning.data.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.preparation.articles import Article, ArticleMaker, Passage
 from prompt_tuning.data.preparation.chat import read_chat_template
-from prompt_tuning.data.preparation.encoding import open_tokenizer
-from prompt_tuning.data.preparation.inputs import InputFile
+from prompt_tuning.data.preparation.encoding import (
+    open_tokenizer,
+    special_texts,
+    tokenizer_folder,
+)
+from prompt_tuning.data.preparation.inputs import InputFile, record_bytes
 from prompt_tuning.data.preparation.order import TEST
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
 from prompt_tuning.data.preparation.settings import Preparation
+from prompt_tuning.data.preparation.spans import Span
 from prompt_tuning.data.token_values import LOSS_WEIGHTS
 from prompt_tuning.data.tokenizers import HuggingFaceTokenizer
 from prompt_tuning.errors import InputError
@@ -31,12 +34,14 @@ class Unit(NamedTuple):
     """A record that was read and is yet to be encoded.
 
     Attributes:
+      number: its place in the task.
       place: where it stands, for messages.
       record: what it says.
       passages: its texts.
       line: it as a line of JSON, if it is of the test split.
     """
 
+    number: int
     place: str
     record: Record
     passages: list[Passage]
@@ -128,9 +133,13 @@ class TaskWorker:
                     "sentencepiece file, in whose texts special tokens cannot be "
                     "written: use a folder with tokenizer.json"
                 )
-            folder = Path(preparation.tokenizer.path)
-            folder = folder if folder.is_dir() else folder.parent
-            chat = read_chat_template(folder, text.chat_template)
+            chat = read_chat_template(
+                tokenizer_folder(preparation.tokenizer),
+                text.chat_template,
+                special_texts(preparation.tokenizer, tokenizer),
+                text.date,
+            )
+        self.asks_the_date = chat is not None and chat.asks_the_date
         self._maker = ArticleMaker(text, tokenizer, chat)
 
     def __call__(self, task: Task) -> Done:
@@ -139,15 +148,16 @@ class TaskWorker:
         Without `skip_malformed` the first record that cannot be used ends it; it is
         the only one in `problems`.
         """
-        problems: list[str] = []
+        problems: dict[int, str] = {}
         units: list[Unit] = []
         without = 0
-        for file, place, content in self._contents(task):
+        for number, (file, opened, span, place) in enumerate(self._places(task)):
             try:
+                content = record_bytes(opened, span, place)
                 record = self._reader.read(file, content, place)
                 passages = self._maker.passages(record, place)
             except InputError as problem:
-                problems.append(str(problem))
+                problems[number] = str(problem)
                 if not self._skip:
                     break
                 continue
@@ -155,27 +165,29 @@ class TaskWorker:
                 without += 1
                 continue
             line = _json_line(file, content, record) if task.split == TEST else b""
-            units.append(Unit(place, record, passages, line))
+            units.append(Unit(number, place, record, passages, line))
         encoded = self._encoded(units, problems)
         return Done(
             *self._table(encoded),
             records=len(encoded),
             without_completion=without,
-            problems=problems,
+            # In their order, whichever way the records are cut into tasks.
+            problems=[problems[number] for number in sorted(problems)],
             texts=b"".join(unit.line for unit, _ in encoded),
         )
 
-    def _contents(self, task: Task) -> Iterator[tuple[InputFile, str, bytes]]:
-        """The file, the place and the bytes of each record."""
+    def _places(self, task: Task) -> Iterator[tuple[InputFile, int, Span, str]]:
+        """The file of each record, its descriptor while it is open, and the place."""
         rows = task.records.tolist()
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             file = self._files[number]
             with file.path.open("rb") as opened:
-                for _, start, size, line in group:
-                    content = os.pread(opened.fileno(), size, start)
-                    yield file, f"{file.path}, line {line}", content
+                for _, *where in group:
+                    span = Span(*where)
+                    place = f"{file.path}, line {span.line}"
+                    yield file, opened.fileno(), span, place
 
-    def _encoded(self, units: Sequence[Unit], problems: list[str]) -> Encoded:
+    def _encoded(self, units: Sequence[Unit], problems: dict[int, str]) -> Encoded:
         """The articles of records, those left out that cannot be encoded."""
         try:
             made = self._maker.articles([unit.passages for unit in units])
@@ -188,7 +200,7 @@ class TaskWorker:
             try:
                 found.append((unit, self._maker.articles([unit.passages])[0]))
             except InputError as problem:
-                problems.append(f"{unit.place}: {problem}")
+                problems[unit.number] = f"{unit.place}: {problem}"
         return found
 
     def _table(

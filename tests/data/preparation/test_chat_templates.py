@@ -1,16 +1,21 @@
 """Chat templates: what is an answer has type 1, whatever the texts say."""
 
+import datetime
 import json
 
 import pytest
 
 from prompt_tuning.data.preparation.articles import ArticleMaker
 from prompt_tuning.data.preparation.chat import ChatTemplate, read_chat_template
+from prompt_tuning.data.preparation.encoding import open_tokenizer, special_texts
 from prompt_tuning.data.preparation.records import Record, Turn
-from prompt_tuning.data.preparation.settings import TextFormat
+from prompt_tuning.data.preparation.settings import TextFormat, TokenizerChoice
 from prompt_tuning.data.tokenizers import load_tokenizer
 from prompt_tuning.errors import InputError
 from tests.data.preparation.small_tokenizer import CHAT, EOS, write_tokenizer
+from tests.shared_data import SHARED, needs_shared
+
+GPT2 = SHARED / "data/tokenizers/gpt2"
 
 
 def chat(source, **special):
@@ -89,24 +94,112 @@ def test_the_sandbox_keeps_templates_from_the_machine():
 def test_where_a_template_is_found(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer")
     with pytest.raises(InputError, match="has no chat_template, which --chat asks for"):
-        read_chat_template(folder, None)
+        read_chat_template(folder, None, {})
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHAT}]
     config = {"eos_token": {"content": EOS}, "chat_template": named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert read_chat_template(folder, None).source == CHAT
-    assert read_chat_template(folder, None).eos_token == EOS
+    assert read_chat_template(folder, None, {}).source == CHAT
     (folder / "chat_template.jinja").write_text("own")
-    assert read_chat_template(folder, None).source == "own"
-    (tmp_path / "other.jinja").write_text("other")
-    assert read_chat_template(folder, str(tmp_path / "other.jinja")).source == "other"
+    assert read_chat_template(folder, None, {}).source == "own"
+    other = tmp_path / "other.jinja"
+    other.write_text("other")
+    assert read_chat_template(folder, str(other), {}).source == "other"
+
+
+def named(folder, *special_tokens):
+    choice = TokenizerChoice(str(folder), special_tokens)
+    return special_texts(choice, open_tokenizer(choice))
+
+
+def test_tokens_with_a_role_reach_the_template(tmp_path):
+    """As `apply_chat_template` of transformers 5.23 was given them, by hand."""
+    entry = {"content": "<s>"}
+    folder = write_tokenizer(tmp_path / "tokenizer", bos_token=entry, image_token="<i>")
+    config = {"bos_token": "<s>", "eos_token": EOS, "pad_token": "<|pad|>"}
+    assert named(folder) == config | {"image_token": "<i>"}
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<b>"}, "unk_token": "<u>"})
+    )
+    assert named(folder)["bos_token"] == "<b>" and named(folder)["unk_token"] == "<u>"
+    asked = ("eos_token", "<e>"), ("additional_special_tokens", "<x>")
+    assert named(folder, *asked)["eos_token"] == "<e>"
+    # A config with `added_tokens_decoder` says all itself.
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": EOS, "added_tokens_decoder": {}})
+    )
+    assert named(folder) == {"eos_token": EOS}
+
+
+@needs_shared
+def test_a_tokenizer_without_a_config_names_its_own_tokens():
+    end = "<|endoftext|>"
+    assert named(GPT2) == {"bos_token": end, "eos_token": end}
+
+
+def rendered(source, **fields):
+    ((text, _), *_) = ChatTemplate(source, {}, "a test", **fields).runs(
+        [{"role": "user", "content": "hi", "name": None}], "here"
+    )
+    return text
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% if tools is not none %}tools{% endif %}{{ tools is defined }}", "True"),
+        ("{{ documents is none and documents is defined }}", "True"),
+        ("{{ messages[0].keys() | list }}", "['role', 'content']"),
+        ("{{ {'b': 'é', 'a': 1} | tojson(sort_keys=true) }}", '{"a": 1, "b": "é"}'),
+        ("{{ ['é'] | tojson(ensure_ascii=true, indent=1) }}", '[\n "\\u00e9"\n]'),
+        ("{{ {'a': 1} | tojson(separators=(',', ':')) }}", '{"a":1}'),
+    ],
+)
+def test_templates_are_given_what_transformers_gives_them(source, expected):
+    assert rendered(source) == expected
+
+
+def test_a_template_is_told_one_date():
+    source = "{{ strftime_now('%d %b %Y') }}"
+    assert rendered(source, date=datetime.date(2026, 7, 3)) == "03 Jul 2026"
+    before = datetime.date.today()
+    assert rendered(source) in {
+        day.strftime("%d %b %Y") for day in (before, datetime.date.today())
+    }
+    assert chat(source).asks_the_date and not chat(CHAT).asks_the_date
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ 1 / (messages | length - 1) }}", "division by zero"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ 'a'.encode('klingon') }}", "unknown encoding"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+    ],
+)
+def test_whatever_a_template_raises_is_named(source, message):
+    with pytest.raises(InputError, match=f"^here: the chat .* messages: .*{message}"):
+        rendered(source)
 
 
 def maker(folder, **text):
-    return ArticleMaker(
-        TextFormat(chat=True, **text),
-        load_tokenizer(folder),
-        read_chat_template(folder, None),
-    )
+    choice = TokenizerChoice(str(folder))
+    tokenizer = open_tokenizer(choice)
+    template = read_chat_template(folder, None, special_texts(choice, tokenizer))
+    return ArticleMaker(TextFormat(chat=True, **text), tokenizer, template)
+
+
+def test_messages_after_the_last_answer_are_left_out(tmp_path):
+    """As generative_data_prep leaves out a pair whose completion is empty."""
+    folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
+    made = maker(folder)
+    answered, asking = talk("hi", "yes"), talk("hi", "yes", "and?")
+    one, other = (made.passages(Record((), tuple(m)), "") for m in (answered, asking))
+    assert one == other != []
+    kept = maker(folder, keep_prompt_only=True)
+    (passage,) = kept.passages(Record((), tuple(asking)), "")
+    assert passage.runs[-1] == ("<|user|>\nand?" + EOS, 0)
 
 
 def test_a_conversation_ends_with_one_separator(tmp_path):

@@ -1,11 +1,13 @@
 """A preparation that is killed goes on, and ends with the bytes of one that was not."""
 
+import datetime
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,34 @@ def test_it_goes_on_beside_its_own_tokenizer(inputs, whole, tmp_path, monkeypatc
             prepare(asked, workers=1)
     (folder / "notes.txt").write_text("mine")
     assert snapshot(prepare(asked, workers=1)) == whole
+
+
+def test_a_template_is_told_the_day_on_which_the_work_began(
+    inputs, tmp_path, monkeypatch
+):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ strftime_now('%d.%m.%Y') }}" + CHAT)
+
+    def asked(name, date):
+        text = TextFormat(chat=True, chat_template=str(template), chat_date=date)
+        return preparation(inputs, tmp_path / name, text=text)
+
+    def at(date):
+        today = types.SimpleNamespace(today=lambda: datetime.date.fromisoformat(date))
+        monkeypatch.setattr(module, "datetime", types.SimpleNamespace(date=today))
+
+    monday, tuesday = "2026-07-27", "2026-07-28"
+    first = snapshot(prepare(asked("monday", monday), workers=1))
+    second = snapshot(prepare(asked("tuesday", tuesday), workers=1))
+    assert first["train_1_of_3.hdf5"] != second["train_1_of_3.hdf5"]
+    at(monday)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "do_tasks", _stopped)
+        with pytest.raises(Killed):
+            prepare(asked("out", None), workers=1)
+    at(tuesday)
+    assert snapshot(prepare(asked("out", None), workers=1)) == first
+    assert snapshot(prepare(asked("late", None), workers=1)) == second
 
 
 @pytest.mark.parametrize("changed", ["template.jinja", "tokenizer_config.json"])

@@ -1,9 +1,13 @@
 """Inputs and outputs that cannot be used are named, and nothing is written."""
 
+import dataclasses
 import json
 
 import pytest
+import yaml
 
+from prompt_tuning.data.preparation import inputs, parallel, spans
+from prompt_tuning.data.preparation.outputs import skipped_line
 from prompt_tuning.data.preparation.prepare import prepare
 from prompt_tuning.data.preparation.settings import (
     Preparation,
@@ -29,6 +33,12 @@ BAD = [
     ('{"prompt": ["a", "b"], "completion": ["c"]}', "line 3: 2 prompts and 1"),
     ('{"messages": [{"role": "user", "content": "a"}]}', "need --chat"),
     ('{"completion": "a\\ud800"}', "line 3"),
+    ('{"completion": %s}' % ("1" * 5000), "line 3: JSON with a number too long"),
+    (
+        '[{"messages": [{"role": "user", "content": "a"}]}, {"messages": []}]',
+        "line 3: found a list of 2 objects with messages, expected one conversation",
+    ),
+    ('[{"completion": "a"}, {"messages": []}]', "line 3: found a list of 2 objects"),
 ]
 
 
@@ -47,6 +57,122 @@ def test_a_malformed_line_is_named_or_skipped_and_counted(
     assert counted["malformed"] == 1 and counted["records"] == 3
     skipped = (output / "skipped.jsonl").read_text().splitlines()
     assert len(skipped) == 1 and message in json.loads(skipped[0])["problem"]
+
+
+@pytest.mark.parametrize("weight", ["1e39", "1" + "0" * 400, "-1", "NaN", "true"])
+def test_weights_that_float32_has_not_are_named_or_skipped(tmp_path, make, weight):
+    line = '{"completion": "a", "weight": %s}'
+    source = write_jsonl(tmp_path / "a.jsonl", line % "3.4e38", line % weight)
+    record = RecordFormat(weight_key="weight")
+    with pytest.raises(InputError, match=r"line 2: 'weight' is .* to 3\.403e\+38"):
+        make(source, record=record)
+    counted = counts(make(source, record=record, skip_malformed=True))
+    assert (counted["records"], counted["malformed"]) == (1, 1)
+
+
+def counts(output):
+    return json.loads((output / "metrics.json").read_text())["train"]
+
+
+def skipped(output):
+    lines = (output / "skipped.jsonl").read_text().splitlines()
+    return [json.loads(line)["problem"] for line in lines]
+
+
+BAD_FILES = {
+    "a.jsonl": (b"", "is empty"),
+    "b.jsonl": (b"\n \n", "no line with text"),
+    "c.jsonl": ('{"completion": "a"}\n'.encode("utf-16"), "begins as UTF-16 does"),
+    "d.csv": (b"prompt,completion\n", "no row below its header"),
+    "e.csv": (b"completion,completion\na,b\n", "a name of its own for each"),
+    "f.csv": (b'"completion\na\n', "line 1: a quote is opened and never closed"),
+    "g.csv": (b"completion,\xe9\na,b\n", "not UTF-8"),
+}
+
+
+def test_files_in_which_nothing_can_be_used_are_named_or_skipped(tmp_path, make):
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    good = write_jsonl(folder / "z.jsonl", *pairs(3), "{")
+    alone = make(good, name="alone", skip_malformed=True)
+    for name, (content, message) in BAD_FILES.items():
+        (folder / name).write_bytes(content)
+        with pytest.raises(InputError, match=message) as problem:
+            make(folder / name)
+        assert name in str(problem.value)
+        with pytest.raises(InputError, match=f"no input has a record: .*{message}"):
+            make(folder / name, skip_malformed=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("alone", "inputs", "tokenizer")
+    ]
+    output = make(folder, skip_malformed=True)
+    problems = skipped(output)
+    assert len(problems) == len(BAD_FILES) + 1
+    for said, (name, (_, message)) in zip(problems, BAD_FILES.items(), strict=False):
+        assert name in said and message in said
+    assert counts(output) == counts(alone) | {"malformed_files": len(BAD_FILES)}
+    for name in ("input_ids", "token_type_ids"):
+        file = "train_1_of_1.hdf5"
+        assert (columns(output / file)[name] == columns(alone / file)[name]).all()
+    metadata = yaml.safe_load((output / "metadata.yaml").read_text())
+    assert [entry["file"] for entry in metadata["inputs"]] == [*BAD_FILES, "z.jsonl"]
+
+
+def test_rows_and_lines_that_cannot_be_read_are_named_or_skipped(
+    tmp_path, make, monkeypatch
+):
+    monkeypatch.setattr(inputs, "MAXIMUM_RECORD", 60)
+    monkeypatch.setattr(spans, "MAXIMUM_RECORD", 60)
+    for name, bad, message in [
+        ("a.csv", 'a,"b', "a quote is opened and never closed"),
+        ("b.csv", "a," + "b" * 60, "a record of 63 bytes, expected one to a line"),
+        ("c.txt", "c" * 61, "a record of 62 bytes"),
+    ]:
+        lines = ["prompt,completion", "one,1", bad, "two,2", "three,3"]
+        source = tmp_path / name
+        source.write_text("\n".join(lines))
+        with pytest.raises(InputError, match=f"{name}, line 3: {message}"):
+            make(source)
+        output = make(source, name=f"out_{name}", skip_malformed=True)
+        used = len(lines) - 1 if name.endswith("txt") else len(lines) - 2
+        assert (counts(output)["records"], counts(output)["malformed"]) == (used, 1)
+        (problem,) = skipped(output)
+        assert f"{name}, line 3: {message}" in problem
+
+
+def test_problems_are_listed_in_order_however_the_work_is_cut(
+    tmp_path, make, monkeypatch
+):
+    bad = ['{"completion": "a\\ud800"}', "{", '{"completion": "b\\ud800"}', "["]
+    source = write_jsonl(tmp_path / "a.jsonl", *pairs(1), *bad)
+    together = make(source, name="together", skip_malformed=True)
+    monkeypatch.setattr(parallel, "TASK_RECORDS", 2)
+    assert snapshot(make(source, skip_malformed=True)) == snapshot(together)
+    assert [said.split("line ")[1][0] for said in skipped(together)] == list("2345")
+
+
+def test_a_problem_is_listed_whatever_it_quotes():
+    line = skipped_line("half \ud800 é")
+    assert json.loads(line) == {"problem": "half \ud800 é"}
+
+
+def test_a_file_is_read_once(tmp_path, tokenizer):
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    source = write_jsonl(folder / "a.jsonl", *pairs(3))
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(source)
+    for names in [(source, source), (folder, source), (source, link), (folder, folder)]:
+        preparation = Preparation(
+            tuple(map(str, names)),
+            str(tmp_path / "out"),
+            TokenizerChoice(str(tokenizer)),
+        )
+        with pytest.raises(InputError, match=r"is the file .*a\.jsonl, which is named"):
+            prepare(preparation, workers=1)
+    assert prepare(
+        dataclasses.replace(preparation, inputs=(str(link),)), workers=1
+    ).is_dir()
 
 
 def test_other_encodings_are_named(tmp_path, make):

@@ -9,13 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_tuning.data.preparation.inputs import (
-    InputFile,
-    RecordIndex,
-    cells,
-    input_files,
-    write_index,
-)
+from prompt_tuning.data.preparation import spans
+from prompt_tuning.data.preparation.inputs import InputFile, cells, input_files
+from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
 from prompt_tuning.data.preparation.settings import RecordFormat
 from prompt_tuning.errors import InputError
 from tests.data.preparation.prepared_files import texts
@@ -93,3 +89,35 @@ def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):
     assert rows(tmp_path, b'"' + lines + b'",y\n') == [[lines.decode(), "y"]]
     # Joining and counting anew at each line would read 2.5e11 bytes.
     assert time.monotonic() - begun < 30
+
+
+def found(tmp_path, content: bytes) -> list[bytes]:
+    """The records of a table without a header, as bytes; every byte is told once."""
+    table = tmp_path / "table.csv"
+    table.write_bytes(content)
+    told: list[bytes] = []
+    lying = list(spans.spans(table, b",", told.append))
+    assert b"".join(told) == content
+    assert [content[: span.start].count(b"\n") + 1 for span in lying] == [
+        span.line for span in lying
+    ]
+    return [content[span.start : span.start + span.size] for span in lying]
+
+
+def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path):
+    rows = [b'a,"b\n', b"c,d\n", b'e,""\n', b"f,g"]
+    assert found(tmp_path, b"".join(rows)) == rows
+    # One that another closes costs both lines: `"` ends the cell, and `y` is no end.
+    rows = [b'a,"b\n"y",d\n', b"e,f\n"]
+    assert found(tmp_path, b"".join(rows)) == rows
+
+
+def test_records_longer_than_the_longest_stand_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(spans, "MAXIMUM_RECORD", 16)
+    monkeypatch.setattr(spans, "_PIECE", 5)
+    short, long = [b'a,"b\nc"\n', b"d,e\n"], b"x" * 40 + b"\n"
+    assert found(tmp_path, short[0] + long + short[1]) == [short[0], long, short[1]]
+    assert found(tmp_path, short[1] + b"x" * 40) == [short[1], b"x" * 40]
+    # A quote that is open for more than 16 bytes.
+    rows = [b'a,"bcdefg\n', b"hijk,lmnopq\n", b'r,"s"\n']
+    assert found(tmp_path, b"".join(rows)) == rows

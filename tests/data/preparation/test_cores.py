@@ -1,0 +1,27 @@
+"""How many cores there are, where systems say it differently."""
+
+import os
+import sys
+
+import pytest
+
+from prompt_tuning.data.preparation.parallel import available_cores
+
+
+def test_where_the_system_does_not_say_all_cores_are_counted(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 7, raising=False)
+    assert available_cores() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: None, raising=False)
+    assert available_cores() == 1
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13) or not hasattr(os, "sched_getaffinity"),
+    reason="this Python or system does not ask for them by this function",
+)
+def test_a_process_may_be_kept_from_some_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 5})
+    assert available_cores() == 3

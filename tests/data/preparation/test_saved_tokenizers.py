@@ -1,0 +1,124 @@
+"""The tokenizer of an output opens to that which its files were made with."""
+
+import json
+import shutil
+
+import pytest
+
+from prompt_tuning.data.preparation.encoding import (
+    open_tokenizer,
+    save_tokenizer,
+    tokenizer_files,
+)
+from prompt_tuning.data.preparation.settings import TokenizerChoice
+from prompt_tuning.data.tokenizers import load_tokenizer
+from prompt_tuning.errors import InputError
+from tests.data.preparation.small_tokenizer import CHAT, EOS, PAD, write_tokenizer
+from tests.shared_data import SHARED, needs_shared
+
+TOKENIZERS = SHARED / "data/tokenizers"
+STORIES = SHARED / "data/models/stories260k"
+TEXT = "the end, and a 3rd\n café"
+
+
+def described(tokenizer):
+    roles = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
+    ids = range(tokenizer.vocabulary_size)
+    return roles, tokenizer.encode(TEXT), [tokenizer.token(id) for id in ids]
+
+
+def saved(folder, path, *special_tokens):
+    """The tokenizer as it is opened, and as the folder that was saved opens."""
+    choice = TokenizerChoice(str(path), special_tokens)
+    save_tokenizer(choice, folder)
+    return described(open_tokenizer(choice)), described(load_tokenizer(folder))
+
+
+ASKED = [
+    (),
+    (("eos_token", "<|done|>"),),
+    (("pad_token", EOS), ("bos_token", "<|begin|>")),
+    (("additional_special_tokens", "<|x|>"), ("additional_special_tokens", "<|y|>")),
+    (("eos_token", PAD), ("additional_special_tokens", "<|late|>")),
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", ["", "tokenizer.json"])
+def test_the_roles_that_are_asked_for_are_saved(tmp_path, asked, name):
+    folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
+    used, again = saved(tmp_path / "saved", folder / name, *asked)
+    assert used == again
+    config = json.loads((tmp_path / "saved/tokenizer_config.json").read_text())
+    assert config["chat_template"] == CHAT
+    for role, token in asked:
+        assert token in config[role]
+
+
+def test_a_new_eos_fills_rows_where_there_is_no_padding(tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer", pad_token=None)
+    used, again = saved(tmp_path / "saved", folder, ("eos_token", "<|done|>"))
+    assert used == again
+    assert used[0] == (None, 262, 262, False)
+
+
+def test_bos_that_the_config_puts_first_is_put_first(tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer", add_bos_token=True)
+    used, again = saved(tmp_path / "saved", folder, ("bos_token", PAD))
+    assert used == again
+    assert used[0] == (261, 260, 261, True)
+
+
+def test_the_older_map_of_special_tokens_is_saved_too(tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": PAD}))
+    used, again = saved(tmp_path / "first", folder)
+    assert used == again and used[0][1] == 261
+    used, again = saved(tmp_path / "second", folder, ("eos_token", "<|done|>"))
+    assert used == again and used[0][1] == 262
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    "path",
+    [
+        TOKENIZERS / "gpt2/vocab.json",
+        TOKENIZERS / "t5/spiece.model",
+        STORIES / "tokenizer.model",
+        TOKENIZERS / "gpt2",
+        STORIES,
+    ],
+)
+def test_what_lies_beside_a_tokenizer_that_is_a_file_is_saved(tmp_path, path):
+    used, again = saved(tmp_path / "saved", path)
+    assert used == again
+    kept = {file.name for file in (tmp_path / "saved").iterdir()}
+    read = {file.name for file in tokenizer_files(TokenizerChoice(str(path)))}
+    assert kept == read - {"config.json"}
+
+
+@needs_shared
+def test_special_tokens_of_a_vocabulary_without_a_config_are_saved(tmp_path):
+    asked = ("pad_token", "<|pad|>")
+    used, again = saved(tmp_path / "saved", TOKENIZERS / "gpt2/vocab.json", asked)
+    assert used == again
+    assert used[0] == (50256, 50256, 50257, False)
+
+
+@needs_shared
+def test_a_file_that_a_folder_would_not_be_read_by_first_is_what_is_saved(tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    shutil.copy(TOKENIZERS / "t5/spiece.model", folder / "own.model")
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(TOKENIZERS / "gpt2" / name, folder)
+    shutil.copy(folder / "tokenizer.json", folder / "byte_level.json")
+    for name in ("own.model", "vocab.json", "byte_level.json"):
+        used, again = saved(tmp_path / f"saved {name}", folder / name)
+        assert used == again
+
+
+def test_a_role_has_one_token(tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    twice = (("eos_token", EOS), ("eos_token", PAD))
+    with pytest.raises(InputError, match=r"gives 'eos_token' to '<\|pad\|>' and to an"):
+        open_tokenizer(TokenizerChoice(str(folder), twice))
