@@ -30,6 +30,8 @@ from prompt_tuning.losses.objective import (
 from prompt_tuning.models.build import Prompt
 from prompt_tuning.models.config import t5_config
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.parallel.mesh import MeshShape
+from prompt_tuning.parallel.rules import AxisRules
 from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.prompts import initializers, multitask, prefix
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
@@ -55,6 +57,8 @@ FACTORIES = (
     ClassObjective,
     PolicyGradient,
     ContextDistillation,
+    MeshShape,
+    AxisRules,
     optim.ParameterGroup,
     optim.adafactor,
     optim.adamw,

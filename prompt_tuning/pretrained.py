@@ -5,7 +5,7 @@ prompt is started from its vocabulary, and only then is anything read.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -36,6 +36,9 @@ from prompt_tuning.models.parameters import (
     split,
 )
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.parallel.layout import Layout
+from prompt_tuning.parallel.mesh import MeshShape
+from prompt_tuning.parallel.placement import Placement
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import InputPrompt
 from prompt_tuning.prompts.placement import TEMPLATE
@@ -110,6 +113,7 @@ class PromptedModel:
       tokenizer: None where the checkpoint has none.
       plan: what is restored, fresh and ignored.
       initialize: computes the fresh parameters by path.
+      placement: where the parameters lie on a mesh; None on one device.
     """
 
     config: ModelConfig
@@ -119,6 +123,12 @@ class PromptedModel:
     tokenizer: Tokenizer | None
     plan: RestorePlan
     initialize: Callable[[], Parameters]
+    placement: Placement | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """The model's place on a mesh."""
+        return None if self.placement is None else self.placement.layout
 
     def read_parameters(self) -> Parameters:
         """Restores and initialises all parameters, by path.
@@ -129,9 +139,18 @@ class PromptedModel:
         found = self.initialize()
         for path, array in self.plan.read():
             # One after the other, so that another device's host never holds them all.
-            found[path] = jax.device_put(array).block_until_ready()
+            found[path] = self._put(path, array).block_until_ready()
             del array
         return {path: found[path] for path in self.plan.abstract}
+
+    def put(self, leaves: Mapping[str, np.ndarray]) -> Parameters:
+        """Some parameters, from elsewhere, where the model computes."""
+        return {path: self._put(path, leaf) for path, leaf in leaves.items()}
+
+    def _put(self, path: str, array: np.ndarray) -> Array:
+        if self.placement is None:
+            return jax.device_put(array)
+        return self.placement.put(path, array)
 
     @property
     def prompt_length(self) -> int:
@@ -196,6 +215,7 @@ def open_pretrained(
     tuning: Tuning | None = None,
     *,
     key: Key[Array, ""],
+    mesh: MeshShape | None = None,
 ) -> PromptedModel:
     """Opens a frozen model and starts what is trained beside it.
 
@@ -205,9 +225,11 @@ def open_pretrained(
       source: the checkpoint and the types to compute in.
       tuning: prompts and adapters; None for the model alone.
       key: of everything that is fresh.
+      mesh: the devices that the model is divided among; None for one device.
 
     Raises:
-      InputError: if the checkpoint does not give what the model needs.
+      InputError: if the checkpoint does not give what the model needs, or the model
+        cannot be divided.
     """
     config, recipes, stored = open_checkpoint(source)
     tokenizer = _find_tokenizer(source)
@@ -222,6 +244,9 @@ def open_pretrained(
 
     model_key = named_key(key, "model")
     graph, abstract = describe(build, model_key)
+    placement = None
+    if mesh is not None:
+        placement = Placement.create(mesh.layout(config), graph, abstract)
     plan = plan_restore(
         abstract,
         recipes,
@@ -237,7 +262,8 @@ def open_pretrained(
         prompting=tuning.prompting or Prompting(),
         tokenizer=tokenizer,
         plan=plan,
-        initialize=lambda: _initialize(build, model_key, list(plan.fresh)),
+        initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
+        placement=placement,
     )
 
 
@@ -256,15 +282,26 @@ def build_tuned(
     )
 
 
-def _initialize(build: Build, key: Key[Array, ""], paths: Sequence[str]) -> Parameters:
-    """The parameters that `build` gives at some paths; no other's initialiser runs."""
+def _initialize(
+    build: Build,
+    key: Key[Array, ""],
+    paths: Sequence[str],
+    placement: Placement | None,
+) -> Parameters:
+    """The parameters that `build` gives at some paths; no other's initialiser runs.
 
-    @jax.jit
+    On a mesh each device computes its own part.
+    """
+
     def initialize(key: Key[Array, ""]) -> Parameters:
         parameters = build(key)[1]
-        return {path: parameters[path] for path in paths}
+        chosen = {path: parameters[path] for path in paths}
+        return chosen if placement is None else placement.padded_tree(chosen)
 
-    return initialize(key)
+    if placement is None:
+        return jax.jit(initialize)(key)
+    shardings = {path: placement.shardings[path] for path in paths}
+    return jax.jit(initialize, out_shardings=shardings)(key)
 
 
 def open_checkpoint(

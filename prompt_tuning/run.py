@@ -14,6 +14,7 @@ from prompt_tuning.losses.objective import (
 )
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.optim import ParameterGroup
+from prompt_tuning.parallel.mesh import MeshShape
 from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.prompts.projections import AdapterSpec
 from prompt_tuning.settings import check_fields
@@ -49,6 +50,7 @@ class Run:
       decoder_prompt: makes the prompt in the decoder of an encoder-decoder.
       decoder_prompting: how that stands among the targets.
       adapters: which projections are adapted, and how.
+      mesh: how many devices stand along each axis of the mesh; None for one device.
       groups: which parameters are trained, and by which optimisers.
       start_from: what trained parameters start from where paths and shapes agree:
         another run's directory (its best checkpoint), a checkpoint, a PEFT adapter's
@@ -81,6 +83,7 @@ class Run:
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
     adapters: Sequence[AdapterSpec] = ()
+    mesh: MeshShape | None = None
     groups: Sequence[ParameterGroup] = ()
     start_from: str | None = None
     keep_optimizer_state: bool = True

@@ -17,10 +17,14 @@ from jaxtyping import Array, Int, Key
 from prompt_tuning.decoding.sampling import Sampler, greedy
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.parallel import parts
+from prompt_tuning.parallel.layout import Layout
+from prompt_tuning.parallel.sharded import of_rows
 
 
 @functools.partial(
-    jax.jit, static_argnames=("graph", "new_tokens", "sampler", "eos_id", "pad_id")
+    jax.jit,
+    static_argnames=("graph", "new_tokens", "sampler", "eos_id", "pad_id", "layout"),
 )
 def continue_rows(
     parameters: Parameters,
@@ -34,6 +38,7 @@ def continue_rows(
     sampler: Sampler = greedy,
     eos_id: int | None,
     pad_id: int,
+    layout: Layout | None = None,
 ) -> Int[Array, "B new"]:
     """Generates up to `new_tokens` tokens for each row.
 
@@ -51,10 +56,35 @@ def continue_rows(
       sampler: chooses the next token.
       eos_id: the token that ends a row, or None.
       pad_id: stands after a row's end.
+      layout: how the parameters lie on a mesh; None on one device.
 
     Returns:
       the new tokens, the one that ends a row included.
     """
+    run = functools.partial(
+        _continued,
+        graph=graph,
+        new_tokens=new_tokens,
+        sampler=sampler,
+        eos_id=eos_id,
+        pad_id=pad_id,
+    )
+    rows = (tokens, lengths, keys, prompt_ids)
+    return of_rows(layout, graph, run)(parameters, rows)
+
+
+def _continued(
+    parameters: Parameters,
+    given: tuple,
+    *,
+    graph: nnx.GraphDef,
+    new_tokens: int,
+    sampler: Sampler,
+    eos_id: int | None,
+    pad_id: int,
+) -> Int[Array, "B new"]:
+    """What `continue_rows` gives, of a device's rows; arguments as there."""
+    tokens, lengths, keys, prompt_ids = given
     model = cast(LanguageModel, merge(graph, parameters))
     rows = tokens.shape[0]
 
@@ -66,7 +96,7 @@ def continue_rows(
 
     def going_on(carry):
         step, _, ended, _, _ = carry
-        return (step < new_tokens) & ~jnp.all(ended)
+        return (step < new_tokens) & ~parts.everywhere(jnp.all(ended))
 
     def body(carry):
         step, written, ended, last, cache = carry

@@ -56,6 +56,8 @@ def continue_all(
     base = jax.random.key(seed)
     found: dict[int, list[int]] = {}
     size = min(batch_size, len(rows))
+    if model.layout is not None:
+        size = model.layout.dividable(size)
     for start in range(0, len(rows), size or 1):
         chosen = order[start : start + size]
         filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
@@ -71,6 +73,7 @@ def continue_all(
             sampler=sampler,
             eos_id=model.config.eos_id,
             pad_id=model.config.pad_id,
+            layout=model.layout,
         )
         for index, row in zip(chosen, made.tolist(), strict=False):
             found[index] = strip_end(row, model.config.eos_id)

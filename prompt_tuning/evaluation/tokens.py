@@ -1,20 +1,32 @@
 """What each target token costs, and whether it scored highest."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
+from flax import nnx
 from jaxtyping import Bool, Float, Int
 
-from prompt_tuning.data.batches import stream_batches
+from prompt_tuning.data.batches import Batch, stream_batches
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import FILLING, BatchPlan
 from prompt_tuning.evaluation.tallies import Tally, exponential_ratio, ratio
+from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.layout import Layout
+from prompt_tuning.parallel.sharded import of_rows
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.training.step import token_losses
 
-batch_losses = jax.jit(token_losses, static_argnums=0)
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def batch_losses(
+    graph: nnx.GraphDef, layout: Layout | None, parameters: Parameters, batch: Batch
+) -> TokenLoss:
+    """The outcome at each of the batch's loss positions; see `token_losses`."""
+    run = of_rows(layout, graph, functools.partial(token_losses, graph))
+    return run(parameters, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +85,9 @@ def token_outcomes(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
     for index, batch in enumerate(batches):
-        outcome = jax.device_get(batch_losses(model.graph, parameters, batch))
+        outcome = jax.device_get(
+            batch_losses(model.graph, model.layout, parameters, batch)
+        )
         arrays = np.stack([batch.loss_weights, outcome.nll, outcome.correct])
         rows = plan.batch(index).rows
         for place, row in enumerate(rows.reshape(len(rows), -1).tolist()):

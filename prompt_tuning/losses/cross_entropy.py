@@ -27,6 +27,7 @@ from prompt_tuning.losses.logit_losses import (
     token_cost,
     token_excess,
 )
+from prompt_tuning.parallel import parts
 
 LARGEST_CHUNK = 2**22
 """Logits at once: 16 MB of them, which the caches of a CPU nearly hold."""
@@ -80,7 +81,8 @@ def token_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    return _loss(hidden, head, targets, None, Terms(z_loss, label_smoothing, soft_cap))
+    terms = Terms(z_loss, label_smoothing, soft_cap)
+    return _divided_loss(hidden, head, targets, None, terms)
 
 
 def distillation_loss(
@@ -103,7 +105,20 @@ def distillation_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    return _loss(hidden, head, targets, teacher, Terms())
+    return _divided_loss(hidden, head, targets, teacher, Terms())
+
+
+def _divided_loss(hidden, head, targets, teacher, terms: Terms) -> TokenLoss:
+    """The loss where a mesh may give each device a part of the vocabulary.
+
+    Of each position only maxima, sums and the target's logit are exchanged, and its
+    hidden state's gradient, which every device has a part of.
+    """
+    if teacher is not None:
+        teacher = parts.shared_rows(teacher)
+    shared = parts.shared_rows(hidden), parts.shared_rows(targets)
+    outcome: Any = _loss(shared[0], head, shared[1], teacher, terms)
+    return TokenLoss(*map(parts.own_rows, outcome))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -154,20 +169,21 @@ def _by_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
 
 
 def _scores(hidden: Array, head: Array, terms: Terms) -> Scores:
+    """Of some positions; the logits of a device's part of the vocabulary."""
     logits = jnp.einsum(
         "...d,vd->...v",
         hidden,
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return Scores.of(terms.capped(logits))
+    return Scores.of(terms.capped(logits), parts.columns(len(head)))
 
 
 def _outcome(
     scores: Scores, targets: Array, teacher: Array | None, head: Array, terms: Terms
 ) -> tuple[TokenLoss, Callable[[], Array]]:
     """The outcome of some positions, and what computes its gradient at the logits."""
-    correct = highest(scores.logits, targets)
+    correct = highest(scores, targets)
     if teacher is None:
         cost = token_cost(terms, scores, targets)
         slope = functools.partial(token_excess, terms, scores, targets)
@@ -203,11 +219,13 @@ def _backward(terms, residuals, cotangent: TokenLoss):
     no_targets = np.zeros(targets.shape, jax.dtypes.float0)
     if isinstance(scale, jax.custom_derivatives.SymbolicZero):
         return None, None, no_targets, None
-    d_hidden = slope * scale[..., None].astype(slope.dtype)
+    # Rounded after the product: a weight over the sum of all is no bfloat16 number, and
+    # rounded by itself it would move the gradients of all positions one way.
+    d_hidden = (slope * scale[..., None]).astype(slope.dtype)
     if kept is None:
         return d_hidden, None, no_targets, None
     hidden, excess, head = kept
-    scaled = hidden * scale[..., None].astype(hidden.dtype)
+    scaled = (hidden * scale[..., None]).astype(hidden.dtype)
     d_head = jnp.einsum(
         "...v,...d->vd", excess, scaled, preferred_element_type=jnp.float32
     )

@@ -20,6 +20,7 @@ from prompt_tuning.losses.cross_entropy import distillation_loss
 from prompt_tuning.losses.objective import Sums, learned_targets, token_sums
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.parallel import parts
 from prompt_tuning.settings import check_fields
 
 EMBEDDING = "token_embedder/embedding"
@@ -66,7 +67,7 @@ class Teacher:
     def parameters(self, student: Parameters) -> Parameters:
         """The teacher's own parameters: frozen ones of the student, and its tokens'."""
         own = {path: student[path] for path in self.paths}
-        rows = student[EMBEDDING][jnp.asarray(self.tokens)]
+        rows = parts.table_rows(student[EMBEDDING], jnp.asarray(self.tokens))
         return own | {self.prompt: rows.astype(jnp.float32)}
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:

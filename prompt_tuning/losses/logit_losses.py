@@ -12,6 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from prompt_tuning.parallel.parts import Columns
+
+PADDING = -1e30
+"""The logit of a place of a divided vocabulary that is no token."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
@@ -39,50 +44,70 @@ class Terms:
         """A gradient at the capped logits as one at those before the cap."""
         if self.soft_cap is None:
             return slope
-        return slope * (1 - jnp.square(capped / self.soft_cap))
+        # At places of no token, where nothing is capped, the slope is 0.
+        return slope * (1 - jnp.minimum(jnp.square(capped / self.soft_cap), 1))
 
 
 class Scores(NamedTuple):
-    """The capped logits of some positions, and the log of their softmax's sum."""
+    """The capped logits of some positions, and the log of their softmax's sum.
 
-    logits: Float[Array, "*lead V"]
+    Attributes:
+      logits: of the tokens in `columns`; on a mesh these are a device's `v` of all `V`,
+        and what is said of the whole vocabulary is added up among the devices.
+      normaliser: of the whole vocabulary.
+      columns: which tokens these are.
+    """
+
+    logits: Float[Array, "*lead v"]
     normaliser: Float[Array, "*lead"]
+    columns: Columns
 
     @classmethod
-    def of(cls, logits: Float[Array, "*lead V"]) -> "Scores":
+    def of(cls, logits: Float[Array, "*lead v"], columns: Columns) -> "Scores":
         """Those of logits that are capped already."""
-        return cls(logits, jax.nn.logsumexp(logits, axis=-1))
+        if columns.padded:
+            logits = jnp.where(columns.ids < columns.total, logits, PADDING)
+        if columns.whole:
+            return cls(logits, jax.nn.logsumexp(logits, axis=-1), columns)
+        most = columns.max(logits)
+        total = columns.sum(jnp.exp(logits - most[..., None]))
+        return cls(logits, jnp.log(total) + most, columns)
 
     @property
-    def softmax(self) -> Float[Array, "*lead V"]:
+    def softmax(self) -> Float[Array, "*lead v"]:
         """What the model says of each token."""
         return jnp.exp(self.logits - self.normaliser[..., None])
 
 
-def picked(
-    logits: Float[Array, "*lead V"], targets: Int[Array, "*lead"]
-) -> Float[Array, "*lead"]:
+def picked(scores: Scores, targets: Int[Array, "*lead"]) -> Float[Array, "*lead"]:
     """The logit of each target."""
-    return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    logits, columns = scores.logits, scores.columns
+    if columns.whole:
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    place = targets - columns.first
+    found = jnp.take_along_axis(logits, place[..., None], axis=-1, mode="clip")
+    own = (place >= 0) & (place < columns.count)
+    return columns.sum(jnp.where(own[..., None], found, 0))
 
 
-def highest(
-    logits: Float[Array, "*lead V"], targets: Int[Array, "*lead"]
-) -> Bool[Array, "*lead"]:
+def highest(scores: Scores, targets: Int[Array, "*lead"]) -> Bool[Array, "*lead"]:
     """Whether no token scores higher than the target."""
-    return picked(logits, targets) >= logits.max(axis=-1)
+    return picked(scores, targets) >= scores.columns.max(scores.logits)
 
 
 def token_cost(
     terms: Terms, scores: Scores, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead"]:
     """The cross-entropy of the targets with its terms; see `token_loss`."""
-    logits, normaliser = scores
-    loss = normaliser - picked(logits, targets)
+    logits, normaliser, columns = scores
+    loss = normaliser - picked(scores, targets)
     if terms.label_smoothing:
-        high, low = _smoothed(terms, logits.shape[-1])
-        spread = jnp.sum(normaliser[..., None] - logits, axis=-1)
-        entropy = _entropy(high, low, logits.shape[-1])
+        high, low = _smoothed(terms, columns.total)
+        apart = normaliser[..., None] - logits
+        if columns.padded:
+            apart = jnp.where(columns.ids < columns.total, apart, 0)
+        spread = columns.sum(apart)
+        entropy = _entropy(high, low, columns.total)
         loss = (high - low) * loss + low * spread - entropy
     if terms.z_loss:
         loss = loss + terms.z_loss * jnp.square(normaliser)
@@ -96,15 +121,18 @@ def token_excess(
 
     The z-loss scales the softmax by `1 + 2 * z_loss * log(Z)`.
     """
-    logits = scores.logits
-    hit = jnp.arange(logits.shape[-1]) == targets[..., None]
+    logits, _, columns = scores
+    hit = columns.ids == targets[..., None]
     wanted = hit.astype(logits.dtype)
     if terms.label_smoothing:
-        wanted = jnp.where(hit, *_smoothed(terms, logits.shape[-1]))
+        wanted = jnp.where(hit, *_smoothed(terms, columns.total))
     said = scores.softmax
     if terms.z_loss:
         said = said * (1 + 2 * terms.z_loss * scores.normaliser)[..., None]
-    return said - wanted
+    excess = said - wanted
+    if columns.padded:
+        excess = jnp.where(columns.ids < columns.total, excess, 0)
+    return excess
 
 
 def divergence(student: Scores, teacher: Scores) -> Float[Array, "*lead"]:
@@ -114,7 +142,7 @@ def divergence(student: Scores, teacher: Scores) -> Float[Array, "*lead"]:
     2015, section 2, at temperature 1, less the teacher's entropy).
     """
     apart = teacher.logits - student.logits
-    expected = jnp.sum(teacher.softmax * apart, axis=-1)
+    expected = teacher.columns.sum(teacher.softmax * apart)
     return expected - teacher.normaliser + student.normaliser
 
 

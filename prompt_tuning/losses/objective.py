@@ -325,3 +325,21 @@ def target_losses(
 def learned_targets(batch: Batch) -> Int[Array, "B m"]:
     """The targets at `batch.loss_positions`."""
     return jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
+
+
+def by_target(values: Float[Array, "*lead m"], batch: Batch) -> Float[Array, "*lead U"]:
+    """Puts what belongs to the learned positions at their targets, 0 at all others.
+
+    Args:
+      values: at each of `batch.loss_positions`; what a row has where it has fewer of
+        them is left out.
+      batch: with or without an accumulation axis.
+    """
+    length = batch.targets.shape[-1]
+
+    def row(values, positions):
+        return jnp.zeros(length, values.dtype).at[positions].set(values, mode="drop")
+
+    # Places of no weight are past the end, so that none hides the learned target 0.
+    positions = jnp.where(batch.loss_weights != 0, batch.loss_positions, length)
+    return jnp.vectorize(row, signature="(m),(m)->(u)")(values, positions)

@@ -13,7 +13,7 @@ B.2).
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.layers import dropout
+from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import optional_key
+from prompt_tuning.parallel import parts
 
 # Finite, so that a row that sees nothing (padding) gives numbers and not NaN.
 MASKED = -1e10
@@ -54,6 +55,7 @@ def attend(
     scale: float,
     dropout_rate: float = 0.0,
     key: Key[Array, ""] | None = None,
+    first_row: Int[Array, ""] | int = 0,
 ) -> Float[Array, "R Q H K"]:
     """`softmax([q·k of every source] * scale + bias) · [v of every source]`.
 
@@ -67,17 +69,51 @@ def attend(
       scale: multiplies the scores before the bias.
       dropout_rate: of the attention weights.
       key: for dropout; None for none.
+      first_row: the number of the first of these rows in the whole batch.
     """
     keys = [optional_key(key, f"source_{i}") for i in range(len(sources))]
-    return _attend(scale, dropout_rate, query, tuple(sources), tuple(keys))
+    draws = None
+    if key is not None:
+        draws = _Draws(tuple(keys), _head_numbers(query, first_row))
+    return _attend(scale, dropout_rate, query, tuple(sources), draws)
+
+
+class _Draws(NamedTuple):
+    """What attention weights are dropped by.
+
+    Attributes:
+      keys: of each source.
+      heads: the number of each row's heads in the whole batch, `[R, H]`.
+    """
+
+    keys: tuple[Any, ...]
+    heads: Any
+
+
+def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
+    rows, _, heads, _ = query.shape
+    first, total = parts.head_range(heads)
+    row = first_row + jnp.arange(rows)
+    return row[:, None] * total + first + jnp.arange(heads)
+
+
+def _dropped(e: Array, rate: float, draws: _Draws | None, source: int) -> Array:
+    """Weights `[N, G, R/N, h, Q, S]` of a source after dropout."""
+    if draws is None or rate == 0.0:
+        return e
+    n, groups, rows, heads, length, seen = e.shape
+    number = draws.heads.reshape(n, rows, groups, heads).transpose(0, 2, 1, 3)
+    within = jnp.arange(length)[:, None] * seen + jnp.arange(seen)
+    places = Places(number[..., None, None], within)
+    return dropout(e, rate, draws.keys[source], places)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(scale, rate, query, sources, keys):
-    return _forward(scale, rate, query, sources, keys)[0]
+def _attend(scale, rate, query, sources, draws):
+    return _forward(scale, rate, query, sources, draws)[0]
 
 
-def _forward(scale, rate, query, sources, keys):
+def _forward(scale, rate, query, sources, draws):
     """The outcome, and of each source the exponentials `[N, G, R/N, h, Q, S]`."""
     scores = [_scores(query, source, scale) for source in sources]
     highest = functools.reduce(jnp.maximum, [_by_row(s.max(-1), query) for s in scores])
@@ -88,19 +124,19 @@ def _forward(scale, rate, query, sources, keys):
     totals = [_by_row(e.sum(-1, dtype=jnp.float32), query) for e in exponentials]
     inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
     mixed = [
-        _mixed(dropout(e, rate, key), source.key_values.values, query)
-        for e, source, key in zip(exponentials, sources, keys, strict=True)
+        _mixed(_dropped(e, rate, draws, i), source.key_values.values, query)
+        for i, (e, source) in enumerate(zip(exponentials, sources, strict=True))
     ]
     outcome = (functools.reduce(jnp.add, mixed) * inverse).astype(query.dtype)
-    return outcome, (query, sources, keys, exponentials, inverse, outcome)
+    return outcome, (query, sources, draws, exponentials, inverse, outcome)
 
 
-def _forward_of_primals(scale, rate, query, sources, keys):
+def _forward_of_primals(scale, rate, query, sources, draws):
     # A frozen bias wants no gradient, which would be a sum over all rows.
     biased = tuple(s.bias is not None and s.bias.perturbed for s in sources)
     values = jax.tree.map(
         lambda primal: primal.value,
-        (query, sources, keys),
+        (query, sources, draws),
         is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
     )
     outcome, kept = _forward(scale, rate, *values)
@@ -108,24 +144,28 @@ def _forward_of_primals(scale, rate, query, sources, keys):
 
 
 def _backward(scale, rate, residuals, cotangent):
-    (query, sources, keys, exponentials, inverse, outcome), biased = residuals
+    (query, sources, draws, exponentials, inverse, outcome), biased = residuals
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return None, None, None
     weighted = cotangent.astype(jnp.float32) * inverse
     shared = jnp.sum(weighted * outcome.astype(jnp.float32), axis=-1)
     weighted = weighted.astype(query.dtype)
-    parts = [
-        _source_backward(scale, rate, query, weighted, shared, *source)
-        for source in zip(sources, keys, exponentials, biased, strict=True)
+    drop = [
+        functools.partial(_dropped, rate=rate, draws=draws, source=i)
+        for i in range(len(sources))
     ]
-    d_query = functools.reduce(jnp.add, [part[0] for part in parts])
-    return d_query, tuple(part[1] for part in parts), None
+    back = [
+        _source_backward(scale, query, weighted, shared, *source)
+        for source in zip(sources, drop, exponentials, biased, strict=True)
+    ]
+    d_query = functools.reduce(jnp.add, [part[0] for part in back])
+    return d_query, tuple(part[1] for part in back), None
 
 
-def _source_backward(scale, rate, query, weighted, shared, source, key, e, biased):
+def _source_backward(scale, query, weighted, shared, source, drop, e, biased):
     """What one source passes back: to the query, and to itself."""
     keys, values = source.key_values
-    d_weight = dropout(_products(weighted, values), rate, key)
+    d_weight = drop(_products(weighted, values))
     d_score = e * (d_weight - _by_source(shared, e.shape)[..., None])
     d_bias = None
     if biased:
@@ -133,7 +173,7 @@ def _source_backward(scale, rate, query, weighted, shared, source, key, e, biase
     d_score = (d_score * scale).astype(query.dtype)
     made = KeyValues(
         _gathered(d_score, query, keys),
-        _gathered(dropout(e, rate, key), weighted, values),
+        _gathered(drop(e), weighted, values),
     )
     return _mixed(d_score, keys, query).astype(query.dtype), Source(made, None, d_bias)
 

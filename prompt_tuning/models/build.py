@@ -176,7 +176,7 @@ def add_adapters(
                 )
             shape: Any = dense.kernel.shape
             own = named_key(key, f"{path}/{spec.name}")
-            dense.adapters[spec.name] = spec.build(own, path, shape)
+            dense.adapters[spec.name] = spec.build(own, path, shape, dense.axes)
 
 
 def _no_projection(spec: AdapterSpec, regex: str, paths: list[str]) -> str:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.parallel import parts
 
 
 @jax.tree_util.register_dataclass
@@ -50,7 +51,7 @@ class Cache:
             config.layers,
             following.shape[0],
             room,
-            config.key_value_heads,
+            parts.group_count(config.key_value_heads),
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))

@@ -13,7 +13,8 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Embedding, dropout
+from prompt_tuning.models.layers import Embedding
+from prompt_tuning.models.noise import dropout
 from prompt_tuning.models.parameters import named_key, optional_key
 from prompt_tuning.models.rows import Rows, places_in_segment, rows_of
 from prompt_tuning.models.streams import Stream
@@ -254,7 +255,7 @@ class DecoderOnly(LanguageModel):
             hidden = hidden + self.position_embedder(
                 stream.positions, self.config.dtype
             )
-        hidden = dropout(hidden, self.config.dropout_rate, key)
+        hidden = dropout(hidden, self.config.dropout_rate, key, stream.places)
         return dataclasses.replace(stream, hidden=hidden)
 
 

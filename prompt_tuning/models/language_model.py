@@ -9,8 +9,9 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.layers import Embedding, Head
+from prompt_tuning.models.layers import Head, TokenEmbedding
 from prompt_tuning.models.parameters import named_key
+from prompt_tuning.parallel import parts
 
 Prefix = Any
 """A tree of what a family of models keeps of its prefix."""
@@ -26,7 +27,7 @@ class LanguageModel(nnx.Module):
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         self.config = config
-        self.token_embedder = Embedding(
+        self.token_embedder = TokenEmbedding(
             named_key(key, "token_embedder"), config, config.vocabulary_size, "vocab"
         )
         self.head = None if config.tied_head else Head(named_key(key, "head"), config)
@@ -110,6 +111,10 @@ class LanguageModel(nnx.Module):
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
         """Scores of every token, in float32."""
         head = self.head_kernel().astype(hidden.dtype)
-        return jnp.einsum(
-            "...d,vd->...v", hidden, head, preferred_element_type=jnp.float32
+        logits = jnp.einsum(
+            "...d,vd->...v",
+            parts.shared_rows(hidden),
+            head,
+            preferred_element_type=jnp.float32,
         )
+        return parts.own_rows(parts.whole_vocabulary(logits))

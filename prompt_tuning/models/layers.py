@@ -9,9 +9,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import (
     declare,
     declare_quantized,
@@ -19,6 +20,7 @@ from prompt_tuning.models.parameters import (
     named_key,
 )
 from prompt_tuning.models.quantization import QUANTIZED, cast_product, scaled
+from prompt_tuning.parallel import parts
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -33,20 +35,6 @@ ACTIVATIONS = {
 recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
-def dropout(
-    x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None
-) -> Float[Array, "..."]:
-    """Zeroes each number with probability `rate` and scales the rest; no key, no-op.
-
-    The mask is a function of the key alone, so a recomputed forward pass draws it
-    again bit for bit.
-    """
-    if key is None or rate == 0.0:
-        return x
-    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(kept, x / (1.0 - rate), 0).astype(x.dtype)
-
-
 class Dense(nnx.Module):
     """`x @ kernel (+ bias)`, the kernel cast to the type of `x`.
 
@@ -56,6 +44,9 @@ class Dense(nnx.Module):
         the product is multiplied by. Else None.
       bias: `[L, out]`, or None.
       adapters: what is trained beside the kernel, by name; see `ProjectionAdapter`.
+      axes: logical axes of what goes in and what comes out. Where a mesh splits `in`,
+        each device has the sum over its part, and the outcome is added up; where it
+        splits `out`, each device makes its part.
     """
 
     def __init__(
@@ -81,6 +72,7 @@ class Dense(nnx.Module):
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
         self.adapters = nnx.Dict()
+        self.axes = axes
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies one block's projection, and what adapts it."""
@@ -96,6 +88,7 @@ class Dense(nnx.Module):
         y = cast_product(x, self.kernel[...])
         if self.kernel_scale is not None:
             y = scaled(y, self.kernel_scale[...])
+        y = parts.reduced(y, self.axes[0])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -179,16 +172,28 @@ class FeedForward(nnx.Module):
         self.down = dense("down", (inner, width), ("mlp", "embed"))
 
     def __call__(
-        self, x: Float[Array, "*lead D"], key: Key[Array, ""] | None
-    ) -> Float[Array, "*lead D"]:
-        """Applies one block's feed-forward layer."""
+        self,
+        x: Float[Array, "n D"],
+        key: Key[Array, ""] | None,
+        numbers: Int[Array, "n"],
+    ) -> Float[Array, "n D"]:
+        """Applies one block's feed-forward layer.
+
+        Args:
+          x: positions.
+          key: for dropout; None for none.
+          numbers: of the positions in the whole batch.
+        """
         activation = ACTIVATIONS[self.activation]
+        x = parts.entered(x, "mlp")
         if self.gate is None:
             inner = recomputed(activation)(self.up(x))
         else:
             gated = recomputed(lambda gate, up: activation(gate) * up)
             inner = gated(self.gate(x), self.up(x))
-        return self.down(dropout(inner, self.dropout_rate, key))
+        first = parts.first_column(inner.shape[-1])
+        places = Places.of_positions(numbers, inner.shape[-1], first)
+        return self.down(dropout(inner, self.dropout_rate, key, places))
 
 
 class Embedding(nnx.Module):
@@ -214,6 +219,21 @@ class Embedding(nnx.Module):
         # Ids were checked with the data; the default mode would compare them all again.
         rows = jnp.take(self.embedding[...], ids, axis=0, mode="clip")
         return rows.astype(dtype)
+
+
+class TokenEmbedding(Embedding):
+    """The table of the vocabulary, of which a mesh may give each device some rows."""
+
+    def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
+        """Looks the rows up: each device its own, of all ids."""
+        columns = parts.columns(len(self.embedding))
+        if columns.whole:
+            return super().__call__(ids, dtype)
+        # An id past the end stands for a vector that a template places.
+        ids = parts.shared_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
+        found = super().__call__(ids, dtype)
+        own = (ids >= 0) & (ids < columns.count)
+        return parts.summed_rows(jnp.where(own[..., None], found, 0))
 
 
 class Head(nnx.Module):

@@ -7,6 +7,7 @@ and files all speak of these paths.
 
 import zlib
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,9 +118,24 @@ def merge(graph: nnx.GraphDef, parameters: Mapping[str, Array]) -> nnx.Module:
     return nnx.merge(graph, state)
 
 
-def logical_axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
-    """The logical axis names of each parameter, by path."""
-    return {
-        "/".join(map(str, path)): leaf.get_metadata()["axes"]
-        for path, leaf in nnx.to_flat_state(nnx.state(model))
-    }
+class ParameterAxes(NamedTuple):
+    """What is known of a parameter's dimensions.
+
+    Attributes:
+      names: the logical axis of each.
+      partial_over: where it is whole, but each device uses it for its own part of a
+        dimension, that dimension's name; else None. See `parallel`.
+    """
+
+    names: tuple[str, ...]
+    partial_over: str | None = None
+
+
+def logical_axes(model: nnx.Module) -> dict[str, ParameterAxes]:
+    """What is known of the dimensions of each parameter, by path."""
+    found = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        metadata = leaf.get_metadata()
+        axes = ParameterAxes(metadata["axes"], metadata.get("partial_over"))
+        found["/".join(map(str, path))] = axes
+    return found

@@ -12,6 +12,7 @@ from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.rows import Rows
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.t5 import Encoder
+from prompt_tuning.parallel import parts
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 
 
@@ -32,8 +33,9 @@ class _Prefixed:
     def given(self, rows: Rows) -> tuple[Context, ...]:
         """The prefix, seen by every position of every row."""
         del rows
-        parts = self.prompt().astype(self.config.dtype)
-        keys, values = parts[:, 0, None], parts[:, 1, None]
+        whole = parts.entered(self.prompt().astype(self.config.dtype), "heads")
+        own = parts.own_prefix_groups(whole)
+        keys, values = own[:, 0, None], own[:, 1, None]
         positions = jnp.arange(self.prompt.length)[None]
         return (Context(KeyValues(keys, values), None, None, positions),)
 

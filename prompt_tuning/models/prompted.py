@@ -192,7 +192,9 @@ class PromptEncoder(_Prompted, Encoder):
         stream = encoder_stream(prompts, real)
         mask = masks.encoder_mask(real, self.prompt.length)
         mask &= prompt_mask(self.prompt.length, self.prompting)
-        return dataclasses.replace(stream, mask=mask, at_blocks=self.at_blocks(None, 0))
+        return dataclasses.replace(
+            stream, mask=mask, at_blocks=self.at_blocks(None, 0), shared=True
+        )
 
     def text_stream(
         self,
@@ -259,7 +261,8 @@ class PromptDecoder(_Prompted, Decoder):
             real = _real(self.prompt.length, self.prompt.real_length)
             mask = among if real is None else among & real
             stream = dataclasses.replace(stream, mask=mask)
-        return dataclasses.replace(stream, at_blocks=self.at_blocks(None, 0))
+        at_blocks = self.at_blocks(None, 0)
+        return dataclasses.replace(stream, at_blocks=at_blocks, shared=True)
 
     def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """The hidden state of each prompt's last vector that is no padding."""

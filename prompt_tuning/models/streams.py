@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.masks import Count
 from prompt_tuning.models.attention import KeyValues, Source
+from prompt_tuning.models.noise import Places
+from prompt_tuning.parallel import parts
 
 Mask = Bool[Array, "#R 1 #Q _"] | None
 LaterMask = Bool[Array, "_ 1 _ _"] | None
@@ -48,6 +50,7 @@ class Stream:
       later_positions: of what a later stream sees; `positions` if None.
       segments: in packed rows the number of each position's example, 0 for padding.
       at_blocks: what is done to `hidden` as it enters each block.
+      shared: whether these are prompts that the batch shares, and no rows of it.
     """
 
     hidden: Float[Array, "R Q D"]
@@ -58,6 +61,18 @@ class Stream:
     later_positions: Int[Array, "_ _"] | None = None
     segments: Int[Array, "R Q"] | None = None
     at_blocks: AtBlocks | None = None
+    shared: bool = False
+
+    @property
+    def row_range(self) -> parts.RowRange:
+        """Where these rows stand in the whole batch."""
+        rows = len(self.hidden)
+        return parts.RowRange(0, rows) if self.shared else parts.row_range(rows)
+
+    @property
+    def places(self) -> Places:
+        """Of `hidden` in the whole batch."""
+        return Places.of_rows(self.hidden.shape, self.row_range.first)
 
     def moved(self, count: Count) -> "Stream":
         """The same rows behind `count` positions more."""
@@ -115,11 +130,32 @@ def _picked(
 
 
 class View(NamedTuple):
-    """One stream to a block: its shape, what it sees of itself and of an encoder."""
+    """One stream to a block.
+
+    Attributes:
+      shape: rows and positions of each, here.
+      itself: what it sees of itself.
+      cross: what it sees of an encoder.
+      first_row: the number of its first row in the whole batch.
+      rows: how many rows the whole batch has.
+    """
 
     shape: tuple[int, int]
     itself: tuple[Seen, ...]
     cross: tuple[Seen, ...]
+    first_row: Int[Array, ""] | int
+    rows: int
+
+
+def position_numbers(views: Sequence[View]) -> Int[Array, "n"]:
+    """A number for each position of all streams, as the whole batch counts them."""
+    numbers, start = [], 0
+    for view in views:
+        rows, length = view.shape
+        first = start + view.first_row * length
+        numbers.append(first + jnp.arange(rows * length))
+        start += view.rows * length
+    return jnp.concatenate(numbers)
 
 
 def joined(parts: Sequence[Shaped[Array, "_ _ *rest"]]) -> Shaped[Array, "n *rest"]:

@@ -14,11 +14,12 @@ from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import dropout
+from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import named_key, optional_key
 from prompt_tuning.models.rows import Rows
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
+from prompt_tuning.parallel import parts
 
 
 class Encoder(Stack):
@@ -146,6 +147,7 @@ class EncoderDecoder(LanguageModel):
             stream.hidden.astype(self.config.dtype),
             self.config.dropout_rate,
             optional_key(key, "decoder_input"),
+            stream.places,
         )
         return dataclasses.replace(stream, hidden=hidden)
 
@@ -214,6 +216,7 @@ class EncoderDecoder(LanguageModel):
                     stream.hidden.astype(self.config.dtype),
                     rate,
                     optional_key(key, f"input_{i}"),
+                    stream.places,
                 ),
             )
             for i, stream in enumerate(streams)
@@ -223,8 +226,8 @@ class EncoderDecoder(LanguageModel):
         )
         normed = [self.encoder.final_norm(x) for x in hidden]
         return [
-            dropout(x, rate, optional_key(key, f"output_{i}"))
-            for i, x in enumerate(normed)
+            dropout(x, rate, optional_key(key, f"output_{i}"), stream.places)
+            for i, (x, stream) in enumerate(zip(normed, streams, strict=True))
         ], made
 
     def prefill(
@@ -281,4 +284,6 @@ class EncoderDecoder(LanguageModel):
         normed = self.decoder.final_norm(hidden)
         if self.config.scale_tied_hidden:
             normed = normed * self.config.width**-0.5
-        return dropout(normed, self.config.dropout_rate, optional_key(key, "output"))
+        places = Places.of_rows(normed.shape, parts.row_range(len(normed)).first)
+        own = optional_key(key, "output")
+        return dropout(normed, self.config.dropout_rate, own, places)

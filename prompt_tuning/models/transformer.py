@@ -25,10 +25,12 @@ from prompt_tuning.models.attention import (
     rotate,
 )
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.layers import Dense, FeedForward, Norm, dropout
+from prompt_tuning.models.layers import Dense, FeedForward, Norm
+from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import (
     declare,
     fan_in,
+    logical_axes,
     merge,
     named_key,
     optional_key,
@@ -43,7 +45,9 @@ from prompt_tuning.models.streams import (
     apart,
     entered,
     joined,
+    position_numbers,
 )
+from prompt_tuning.parallel import parts
 
 
 class Attention(nnx.Module):
@@ -57,7 +61,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
-        self.heads, self.groups = config.heads, config.key_value_heads
+        self.head_width = config.head_width
         self.dropout_rate = config.dropout_rate
         self.scale = config.head_width**-0.5 if config.scale_scores else 1.0
         inner = config.heads * config.head_width
@@ -85,21 +89,29 @@ class Attention(nnx.Module):
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
-        """Projects to queries."""
-        return self.query(x).reshape(*x.shape[:-1], self.heads, -1)
+        """Projects to queries; on a mesh, of this device's heads."""
+        return self.query(x).reshape(*x.shape[:-1], -1, self.head_width)
 
     def keys_values(self, x: Float[Array, "*lead D"]) -> KeyValues:
         """Projects to keys and values."""
-        shape = (*x.shape[:-1], self.groups, -1)
-        return KeyValues(self.key(x).reshape(shape), self.value(x).reshape(shape))
+        shape = (*x.shape[:-1], -1, self.head_width)
+        made = (self.key(x).reshape(shape), self.value(x).reshape(shape))
+        return KeyValues(*map(parts.own_groups, made))
 
     def mix(
         self,
         queries: Sequence[Float[Array, "_ _ H K"]],
         sources: Sequence[Sequence[Source]],
+        first_rows: Sequence[Int[Array, ""] | int],
         key: Key[Array, ""] | None,
     ) -> Float[Array, "n D"]:
         """Attends, each stream to its sources, and projects back to the model's width.
+
+        Args:
+          queries: of each stream.
+          sources: what each stream sees.
+          first_rows: the number of each stream's first row in the whole batch.
+          key: for dropout; None for none.
 
         Returns:
           all positions of all streams.
@@ -111,8 +123,11 @@ class Attention(nnx.Module):
                 scale=self.scale,
                 dropout_rate=self.dropout_rate,
                 key=optional_key(key, f"stream_{i}"),
+                first_row=first,
             )
-            for i, (query, seen) in enumerate(zip(queries, sources, strict=True))
+            for i, (query, seen, first) in enumerate(
+                zip(queries, sources, first_rows, strict=True)
+            )
         ]
         flat = joined(mixed)
         return self.out(flat.reshape(len(flat), -1))
@@ -143,6 +158,7 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "n D"],
         angles: tuple[Array, Array] | None,
+        numbers: Int[Array, "n"],
         views: tuple[View, ...],
         past: tuple[KeyValues, ...],
         cross: tuple[KeyValues, ...],
@@ -153,6 +169,7 @@ class Block(nnx.Module):
         Args:
           x: all positions of all streams.
           angles: of the rotary embedding, or None.
+          numbers: of all positions in the whole batch.
           views: the streams.
           past: keys and values that stand before the streams' own.
           cross: keys and values of an encoder's output.
@@ -161,7 +178,7 @@ class Block(nnx.Module):
         Returns:
           the positions, and the keys and values that each stream made.
         """
-        normed = self.self_attention_norm(x)
+        normed = parts.entered(self.self_attention_norm(x), "heads")
         query, made = (
             self.self_attention.queries(normed),
             self.self_attention.keys_values(normed),
@@ -180,30 +197,35 @@ class Block(nnx.Module):
             ]
             for i, view in enumerate(views)
         ]
+        first_rows = [view.first_row for view in views]
         mixed = self.self_attention.mix(
-            apart(query, views), sources, optional_key(key, "self")
+            apart(query, views), sources, first_rows, optional_key(key, "self")
         )
-        x = x + dropout(mixed, self.dropout_rate, optional_key(key, "self_out"))
-        if cross:
-            x = self._add_cross_attention(x, views, cross, key)
-        return self._add_feed_forward(x, key), fresh
+        places = Places.of_positions(numbers, x.shape[-1])
 
-    def _add_cross_attention(self, x, views, cross, key):
+        def drop(x, name):
+            return dropout(x, self.dropout_rate, optional_key(key, name), places)
+
+        x = x + drop(mixed, "self_out")
+        if cross:
+            mixed = self._mixed_cross_attention(x, views, cross, key)
+            x = x + drop(mixed, "cross_out")
+        mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
+        return x + drop(mixed, "mlp_out"), fresh
+
+    def _mixed_cross_attention(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder
         assert self.cross_attention_norm is not None
-        query = self.cross_attention.queries(self.cross_attention_norm(x))
+        normed = parts.entered(self.cross_attention_norm(x), "heads")
+        query = self.cross_attention.queries(normed)
         sources = [
             [view.cross[j].source(made) for j, made in enumerate(cross)]
             for view in views
         ]
-        mixed = self.cross_attention.mix(
-            apart(query, views), sources, optional_key(key, "cross")
+        first_rows = [view.first_row for view in views]
+        return self.cross_attention.mix(
+            apart(query, views), sources, first_rows, optional_key(key, "cross")
         )
-        return x + dropout(mixed, self.dropout_rate, optional_key(key, "cross_out"))
-
-    def _add_feed_forward(self, x, key):
-        mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"))
-        return x + dropout(mixed, self.dropout_rate, optional_key(key, "mlp_out"))
 
 
 class RelativePositionBias(nnx.Module):
@@ -300,16 +322,17 @@ class Stack(nnx.Module):
         """
         views = self._views(streams, past, cross)
         graph, parameters = split(self.layers)
+        axes = logical_axes(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
-        angles = self._angles(streams)
+        angles, numbers = self._angles(streams), position_numbers(views)
         at_blocks = [stream.at_blocks for stream in streams]
         values = tuple(entry and entry.values for entry in at_blocks)
 
         def body(hidden, layer):
             parameters, values, past, cross, key = layer
             hidden = entered(hidden, views, at_blocks, values)
-            block = cast(Block, merge(graph, parameters))
-            hidden, made = block(hidden, angles, views, past, cross, key)
+            block = cast(Block, merge(graph, parts.gathered(parameters, axes)))
+            hidden, made = block(hidden, angles, numbers, views, past, cross, key)
             return hidden, made if keep else ()
 
         if self.config.rematerialize:
@@ -337,10 +360,12 @@ class Stack(nnx.Module):
         """Keys and values of an encoder's output for every block, `[L, B, S, G, K]`."""
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
+        axes = logical_axes(self.layers.cross_attention)
+        encoded = parts.entered(encoded, "heads")
 
         def project(parameters):
-            attention = cast(Attention, merge(graph, parameters))
-            return attention.keys_values(encoded)
+            whole = parts.gathered(parameters, axes)
+            return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
         # One block after the other: together they would cast all kernels at once.
         return jax.lax.map(project, parameters)
@@ -376,7 +401,9 @@ class Stack(nnx.Module):
             # Within an example all positions count on, wherever the row starts it.
             places = jnp.arange(length)[None]
             own = Seen(stream.mask, None, self._bias(places, places))
-            views.append(View((rows, length), (*seen, own), encoded))
+            first, total = stream.row_range
+            view = View((rows, length), (*seen, own), encoded, first, total)
+            views.append(view)
         return tuple(views)
 
     def _bias(self, queries, keys) -> Float[Array, "#R H Q S"] | None:

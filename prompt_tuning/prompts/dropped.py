@@ -1,9 +1,10 @@
 """Dropout among the numbers of a prompt, in training."""
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.errors import InputError
-from prompt_tuning.models.layers import dropout
+from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import InputPromptFactory, WrappedPrompt
@@ -49,4 +50,6 @@ class DroppedPrompt(WrappedPrompt):
     ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
         """The vectors, with dropout if there is a key."""
         vectors = self.inner(optional_key(key, "inner"))
-        return dropout(vectors, self.rate, optional_key(key, "dropout"))
+        numbers = jnp.arange(vectors[..., 0].size).reshape(vectors.shape[:-1])
+        places = Places.of_positions(numbers, vectors.shape[-1])
+        return dropout(vectors, self.rate, optional_key(key, "dropout"), places)

@@ -110,7 +110,10 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         out = self.shape[0] * 2 * self.shape[3] * self.shape[4]
         embedding = jax.random.normal(named_key(key, "embedding"), (length, width))
         self.embedding = nnx.Param(embedding, axes=("prompt", "prompt_embed"))
-        inner, outer = ("prompt_embed", "prompt_hidden"), ("prompt_hidden", "heads")
+        inner, outer = (
+            ("prompt_embed", "prompt_hidden"),
+            ("prompt_hidden", "prompt_heads"),
+        )
         self.inner = Linear(named_key(key, "inner"), width, hidden, axes=inner)
         self.outer = Linear(named_key(key, "outer"), hidden, out, axes=outer)
 
@@ -128,7 +131,7 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         return made.transpose(1, 2, 0, 3, 4)
 
 
-PREFIX_AXES = ("layers", "key_value", "prompt", "key_value_heads", "head")
+PREFIX_AXES = ("layers", "key_value", "prompt", "prompt_heads", "prompt_head")
 
 
 def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, int]:

@@ -16,6 +16,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.errors import InputError
+from prompt_tuning.parallel import parts
+from prompt_tuning.parallel.rules import SPLIT_NAMES
 from prompt_tuning.settings import check_fields
 
 
@@ -34,6 +36,15 @@ class ProjectionAdapter(nnx.Module):
         return y
 
 
+def _own_axes(axes: tuple[str, str]) -> tuple[str, str]:
+    """Logical axes of what is trained beside a kernel with these.
+
+    It is split as the kernel is, but for the model's width, along which it is small.
+    """
+    one, other = (name if name in SPLIT_NAMES else "adapter" for name in axes)
+    return one, other
+
+
 class LowRank(ProjectionAdapter):
     """`y + scaling * x @ a @ b` (Hu et al. 2022, equation 3).
 
@@ -43,9 +54,17 @@ class LowRank(ProjectionAdapter):
       scaling: what the product is multiplied by.
     """
 
-    def __init__(self, a: Float[Array, "L in r"], b: Float[Array, "L r out"], scaling):
-        self.a = nnx.Param(a, axes=("layers", "adapter_in", "rank"))
-        self.b = nnx.Param(b, axes=("layers", "rank", "adapter_out"))
+    def __init__(
+        self,
+        a: Float[Array, "L in r"],
+        b: Float[Array, "L r out"],
+        scaling: float,
+        axes: tuple[str, str],
+    ):
+        self.axes = axes
+        one, other = _own_axes(axes)
+        self.a = nnx.Param(a, axes=("layers", one, "rank"), partial_over=axes[1])
+        self.b = nnx.Param(b, axes=("layers", "rank", other))
         self.scaling = scaling
 
     def after(
@@ -53,7 +72,8 @@ class LowRank(ProjectionAdapter):
     ) -> Float[Array, "*lead out"]:
         """Adds the low-rank product."""
         a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
-        return y + (x @ a @ b) * jnp.asarray(self.scaling, x.dtype)
+        low = parts.reduced(x @ a, self.axes[0])
+        return y + (low @ b) * jnp.asarray(self.scaling, x.dtype)
 
 
 class OutputScale(ProjectionAdapter):
@@ -63,8 +83,8 @@ class OutputScale(ProjectionAdapter):
       scale: `[L, out]`.
     """
 
-    def __init__(self, scale: Float[Array, "L out"]):
-        self.scale = nnx.Param(scale, axes=("layers", "adapter_out"))
+    def __init__(self, scale: Float[Array, "L out"], axes: tuple[str, str]):
+        self.scale = nnx.Param(scale, axes=("layers", _own_axes(axes)[1]))
 
     def after(
         self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
@@ -81,8 +101,9 @@ class InputScale(ProjectionAdapter):
       scale: `[L, in]`.
     """
 
-    def __init__(self, scale: Float[Array, "L in"]):
-        self.scale = nnx.Param(scale, axes=("layers", "adapter_in"))
+    def __init__(self, scale: Float[Array, "L in"], axes: tuple[str, str]):
+        names = ("layers", _own_axes(axes)[0])
+        self.scale = nnx.Param(scale, axes=names, partial_over=axes[1])
 
     def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
         """Scales the input."""
@@ -116,7 +137,11 @@ class AdapterSpec:
             )
 
     def build(
-        self, key: Key[Array, ""], path: str, shape: tuple[int, int, int]
+        self,
+        key: Key[Array, ""],
+        path: str,
+        shape: tuple[int, int, int],
+        axes: tuple[str, str],
     ) -> ProjectionAdapter:
         """The adapter of one projection.
 
@@ -124,6 +149,7 @@ class AdapterSpec:
           key: random key.
           path: of the projection.
           shape: of its kernel, `(L, in, out)`.
+          axes: logical axes of its input and output.
         """
         raise NotImplementedError
 
@@ -156,7 +182,11 @@ class LoRA(AdapterSpec):
         )
 
     def build(
-        self, key: Key[Array, ""], path: str, shape: tuple[int, int, int]
+        self,
+        key: Key[Array, ""],
+        path: str,
+        shape: tuple[int, int, int],
+        axes: tuple[str, str],
     ) -> ProjectionAdapter:
         """`a` uniform within `1 / sqrt(in)`, as in PEFT; `b` zero."""
         del path
@@ -165,7 +195,8 @@ class LoRA(AdapterSpec):
         a = jax.random.uniform(
             key, (layers, size_in, self.rank), minval=-bound, maxval=bound
         )
-        return LowRank(a, jnp.zeros((layers, self.rank, size_out)), self.scaling)
+        b = jnp.zeros((layers, self.rank, size_out))
+        return LowRank(a, b, self.scaling, axes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,11 +210,15 @@ class IA3(AdapterSpec):
     regexes: Sequence[str] = (r".*/(key|value)", r".*/mlp/down")
 
     def build(
-        self, key: Key[Array, ""], path: str, shape: tuple[int, int, int]
+        self,
+        key: Key[Array, ""],
+        path: str,
+        shape: tuple[int, int, int],
+        axes: tuple[str, str],
     ) -> ProjectionAdapter:
         """Ones."""
         del key
         layers, size_in, size_out = shape
         if path.endswith("mlp/down"):
-            return InputScale(jnp.ones((layers, size_in)))
-        return OutputScale(jnp.ones((layers, size_out)))
+            return InputScale(jnp.ones((layers, size_in)), axes)
+        return OutputScale(jnp.ones((layers, size_out)), axes)

@@ -109,7 +109,9 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
         return StackedPrompts(jnp.asarray(vectors))
 
     tuning = Tuning(prompt=stacked, prompting=run.tuning.prompting)
-    model = open_pretrained(run.model, tuning, key=jax.random.key(run.seed))
+    model = open_pretrained(
+        run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
+    )
     return model, model.read_parameters()
 
 

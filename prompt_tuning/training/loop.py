@@ -36,7 +36,7 @@ from prompt_tuning.training.prepared import Training
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import claim
 from prompt_tuning.training.signals import stop_signals
-from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
 
@@ -61,7 +61,11 @@ def prepare(run: Run) -> Training:
     _, frozen = optim.partition(parameters, opened.labels)
     drops = model.drops
     step = compile_step(
-        model.graph, opened.optimizer, dropout=drops, objective=objective
+        model.graph,
+        opened.optimizer,
+        dropout=drops,
+        objective=objective,
+        placement=model.placement,
     )
     return Training(
         run, model, frozen, start, step, examples, plan, evaluator, transfer
@@ -109,7 +113,7 @@ def train(
     """
     run = training.run
     directory = Path(run.directory)
-    claim(directory, config, fingerprint(training.frozen), record or {})
+    claim(directory, config, training.fingerprint, record or {})
     store = CheckpointStore(directory, run.keep_last, run.keep_best)
     messages: list[str] = []
     state = resume(training, store, messages.append)
@@ -156,15 +160,21 @@ def state_at(training: Training, store: CheckpointStore, step: int) -> TrainStat
       InputError: if it is damaged, or belongs to another run.
     """
     start = training.start
+    placement = training.model.placement
+    if placement is not None:
+        start = placement.abstract_tree(start)
     trained, optimizer_state, extra = store.load(
         step, start.optimizer_state, trained_template=start.trained
     )
-    return TrainState(
-        trained={path: jnp.asarray(leaf) for path, leaf in trained.items()},
-        optimizer_state=jax.tree.map(jnp.asarray, optimizer_state),
-        step=jnp.asarray(step, jnp.int32),
+    state = TrainState(
+        trained=trained,
+        optimizer_state=optimizer_state,
+        step=np.asarray(step, np.int32),
         key=jax.random.wrap_key_data(jnp.asarray(extra["key"], jnp.uint32)),
     )
+    if placement is not None:
+        return placement.put_tree(state)
+    return jax.tree.map(jnp.asarray, state)
 
 
 class _Loop:
@@ -186,7 +196,7 @@ class _Loop:
         done, last = int(state.step), self._run.steps
         pending = None
         for batch in self._recorder.meter.waiting(self._batches(done)):
-            state, metrics = self._training.step(state, self._training.frozen, batch)
+            state, metrics = self._training.advance(state, batch)
             done += 1
             # The step just sent off runs while the one before it is looked at.
             if pending is not None:
@@ -288,11 +298,14 @@ class Recorder:
         Raises:
           NotFiniteError: if a number is not finite; nothing was saved then.
         """
-        leaves = jax.tree.leaves_with_path(state.optimizer_state)
+        kept = state
+        if self._training.model.placement is not None:
+            kept = self._training.model.placement.whole(state)
+        leaves = jax.tree.leaves_with_path(kept.optimizer_state)
         changed = {f"optimiser's {jax.tree_util.keystr(p)}": x for p, x in leaves}
         largest = {
             name: np.max(np.abs(leaf), initial=0)
-            for name, leaf in (state.trained | changed).items()
+            for name, leaf in (kept.trained | changed).items()
         }
         self._refuse_not_finite(f"after step {done}", largest)
         measured = {}
@@ -307,7 +320,7 @@ class Recorder:
             self._patience = self._patience.after(done, measured)
             extra[EXTRA] = self._patience.state()
         self._store.save(
-            done, state.trained, state.optimizer_state, extra, metrics=measured
+            done, kept.trained, kept.optimizer_state, extra, metrics=measured
         )
         return measured
 

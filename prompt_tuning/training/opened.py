@@ -153,7 +153,8 @@ class Opened:
             transfer.check_model({p: parameters[p] for p in self.model.plan.restored})
             start = transfer.start(trained, self.optimizer, key)
         check_storable(start.trained, start.optimizer_state)
-        return start
+        placement = self.model.placement
+        return start if placement is None else placement.put_tree(start)
 
 
 def open_run(run: Run) -> Opened:
@@ -164,6 +165,8 @@ def open_run(run: Run) -> Opened:
     """
     if not run.directory:
         raise InputError("Run.directory is empty: say where the run is to be kept")
-    model = open_pretrained(run.model, run.tuning, key=jax.random.key(run.seed))
+    model = open_pretrained(
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
+    )
     labels = optim.label(model.plan.abstract, run.groups)
     return Opened(run, model, labels, optim.group_optimizer(run.groups, labels))

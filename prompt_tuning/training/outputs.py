@@ -18,15 +18,20 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.cross_entropy import token_loss
-from prompt_tuning.losses.objective import advantage_weights, learned_targets
-from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.losses.objective import (
+    advantage_weights,
+    by_target,
+    learned_targets,
+)
+from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.models.parameters import Parameters, merge, named_key
-from prompt_tuning.training.step import prompt_norm
+from prompt_tuning.training.step import forth_and_back, prompt_norm
 
 TOKEN_NLL, LOGITS = "token_nll", "logits"
 Arrays = Mapping[str, Array]
@@ -52,19 +57,21 @@ class Traced:
         parameters: Parameters,
         batch: Batch,
         key: Key[Array, ""] | None,
+        prefix: Prefix = None,
     ):
         self.model = cast(LanguageModel, merge(graph, parameters))
-        self.parameters, self.batch, self._key = parameters, batch, key
+        self.parameters, self.batch = parameters, batch
+        self._key, self._prefix = key, prefix
 
     @functools.cached_property
     def hidden(self) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        return self.model.hidden(self.batch, self._key)
+        return self.model.hidden(self.batch, self._key, prefix=self._prefix)
 
 
-def _token_nll(traced: Traced) -> Float[Array, "B m"]:
-    head = traced.model.head_kernel()
-    return token_loss(traced.hidden, head, learned_targets(traced.batch)).nll
+def _token_nll(traced: Traced) -> Float[Array, "B T"]:
+    head, batch = traced.model.head_kernel(), traced.batch
+    return by_target(token_loss(traced.hidden, head, learned_targets(batch)).nll, batch)
 
 
 OUTPUTS: dict[str, Callable[[Traced], Array]] = {
@@ -76,9 +83,11 @@ OUTPUTS: dict[str, Callable[[Traced], Array]] = {
 }
 """The outputs that every model has, by name.
 
-`token_nll [B, m]`, `hidden [B, m, D]` and `logits [B, m, V]` are at the positions that
-carry weight, `batch.loss_positions`: nothing is computed at the others. `prompt_norm`
-and `penalty` are numbers.
+`token_nll [B, T]` is that of each of `batch.targets`, in nats, worked out where they
+carry weight and 0 where they carry none. `hidden [B, m, D]` and `logits [B, m, V]` are
+what predicts those that carry weight, in the order of `batch.loss_positions`; in a row
+that has fewer, the last places are about its first target. `prompt_norm` and `penalty`
+are numbers.
 """
 
 
@@ -115,6 +124,7 @@ class OutputStep:
         parameters: Parameters,
         batch: Batch,
         key: Key[Array, ""] | None = None,
+        prefix: Prefix = None,
     ) -> dict[str, Array]:
         """The outputs of one batch; to be traced.
 
@@ -122,11 +132,12 @@ class OutputStep:
           parameters: all of the model's.
           batch: without an accumulation axis.
           key: for dropout; None for none.
+          prefix: what the model's `prefix` gave, where it was run before.
 
         Raises:
           InputError: if an added output has a name of another, or is not floating.
         """
-        traced = Traced(self.graph, parameters, batch, key)
+        traced = Traced(self.graph, parameters, batch, key, prefix)
         found = {name: OUTPUTS[name](traced) for name in self.names}
         if self.added is None:
             return found
@@ -173,22 +184,27 @@ class OutputStep:
           batch: one batch, or micro-batches on a leading axis `A`, which each output
             has then too; their gradients are added up.
           output_gradients: by the outputs' names; zeros where there is none.
-          key: for dropout; None for none.
+          key: for dropout; None for none. Micro-batches have keys of their own, and
+            what they share of the model runs once, as in training.
 
         Returns:
           the outputs, and the gradient of the trained leaves: of the sum of all
           outputs, each times its output gradient.
 
         Raises:
-          InputError: if an output gradient is of no output, or of another shape.
+          InputError: if an output gradient is of no output, or of another shape, or
+            is set for a target whose `token_nll` the batch does not compute. To look
+            waits for the array, which a function that is traced around this cannot.
         """
         shapes = self.shapes(trained, frozen, batch, key)
         gradients = filled(output_gradients, shapes)
+        if TOKEN_NLL in output_gradients:
+            _refuse_lost(gradients[TOKEN_NLL], batch)
         return self.jitted(trained, frozen, batch, gradients, key)
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """The program, which takes all output gradients."""
+        """The program, which takes all output gradients and looks at none."""
         return jax.jit(self._run)
 
     @functools.cached_property
@@ -202,25 +218,9 @@ class OutputStep:
         return jax.lax.map(lambda micro: self.outputs(parameters, micro, key), batch)
 
     def _run(self, trained, frozen, batch, gradients, key):
-        if batch.tokens.ndim == 2:
-            return self._forth_and_back(trained, frozen, batch, gradients, key)
-
-        def add(total, micro):
-            batch, gradients, index = micro
-            own = None if key is None else jax.random.fold_in(key, index)
-            step = self._forth_and_back(trained, frozen, batch, gradients, own)
-            return jax.tree.map(jnp.add, total, step[1]), step[0]
-
-        micro_batches = batch, gradients, jnp.arange(batch.tokens.shape[0])
-        zeros = jax.tree.map(jnp.zeros_like, trained)
-        gradient, outputs = jax.lax.scan(add, zeros, micro_batches)
-        return outputs, gradient
-
-    def _forth_and_back(self, trained, frozen, batch, gradients, key):
-        outputs, pull_back = jax.vjp(
-            lambda trained: self.outputs(trained | frozen, batch, key), trained
+        gradient, outputs = forth_and_back(
+            self.graph, self.outputs, gradients, trained, frozen, batch, key
         )
-        (gradient,) = pull_back(gradients)
         return outputs, gradient
 
 
@@ -250,23 +250,76 @@ def filled(given: Arrays, shapes: Shapes) -> dict[str, Array]:
     }
 
 
-def ones(shapes: Shapes) -> dict[str, Array]:
-    """A gradient of 1 at each number of each output: their plain sum."""
-    return {name: jnp.ones(x.shape, x.dtype) for name, x in shapes.items()}
+def _refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
+    """Refuses a gradient at a `token_nll` that is 0 whatever the parameters are.
+
+    Raises:
+      InputError: with the first such place.
+    """
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves((gradient, batch))):
+        return
+    count, first = _lost(gradient, batch)
+    if not count:
+        return
+    place = tuple(map(int, jnp.unravel_index(first, gradient.shape)))
+    raise InputError(
+        f"the output gradient of {TOKEN_NLL!r} is set for {int(count)} targets that "
+        f"the batch does not compute, the first at {place}: expected 0 where a target "
+        "carries no weight; give it weight in the data, or take what "
+        "losses.objective.by_target makes of an array at batch.loss_positions"
+    )
 
 
-def random_normal(shapes: Shapes, key: Key[Array, ""]) -> dict[str, Array]:
-    """Standard normal numbers; those of an output depend on its name alone."""
-    return {
+@jax.jit
+def _lost(gradient, batch):
+    """How many numbers are set where nothing is computed, and where the first is."""
+    lost = (gradient != 0) & (by_target(jnp.ones(batch.loss_weights.shape), batch) == 0)
+    return jnp.sum(lost), jnp.argmax(lost)
+
+
+def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:
+    """A gradient of 1 at each number of each output that is computed: their sum.
+
+    Args:
+      shapes: of the outputs.
+      batch: that they are of.
+    """
+    everywhere = {name: jnp.ones(x.shape, x.dtype) for name, x in shapes.items()}
+    return _where_computed(everywhere, batch)
+
+
+def random_normal(
+    shapes: Shapes, batch: Batch, key: Key[Array, ""]
+) -> dict[str, Array]:
+    """Standard normal numbers; those of an output depend on its name alone.
+
+    Args:
+      shapes: of the outputs.
+      batch: that they are of; 0 where it computes nothing.
+      key: of the numbers.
+    """
+    everywhere = {
         name: jax.random.normal(named_key(key, name), x.shape, x.dtype)
         for name, x in shapes.items()
     }
+    return _where_computed(everywhere, batch)
+
+
+def _where_computed(gradients: dict[str, Array], batch: Batch) -> dict[str, Array]:
+    if TOKEN_NLL not in gradients:
+        return gradients
+    computed = by_target(jnp.ones(batch.loss_weights.shape), batch)
+    return gradients | {TOKEN_NLL: gradients[TOKEN_NLL] * computed}
 
 
 def mean_loss(batch: Batch) -> dict[str, Array]:
     """The usual loss: each token's weight over the sum of the weights."""
-    weights = jnp.asarray(batch.loss_weights)
-    return {TOKEN_NLL: weights / jnp.sum(weights)}
+    return {TOKEN_NLL: by_target(_shares(batch), batch)}
+
+
+def _shares(batch: Batch) -> Float[Array, "*lead m"]:
+    """The weight of each learned position over the sum of the weights."""
+    return batch.loss_weights / jnp.sum(batch.loss_weights)
 
 
 def policy_gradient(batch: Batch) -> dict[str, Array]:
@@ -275,8 +328,8 @@ def policy_gradient(batch: Batch) -> dict[str, Array]:
     Raises:
       InputError: if the batch has no advantages.
     """
-    weighted = jnp.asarray(advantage_weights(batch))
-    return {TOKEN_NLL: weighted / jnp.sum(batch.loss_weights)}
+    weighted = advantage_weights(batch) / jnp.sum(batch.loss_weights)
+    return {TOKEN_NLL: by_target(weighted, batch)}
 
 
 def from_teacher(
@@ -292,4 +345,4 @@ def from_teacher(
       batch: gives the weights.
     """
     apart = jax.nn.softmax(logits) - jax.nn.softmax(teacher_logits)
-    return {LOGITS: mean_loss(batch)[TOKEN_NLL][..., None] * apart}
+    return {LOGITS: _shares(batch)[..., None] * apart}

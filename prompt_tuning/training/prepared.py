@@ -1,7 +1,9 @@
 """A run that is ready to step: everything opened, checked and read."""
 
 import dataclasses
+from typing import Any
 
+from prompt_tuning.data.batches import Batch
 from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
@@ -10,7 +12,7 @@ from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import Run
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.evaluation import Evaluator
-from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.state import TrainState, fingerprint
 from prompt_tuning.training.transfer import Transfer
 
 
@@ -43,6 +45,20 @@ class Training:
     def parameters(self, trained: Parameters) -> Parameters:
         """All parameters of the model, the trained ones as given."""
         return trained | self.frozen
+
+    def advance(
+        self, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """One step; the state given is used up."""
+        placement = self.model.placement
+        if placement is not None:
+            batch = placement.put_rows(batch)
+        return self.step(state, self.frozen, batch)
+
+    @property
+    def fingerprint(self) -> str:
+        """By which the run knows its frozen model again."""
+        return fingerprint(self.frozen, self.model.placement)
 
     def report(self) -> str:
         """What is restored, trained and frozen, with counts and bytes."""

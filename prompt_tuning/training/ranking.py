@@ -1,12 +1,14 @@
 """Rank classification: the label that the model finds most likely (its verbalizer)."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from flax import nnx
+from jaxtyping import Array, Float
 
-from prompt_tuning.data.batches import build_batch
+from prompt_tuning.data.batches import Batch, build_batch
 from prompt_tuning.data.buckets import round_up
 from prompt_tuning.data.candidates import Candidates, given_part, labelled
 from prompt_tuning.data.examples import Examples
@@ -16,11 +18,20 @@ from prompt_tuning.decoding.generate import strip_end
 from prompt_tuning.decoding.texts import check_prompt_ids
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.layout import Layout
+from prompt_tuning.parallel.sharded import of_rows
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import DataSource
 from prompt_tuning.training.step import row_nll
 
-batch_row_nll = jax.jit(row_nll, static_argnums=0)
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def batch_row_nll(
+    graph: nnx.GraphDef, layout: Layout | None, parameters: Parameters, batch: Batch
+) -> Float[Array, "B"]:
+    """The nats of each row; see `row_nll`."""
+    run = of_rows(layout, graph, functools.partial(row_nll, graph))
+    return run(parameters, batch)
 
 
 def rank_labels(
@@ -103,7 +114,7 @@ def completion_nats(
         batch = build_batch(
             examples, planned, model.config.pad_id, prompt_ids=prompt_ids
         )
-        found = batch_row_nll(model.graph, parameters, batch)
+        found = batch_row_nll(model.graph, model.layout, parameters, batch)
         nats[rows] = np.asarray(found)[: len(rows)]
     return nats
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import optax
 from jaxtyping import Array, Key
 
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.placement import Placement
 
 
 @jax.tree_util.register_dataclass
@@ -44,21 +46,30 @@ class TrainState:
         return cls(trained, optimizer.init(trained), jnp.zeros((), jnp.int32), key)
 
 
-def fingerprint(frozen: Mapping[str, Array], samples: int = 64) -> str:
+def fingerprint(
+    frozen: Mapping[str, Array],
+    placement: Placement | None = None,
+    samples: int = 64,
+) -> str:
     """A digest by which a run knows its frozen model again.
 
     It covers every parameter's path, shape and type, and `samples` numbers of each,
     evenly spaced, so that it takes no time on a large model.
 
     Args:
-      frozen: the frozen parameters, all or abstractly equal ones of several processes.
+      frozen: the frozen parameters.
+      placement: where they lie on a mesh, of which the digest says nothing.
       samples: numbers read of each parameter.
     """
     digest = hashlib.sha256()
     for path in sorted(frozen):
         leaf = frozen[path]
-        digest.update(f"{path} {leaf.shape} {leaf.dtype}".encode())
-        places = np.linspace(0, leaf.size - 1, min(samples, leaf.size)).astype(int)
-        picked = leaf.ravel()[places] if leaf.size else leaf
+        shape = leaf.shape if placement is None else placement.abstract[path].shape
+        size = math.prod(shape)
+        digest.update(f"{path} {shape} {leaf.dtype}".encode())
+        places = np.linspace(0, size - 1, min(samples, size)).astype(int)
+        picked = leaf[np.unravel_index(places, shape)] if size else leaf
+        if placement is not None:
+            picked = placement.read(picked)
         digest.update(np.asarray(picked).tobytes())
     return digest.hexdigest()

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,11 @@ from prompt_tuning.losses.objective import (
     Sums,
     target_losses,
 )
-from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.models.parameters import Parameters, merge, optional_key
+from prompt_tuning.parallel.layout import Layout
+from prompt_tuning.parallel.placement import Placement
+from prompt_tuning.parallel.sharded import gradient_of_sums
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.state import TrainState
 
@@ -27,6 +31,9 @@ PROMPT = "/prompt/prompt"
 """How the paths of prompt vectors end."""
 
 Metrics = dict[str, Float[Array, ""]]
+
+Outputs = TypeVar("Outputs")
+"""A tree of floating arrays; so is what their gradients are given in."""
 
 
 def token_losses(
@@ -65,6 +72,7 @@ def loss_sums(
     batch: Batch,
     key: Key[Array, ""] | None = None,
     objective: Objective = NATS_PER_WEIGHT,
+    prefix: Prefix = None,
 ) -> Sums:
     """What a batch adds up to.
 
@@ -74,9 +82,10 @@ def loss_sums(
       batch: one batch, without an accumulation axis.
       key: for dropout; None for none.
       objective: what is added up.
+      prefix: what the model's `prefix` gave, where it was run before.
     """
     model = _model(graph, parameters)
-    hidden = model.hidden(batch, key)
+    hidden = model.hidden(batch, key, prefix=prefix)
     return objective.sums(hidden, model.head_kernel(), batch, parameters)
 
 
@@ -87,6 +96,7 @@ def gradients(
     batch: Batch,
     key: Key[Array, ""] | None,
     objective: Objective = NATS_PER_WEIGHT,
+    layout: Layout | None = None,
 ) -> tuple[Parameters, Sums]:
     """The gradient of the batch's loss, of the trained leaves alone.
 
@@ -99,36 +109,85 @@ def gradients(
       batch: one batch, or micro-batches on a leading axis `A` that are added up.
       key: for dropout; None for none.
       objective: what is descended.
+      layout: how the parameters lie on a mesh; None on one device.
 
     Returns:
       the gradient, and what the batch adds up to, the penalty not among it.
     """
 
-    def loss_and_sums(trained):
-        sums = loss_sums(graph, trained | frozen, batch, key, objective)
-        return sums.loss, sums
+    def outputs(parameters, batch, key, prefix):
+        return loss_sums(graph, parameters, batch, key, objective, prefix)
 
-    if batch.tokens.ndim == 2:
-        gradient, sums = jax.grad(loss_and_sums, has_aux=True)(trained)
+    micro_batches = batch.tokens.shape[:-2]
+    share = jnp.full(micro_batches, 1 / jnp.asarray(objective.divisor(batch), float))
+    of_sums = Sums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+
+    def run(trained, frozen, batch, key, of_sums):
+        return forth_and_back(graph, outputs, of_sums, trained, frozen, batch, key)
+
+    given = (trained, frozen, batch, key, of_sums)
+    if layout is None:
+        gradient, sums = run(*given)
     else:
-        gradient, sums = _added_up(graph, trained, frozen, batch, key, objective)
-    divisor = objective.divisor(batch)
-    gradient = jax.tree.map(lambda leaf: leaf / divisor, gradient)
+        gradient, sums = gradient_of_sums(layout, graph, run, *given)
     if _model(graph, trained | frozen).has_penalty:
         own = jax.grad(lambda leaves: _model(graph, leaves | frozen).penalty())(trained)
         gradient = jax.tree.map(jnp.add, gradient, own)
-    return gradient, sums
+    return gradient, Sums(*map(jnp.sum, sums))
 
 
-def _added_up(
+def forth_and_back(
     graph: nnx.GraphDef,
+    outputs: Callable[[Parameters, Batch, Key[Array, ""] | None, Prefix], Outputs],
+    output_gradients: Outputs,
     trained: Parameters,
     frozen: Parameters,
     batch: Batch,
     key: Key[Array, ""] | None,
-    objective: Objective,
-) -> tuple[Parameters, Sums]:
-    """The gradient of the summed loss of micro-batches; arguments as for `gradients`.
+) -> tuple[Parameters, Outputs]:
+    """Runs a batch's outputs forth, and the gradients at them back.
+
+    Every step is this one, whatever its outputs are: the sums of an objective, or those
+    that an `OutputStep` names.
+
+    Args:
+      graph: the model's structure.
+      outputs: gives a tree of floating arrays, of all parameters, a batch without an
+        accumulation axis, a key, and what the model's `prefix` gave or None.
+      output_gradients: of each output; of micro-batches on a leading axis `A`.
+      trained: what is differentiated.
+      frozen: what is not.
+      batch: one batch, or micro-batches on a leading axis `A`.
+      key: for dropout; None for none.
+
+    Returns:
+      the gradient of the trained leaves, micro-batches added up, and the outputs, of
+      micro-batches on a leading axis.
+    """
+    if batch.tokens.ndim > 2:
+        return _added_up(graph, outputs, output_gradients, trained, frozen, batch, key)
+    found, pull_back = jax.vjp(
+        lambda trained: outputs(trained | frozen, batch, key, None), trained
+    )
+    (gradient,) = pull_back(_typed(output_gradients, found))
+    return gradient, found
+
+
+def _typed(values: Outputs, like: Outputs) -> Outputs:
+    """The values in the types of other arrays."""
+    return jax.tree.map(lambda value, other: value.astype(other.dtype), values, like)
+
+
+def _added_up(
+    graph: nnx.GraphDef,
+    outputs: Callable[[Parameters, Batch, Key[Array, ""] | None, Prefix], Outputs],
+    output_gradients: Outputs,
+    trained: Parameters,
+    frozen: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None,
+) -> tuple[Parameters, Outputs]:
+    """`forth_and_back` of micro-batches.
 
     What all rows share runs once forth and once back: between the two, micro-batches
     add up their gradients at what it gave.
@@ -137,19 +196,16 @@ def _added_up(
     def run_prefix(trained):
         return _model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
 
-    def loss_and_sums(trained, prefix, batch, key):
-        parameters = trained | frozen
-        model = _model(graph, parameters)
-        hidden = model.hidden(batch, key, prefix=prefix)
-        sums = objective.sums(hidden, model.head_kernel(), batch, parameters)
-        return sums.loss, sums
-
     def add(total, xs):
-        micro_batch, index = xs
-        micro_key = None if key is None else jax.random.fold_in(key, index)
-        differentiate = jax.grad(loss_and_sums, argnums=(0, 1), has_aux=True)
-        outcome = differentiate(trained, prefix, micro_batch, micro_key)
-        return jax.tree.map(jnp.add, total, outcome), None
+        micro_batch, of_outputs, index = xs
+        own_key = None if key is None else jax.random.fold_in(key, index)
+
+        def run(trained, prefix):
+            return outputs(trained | frozen, micro_batch, own_key, prefix)
+
+        found, pull_back = jax.vjp(run, trained, prefix)
+        own = pull_back(_typed(of_outputs, found))
+        return jax.tree.map(jnp.add, total, own), found
 
     prefix, pull_back = jax.vjp(run_prefix, trained)
     # In float32 whatever the model computes in: bfloat16 would stop growing.
@@ -157,12 +213,10 @@ def _added_up(
         lambda leaf: jnp.zeros_like(leaf, jnp.promote_types(leaf.dtype, jnp.float32)),
         (trained, prefix),
     )
-    start = (zeros, Sums(*(jnp.zeros(()) for _ in Sums._fields)))
-    xs = (batch, jnp.arange(batch.tokens.shape[0]))
-    ((own, at_prefix), sums), _ = jax.lax.scan(add, start, xs)
-    at_prefix = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), at_prefix, prefix)
-    (through_prefix,) = pull_back(at_prefix)
-    return jax.tree.map(jnp.add, own, through_prefix), sums
+    xs = (batch, output_gradients, jnp.arange(batch.tokens.shape[0]))
+    (own, at_prefix), found = jax.lax.scan(add, zeros, xs)
+    (through_prefix,) = pull_back(_typed(at_prefix, prefix))
+    return jax.tree.map(jnp.add, own, through_prefix), found
 
 
 def batch_metrics(
@@ -247,6 +301,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     dropout: bool,
     objective: Objective = NATS_PER_WEIGHT,
+    placement: Placement | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Moves the trained parameters once.
 
@@ -258,6 +313,7 @@ def train_step(
       optimizer: of the trained parameters.
       dropout: whether the model drops out.
       objective: what is descended.
+      placement: where the parameters lie on a mesh; None on one device.
 
     Returns:
       the next state, and the metrics of this step's batch before the update: `loss`,
@@ -267,9 +323,15 @@ def train_step(
       are trained `prompt_norm`, the mean norm of their vectors.
     """
     key = step_key(state, dropout)
-    gradient, sums = gradients(graph, state.trained, frozen, batch, key, objective)
+    layout = None if placement is None else placement.layout
+    gradient, sums = gradients(
+        graph, state.trained, frozen, batch, key, objective, layout
+    )
     metrics = batch_metrics(graph, state.trained | frozen, batch, sums, objective)
-    return update(state, gradient, metrics, optimizer)
+    following, metrics = update(state, gradient, metrics, optimizer)
+    if placement is not None:
+        following = placement.constrained(following)
+    return following, metrics
 
 
 def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
@@ -283,6 +345,7 @@ def compile_step(
     *,
     dropout: bool,
     objective: Objective = NATS_PER_WEIGHT,
+    placement: Placement | None = None,
 ) -> CompiledStep:
     """The jitted step; the state given to it is used up."""
     step = functools.partial(
@@ -291,5 +354,6 @@ def compile_step(
         optimizer=optimizer,
         dropout=dropout,
         objective=objective,
+        placement=placement,
     )
     return CompiledStep(step)

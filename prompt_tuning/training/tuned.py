@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prompt_tuning.checkpoints.store import FOLDER, best_or_latest, steps_in
@@ -42,12 +41,14 @@ def load_tuned(
     """
     if prompt_file is not None:
         return _load_other(run, prompt_file)
-    model = open_pretrained(run.model, run.tuning, key=jax.random.key(run.seed))
+    model = open_pretrained(
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
+    )
     trained, parameters = _own(run, model), model.read_parameters()
     if trained:
         frozen = {p: leaf for p, leaf in parameters.items() if p not in trained}
-        check_model(Path(run.directory), fingerprint(frozen))
-    return model, parameters | _on_device(trained)
+        check_model(Path(run.directory), fingerprint(frozen, model.placement))
+    return model, parameters | model.put(trained)
 
 
 def _own(run: Run, model: PromptedModel) -> dict[str, np.ndarray]:
@@ -70,7 +71,9 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
     source = read_source(path, config)
     if tuning.is_empty and any(map(_is_beside, source.leaves)):
         tuning = tuning_of(source.adapter, config, run.prompting)
-    model = open_pretrained(run.model, tuning, key=jax.random.key(run.seed))
+    model = open_pretrained(
+        run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
+    )
     abstract = model.plan.abstract
     source = source.placed(abstract)
     _check_leaves(str(path), source.leaves, model)
@@ -82,7 +85,7 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
             "what is not in there, or name a checkpoint that has all of it"
         )
     source.check_scalings(tuning.loras(abstract))
-    return model, model.read_parameters() | _on_device(source.leaves)
+    return model, model.read_parameters() | model.put(source.leaves)
 
 
 def _check_leaves(
@@ -111,10 +114,6 @@ def _check_leaves(
 def _is_beside(path: str) -> bool:
     """Whether a parameter was put into the frozen model, and is not the model's own."""
     return "/prompt/" in path or "/adapters/" in path
-
-
-def _on_device(leaves: Mapping[str, np.ndarray]) -> Parameters:
-    return {path: jnp.asarray(leaf) for path, leaf in leaves.items()}
 
 
 def best_checkpoint(run: Run) -> Path:

@@ -100,6 +100,21 @@ def test_bfloat16_hidden_states_are_summed_in_float32():
     np.testing.assert_allclose(gradient.astype(jnp.float32), near, atol=0.05)
 
 
+@pytest.mark.parametrize("trained", [0, 1])
+def test_no_weight_is_rounded_to_bfloat16_before_it_is_multiplied(trained):
+    """A third is off by 1/512 there, which would be off in each number alike."""
+
+    def norm(weight):
+        def loss(hidden, head):
+            return weight * jnp.sum(token_loss(hidden, head, TARGETS).nll)
+
+        half = jnp.asarray(HIDDEN, jnp.bfloat16)
+        gradient = jax.jit(jax.grad(loss, trained))(half, HEAD)
+        return np.linalg.norm(np.asarray(gradient, "f4"))
+
+    assert norm(1 / 3) == pytest.approx(norm(1.0) / 3, rel=5e-4)
+
+
 def test_hidden_states_without_their_targets_are_an_error():
     # Under jaxtyping the annotation speaks first; below it is what a user reads.
     unchecked = inspect.unwrap(token_loss)

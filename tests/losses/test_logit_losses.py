@@ -25,58 +25,109 @@ TERMS = [
 ]
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def ours(hidden, head, targets, weights, terms):
+HIDDEN, BOTH = (0,), (0, 1)
+"""What is differentiated: with a frozen head, and with a trained one."""
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def ours(hidden, head, targets, weights, terms, trained):
     def loss(hidden, head):
         extra = terms.z_loss, terms.label_smoothing, terms.soft_cap
         losses = token_loss(hidden, head, targets, *extra).nll
         return jnp.vdot(weights, losses), losses
 
-    gradients, losses = jax.grad(loss, (0, 1), has_aux=True)(hidden, head)
+    gradients, losses = jax.grad(loss, trained, has_aux=True)(hidden, head)
     return losses, gradients
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def by_optax(hidden, head, targets, weights, terms):
-    """The same of plain arrays; smoothed as T5X does, cap and z-loss by hand."""
+def optax_losses(logits, targets, terms):
+    """Of plain logits; smoothed as T5X does, cap and z-loss by hand."""
+    if terms.soft_cap is not None:
+        logits = terms.soft_cap * jnp.tanh(logits / terms.soft_cap)
+    size, s = logits.shape[-1], terms.label_smoothing
+    wanted = jnp.full(logits.shape, s / (size - 1))
+    wanted = jnp.where(jnp.arange(size) == targets[..., None], 1 - s, wanted)
+    nats = optax.losses.softmax_cross_entropy(logits, wanted)
+    if s:
+        nats += (1 - s) * np.log(1 - s) + s * np.log(s / (size - 1))
+    return nats + terms.z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def by_optax(hidden, head, targets, weights, terms, trained):
+    """The same as `ours` of plain arrays."""
 
     def loss(hidden, head):
         logits = jnp.einsum("...d,vd->...v", hidden, head, precision="highest")
-        if terms.soft_cap is not None:
-            logits = terms.soft_cap * jnp.tanh(logits / terms.soft_cap)
-        size, s = head.shape[0], terms.label_smoothing
-        wanted = jnp.full((*targets.shape, size), s / (size - 1))
-        wanted = jnp.where(jnp.arange(size) == targets[..., None], 1 - s, wanted)
-        nats = optax.losses.softmax_cross_entropy(logits, wanted)
-        if s:
-            nats += (1 - s) * np.log(1 - s) + s * np.log(s / (size - 1))
-        nats += terms.z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+        nats = optax_losses(logits, targets, terms)
         return jnp.vdot(weights, nats), nats
 
-    gradients, losses = jax.grad(loss, (0, 1), has_aux=True)(hidden, head)
+    gradients, losses = jax.grad(loss, trained, has_aux=True)(hidden, head)
     return losses, gradients
 
 
-@settings(max_examples=16, deadline=None, derandomize=True, database=None)
-@given(
-    shape=st.sampled_from(SHAPES),
-    terms=st.sampled_from(TERMS),
-    seed=st.integers(0, 2**31 - 1),
-    spread=st.floats(0.1, 2.0),
-)
-def test_any_loss_and_gradient_is_that_of_optax(shape, terms, seed, spread):
+def drawn(shape, seed, spread):
+    """Hidden states, a head, targets and weights, some of them negative."""
     lead, width, size = shape
     random = np.random.default_rng(seed)
     hidden, head, weights = (
         jnp.asarray(spread * random.standard_normal(shape), jnp.float32)
         for shape in ((*lead, width), (size, width), lead)
     )
-    targets = jnp.asarray(random.integers(0, size, lead))
-    arguments = hidden, head, targets, weights, terms
+    return hidden, head, jnp.asarray(random.integers(0, size, lead)), weights
+
+
+ANY = {
+    "shape": st.sampled_from(SHAPES),
+    "terms": st.sampled_from(TERMS),
+    "trained": st.sampled_from([HIDDEN, BOTH]),
+    "seed": st.integers(0, 2**31 - 1),
+    "spread": st.floats(0.1, 2.0),
+}
+FEW = settings(max_examples=24, deadline=None, derandomize=True, database=None)
+
+
+@FEW
+@given(**ANY)
+def test_any_loss_and_gradient_is_that_of_optax(shape, terms, trained, seed, spread):
+    arguments = (*drawn(shape, seed, spread), terms, trained)
     (losses, slopes), (expected, wanted) = ours(*arguments), by_optax(*arguments)
     np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-6)
     for slope, other in zip(slopes, wanted, strict=True):
         np.testing.assert_allclose(slope, other, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def rounding(hidden, head, targets, weights, terms):
+    """What each gradient may lose: three roundings to bfloat16 of what is summed.
+
+    Of the slope at each logit, of a sum of them, and of that times a weight.
+    """
+    logits = jnp.einsum("...d,vd->...v", hidden, head, precision="highest")
+    slope = jax.grad(lambda x: jnp.sum(optax_losses(x, targets, terms)))(logits)
+    slope = jnp.abs(slope * weights[..., None])
+    at_hidden = jnp.einsum("...v,vd->...d", slope, jnp.abs(head))
+    at_head = jnp.einsum("...v,...d->vd", slope, jnp.abs(hidden))
+    return 3 * 2**-8 * at_hidden, 3 * 2**-8 * at_head
+
+
+@FEW
+@given(**ANY)
+def test_a_bfloat16_model_sums_in_float32(shape, terms, trained, seed, spread):
+    """Its loss is that of its rounded numbers; its gradients are rounded alone."""
+    hidden, head, *rest = drawn(shape, seed, spread)
+    half = hidden.astype(jnp.bfloat16)
+    losses, slopes = ours(half, head, *rest, terms, trained)
+    rounded = tuple(x.astype(jnp.bfloat16).astype(jnp.float32) for x in (hidden, head))
+    expected, wanted = by_optax(*rounded, *rest, terms, trained)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-6)
+    allowed = rounding(*rounded, *rest, terms)
+    assert [slope.dtype for slope in slopes] == [jnp.bfloat16, jnp.float32][
+        : len(slopes)
+    ]
+    for slope, other, most in zip(slopes, wanted, allowed, strict=False):
+        assert np.all(np.abs(slope - other) <= most + 1e-6)
 
 
 B, M, D, V = 2, 6, 8, 11

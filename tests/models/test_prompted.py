@@ -12,7 +12,7 @@ from prompt_tuning.decoding.sampling import greedy, temperature
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import dropout
+from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import logical_axes, merge
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.training.step import gradients, loss_sums
@@ -200,15 +200,16 @@ def test_dropout_draws_the_same_mask_when_recomputed():
 
 def test_dropout_zeroes_its_share_and_scales_the_rest():
     ones = jnp.ones((100, 100))
-    dropped = jax.jit(dropout, static_argnums=1)(ones, 0.25, jax.random.key(0))
+    places = Places.of_positions(jnp.arange(100), 100)
+    dropped = jax.jit(dropout, static_argnums=1)(ones, 0.25, jax.random.key(0), places)
     assert np.unique(dropped).tolist() == pytest.approx([0.0, 4 / 3])
     assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.parametrize(("rate", "key"), [(0.0, jax.random.key(0)), (0.5, None)])
 def test_dropout_without_rate_or_key_changes_nothing(rate, key):
-    x = jnp.arange(4.0)
-    assert dropout(x, rate, key) is x
+    x = jnp.ones((2, 3))
+    assert dropout(x, rate, key, Places.of_positions(jnp.arange(2), 3)) is x
 
 
 @pytest.mark.parametrize("family", dummies.FAMILIES)
@@ -291,7 +292,7 @@ def test_every_parameter_names_an_axis_for_each_dimension(family):
     _, parameters = dummies.abstract(build)
     assert axes.keys() == parameters.keys()
     sizes = {"embed": config.width, "vocab": dummies.V, "mlp": 24, "layers": 2}
-    for path, names in axes.items():
+    for path, (names, _) in axes.items():
         shape = parameters[path].shape
         assert len(names) == len(shape), path
         for name, size in zip(names, shape, strict=True):

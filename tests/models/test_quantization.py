@@ -85,12 +85,12 @@ def test_an_int8_model_declares_what_quantising_gives(family):
         path: (leaf.shape, leaf.dtype) for path, leaf in held.items()
     }
     axes = logical_axes(nnx.eval_shape(lambda: build_model(jax.random.key(0), config)))
-    assert axes["decoder/layers/self_attention/query/kernel_scale"] == (
+    assert axes["decoder/layers/self_attention/query/kernel_scale"].names == (
         "layers",
         "heads",
     )
     assert all(
-        len(axes[path]) == leaf.ndim for path, leaf in held.items() if path in axes
+        len(axes[path].names) == leaf.ndim for path, leaf in held.items() if path in axes
     )
 
 

@@ -41,7 +41,7 @@ def test_a_soft_prompt_is_one_float32_parameter_with_named_axes():
     _, parameters = split(prompt)
     assert list(parameters) == ["prompt"]
     assert parameters["prompt"].dtype == jnp.float32
-    assert logical_axes(prompt) == {"prompt": ("prompt", "prompt_embed")}
+    assert logical_axes(prompt)["prompt"].names == ("prompt", "prompt_embed")
 
 
 def test_an_inference_only_prompt_has_no_parameters():
@@ -76,7 +76,8 @@ def test_stacked_prompts_are_one_module_of_several():
     stacked = StackedPrompts(jnp.stack([VECTORS, 2 * VECTORS]))
     np.testing.assert_array_equal(stacked()[1], 2 * VECTORS)
     assert (stacked.count, stacked.length, stacked.real_length) == (2, 3, 3)
-    assert logical_axes(stacked) == {"prompt": ("tasks", "prompt", "prompt_embed")}
+    names = logical_axes(stacked)["prompt"].names
+    assert names == ("tasks", "prompt", "prompt_embed")
 
 
 def test_padding_is_no_part_of_a_prompt():

@@ -77,10 +77,10 @@ def test_a_prompt_for_each_task_from_parameters_with_named_axes(kind):
     assert {path: leaf.shape for path, leaf in parameters.items()} == shapes
     assert {leaf.dtype for leaf in parameters.values()} == {jnp.dtype("float32")}
     axes = logical_axes(prompt)
-    assert {path: len(axes[path]) for path in shapes} == {
+    assert {path: len(axes[path].names) for path in shapes} == {
         path: len(shape) for path, shape in shapes.items()
     }
-    assert all(names[0] == "tasks" for p, names in axes.items() if p != "shared")
+    assert all(x.names[0] == "tasks" for p, x in axes.items() if p != "shared")
     assert prompt.count == N
     assert prompt().shape == (N, prompt.length, D)
     assert prompt.real_length == prompt.length == (2 * P if factory is TIME else P)

@@ -27,8 +27,10 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 PROMPT = "decoder/prompt/prompt"
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
-B, M, V = 4, 5, dummies.V
+B, T, M, V = 4, 7, 5, dummies.V
 RANDOM = np.random.default_rng(0)
+LEARNED = np.array([[g <= t < g + n for t in range(T)] for g, n in SIZES])
+"""Which targets of a decoder-only batch carry weight: those behind the given ones."""
 
 
 def prepared(family="llama", **changes):
@@ -63,8 +65,15 @@ def test_the_usual_loss_is_one_choice_of_output_gradients(family):
     )
     assert_same(gradient, expected, atol=1e-6)
     assert max(np.abs(leaf).max() for leaf in gradient.values()) > 1e-3
-    total = np.sum(batch.loss_weights * found["token_nll"])
-    np.testing.assert_allclose(total, sums.loss, rtol=1e-5)
+    weights = np.asarray(batch.targets, "f4") * 0
+    for row, (given, learned) in enumerate(SIZES):
+        first = given if family == "llama" else 0
+        weights[row, first : first + learned] = batch.loss_weights[row, :learned]
+    assert found["token_nll"].shape == weights.shape
+    np.testing.assert_allclose(
+        np.sum(weights * found["token_nll"]), sums.loss, rtol=1e-5
+    )
+    np.testing.assert_array_equal(found["token_nll"] != 0, weights != 0)
 
 
 def test_output_gradients_are_zeros_until_set():
@@ -78,12 +87,13 @@ def test_output_gradients_are_set_without_a_new_compile_and_add_up():
     step = OutputStep(graph, ("token_nll", "hidden", "logits", "prompt_norm"))
     shapes = step.shapes(trained, frozen, batch)
     assert {name: x.shape for name, x in shapes.items()} == {
-        "token_nll": (B, M),
+        "token_nll": (B, T),
         "hidden": (B, M, 16),
         "logits": (B, M, V),
         "prompt_norm": (),
     }
     given = {name: numbers(*x.shape) for name, x in shapes.items()}
+    given["token_nll"] *= LEARNED
     _, together = step(trained, frozen, batch, given)
     apart = [step(trained, frozen, batch, {n: x})[1] for n, x in given.items()]
     for one in apart:
@@ -101,6 +111,9 @@ def plain_outputs(graph, parameters, batch):
     targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     norm = jnp.linalg.norm(parameters[PROMPT], axis=-1).mean()
+    # In the order of the rows, each of which has its learned targets first.
+    real = np.concatenate([np.arange(n) + row * M for row, (_, n) in enumerate(SIZES)])
+    nll = jnp.zeros((B, T)).at[LEARNED].set(nll.ravel()[real])
     return {"token_nll": nll, "logits": logits, "prompt_norm": norm}
 
 
@@ -109,10 +122,11 @@ def test_ones_and_random_gradients_are_those_of_a_weighted_sum(start):
     graph, trained, frozen, batch = prepared()
     step = OutputStep(graph, ("token_nll", "logits", "prompt_norm"))
     shapes = step.shapes(trained, frozen, batch)
-    given = outputs.ones(shapes)
+    given = outputs.ones(shapes, batch)
     if start == "random":
-        given = outputs.random_normal(shapes, jax.random.key(0))
-        assert len({float(x.ravel()[0]) for x in given.values()}) == len(given)
+        given = outputs.random_normal(shapes, batch, jax.random.key(0))
+        assert len({float(x.sum()) for x in given.values()}) == len(given)
+    np.testing.assert_array_equal(given["token_nll"] != 0, LEARNED)
 
     def weighted(trained):
         found = plain_outputs(graph, trained | frozen, batch)
@@ -133,10 +147,13 @@ def test_advantages_push_texts_up_and_down():
     expected, _ = jax.jit(compute)(trained, frozen, batch, None)
     assert_same(gradient, expected, atol=1e-6)
 
+    real = batch.loss_weights != 0
+    weighted = (batch.loss_weights * batch.advantages)[real]
+    assert np.min(weighted) < 0 < np.max(weighted)
+
     def surrogate(trained):
-        nll = plain_outputs(graph, trained | frozen, batch)["token_nll"]
-        weighted = batch.loss_weights * batch.advantages * nll
-        return jnp.sum(weighted) / jnp.sum(batch.loss_weights)
+        nll = plain_outputs(graph, trained | frozen, batch)["token_nll"][LEARNED]
+        return jnp.sum(weighted * nll) / jnp.sum(batch.loss_weights)
 
     assert_same(gradient, jax.jit(jax.grad(surrogate))(trained), atol=1e-5)
 
@@ -172,8 +189,79 @@ def test_micro_batches_add_up():
     whole = step(trained, frozen, batch, outputs.mean_loss(batch))
     parts = step(trained, frozen, cut, outputs.mean_loss(cut))
     assert_same(parts[1], whole[1], atol=1e-6)
-    nll = parts[0]["token_nll"].reshape(B, M)
+    nll = parts[0]["token_nll"].reshape(B, T)
     np.testing.assert_allclose(nll, whole[0]["token_nll"], atol=1e-5)
+
+
+def test_micro_batches_drop_out_as_training_does():
+    graph, trained, frozen, batch = prepared(dropout_rate=0.3)
+    cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    usual, key = outputs.mean_loss(cut), jax.random.key(2)
+    _, without = OutputStep(graph)(trained, frozen, cut, usual)
+    _, gradient = OutputStep(graph)(trained, frozen, cut, usual, key)
+    compute = jax.jit(functools.partial(gradients, graph))
+    assert_same(gradient, compute(trained, frozen, cut, key)[0], atol=1e-6)
+    assert np.abs(gradient[PROMPT] - without[PROMPT]).max() > 1e-2
+
+
+def test_micro_batches_share_one_run_of_the_prompt():
+    def flops(accumulate):
+        graph, trained, frozen, batch = prepared()
+        shape = (2, 2) if accumulate else (B,)
+        batch = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
+        step = OutputStep(graph, ("token_nll", "logits", "hidden"))
+        zeros = outputs.filled({}, step.shapes(trained, frozen, batch))
+        lowered = step.jitted.lower(trained, frozen, batch, zeros, None)
+        return hlo.matmul_flops(lowered.compile())
+
+    assert flops(True) == flops(False)
+
+
+def test_a_gradient_where_nothing_is_computed_is_refused():
+    graph, trained, frozen, batch = prepared()
+    step = OutputStep(graph)
+    # Token 0 of row 2 is given, and places of padding in loss_positions name target 0.
+    for row, target in ((2, 0), (1, 6)):
+        one = jnp.zeros((B, T)).at[row, target].set(1e-3)
+        with pytest.raises(
+            InputError, match=rf"set for 1 targets .* the first at \({row}, {target}\):"
+        ):
+            step(trained, frozen, batch, {"token_nll": one})
+    everywhere = {"token_nll": jnp.ones((B, T))}
+    with pytest.raises(InputError, match=f"for {B * T - LEARNED.sum()} targets"):
+        step(trained, frozen, batch, everywhere)
+    cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    of_cut = jnp.zeros((2, 2, T)).at[1, 0, 0].set(1)
+    with pytest.raises(InputError, match=r"first at \(1, 0, 0\)"):
+        step(trained, frozen, cut, {"token_nll": of_cut})
+    _, gradient = step(
+        trained, frozen, batch, {"token_nll": jnp.asarray(LEARNED, "f4")}
+    )
+    assert np.abs(gradient[PROMPT]).max() > 1e-3
+
+
+def test_a_target_that_a_row_learns_first_is_not_hidden_by_padding():
+    """Each row fills `loss_positions` up with 0, which is a learned target here."""
+    config = dummies.LLAMA
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows([(0, 2), (0, 4)]))
+    batch = jax.tree.map(jnp.asarray, batch)
+    usual = outputs.mean_loss(batch)["token_nll"]
+    np.testing.assert_allclose(usual, [[1 / 6] * 2 + [0] * 2, [1 / 6] * 4], rtol=1e-6)
+    trained = {PROMPT: parameters.pop(PROMPT)}
+    given = {"token_nll": jnp.zeros((2, 4)).at[0, 0].set(1)}
+    found, gradient = OutputStep(graph)(trained, parameters, batch, given)
+    nll = np.asarray(found["token_nll"])
+    assert (nll[0, :2] > 0).all() and (nll[0, 2:] == 0).all() and (nll[1] > 0).all()
+
+    def first(trained):
+        model: Any = merge(graph, trained | parameters)
+        scores = jax.nn.log_softmax(model.logits(model.hidden(batch))[0, 0])
+        return -scores[batch.targets[0, 0]]
+
+    value, expected = jax.jit(jax.value_and_grad(first))(trained)
+    np.testing.assert_allclose(nll[0, 0], value, rtol=1e-5)
+    assert_same(gradient, expected, atol=1e-5)
 
 
 def first_vector(model, batch):
@@ -241,7 +329,7 @@ def test_what_is_no_output_is_refused():
     step = OutputStep(graph)
     with pytest.raises(InputError, match=r"set for 'logits', but .* are token_nll;"):
         step(trained, frozen, batch, {"logits": jnp.zeros((B, M, V))})
-    with pytest.raises(InputError, match=r"shape \(4, 1\), expected .* \(4, 5\)"):
+    with pytest.raises(InputError, match=r"shape \(4, 1\), expected .* \(4, 7\)"):
         step(trained, frozen, batch, {"token_nll": jnp.zeros((B, 1))})
     clash = OutputStep(graph, (), lambda model, batch: {"hidden": jnp.zeros(1)})
     with pytest.raises(InputError, match="the added output 'hidden' has the name"):

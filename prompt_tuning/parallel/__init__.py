@@ -1,0 +1,1 @@
+"""One program on any mesh."""

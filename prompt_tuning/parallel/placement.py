@@ -1,0 +1,162 @@
+"""A model's arrays on a mesh: put there, and taken back whole."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from prompt_tuning.models.parameters import (
+    ParameterAxes,
+    Parameters,
+    logical_axes,
+    merge,
+)
+from prompt_tuning.parallel.layout import Layout
+
+Tree = TypeVar("Tree")
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the parameters of one model lie.
+
+    Attributes:
+      layout: of the model on the mesh.
+      abstract: shape and dtype of every parameter, by path.
+      axes: the parameters' dimensions.
+      shardings: of each parameter.
+    """
+
+    layout: Layout
+    abstract: Mapping[str, jax.ShapeDtypeStruct]
+    axes: Mapping[str, ParameterAxes]
+    shardings: Mapping[str, NamedSharding]
+
+    @classmethod
+    def create(
+        cls,
+        layout: Layout,
+        graph: nnx.GraphDef,
+        abstract: Mapping[str, jax.ShapeDtypeStruct],
+    ) -> "Placement":
+        """Finds each parameter's place.
+
+        Raises:
+          InputError: if a dimension cannot be divided.
+        """
+        shapes: Any = dict(abstract)
+        axes = logical_axes(merge(graph, shapes))
+        return cls(layout, abstract, axes, layout.shardings(axes, abstract))
+
+    def padded(self, path: str) -> tuple[int, ...]:
+        """A parameter's shape on the mesh, the vocabulary so long that it divides."""
+        return self.layout.padded(self.axes[path].names, self.abstract[path].shape)
+
+    def put(self, path: str, array: np.ndarray | jax.Array) -> jax.Array:
+        """A parameter on the mesh; of each process only its own parts are put."""
+        shape, sharding = self.padded(path), self.shardings[path]
+        if isinstance(array, jax.Array) and array.shape == shape:
+            return jax.device_put(array, sharding)
+
+        def part(index: Any) -> np.ndarray:
+            found = np.asarray(array[index])
+            starts = [
+                (s.start or 0, s.stop, n) for s, n in zip(index, shape, strict=True)
+            ]
+            sizes = [(n if stop is None else stop) - start for start, stop, n in starts]
+            missing = [(0, n - m) for n, m in zip(sizes, found.shape, strict=True)]
+            return np.pad(found, missing) if any(m for _, m in missing) else found
+
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    def padded_tree(self, parameters: Parameters) -> Parameters:
+        """Parameters with zeros for what the vocabulary is longer by."""
+
+        def pad(path: str, array: jax.Array) -> jax.Array:
+            sizes = zip(self.padded(path), array.shape, strict=True)
+            return jnp.pad(array, [(0, size - found) for size, found in sizes])
+
+        return {path: pad(path, array) for path, array in parameters.items()}
+
+    def put_tree(self, tree: Tree) -> Tree:
+        """Arrays that hang on parameters' paths, such as an optimiser's averages.
+
+        What has its parameter's shape lies as it does, all else is whole everywhere.
+        """
+        return self._by_parameter(tree, self.put, self._put_whole)
+
+    def abstract_tree(self, tree: Tree) -> Tree:
+        """Shapes and types of such arrays as they are kept, without padding."""
+        return self._by_parameter(
+            tree,
+            lambda path, leaf: jax.ShapeDtypeStruct(
+                self.abstract[path].shape, leaf.dtype
+            ),
+            lambda leaf: leaf,
+        )
+
+    def constrained(self, tree: Tree) -> Tree:
+        """Such arrays inside a jitted function, told where they lie."""
+        constrain = jax.lax.with_sharding_constraint
+        return self._by_parameter(
+            tree,
+            lambda path, leaf: constrain(leaf, self.shardings[path]),
+            lambda leaf: constrain(leaf, self.layout.whole),
+        )
+
+    def whole(self, tree: Tree) -> Tree:
+        """Such arrays whole on every device, and without padding."""
+
+        def crop(path: str, leaf: jax.Array) -> jax.Array:
+            return leaf[tuple(slice(size) for size in self.abstract[path].shape)]
+
+        def gather(tree: Tree) -> Tree:
+            return self._by_parameter(tree, crop, lambda leaf: leaf)
+
+        return jax.jit(gather, out_shardings=self.layout.whole)(tree)
+
+    def read(self, array: jax.Array) -> np.ndarray:
+        """An array that lies anywhere, on this process's host."""
+        return np.asarray(jax.jit(lambda x: x, out_shardings=self.layout.whole)(array))
+
+    def put_rows(self, batch: Tree) -> Tree:
+        """A batch's arrays, which have rows first, or second behind micro-batches."""
+        split = self.layout.rows
+        if batch.tokens.ndim > 2:  # type: ignore[attr-defined]
+            split = PartitionSpec(None, *split)
+        sharding = NamedSharding(self.layout.mesh, split)
+        return jax.tree.map(lambda x: _put(x, sharding), batch)
+
+    def _put_whole(self, leaf: Any) -> jax.Array:
+        return _put(leaf, self.layout.whole)
+
+    def _by_parameter(
+        self,
+        tree: Tree,
+        function: Callable[[str, Any], Any],
+        otherwise: Callable[[Any], Any],
+    ) -> Tree:
+        def apply(key_path: tuple, leaf: Any) -> Any:
+            names = [getattr(key, "key", None) for key in key_path]
+            path = next((n for n in reversed(names) if n in self.abstract), None)
+            shape = np.shape(leaf)
+            if path is None or shape not in (
+                self.padded(path),
+                self.abstract[path].shape,
+            ):
+                return otherwise(leaf)
+            return function(path, leaf)
+
+        return jax.tree_util.tree_map_with_path(apply, tree)
+
+
+def _put(array: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(array, jax.Array):
+        return jax.device_put(array, sharding)
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
