@@ -42,6 +42,9 @@ TOKEN_IDS = {
     "decoder_start_id": "decoder_start_token_id",
 }
 
+SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
+"""What Gemma 2 caps its scores by; a config of any family may name them."""
+
 
 class Settings:
     """The settings of a `config.json`, with errors that name the file.
@@ -116,6 +119,9 @@ def read_config(folder: str | Path, **overrides) -> ModelConfig:
             f"{settings.file} has model_type {family!r}, expected one of "
             f"{', '.join(FAMILIES)}"
         )
+    for name in SOFT_CAPS:
+        reason = "scores are not capped by any of our models; Gemma's are not read"
+        settings.refuse(name, None, reason)
     fields = FAMILIES[family](settings) | _token_ids(settings, overrides)
     if "tied_head" not in overrides:
         fields["tied_head"] = _has_tied_head(settings, fields, open_safetensors(folder))

@@ -2,9 +2,11 @@
 
 import argparse
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,10 +18,12 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.evaluation.findings import Findings
 from prompt_tuning.evaluation.settings import Evaluation
 from prompt_tuning.evaluation.tallies import Tally, intervals
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.prompts.similarity import short_names
 from prompt_tuning.run import Run
 from prompt_tuning.training.comparison import measure_all, open_systems
 from prompt_tuning.training.ensembling import ensemble, open_ensemble
+from prompt_tuning.training.evaluation import Evaluator
 
 WIDE = 200
 Measured = dict[str, Findings]
@@ -38,6 +42,8 @@ def evaluate(options: argparse.Namespace) -> int:
     if len(prompts) > 1:
         console.print(_vote(run, run.evaluation, prompts, options.vote or "majority"))
         return 0
+    if options.predictions is not None:
+        _check_tokenizer(run)
     systems = open_systems(
         run,
         run.evaluation,
@@ -45,7 +51,9 @@ def evaluate(options: argparse.Namespace) -> int:
         baseline=options.baseline,
         text_prompts=options.text_prompt,
     )
-    examples, skipped = len(systems[0].evaluator), systems[0].evaluator.skipped
+    first = systems[0].evaluator
+    if run.evaluation.generates:
+        _warn_of_cut_answers(first, run.evaluation.new_tokens)
     found: Measured = {}
     lines: list[str] = []
     for name, evaluator, findings in measure_all(systems):
@@ -53,11 +61,8 @@ def evaluate(options: argparse.Namespace) -> int:
         if options.predictions is not None:
             lines += evaluator.predictions(name, findings)
     console.print(comparison_table(found, run.evaluation))
-    note = (
-        f"{examples:,} examples; 95 % of {run.evaluation.resamples:,} bootstrap draws"
-    )
-    left_out = f"; {skipped:,} left out because they are too long" if skipped else ""
-    console.print(note + left_out, markup=False, highlight=False, soft_wrap=True)
+    note = _note(len(first), first.skipped, run.evaluation.resamples)
+    console.print(note, markup=False, highlight=False, soft_wrap=True)
     if options.predictions is not None:
         file = Path(options.predictions)
         write_file(file, "".join(lines).encode(), force=options.force)
@@ -84,6 +89,44 @@ def _check(options: argparse.Namespace, prompts: Sequence[Path]) -> None:
             f"--predictions {file} is there already; --force replaces a file, or name "
             "another"
         )
+
+
+def _check_tokenizer(run: Run) -> None:
+    """Refuses predictions as texts without a tokenizer, before anything is measured.
+
+    Token ids of HDF5 files are measured without one.
+
+    Raises:
+      InputError: with what to set.
+    """
+    open_pretrained(run.model, key=jax.random.key(run.seed)).needed_tokenizer()
+
+
+def _warn_of_cut_answers(evaluator: Evaluator, new_tokens: int) -> None:
+    """Says how many completions no generated text can equal, before any is generated.
+
+    Args:
+      evaluator: of any system: all have the same completions.
+      new_tokens: most tokens to generate.
+    """
+    lengths = [len(completion) for completion in evaluator._rows[1]]
+    cut = sum(length > new_tokens for length in lengths)
+    if cut:
+        warnings.warn(
+            f"{cut:,} of {len(lengths):,} completions are longer than "
+            f"Evaluation.new_tokens = {new_tokens}, the longest {max(lengths):,} "
+            "tokens: what is generated in their place is cut off and is no exact "
+            f"match; --gin.Evaluation.new_tokens={max(lengths)} lets all be generated",
+            stacklevel=2,
+        )
+
+
+def _note(examples: int, skipped: int, resamples: int) -> str:
+    """What the numbers are of."""
+    note = f"{examples:,} examples; 95 % of {resamples:,} bootstrap draws"
+    if not skipped:
+        return note
+    return f"{note}; {skipped:,} left out because they are too long"
 
 
 def comparison_table(found: Measured, evaluation: Evaluation) -> Table:

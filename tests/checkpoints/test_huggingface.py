@@ -311,6 +311,10 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
         (LLAMA | {"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
         (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "sliding"),
+        ({"model_type": "gemma2"}, "'gemma2', expected one of"),
+        (LLAMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        (T5 | {"final_logit_softcapping": 30.0}, "expected None: scores are not cap"),
+        (GPT2 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "not implemented"),
         (T5 | {"feed_forward_proj": "split-relu"}, "'split-relu'"),
     ],
@@ -319,6 +323,12 @@ def test_a_config_that_cannot_be_followed_is_refused(config, expected, tmp_path)
     write(tmp_path, config)
     with pytest.raises(InputError, match=expected):
         huggingface.read_config(tmp_path, tied_head=True)
+
+
+@pytest.mark.parametrize("cap", ["final_logit_softcapping", "attn_logit_softcapping"])
+def test_a_cap_of_none_is_no_cap(cap, tmp_path):
+    write(tmp_path, LLAMA | {cap: None})
+    assert huggingface.read_config(tmp_path, tied_head=True).layers == 1
 
 
 def test_invalid_json_is_refused(tmp_path):

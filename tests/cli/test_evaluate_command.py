@@ -1,11 +1,13 @@
 """A tuned prompt beside the frozen model, with and without a text before its input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from prompt_tuning.cli import evaluate as command
 from prompt_tuning.cli.main import main
 from prompt_tuning.data.templates import parse_template
 from prompt_tuning.data_source import DataSource
@@ -137,6 +139,47 @@ def test_the_answers_to_labels_are_predictions(run, tmp_path, capsys):
         nats = line["label_nats"]
         assert line["made"] == line["label"] == min(nats, key=nats.get)
         assert line["scores"]["label_accuracy"] == (line["label"] == line["wanted"])
+
+
+@pytest.mark.filterwarnings("always")
+def test_completions_that_cannot_be_generated_are_told_of_before(run, capsys):
+    """The model generates letter by letter."""
+    lengths = sorted(len(said) for _, said in HELD_OUT)
+    few, all_of_them = lengths[-1] - 1, lengths[-1]
+
+    def told(new_tokens, *options) -> str:
+        tokens = f"--gin.Evaluation.new_tokens={new_tokens}"
+        assert main(["evaluate", "--run", str(run), tokens, *options]) == 0
+        return capsys.readouterr().err
+
+    exact = "--gin.Evaluation.exact_match=True"
+    cut = lengths.count(all_of_them)
+    found = told(few, exact)
+    assert f"warning: {cut} of 4 completions are longer" in found
+    assert f"new_tokens = {few}, the longest {all_of_them} tokens" in found
+    assert "completions" not in told(all_of_them, exact)
+    assert "completions" not in told(few)
+
+
+def test_predictions_without_a_tokenizer_are_refused_before_measuring(
+    run, files, tmp_path, capsys, monkeypatch
+):
+    rows = write_rows(tmp_path / "rows.hdf5", HELD_OUT)
+    bare = tmp_path / "model"
+    # The fixture's folder has the model's name, and a number.
+    shutil.copytree(getattr(files, run.parent.name[:-1]), bare)
+    for file in (*bare.glob("tokenizer*"), *bare.glob("*.model")):
+        file.unlink()
+    options = (
+        *("--run", run, f"--gin.EVALUATION_FILES={str(rows)!r}"),
+        f"--gin.MODEL={str(bare)!r}",
+    )
+    output(capsys, *options)
+    monkeypatch.setattr(command, "open_systems", None)
+    file = tmp_path / "predictions.jsonl"
+    found = refused(capsys, *options, "--predictions", file)
+    assert "no tokenizer beside it; set Pretrained.tokenizer" in found
+    assert not file.exists()
 
 
 def refused(capsys, *arguments) -> str:

@@ -179,6 +179,46 @@ def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
     assert named.categories.names == ("letters", "ends")
 
 
+def test_articles_that_share_a_row_are_measured_one_by_one(decoder, tmp_path):
+    """As where `prepare --packing greedy::drop` has put several pairs into a row."""
+    alone = write_rows(tmp_path / "alone.hdf5", PAIRS)
+    with h5py.File(alone, "a") as file:
+        ids, types = np.array(file["input_ids"]), np.array(file["token_type_ids"])
+        file["category_ids"] = np.where(types == 2, -1, np.arange(6)[:, None] % 2)
+    together = tmp_path / "together.hdf5"
+    packed = np.zeros((3, 3, 64), np.int32)
+    packed[1], packed[2] = 2, -1
+    for row in range(3):
+        pair = slice(2 * row, 2 * row + 2)
+        real = types[pair] != 2
+        numbers = np.broadcast_to(np.arange(2)[:, None], real.shape)
+        for place, values in enumerate((ids[pair], types[pair], numbers)):
+            packed[place, row, : real.sum()] = values[real]
+    with h5py.File(together, "w") as file:
+        for name, table in zip(
+            ("input_ids", "token_type_ids", "category_ids"), packed, strict=True
+        ):
+            file[name] = table
+    options = {"labels": LABELS, "exact_match": True, "new_tokens": 3}
+    options |= {"category_key": "category_ids", "metrics": ["squad"]}
+    found = [
+        decoder.evaluator(files=str(file), **options).measure(decoder.parameters)
+        for file in (alone, together)
+    ]
+    assert found[1].made == found[0].made
+    for expected, tallies in zip(*(one.parts.values() for one in found), strict=True):
+        for name, tally in tallies.items():
+            np.testing.assert_allclose(tally.rows, expected[name].rows, rtol=1e-5)
+
+
+def test_advantages_are_of_training_alone(decoder):
+    """A setting without a scope is of both, and held-out data need not have them."""
+    data = dataclasses.replace(decoder.evaluation().data, advantages_key="advantages")
+    evaluation = dataclasses.replace(decoder.evaluation(), data=data)
+    found = Evaluator(decoder.model, evaluation)(decoder.parameters)
+    assert found == decoder.measured()
+
+
 def test_a_categorys_number_without_a_name_is_refused(decoder, tmp_path):
     rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
     options = {"files": str(rows), "category_key": "category_ids"}

@@ -12,6 +12,7 @@ import pytest
 from prompt_tuning import optim
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.models.rematerialization import Rematerialization
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from scripts import hlo
@@ -40,7 +41,9 @@ def widened(config: ModelConfig) -> ModelConfig:
 
 FAMILIES = {family: widened(config) for family, config in dummies.FAMILIES.items()}
 CONFIGS = FAMILIES | {
-    "llama, rematerialized": dataclasses.replace(FAMILIES["llama"], rematerialize=True)
+    "llama, rematerialized": dataclasses.replace(
+        FAMILIES["llama"], rematerialization=Rematerialization(policy="nothing")
+    )
 }
 
 
