@@ -5,7 +5,6 @@ table is written in place of being compared.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -44,7 +43,6 @@ from prompt_tuning.pretrained import Pretrained, open_pretrained
 from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.run import Run
 from prompt_tuning.training import loop
-from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.exporting import adapters_of, as_peft_has_it
 from prompt_tuning.training.log import METRICS_FILE
 from prompt_tuning.training.loop import Training
@@ -69,32 +67,6 @@ SIZES = [
 ]
 
 proofs: dict[tuple[str, str], Proof] = {}
-
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
-
-@functools.cache
-def quicker() -> dict[str, str | bool]:
-    """An option that takes three quarters off the time of compiling, if XLA has it."""
-    options: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(jnp.sin).lower(0.0).compile(options)
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return options
-
-
-class QuickStep(CompiledStep):
-    """A step that is compiled with that option, for the one shape there is."""
-
-    def __init__(self, step: CompiledStep):
-        self.jitted, self._compiled = step.jitted, None
-
-    def __call__(self, state: Any, frozen: Any, batch: Any) -> Any:
-        if self._compiled is None:
-            lowered = self.lower(state, frozen, batch)
-            self._compiled = lowered.compile(quicker())
-        return self._compiled(state, frozen, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +187,7 @@ class Decoder:
             lowered = continue_rows.lower(
                 *arrays, graph=graph, new_tokens=NEW, eos_id=None, pad_id=0
             )
-            self._programs[shape] = lowered.compile(quicker())
+            self._programs[shape] = lowered.compile()
         return np.asarray(self._programs[shape](*arrays)).tolist()
 
 
@@ -373,7 +345,6 @@ def test_a_method_on_a_model(method, place, decode, tmp_path):
         proofs[method.name, model] = Proof(0, "–", method.refused[model])
         return
     training = loop.prepare(run)
-    training = dataclasses.replace(training, step=QuickStep(training.step))
     whole, reason = tmp_path / "whole", method.arrays.get(model)
 
     trained = train(training, whole)

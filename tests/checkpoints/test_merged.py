@@ -44,7 +44,6 @@ def logits_of(model, base, adapter):
     return np.asarray(our_logits(parameters, batch_of(tokens_of(model)), graph=graph))
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize(("model", "kind"), CASES)
 def test_merged_logits_are_those_with_the_adapter(model, kind, tmp_path):
     adapter, base = adapter_of(model, kind), PEFT / model / "base"
@@ -70,7 +69,6 @@ def theirs(tmp_path_factory):
 
 
 @needs_peft
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize(("model", "kind"), CASES)
 def test_plain_transformers_gives_our_logits(model, kind, theirs):
     ours = logits_of(model, PEFT / model / "base", adapter_of(model, kind))

@@ -125,7 +125,6 @@ def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
 
 
 @needs_peft
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("name", OURS)
 def test_what_we_wrote_changes_pefts_model_as_ours(name, theirs):
     model, kind, regex = OURS[name]

@@ -5,20 +5,21 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
+from prompt_tuning.cli.main import set_up_process
 from tests.small_runs import COMPILATION_CACHE
 
 MISS = re.compile(r"PERSISTENT COMPILATION CACHE MISS for '([^']*)'")
 HIT = re.compile(r"Persistent compilation cache hit for '([^']*)'")
 
 
-@pytest.mark.parametrize("directory", ["XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"])
-def test_a_second_process_compiles_nothing(files, tmp_path, directory):
+def test_a_second_process_compiles_nothing(files, tmp_path):
     kept = {k: v for k, v in os.environ.items() if k not in COMPILATION_CACHE}
     cache = tmp_path / "cache"
     logged = {"JAX_LOG_COMPILES": "1", "JAX_EXPLAIN_CACHE_MISSES": "1"}
-    environment = kept | logged | {directory: str(cache)}
+    environment = kept | logged | {"XDG_CACHE_HOME": str(cache)}
 
     def train(run: str) -> str:
         command = [sys.executable, "-m", "prompt_tuning", "train"]
@@ -36,3 +37,17 @@ def test_a_second_process_compiles_nothing(files, tmp_path, directory):
     again = train("second")
     assert MISS.findall(again) == []
     assert "jit_train_step" in HIT.findall(again)
+
+
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_a_directory_that_jax_was_told_goes_first(chosen, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name = "jax_compilation_cache_dir"
+    before = jax.config.values[name]
+    try:
+        jax.config.update(name, chosen)
+        set_up_process()
+        expected = chosen or str(tmp_path / "prompt_tuning" / "jax")
+        assert jax.config.values[name] == expected
+    finally:
+        jax.config.update(name, before)

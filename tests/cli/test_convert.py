@@ -169,7 +169,6 @@ def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
         assert all(scaling == 8.0 for scaling in found.scalings.values())
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
     printed = converted(capsys, adapted, tmp_path / "merged", "--merge")
     assert "IA3 and LORA in its weights" in printed

@@ -10,8 +10,6 @@ from tests.small_runs import trained_prompt, tune
 
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @pytest.mark.parametrize("family", ["decoder", "t5"])
 def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):

@@ -69,19 +69,17 @@ def test_batches_to_measure_with_have_no_more_rows_than_there_are():
 
 
 @pytest.mark.parametrize("batch_tokens", [304, 2048, 4096])
-@pytest.mark.parametrize("process_count", [1, 2])
-def test_batches_keep_a_budget_of_tokens(batch_tokens, process_count):
-    batch_tokens *= process_count
-    plan = decoder_plan(batch_tokens=batch_tokens, process_count=process_count)
+def test_batches_keep_a_budget_of_tokens(batch_tokens):
+    plan = decoder_plan(batch_tokens=batch_tokens)
     by_length = {}
     for batch in plan.one_pass():
-        rows = len(batch.rows) * process_count
+        rows = len(batch.rows)
         assert rows * batch.input_length <= batch_tokens
         by_length[batch.input_length] = rows
     shortest, longest = min(by_length), max(by_length)
     assert by_length[shortest] > 4 * by_length[longest]
     # As many rows as there is room for, where there are so many.
-    room = batch_tokens // shortest // process_count * process_count
+    room = batch_tokens // shortest
     short = int(np.count_nonzero(shortest >= LENGTHS))
     assert by_length[shortest] == min(room, short)
 
@@ -212,35 +210,21 @@ def test_each_shuffled_epoch_has_its_own_order():
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_shares_of_processes_make_up_the_batch(accumulate):
-    whole = decoder_plan(accumulate=accumulate)
-    shares = [
-        decoder_plan(accumulate=accumulate, process_index=i, process_count=4)
-        for i in range(4)
-    ]
-    for index in (0, 5, 130):
-        expected = whole.batch(index)
-        parts = [share.batch(index) for share in shares]
-        joined = np.concatenate(
-            [part.rows.reshape(accumulate, 4) for part in parts], axis=1
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_on_more_devices_the_same_batches_are_filled_up(accumulate, shuffle):
+    choices = {"batch_tokens": 4096, "accumulate": accumulate, "shuffle": shuffle}
+    alone, divided = decoder_plan(**choices), decoder_plan(**choices, row_parts=4)
+    assert divided.batches_per_epoch == alone.batches_per_epoch
+    for found, expected in zip(divided.one_pass(), alone.one_pass(), strict=True):
+        of_micro_batches = found.rows.reshape(accumulate, -1)
+        rows = len(expected.rows) // accumulate
+        assert of_micro_batches.shape[1] == -(-rows // 4) * 4
+        np.testing.assert_array_equal(
+            of_micro_batches[:, :rows].reshape(-1), expected.rows
         )
-        np.testing.assert_array_equal(joined.reshape(-1), expected.rows)
-        assert {part.input_length for part in parts} == {expected.input_length}
-        assert {part.positions for part in parts} == {expected.positions}
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_shares_of_a_budget_make_up_the_batch(accumulate):
-    choices = {"batch_tokens": 4096, "accumulate": accumulate, "process_count": 2}
-    plans = [decoder_plan(process_index=i, **choices) for i in range(2)]
-    met = []
-    for index in range(plans[0].batches_per_epoch):
-        parts = [plan.batch(index) for plan in plans]
-        assert len(parts[0].rows) == len(parts[1].rows)
-        assert parts[0].input_length == parts[1].input_length
-        met += [part.rows for part in parts]
-    rows = np.concatenate(met)
-    assert sorted(rows[rows >= 0]) == list(range(1001))
+        assert (of_micro_batches[:, rows:] == -1).all()
+        assert found.input_length == expected.input_length
+        assert found.positions == expected.positions
 
 
 def test_no_row_is_padded_beyond_the_positions():
@@ -256,11 +240,8 @@ def test_no_row_is_padded_beyond_the_positions():
         ({"batch_tokens": 4, "batch_size": 4}, "either batch_size or batch_tokens"),
         ({"batch_size": None}, "either batch_size or batch_tokens"),
         ({"batch_tokens": 303}, "batch_tokens is 303, but .* has 304 tokens"),
-        ({"batch_tokens": 600, "process_count": 2}, r"608 tokens \(2 of 304\)"),
         ({"accumulate": 0}, "accumulate is 0, expected at least 1"),
         ({"buckets": 0}, "buckets is 0, expected at least 1"),
-        ({"process_count": 3}, "batch_size is 16, expected a multiple of 3"),
-        ({"process_index": 1}, "process 1 of 1"),
         ({"maximum_length": 100}, "longest row has 299 tokens, expected at most 100"),
         ({"lengths": [], "counts": []}, "there is no row"),
         ({"lengths": [3, 0], "counts": [1, 1]}, "row 1 has 0 inputs"),

@@ -24,8 +24,6 @@ from prompt_tuning.models.parameters import merge
 from prompt_tuning.training.step import gradients
 from tests import dummies
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PAD = 69
 CONFIG = dataclasses.replace(dummies.LLAMA, vocabulary_size=70)
 PROMPT = "decoder/prompt/prompt"

@@ -34,8 +34,6 @@ from prompt_tuning.tuning import Tuning
 from tests import dummies
 from tests.dummies import logits, logits_by_step
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY, P, D = jax.random.key(0), dummies.P, dummies.LLAMA.width
 LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED
 STACK = StackShape(2, 2, 4)

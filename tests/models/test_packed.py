@@ -19,13 +19,14 @@ from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.training.step import gradients
 from tests import dummies
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 N, P = 3, dummies.P
 SIZES = [(4, 3), (2, 5), (3, 1), (1, 2), (5, 2)]
 PROMPT_IDS = [0, 1, 2, 1, 0]
 # The second row holds three examples, the first two, with padding behind.
 PACKED = np.array([[0, 1, -1], [2, 3, 4]])
+
+
+compute = jax.jit(gradients, static_argnums=0)
 
 
 def vocabulary(config):
@@ -121,10 +122,11 @@ def test_packed_examples_run_as_if_each_had_its_row(way):
     trained = {
         path: parameters.pop(path) for path in list(parameters) if "/prompt/" in path
     }
-    compute = jax.jit(functools.partial(gradients, graph))
-    found, sums = compute(trained, parameters, batch_of(way, PACKED), None)
+    found, sums = compute(graph, trained, parameters, batch_of(way, PACKED), None)
     rows = np.arange(len(SIZES))
-    expected, expected_sums = compute(trained, parameters, batch_of(way, rows), None)
+    expected, expected_sums = compute(
+        graph, trained, parameters, batch_of(way, rows), None
+    )
     assert sums.weight == expected_sums.weight == sum(size[1] for size in SIZES)
     np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=1e-5)
     for path, gradient in expected.items():
@@ -137,12 +139,13 @@ def test_one_prompt_learns_from_every_example_whichever_of_others_it_chooses():
     graph, parameters = model("t5 one isolated and several")
     path = "encoder/prompt/prompt"
     trained = {path: parameters.pop(path)}
-    compute = jax.jit(functools.partial(gradients, graph))
-    whole, sums = compute(trained, parameters, batch_of("t5 both", np.arange(5)), None)
+    whole, sums = compute(
+        graph, trained, parameters, batch_of("t5 both", np.arange(5)), None
+    )
     alone = np.zeros_like(whole[path])
     for row in range(5):
         batch = batch_of("t5 both", np.array([row]))
-        gradient, own = compute(trained, parameters, batch, None)
+        gradient, own = compute(graph, trained, parameters, batch, None)
         assert np.abs(gradient[path]).max() > 1e-4
         alone += gradient[path] * own.weight
     np.testing.assert_allclose(whole[path] * sums.weight, alone, atol=1e-5)

@@ -19,8 +19,6 @@ from prompt_tuning.training.step import gradients, loss_sums
 from tests import dummies
 from tests.dummies import logits, logits_by_step
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPT = "decoder/prompt/prompt"
 JOINED = Prompting(execution="joined")
 SHARED = Prompting(execution="shared")

@@ -90,12 +90,13 @@ def test_an_int8_model_declares_what_quantising_gives(family):
         "heads",
     )
     assert all(
-        len(axes[path].names) == leaf.ndim for path, leaf in held.items() if path in axes
+        len(axes[path].names) == leaf.ndim
+        for path, leaf in held.items()
+        if path in axes
     )
 
 
 @pytest.mark.parametrize("family", dummies.FAMILIES)
-@pytest.mark.usefixtures("quick_compile")
 def test_an_int8_model_computes_with_the_weights_it_stands_for(family):
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config)
@@ -120,7 +121,6 @@ def test_an_int8_model_computes_with_the_weights_it_stands_for(family):
         ("llama", "int8", "bfloat16"),
     ],
 )
-@pytest.mark.usefixtures("quick_compile")
 def test_narrow_weights_move_a_float32_prompt_much_the_same_way(
     family, dtype, compute_dtype
 ):

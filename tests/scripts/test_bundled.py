@@ -33,9 +33,11 @@ def test_a_bundled_model_takes_at_most_4_mb(name):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
 
 
-def test_a_prompt_reaches_what_no_word_names(tmp_path):
+def test_a_prompt_reaches_what_no_word_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart, "TEST_WORDS", 100)
+    sizes = ["STEPS = 100", "BATCH_SIZE = 32", "Run.evaluate_every = 50"]
     outcome = quickstart.tune_and_measure(
-        Console(quiet=True), "decoder", "tail", 0, tmp_path, ["STEPS = 100"]
+        Console(quiet=True), "decoder", "tail", 0, tmp_path, sizes
     )
     assert outcome["no_prompt"] == 0
     assert float(outcome["tuned_prompt"]) >= 0.9

@@ -26,8 +26,6 @@ from tests import dummies
 from tests.losses.chunks import chunked
 from tests.small_runs import logged, write_pairs
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
 CONTEXT = [7, 4, 11, 9, 3]
 

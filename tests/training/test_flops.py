@@ -18,8 +18,6 @@ from prompt_tuning.training.step import train_step
 from scripts import hlo
 from tests import dummies
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 B, T, P, M_PER_ROW = 8, 64, 20, 32
 
 

@@ -20,8 +20,6 @@ from prompt_tuning.training.sweep_step import compile_sweep_step
 from tests import dummies
 from tests.small_runs import LENGTH, logged, write_pairs
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 LABELS = ["a", "b"]
 PROMPT = "decoder/prompt/prompt"
 # Of unequal weight, so that a mean of means would be seen.

@@ -23,8 +23,6 @@ from scripts import hlo
 from tests import dummies
 from tests.losses.chunks import chunked
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPT = "decoder/prompt/prompt"
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
 B, T, M, V = 4, 7, 5, dummies.V

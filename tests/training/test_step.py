@@ -12,8 +12,6 @@ from prompt_tuning.training.state import TrainState, fingerprint
 from prompt_tuning.training.step import compile_step, gradients, loss_sums, update
 from tests import dummies
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPT_PATH = {
     "llama": "decoder/prompt/prompt",
     "gpt2": "decoder/prompt/prompt",

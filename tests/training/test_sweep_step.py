@@ -28,8 +28,6 @@ from prompt_tuning.training.sweep_step import (
 from scripts import hlo
 from tests import dummies
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPT_PATH = {
     "llama": "decoder/prompt/prompt",
     "gpt2": "decoder/prompt/prompt",
