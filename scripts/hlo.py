@@ -1,4 +1,4 @@
-"""Reads the matrix products of a compiled program, and counts their work.
+"""Reads the matrix products and the exchanges of a compiled program.
 
 `compiled.cost_analysis()` counts a loop's body once; here a body counts as often as it
 runs.
@@ -7,6 +7,7 @@ runs.
 import dataclasses
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -76,6 +77,52 @@ class Product:
         return bool(self.dimensions.batch[0])
 
 
+class Collective(NamedTuple):
+    """One exchange between devices.
+
+    Attributes:
+      kind: its operation, such as "all-reduce".
+      size: numbers of its result.
+      runs: how often the program runs it.
+      scope: the name that JAX gave it.
+    """
+
+    kind: str
+    size: int
+    runs: int
+    scope: str
+
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+
+
+def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
+    """All exchanges between the devices of a compiled program.
+
+    Raises:
+      ValueError: for a loop whose trip count is not known.
+    """
+    computations = _computations(compiled.as_text() or "")
+    return [
+        Collective(kind, _size(found.body), found.runs, _scope(found.body))
+        for found in _walk(computations, computations["ENTRY"], 1)
+        if (kind := found.kind.removesuffix("-start")) in COLLECTIVES
+    ]
+
+
+def _size(body: str) -> int:
+    """Numbers of an instruction's result, of one array or of several."""
+    result = body[: body.index(_OPERATION.search(body)[1] + "(")]  # type: ignore
+    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]*)\]", result)
+    return sum(math.prod(_numbers(shape)) for shape in shapes)
+
+
 def matmul_flops(compiled: jax.stages.Compiled) -> int:
     """FLOPs of all matrix products, loop bodies times their trip count."""
     return sum(product.flops * product.runs for product in products(compiled))
@@ -94,13 +141,26 @@ def products(compiled: jax.stages.Compiled) -> list[Product]:
 def products_of(text: str) -> list[Product]:
     """As `products`, of a program that was printed."""
     computations = _computations(text)
-    return list(_walk(computations, computations["ENTRY"], 1))
+    found = []
+    for entry in _walk(computations, computations["ENTRY"], 1):
+        if entry.kind == "dot":
+            found.append(_product(entry))
+        elif entry.kind == "convolution" or (
+            entry.kind == "custom-call" and "matmul" in entry.body
+        ):
+            raise ValueError(f"a product is not counted: {entry.body}")
+    return found
 
 
 def array_shapes(compiled: jax.stages.Compiled) -> set[tuple[int, ...]]:
     """Shapes of all arrays of a compiled program, those inside of fusions too."""
     found = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text() or "")
     return {_numbers(shape) for shape in found}
+
+
+def largest_array(compiled: jax.stages.Compiled) -> int:
+    """Numbers of the largest array."""
+    return max(map(math.prod, array_shapes(compiled)))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -121,16 +181,25 @@ def _computations(text: str) -> dict[str, dict[str, str]]:
     return computations
 
 
-def _walk(computations, computation, runs):
+class _Instruction(NamedTuple):
+    """An instruction of a program, and how often it runs."""
+
+    computation: dict[str, str]
+    body: str
+    kind: str
+    operands: str
+    runs: int
+
+
+def _walk(
+    computations: dict[str, dict[str, str]], computation: dict[str, str], runs: int
+) -> Iterator[_Instruction]:
     for name, body in computation.items():
         operation = _OPERATION.search(body)
         if operation is None:
             continue
         kind = operation[1]
-        if kind == "dot":
-            yield _product(computation, body, operation[2], runs)
-        elif kind == "convolution" or (kind == "custom-call" and "matmul" in body):
-            raise ValueError(f"{name} is a product that is not counted: {body}")
+        yield _Instruction(computation, body, kind, operation[2], runs)
         times = runs
         if kind == "while":
             trips = _TRIPS.search(body)
@@ -141,7 +210,8 @@ def _walk(computations, computation, runs):
             yield from _walk(computations, computations[called.lstrip("%")], times)
 
 
-def _product(computation, body, operands, runs) -> Product:
+def _product(instruction: _Instruction) -> Product:
+    computation, body, _, operands, runs = instruction
     result = _array(body)
     left, right = (
         _operand(computation, operand.strip()) for operand in _split(operands)
@@ -152,14 +222,18 @@ def _product(computation, body, operands, runs) -> Product:
         for kind in ("contracting", "batch")
     )
     depth = math.prod(left.shape[i] for i in contracting[0])
-    scope = re.search(r'op_name="([^"]*)"', body)
     return Product(
         2 * math.prod(result.shape) * depth,
         runs,
         (left, right, result),
         Dimensions(contracting, batch),
-        scope[1] if scope else "",
+        _scope(body),
     )
+
+
+def _scope(body: str) -> str:
+    found = re.search(r'op_name="([^"]*)"', body)
+    return found[1] if found else ""
 
 
 def _split(operands: str) -> list[str]:

@@ -92,7 +92,7 @@ def export_huggingface(
         settings, tensors = _t5_settings(config), _t5_tensors(parameters)
     else:
         settings, tensors = (
-            _llama_settings(config),
+            llama_settings(config),
             _llama_tensors(parameters, tied=config.tied_head),
         )
     written = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
@@ -167,7 +167,7 @@ def _check_paths(parameters: Parameters, expected: set[str]) -> None:
         )
 
 
-def _llama_settings(config: ModelConfig) -> dict:
+def llama_settings(config: ModelConfig) -> dict:
     """`config.json` of a Llama, as `transformers.LlamaConfig` reads it.
 
     Raises:

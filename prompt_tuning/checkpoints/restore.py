@@ -7,6 +7,7 @@ There is no fourth case: whatever else happens is an error.
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import re
@@ -16,11 +17,13 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from prompt_tuning.checkpoints.blocks import whole
+from prompt_tuning.checkpoints.quantized import QuantizedKernel
 from prompt_tuning.checkpoints.tensors import (
+    PartReader,
     Recipe,
     StoredTensor,
-    assemble,
-    assemble_quantized,
+    assemble_parts,
     check_recipe,
 )
 from prompt_tuning.errors import InputError
@@ -63,17 +66,16 @@ class RestorePlan:
         """Paths of the kernels that are kept in int8, restored or fresh."""
         return _quantized(self.abstract)
 
-    def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Reads the restored parameters, one at a time, and keeps none.
+    def readers(
+        self, dtype: DTypeLike | None = None
+    ) -> Iterator[tuple[str, PartReader]]:
+        """What reads parts of each restored parameter.
 
-        A kernel that the model has in int8 is quantised on its way in, and comes with
-        its scales.
+        A kernel that the model has in int8 is quantised on its way in, and its scales
+        come after it.
 
         Args:
           dtype: of all that are not quantised; that of each abstract leaf if None.
-
-        Raises:
-          InputError: if the checkpoint turns out to be damaged.
         """
         kernels = self.quantized
         scales = set(map(scale_path, kernels))
@@ -81,12 +83,25 @@ class RestorePlan:
             leaf = self.abstract[path]
             shape = tuple(leaf.shape)
             if path in kernels:
-                pair = assemble_quantized(path, shape, recipe, self.stored)
-                yield from zip((path, scale_path(path)), pair, strict=True)
-                del pair
+                kernel = QuantizedKernel(path, shape, recipe, self.stored)
+                yield path, kernel.read
+                yield scale_path(path), kernel.read_scales
             elif path not in scales:
                 kept = np.dtype(leaf.dtype if dtype is None else dtype)
-                yield path, assemble(path, shape, kept, recipe, self.stored)
+                own = (path, shape, kept, recipe, self.stored)
+                yield path, functools.partial(assemble_parts, *own)
+
+    def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Reads the restored parameters, one at a time, and keeps none.
+
+        Args:
+          dtype: as for `readers`.
+
+        Raises:
+          InputError: if the checkpoint turns out to be damaged.
+        """
+        for path, read in self.readers(dtype):
+            yield path, read([whole(self.abstract[path].shape)])[0]
 
     def restore(self, dtype: DTypeLike | None = None) -> dict[str, np.ndarray]:
         """All that `read` gives, by path."""

@@ -3,7 +3,8 @@
 A file is the length `N` of its header (8 bytes, little endian), the header (`N` bytes
 of JSON: name -> dtype, shape, offsets) and the data (https://github.com/huggingface/
 safetensors, "Format"). The header is read here so that a damaged file is refused with
-both sizes, and so that an array is a view of the file until it is cast.
+both sizes, and so that an array, or a block of one, is a view of the file until it is
+cast: of the file only the pages are read that the block lies in.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from prompt_tuning.checkpoints.blocks import Block
 from prompt_tuning.checkpoints.tensors import StoredTensor
 from prompt_tuning.errors import InputError
 
@@ -168,11 +170,11 @@ def _tensor(file: Path, name: str, entry: dict, start: int) -> StoredTensor:
             f"{end - begin:,} from {begin:,}"
         )
 
-    def read() -> np.ndarray:
+    def read(block: Block) -> np.ndarray:
         if not math.prod(shape):
-            return np.empty(shape, dtype)
+            return np.empty(shape, dtype)[block]
         # Mapped as bytes, since the format does not promise alignment.
         data = np.memmap(file, np.uint8, "r", start + begin, (end - begin,))
-        return data.view(dtype).reshape(shape)
+        return data.view(dtype).reshape(shape)[block]
 
     return StoredTensor(shape, dtype, str(file), read)

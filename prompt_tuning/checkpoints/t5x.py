@@ -3,17 +3,21 @@
 A checkpoint is a folder `checkpoint_<step>` with a msgpack file `checkpoint`, the
 Flax-serialised tree `{version, optimizer: {state, target}}`. A leaf of `target` is an
 array inside that file or a TensorStore spec that points at a zarr folder beside it.
-Linear layers are stored `[in, out]`, as ours are.
+Linear layers are stored `[in, out]`, as ours are. The file is mapped into memory: most
+of it belongs to the optimizer, and is never read.
 """
 
+import functools
+import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgpack
 import numpy as np
 
+from prompt_tuning.checkpoints.blocks import Block, extent
+from prompt_tuning.checkpoints.msgpack import ARRAY_CODES, PackedFile, Span
 from prompt_tuning.checkpoints.tensors import (
     Recipe,
     StoredTensor,
@@ -24,7 +28,6 @@ from prompt_tuning.checkpoints.zarr import named_dtype, open_zarr
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 
-ARRAY_CODES = (1, 3)  # Flax's extension types of an array and of a NumPy scalar.
 CHUNKED = "__msgpack_chunked_array__"
 
 
@@ -40,7 +43,7 @@ def open_t5x(path: str | Path) -> dict[str, StoredTensor]:
         format, or if an array is stored in a way that is not read here.
     """
     file = find_checkpoint(Path(path))
-    tree = _unpack(file)
+    packed, tree = _unpack(file)
     target = tree.get("optimizer", {})
     target = target.get("target") if isinstance(target, dict) else None
     if not isinstance(target, dict) or not target:
@@ -48,7 +51,9 @@ def open_t5x(path: str | Path) -> dict[str, StoredTensor]:
             f"{file} has no optimizer/target, only {', '.join(map(str, tree))}; "
             "expected a T5X checkpoint of version 3"
         )
-    return {name: _open_leaf(file, name, leaf) for name, leaf in _leaves(target)}
+    return {
+        name: _open_leaf(file, packed, name, leaf) for name, leaf in _leaves(target)
+    }
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -81,18 +86,18 @@ def find_checkpoint(path: Path) -> Path:
     return file
 
 
-def _unpack(file: Path) -> dict:
-    data = file.read_bytes()
+def _unpack(file: Path) -> tuple[PackedFile, dict]:
     try:
-        # Arrays stay packed: most of them belong to the optimizer and are dropped.
-        tree = msgpack.unpackb(data, ext_hook=msgpack.ExtType, raw=False)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        packed = PackedFile(file)
+        tree = packed.value()
+    except ValueError as error:
         raise InputError(
-            f"{file} ({len(data):,} bytes) is not a whole msgpack file: {error}"
+            f"{file} ({file.stat().st_size:,} bytes) is not a whole msgpack file: "
+            f"{error}"
         ) from error
     if not isinstance(tree, dict):
         raise InputError(f"{file} is not a T5X checkpoint: it holds no tree of names")
-    return tree
+    return packed, tree
 
 
 def _leaves(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -105,52 +110,88 @@ def _leaves(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield path, value
 
 
-def _open_leaf(file: Path, name: str, leaf: object) -> StoredTensor:
-    if isinstance(leaf, msgpack.ExtType):
-        array = _decode(file, name, leaf)
-    elif isinstance(leaf, dict) and CHUNKED in leaf:
-        array = _join_chunks(file, name, leaf)
-    elif isinstance(leaf, dict):
+def _open_leaf(file: Path, packed: PackedFile, name: str, leaf: object) -> StoredTensor:
+    if isinstance(leaf, Span):
+        array = _decode(file, packed, name, leaf)
+        return StoredTensor(array.shape, array.dtype, str(file), array.__getitem__)
+    if isinstance(leaf, dict) and CHUNKED in leaf:
+        return _open_chunks(file, packed, name, leaf)
+    if isinstance(leaf, dict):
         return open_zarr(_zarr_folder(file, name, leaf))
-    else:
-        raise InputError(
-            f"{name} in {file} is {leaf!r}, neither an array nor a TensorStore spec; "
-            "checkpoints of Orbax are not read"
-        )
-    return StoredTensor(array.shape, array.dtype, str(file), lambda: array)
+    raise InputError(
+        f"{name} in {file} is {leaf!r}, neither an array nor a TensorStore spec; "
+        "checkpoints of Orbax are not read"
+    )
 
 
-def _decode(file: Path, name: str, leaf: msgpack.ExtType) -> np.ndarray:
-    """An array as Flax packs it: shape, name of the dtype, bytes in C order."""
+def _decode(file: Path, packed: PackedFile, name: str, leaf: Span) -> np.ndarray:
+    """An array as Flax packs it, as a view of the file."""
     if leaf.code not in ARRAY_CODES:
         raise InputError(f"{name} in {file} has the extension type {leaf.code}")
     try:
-        shape, dtype_name, data = msgpack.unpackb(leaf.data, raw=True)
-        dtype = named_dtype(dtype_name.decode(), f"{name} in {file}")
+        shape, dtype_name, data = packed.value(leaf)
+        dtype = named_dtype(dtype_name, f"{name} in {file}")
+        expected = math.prod(shape) * dtype.itemsize
+        if data.size != expected:
+            raise InputError(
+                f"{name} in {file} has {data.size:,} bytes, expected {expected:,} for "
+                f"{dtype.name}{tuple(shape)}"
+            )
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{name} in {file} is not a packed array: {error}") from error
-    expected = math.prod(shape) * dtype.itemsize
-    if len(data) != expected:
-        raise InputError(
-            f"{name} in {file} has {len(data):,} bytes, expected {expected:,} for "
-            f"{dtype.name}{shape}"
-        )
-    return np.frombuffer(data, dtype).reshape(shape)
+    view = np.frombuffer(packed.data, dtype, math.prod(shape), data.start)
+    return view.reshape(shape)
 
 
-def _join_chunks(file: Path, name: str, leaf: dict) -> np.ndarray:
+def _open_chunks(file: Path, packed: PackedFile, name: str, leaf: dict) -> StoredTensor:
     """An array that Flax cut into flat pieces, because msgpack ends at 4 GiB."""
     try:
         shape = tuple(leaf["shape"][str(i)] for i in range(len(leaf["shape"])))
         chunks = [leaf["chunks"][str(i)] for i in range(len(leaf["chunks"]))]
-        flat = np.concatenate([_decode(file, name, chunk) for chunk in chunks])
-        return flat.reshape(shape)
+        pieces = [_decode(file, packed, name, chunk) for chunk in chunks]
+        found = sum(piece.size for piece in pieces)
+        if not (shape and found) or found != math.prod(shape):
+            raise ValueError(f"{found:,} numbers for the shape {shape}")
     except InputError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise InputError(
             f"{name} in {file} is not an array in whole chunks: {error!r}"
         ) from error
+    read = functools.partial(_read_pieces, pieces, shape)
+    return StoredTensor(shape, pieces[0].dtype, str(file), read)
+
+
+def _read_pieces(
+    pieces: Sequence[np.ndarray], shape: tuple[int, ...], block: Block
+) -> np.ndarray:
+    """A block of an array `[rows, ...]` in flat pieces, which end within rows.
+
+    Only a row that a piece ends in is read whole, where the block has it.
+    """
+    rows, *rest = block
+    width = math.prod(shape[1:])
+    result = np.empty(extent(block), pieces[0].dtype)
+    ends = itertools.accumulate(piece.size for piece in pieces)
+    # Whole rows before an end, and the row that it cuts.
+    cuts = {row for end in ends for row in (end // width, math.ceil(end / width))}
+    inner = sorted(row for row in cuts if rows.start < row < rows.stop)
+    for first, last in itertools.pairwise([rows.start, *inner, rows.stop]):
+        flat = _read_flat(pieces, first * width, last * width)
+        some = flat.reshape(last - first, *shape[1:])
+        result[first - rows.start : last - rows.start] = some[:, *rest]
+    return result
+
+
+def _read_flat(pieces: Sequence[np.ndarray], first: int, last: int) -> np.ndarray:
+    """Some numbers of the joined pieces, as a view where one piece has them all."""
+    found, start = [], 0
+    for piece in pieces:
+        part = piece[max(0, first - start) : max(0, last - start)]
+        if part.size:
+            found.append(part)
+        start += piece.size
+    return found[0] if len(found) == 1 else np.concatenate(found or [pieces[0][:0]])
 
 
 def _zarr_folder(file: Path, name: str, spec: dict) -> Path:

@@ -4,17 +4,19 @@ A format gives `dict[name, StoredTensor]`, a model family gives `dict[path, Reci
 what puts the two together knows neither.
 """
 
+import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float32, Int8
 
+from prompt_tuning.checkpoints.blocks import Block, extent, joined, relative, whole
 from prompt_tuning.errors import InputError
-from prompt_tuning.models.quantization import channel_scale, quantize
 
-Transform = Callable[[np.ndarray], np.ndarray]
+PartReader = Callable[[Sequence[Block]], list[np.ndarray]]
+"""Reads some parts of one parameter, and nothing else of it."""
+
 FLOATING = ("float64", "float32", "bfloat16", "float16")
 ALIGNMENT = 64
 TILE = 128
@@ -28,13 +30,13 @@ class StoredTensor:
       shape: its shape.
       dtype: its dtype in the file; bfloat16 is that of `ml_dtypes`.
       source: the file that it lies in, or the folder if it has one of its own.
-      read: reads it, as an array of that shape and dtype, perhaps a view of the file.
+      read_block: reads a block of it, perhaps as a view of the file.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     source: str
-    read: Callable[[], np.ndarray]
+    read_block: Callable[[Block], np.ndarray]
 
     @property
     def size(self) -> int:
@@ -46,19 +48,55 @@ class StoredTensor:
         """Bytes that it takes, uncompressed."""
         return self.size * self.dtype.itemsize
 
+    def read(self, block: Block | None = None) -> np.ndarray:
+        """Reads a block of it, or all of it."""
+        return np.asarray(
+            self.read_block(whole(self.shape) if block is None else block)
+        )
 
-def identity(stored: np.ndarray) -> np.ndarray:
+
+class Transform(abc.ABC):
+    """What a stored array goes through: a rearrangement, which copies nothing."""
+
+    @abc.abstractmethod
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """What is made of a whole array, as a view."""
+
+    @abc.abstractmethod
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """A block of what is made of an array, of which only that much is read."""
+
+
+class Identity(Transform):
     """The array as it is stored."""
-    return stored
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """The array."""
+        return stored
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """The same block."""
+        return tensor.read(block)
 
 
-def transpose(stored: np.ndarray) -> np.ndarray:
+class Transpose(Transform):
     """The array with its axes reversed: `[out, in]` to `[in, out]`."""
-    return stored.T
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Reverses the axes."""
+        return stored.T
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """The block on the other side of the diagonal."""
+        return tensor.read(block[::-1]).T
+
+
+identity = Identity()
+transpose = Transpose()
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedPart:
+class FusedPart(Transform):
     """One of several equal parts that are stored side by side on the last axis.
 
     Attributes:
@@ -72,6 +110,13 @@ class FusedPart:
     def __call__(self, stored: np.ndarray) -> np.ndarray:
         """Cuts the part out; `ValueError` if the last axis has no equal parts."""
         return np.split(stored, self.parts, axis=-1)[self.index]
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """The block as far to the right as the part stands."""
+        *others, last = block
+        first = self.index * (tensor.shape[-1] // self.parts)
+        own = slice(first + last.start, first + last.stop)
+        return tensor.read((*others, own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,10 +205,23 @@ def assemble(
     recipe: Recipe,
     stored: Mapping[str, StoredTensor],
 ) -> np.ndarray:
-    """Reads one parameter.
+    """Reads one parameter; see `assemble_parts`."""
+    (found,) = assemble_parts(path, shape, dtype, recipe, stored, [whole(shape)])
+    return found
 
-    The result is allocated once and filled layer by layer, each cast on its way in, so
-    that reading needs the parameter and one stored array of memory.
+
+def assemble_parts(
+    path: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    recipe: Recipe,
+    stored: Mapping[str, StoredTensor],
+    parts: Sequence[Block],
+) -> list[np.ndarray]:
+    """Reads some parts of one parameter, and of the checkpoint what these need.
+
+    The results are allocated once and filled layer by layer, each cast on its way in,
+    so that reading needs the parts and a part of one stored array of memory.
 
     Args:
       path: the parameter, for messages.
@@ -171,55 +229,65 @@ def assemble(
       dtype: its dtype in the model.
       recipe: how it is made.
       stored: the checkpoint.
+      parts: what is read, none twice.
 
     Raises:
       InputError: as `check_recipe` does.
     """
     check_recipe(path, shape, recipe, stored)
-    result = _empty(shape, dtype)
-    slices = result if recipe.stacked else result[None]
-    for index, name in enumerate(recipe.sources):
-        source = recipe.transform(stored[name].read())
-        for tile in _tiles(source.shape):
-            slices[index][tile] = source[tile]
-    return result
+    results = [empty(extent(part), dtype) for part in parts]
+    for name, layers in by_source(recipe, results, parts):
+        blocks = [block for _, block in layers]
+        sources = read_blocks(stored[name], recipe.transform, blocks)
+        for (layer, _), source in zip(layers, sources, strict=True):
+            for tile in tiles(source.shape):
+                layer[tile] = source[tile]
+    return results
 
 
-def assemble_quantized(
-    path: str,
-    shape: tuple[int, ...],
-    recipe: Recipe,
-    stored: Mapping[str, StoredTensor],
-) -> tuple[Int8[np.ndarray, "L in out"], Float32[np.ndarray, "L out"]]:
-    """Reads one kernel and quantises it, layer by layer; arguments as for `assemble`.
+def by_source(
+    recipe: Recipe, results: Sequence[np.ndarray], parts: Sequence[Block]
+) -> Iterator[tuple[str, list[tuple[np.ndarray, Block]]]]:
+    """What each stored array fills.
 
-    Returns:
-      the kernel in int8, and the scale of each of its output channels.
+    Args:
+      recipe: of a parameter.
+      results: memory for parts of it.
+      parts: where these stand in it.
 
-    Raises:
-      InputError: as `check_recipe` does, and for weights that are not finite.
+    Yields:
+      a stored array's name; for each part that has something of it the memory, and the
+      block of what the transform makes of the array.
     """
-    check_recipe(path, shape, recipe, stored)
-    kernel = _empty(shape, np.dtype(np.int8))
-    scales = _empty((*shape[:-2], shape[-1]), np.dtype(np.float32))
-    slices = kernel if recipe.stacked else kernel[None]
-    scale_slices = scales if recipe.stacked else scales[None]
-    for index, name in enumerate(recipe.sources):
-        weights = recipe.transform(stored[name].read())
-        scale = channel_scale(weights)
-        if not np.isfinite(scale).all():
-            raise InputError(
-                f"{path}: {name} in {stored[name].source} holds numbers that are not "
-                "finite, and cannot be quantised; is the checkpoint damaged?"
-            )
-        scale_slices[index] = scale
-        for tile in _tiles(weights.shape):
-            ours = scale[..., tile[-1]]
-            slices[index][tile] = quantize(weights[tile], ours)
-    return kernel, scales
+    if not recipe.stacked:
+        yield recipe.sources[0], list(zip(results, parts, strict=True))
+        return
+    for number, name in enumerate(recipe.sources):
+        filled = [
+            (result[number - layers.start], tuple(block))
+            for result, (layers, *block) in zip(results, parts, strict=True)
+            if layers.start <= number < layers.stop
+        ]
+        if filled:
+            yield name, filled
 
 
-def _tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
+def read_blocks(
+    tensor: StoredTensor, transform: Transform, blocks: Sequence[Block]
+) -> list[np.ndarray]:
+    """Blocks of what a transform makes of an array.
+
+    Those that fill a larger block are read as one: a compressed chunk that several of
+    them need is then unpacked once.
+    """
+    around = joined(blocks)
+    if around is None:
+        return [transform.read(tensor, block) for block in blocks]
+    made = transform.read(tensor, around)
+    return [made[relative(block, around)] for block in blocks]
+
+
+def tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
     """Indices of squares of the last two axes; of all there is below two.
 
     A transposed array is copied twice as fast in squares that fit a cache.
@@ -232,7 +300,7 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
             yield ..., slice(row, row + TILE), slice(column, column + TILE)
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory that JAX takes over on a CPU as it is: it copies what is less aligned."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)

@@ -6,6 +6,7 @@ edge reach beyond the array (https://zarr-specs.readthedocs.io/en/latest/v2/v2.0
 """
 
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -17,6 +18,7 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
+from prompt_tuning.checkpoints.blocks import Block, extent, relative
 from prompt_tuning.checkpoints.tensors import StoredTensor
 from prompt_tuning.errors import InputError
 
@@ -55,9 +57,8 @@ def open_zarr(folder: Path) -> StoredTensor:
         a chunk that is damaged, or that is missing where no fill value is declared.
     """
     layout = _read_layout(folder)
-    return StoredTensor(
-        layout.shape, layout.dtype, str(folder), lambda: _read_array(layout)
-    )
+    read = functools.partial(_read_block, layout)
+    return StoredTensor(layout.shape, layout.dtype, str(folder), read)
 
 
 def named_dtype(name: str, source: str) -> np.dtype:
@@ -115,19 +116,24 @@ def _check_supported(file: Path, metadata: dict) -> None:
             )
 
 
-def _read_array(layout: ChunkLayout) -> np.ndarray:
-    result = np.empty(layout.shape, layout.dtype)
-    counts = [
-        math.ceil(size / chunk)
-        for size, chunk in zip(layout.shape, layout.chunks, strict=True)
+def _read_block(layout: ChunkLayout, block: Block) -> np.ndarray:
+    """A block of the array; only the chunks that it touches are read."""
+    result = np.empty(extent(block), layout.dtype)
+    touched = [
+        range(part.start // width, math.ceil(part.stop / width))
+        for part, width in zip(block, layout.chunks, strict=True)
     ]
-    for index in itertools.product(*map(range, counts)):
-        chunk = _read_chunk(layout, index)
-        where = tuple(
-            slice(i * width, min((i + 1) * width, size))
-            for i, width, size in zip(index, layout.chunks, layout.shape, strict=True)
+    for index in itertools.product(*touched):
+        chunk = tuple(
+            slice(i * width, (i + 1) * width)
+            for i, width in zip(index, layout.chunks, strict=True)
         )
-        result[where] = chunk[tuple(slice(0, part.stop - part.start) for part in where)]
+        common = tuple(
+            slice(max(part.start, own.start), min(part.stop, own.stop))
+            for part, own in zip(block, chunk, strict=True)
+        )
+        read = _read_chunk(layout, index)
+        result[relative(common, block)] = read[relative(common, chunk)]
     return result
 
 

@@ -7,7 +7,7 @@ and files all speak of these paths.
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,8 +110,13 @@ def describe(
     return graphs[0], abstract
 
 
-def merge(graph: nnx.GraphDef, parameters: Mapping[str, Array]) -> nnx.Module:
-    """Puts a model together again; the inverse of `split`."""
+def merge(graph: nnx.GraphDef, parameters: Mapping[str, Any]) -> nnx.Module:
+    """Puts a model together again; the inverse of `split`.
+
+    Args:
+      graph: the model's structure.
+      parameters: its arrays by path, or their shapes.
+    """
     state = nnx.from_flat_state(
         {tuple(path.split("/")): array for path, array in parameters.items()}
     )

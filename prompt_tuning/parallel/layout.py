@@ -160,7 +160,9 @@ class Layout:
         spec = self.spec(path, axes.names)
         flat = [e if isinstance(e, tuple) else (e,) for e in spec]
         own = {axis for entry in flat for axis in entry}
-        inside = (
-            self.axes(axes.partial_over) if axes.partial_over in SPLIT_NAMES else ()
-        )
+        inside: tuple[str, ...] = ()
+        if axes.partial_over in SPLIT_NAMES:
+            inside = self.axes(axes.partial_over)
+        elif self.shared_groups and GROUPS in axes.names:
+            inside = self.axes(GROUPS)
         return tuple(axis for axis in (*self.row_axes, *inside) if axis not in own)

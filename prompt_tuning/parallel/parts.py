@@ -169,13 +169,15 @@ def gathered(
 def _gathered(layout: Layout, path: str, array: Array, names: tuple) -> Array:
     spec = layout.spec(path, names)
     skipped = len(names) - array.ndim
+    # Of key/value heads that devices share, each has the gradient of its own.
+    in_part = layout.shared_groups and GROUPS in names
     for place, (name, entry) in enumerate(zip(names, spec, strict=True)):
         axes = (entry,) if isinstance(entry, str) else entry or ()
         if name in (VOCABULARY, *_kept(layout)):
             continue
         for axis in axes:
             if layout.mesh.shape[axis] > 1:
-                array = _whole(axis, place - skipped, array)
+                array = _whole(axis, place - skipped, in_part, array)
     return array
 
 
@@ -183,13 +185,14 @@ def _kept(layout: Layout) -> tuple[str, ...]:
     return tuple(name for name in SPLIT_NAMES if layout.axes(name))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _whole(axis, place, part):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _whole(axis, place, in_part, part):
+    del in_part
     return jax.lax.all_gather(part, axis, axis=place, tiled=True)
 
 
-def _whole_backward(axis, place, _, g):
-    if axis in ROW_AXES:
+def _whole_backward(axis, place, in_part, _, g):
+    if in_part or axis in ROW_AXES:
         return (jax.lax.psum_scatter(g, axis, scatter_dimension=place, tiled=True),)
     # Along `tensor` every device has the same gradient already.
     size = g.shape[place] // jax.lax.axis_size(axis)
@@ -198,7 +201,8 @@ def _whole_backward(axis, place, _, g):
 
 
 _whole.defvjp(
-    lambda axis, place, part: (_whole(axis, place, part), None), _whole_backward
+    lambda axis, place, in_part, part: (_whole(axis, place, in_part, part), None),
+    _whole_backward,
 )
 
 

@@ -1,7 +1,7 @@
 """A model's arrays on a mesh: put there, and taken back whole."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -10,6 +10,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from prompt_tuning.checkpoints.blocks import Block, clipped, extent
+from prompt_tuning.checkpoints.tensors import PartReader
 from prompt_tuning.models.parameters import (
     ParameterAxes,
     Parameters,
@@ -59,20 +61,30 @@ class Placement:
 
     def put(self, path: str, array: np.ndarray | jax.Array) -> jax.Array:
         """A parameter on the mesh; of each process only its own parts are put."""
+        if isinstance(array, jax.Array) and array.shape == self.padded(path):
+            return _put(array, self.shardings[path])
+        return self.restore(path, lambda parts: [np.asarray(array[p]) for p in parts])
+
+    def restore(self, path: str, read: PartReader) -> jax.Array:
+        """A parameter read straight into its parts on the mesh.
+
+        Each part that this process has is read once, for all of its devices that have
+        it; the others are not read.
+
+        Args:
+          path: of the parameter.
+          read: reads parts of it; what the vocabulary is padded by is not asked for.
+        """
         shape, sharding = self.padded(path), self.shardings[path]
-        if isinstance(array, jax.Array) and array.shape == shape:
-            return jax.device_put(array, sharding)
-
-        def part(index: Any) -> np.ndarray:
-            found = np.asarray(array[index])
-            starts = [
-                (s.start or 0, s.stop, n) for s, n in zip(index, shape, strict=True)
-            ]
-            sizes = [(n if stop is None else stop) - start for start, stop, n in starts]
-            missing = [(0, n - m) for n, m in zip(sizes, found.shape, strict=True)]
-            return np.pad(found, missing) if any(m for _, m in missing) else found
-
-        return jax.make_array_from_callback(shape, sharding, part)
+        parts = parts_of_devices(sharding, shape, sharding.addressable_devices)
+        found = read([clipped(part, self.abstract[path].shape) for part, _ in parts])
+        arrays = [
+            jax.device_put(own, device)
+            for (part, devices), array in zip(parts, found, strict=True)
+            for own in [_padded(array, extent(part))]
+            for device in devices
+        ]
+        return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def padded_tree(self, parameters: Parameters) -> Parameters:
         """Parameters with zeros for what the vocabulary is longer by."""
@@ -155,8 +167,35 @@ class Placement:
         return jax.tree_util.tree_map_with_path(apply, tree)
 
 
+def parts_of_devices(
+    sharding: NamedSharding, shape: tuple[int, ...], devices: Collection[Any]
+) -> list[tuple[Block, list[Any]]]:
+    """The different parts of an array that some devices have, each with its devices."""
+    found: dict[tuple, tuple[Block, list[Any]]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        if device in devices:
+            part = clipped(index, shape)
+            bounds = tuple((axis.start, axis.stop) for axis in part)
+            found.setdefault(bounds, (part, []))[1].append(device)
+    return list(found.values())
+
+
+def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An array with zeros behind what there is of it."""
+    if array.shape == shape:
+        return array
+    result = np.zeros(shape, array.dtype)
+    result[tuple(map(slice, array.shape))] = array
+    return result
+
+
 def _put(array: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(array, jax.Array):
-        return jax.device_put(array, sharding)
+        # What one process has alone is not moved to the others' devices: all have it.
+        if sharding.is_fully_addressable or not array.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            data = _put(jax.random.key_data(array), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])

@@ -8,6 +8,7 @@ an earlier one finds its axis taken (T5X's `logical_axis_rules`).
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
@@ -67,7 +68,7 @@ class AxisRules:
     """
 
     preset: str = "megatron"
-    rules: Sequence[tuple[str, Target]] = ()
+    rules: Sequence[Sequence[Any]] = ()
 
     def __post_init__(self):
         check_fields(self)
@@ -77,7 +78,7 @@ class AxisRules:
                 f"{', '.join(PRESETS)}"
             )
         for rule in self.rules:
-            _check_rule(rule)
+            _check_rule(tuple(rule))
         # Lists, as gin gives them, cannot stand among what a program is compiled for.
         fixed = tuple((name, _axes(target)) for name, target in self.rules)
         object.__setattr__(self, "rules", fixed)
@@ -134,7 +135,7 @@ def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
     return axes[0] if axes else None
 
 
-def _check_rule(rule: tuple[str, Target]) -> None:
+def _check_rule(rule: tuple) -> None:
     if len(rule) != 2:
         raise InputError(
             f"AxisRules.rules has {rule!r}, expected pairs such as ('embed', 'fsdp')"

@@ -1,0 +1,213 @@
+"""What each of two processes reads of a checkpoint, and the memory that it takes.
+
+    python -m scripts.bench_sharded_load
+
+Writes random checkpoints, in float32 and of about 1 GB (Llama) and 0.5 GB (T5), and has
+two processes of two CPU devices each load them onto a mesh {fsdp 2, tensor 2}, so that
+each has half of nearly every parameter. Linux alone: memory is read from `/proc`, and
+is anonymous: pages of mapped files are not in it, a CPU device's arrays are.
+"""
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+from flax import serialization
+from rich.console import Console
+from rich.table import Table
+
+from prompt_tuning.checkpoints import t5x
+from prompt_tuning.checkpoints.tensors import StoredTensor
+from prompt_tuning.models.build import build_model
+from prompt_tuning.models.config import t5_config
+from prompt_tuning.models.parameters import describe, split
+from prompt_tuning.parallel.mesh import MeshShape
+from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from scripts.huggingface_export import export_random
+from scripts.load_cost import MODEL, memory
+
+PROCESSES, DEVICES = 2, 2
+MESH = MeshShape(data=1, fsdp=2, tensor=2)
+T5 = t5_config(width=768, feed_forward_width=2048, layers=6, heads=12)
+CASES = {
+    "safetensors float32": ("llama", "float32"),
+    "safetensors bfloat16": ("llama", "bfloat16"),
+    "safetensors int8": ("llama", "int8"),
+    "t5x msgpack": ("msgpack", "float32"),
+    "t5x zarr": ("zarr", "float32"),
+}
+PAUSE = 0.002
+"""Seconds between looks at the memory."""
+
+
+def main() -> None:
+    """Measures all cases, or is one process of a case."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--checkpoint", help="load this one, as JSON")
+    parser.add_argument("--dtype", default="float32", help="of its weights")
+    parser.add_argument("--process", type=int, help="the number of this process")
+    parser.add_argument("--port", type=int, help="where process 0 listens")
+    given = parser.parse_args()
+    if given.checkpoint is not None:
+        jax.config.update("jax_num_cpu_devices", DEVICES)
+        address = f"localhost:{given.port}"
+        jax.distributed.initialize(address, PROCESSES, given.process)
+        print(json.dumps(load(Path(given.checkpoint), given.dtype)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        export_random(root / "llama", MODEL)
+        write_t5x(root)
+        show({name: in_processes(root / path, t) for name, (path, t) in CASES.items()})
+
+
+def write_t5x(root: Path) -> None:
+    """A random T5 in each of T5X's two forms.
+
+    The zarr arrays are cut in four along each axis, as T5X cuts what it trained on a
+    mesh, and the msgpack ones by Flax, in pieces that end within rows.
+    """
+    random = np.random.default_rng(0)
+    abstract = describe(lambda key: split(build_model(key, T5)), jax.random.key(0))[1]
+    arrays, specs = {}, {}
+    for path, recipe in t5x.recipes(T5).items():
+        shape = abstract[path].shape[1 if recipe.stacked else 0 :]
+        for name in recipe.sources:
+            drawn = recipe.transform(random.standard_normal(shape, np.float32))
+            arrays[name] = np.ascontiguousarray(drawn)
+            folder = f"target.{name.replace('/', '.')}"
+            write_zarr(root / "zarr" / folder, arrays[name])
+            kvstore = {"driver": "file", "path": folder}
+            specs[name] = {"driver": "zarr", "kvstore": kvstore}
+    (root / "msgpack").mkdir()
+    serialization.MAX_CHUNK_SIZE = 10_000_000
+    for kind, leaves in (("msgpack", arrays), ("zarr", specs)):
+        tree = {"version": 3, "optimizer": {"state": {"step": 1}, "target": leaves}}
+        packed = serialization.msgpack_serialize(tree)
+        (root / kind / "checkpoint").write_bytes(packed)
+
+
+def write_zarr(folder: Path, array: np.ndarray) -> None:
+    """An array in gzip chunks, four along each axis."""
+    folder.mkdir(parents=True)
+    chunks = [-(-size // 4) for size in array.shape]
+    metadata = {
+        "zarr_format": 2,
+        "shape": array.shape,
+        "chunks": chunks,
+        "dtype": "<f4",
+        "compressor": {"id": "gzip", "level": 1},
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+    }
+    (folder / ".zarray").write_text(json.dumps(metadata))
+    for index in itertools.product(*[range(4)] * array.ndim):
+        starts = [i * chunk for i, chunk in zip(index, chunks, strict=True)]
+        if all(start < size for start, size in zip(starts, array.shape, strict=True)):
+            whole = np.zeros(chunks, np.float32)
+            part = array[tuple(map(slice, starts, np.add(starts, chunks)))]
+            whole[tuple(map(slice, part.shape))] = part
+            packed = gzip.compress(whole.tobytes(), 1)
+            (folder / ".".join(map(str, index))).write_bytes(packed)
+
+
+def in_processes(checkpoint: Path, dtype: str) -> list[dict]:
+    """Loads a checkpoint in two processes; what each of them measured."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "scripts.bench_sharded_load"]
+    command += ["--checkpoint", str(checkpoint), "--dtype", dtype, "--port", str(port)]
+    running = [
+        subprocess.Popen(
+            [*command, "--process", str(number)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    return [json.loads(process.communicate()[0]) for process in running]
+
+
+def load(checkpoint: Path, dtype: str) -> dict[str, int]:
+    """Loads here this process's parts of a checkpoint; all in bytes."""
+    source = Pretrained(
+        checkpoint=str(checkpoint),
+        config=None if (checkpoint / "config.json").exists() else T5,
+        parameter_dtype=dtype,
+    )
+    model = open_pretrained(source, key=jax.random.key(0), mesh=MESH)
+    jax.block_until_ready(jax.numpy.zeros(1))
+    read, whole_read, peak = 0, StoredTensor.read, 0
+
+    def counting(tensor: StoredTensor, block=None) -> np.ndarray:
+        nonlocal read
+        found = whole_read(tensor, block)
+        read += found.nbytes
+        return found
+
+    done, before = threading.Event(), memory("RssAnon")
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(PAUSE):
+            peak = max(peak, memory("RssAnon") - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with mock.patch.object(StoredTensor, "read", counting):
+        parameters = model.read_parameters()
+    done.set()
+    watcher.join()
+    return {"read": read, "peak": peak, **own_bytes(model, parameters)}
+
+
+def own_bytes(model: PromptedModel, parameters: dict) -> dict[str, int]:
+    """What this process has of the parameters, in their types and in the file's."""
+    kept = stored = 0
+    for path, array in parameters.items():
+        parts = {str(shard.index): shard.data for shard in array.addressable_shards}
+        kept += sum(part.nbytes for part in parts.values())
+        if path.endswith("_scale"):  # made of the kernel's bytes
+            continue
+        recipe = model.plan.restored[path]
+        width = model.plan.stored[recipe.sources[0]].dtype.itemsize
+        stored += sum(part.size for part in parts.values()) * width
+    return {"kept": kept, "stored": stored}
+
+
+def show(found: dict[str, list[dict]]) -> None:
+    """One line for each process of each case."""
+    table = Table(
+        *("checkpoint, weights as", "process", "its parts in the file", "asked for"),
+        *("ratio", "its parts in memory", "memory's peak growth", "ratio "),
+        title="MB",
+    )
+    for name, processes in found.items():
+        for number, row in enumerate(processes):
+            table.add_row(
+                name,
+                str(number),
+                *(f"{row[key] / 1e6:,.1f}" for key in ("stored", "read")),
+                f"{row['read'] / row['stored']:.3f}",
+                *(f"{row[key] / 1e6:,.1f}" for key in ("kept", "peak")),
+                f"{row['peak'] / row['kept']:.3f}",
+            )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Training curves of small models on meshes of host devices."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from prompt_tuning import configuration, optim
+from prompt_tuning.data.batches import Batch
+from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.layout import Layout
+from prompt_tuning.parallel.mesh import MeshShape
+from prompt_tuning.parallel.placement import Placement
+from prompt_tuning.parallel.rules import AxisRules
+from prompt_tuning.pretrained import build_tuned
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import train_step
+from tests import dummies
+from tests.methods import Method
+
+STEPS = 20
+# Of unequal length and weight, so that devices have unequal work.
+ROWS = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
+# What the bundled models' width asks for, in the dummies' width of 16.
+NARROW = {
+    "SHARED_FEATURES = 28": "SHARED_FEATURES = 6",
+    "TASK_FEATURES = 100": "TASK_FEATURES = 10",
+    "PROMPT_TEXT = 'up:'": "PROMPT_TEXT = 'up'",
+}
+
+Model = tuple[nnx.GraphDef, Parameters, Sequence[optim.ParameterGroup]]
+
+
+def devices(shape: MeshShape) -> list[jax.Device]:
+    """As many devices as a mesh takes."""
+    return jax.devices()[: int(np.prod(list(shape.sizes.values())))]
+
+
+def layout_of(
+    shape: MeshShape, config: ModelConfig, rules: AxisRules | None = None
+) -> Layout:
+    """A model's place on a mesh of some of the host's devices."""
+    return Layout(shape.build(devices(shape)), rules or AxisRules(), config)
+
+
+def placed(layout: Layout, graph: nnx.GraphDef, parameters: Parameters) -> Placement:
+    """Where a model's parameters lie."""
+    shapes: Any = jax.eval_shape(lambda: parameters)
+    return Placement.create(layout, graph, shapes)
+
+
+def tuned(config: ModelConfig, method: Method) -> Model:
+    """A dummy with what a method trains, every parameter random."""
+    names = ("MODEL", "TRAIN_FILES", "EVALUATION_FILES", "RUN_DIRECTORY")
+    run = configuration.read_run(
+        ["runs/first_prompt.gin", *method.files],
+        [
+            "BATCH_SIZE = 8",
+            "PROMPT_LENGTH = 3",
+            "LoRA.rank = 2",
+            "from_sampled_vocabulary.population_size = None",
+            *(f"{name} = 'none'" for name in names),
+            *method.choices,
+            *(NARROW.get(size, size) for size in method.sizes),
+        ],
+    )
+    table = np.zeros((config.vocabulary_size, config.width), np.float32)
+    vocabulary = Vocabulary(table, dummies.LetterTokenizer())
+    started = run.tuning.start(jax.random.key(0), vocabulary, config)
+
+    def build(key):
+        return build_tuned(key, config, started, run.tuning)
+
+    graph, parameters = dummies.with_numbers(build)
+    return graph, parameters, run.groups
+
+
+def batch_of(config: ModelConfig, *, tasks: bool = False, soft: int = 0) -> Batch:
+    """Eight rows, of two tasks and with a template's vectors where asked for."""
+    rows = dummies.random_rows(ROWS)
+    if soft:
+        places = [config.vocabulary_size + i for i in range(soft)]
+        rows = [([*given, *places], completion) for given, completion in rows]
+    batch = dummies.make_batch(config, rows)
+    if tasks:
+        numbers = np.arange(len(rows), dtype=np.int32) % 2
+        batch = dataclasses.replace(batch, prompt_ids=numbers)
+    return batch
+
+
+def curve(
+    model: Model, batch: Batch, layout: Layout | None, *, steps: int = STEPS
+) -> np.ndarray:
+    """The losses of a run's first steps, with dropout, all in one program."""
+    graph, parameters, groups = model
+    # Adam would make a whole step of the rounding of a gradient that is nearly zero.
+    descent = optax.sgd(0.01)
+    groups = [dataclasses.replace(group, optimizer=descent) for group in groups]
+    labels = optim.label(parameters, groups)
+    trained, frozen = optim.partition(parameters, labels)
+    optimizer = optim.group_optimizer(groups, labels)
+    state = TrainState.create(trained, optimizer, jax.random.key(1))
+    placement = None
+    if layout is not None:
+        placement = placed(layout, graph, parameters)
+        state = placement.put_tree(state)
+        frozen = {path: placement.put(path, leaf) for path, leaf in frozen.items()}
+        batch = placement.put_rows(batch)
+    step = functools.partial(
+        train_step, graph=graph, optimizer=optimizer, dropout=True, placement=placement
+    )
+
+    @jax.jit
+    def run(state, frozen, batch):
+        def body(state, _):
+            state, metrics = step(state, frozen, batch)
+            return state, metrics["loss"]
+
+        return jax.lax.scan(body, state, None, length=steps)[1]
+
+    return np.asarray(jnp.asarray(run(state, frozen, batch)))
