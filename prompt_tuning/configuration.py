@@ -30,6 +30,7 @@ from prompt_tuning.losses.objective import (
 from prompt_tuning.models.build import Prompt
 from prompt_tuning.models.config import t5_config
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.models.rematerialization import Rematerialization
 from prompt_tuning.parallel.mesh import MeshShape
 from prompt_tuning.parallel.rules import AxisRules
 from prompt_tuning.pretrained import Pretrained
@@ -51,6 +52,7 @@ FACTORIES = (
     Run,
     Pretrained,
     Prompting,
+    Rematerialization,
     DataSource,
     Evaluation,
     TokenObjective,
@@ -257,6 +259,11 @@ def _unbound_macros() -> str:
 
 def _without_calls(text: str) -> str:
     return text.partition("\n  In call to configurable")[0]
+
+
+def bound_config() -> str:
+    """All values that files and bindings gave, by name; known once a run is read."""
+    return gin.config_str()
 
 
 def operative_config() -> str:

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.checkpoints import huggingface, t5x
+from prompt_tuning.checkpoints.blocks import whole
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.restore import (
     TUNED_ARE_FRESH,
@@ -22,7 +23,12 @@ from prompt_tuning.checkpoints.restore import (
     plan_restore,
 )
 from prompt_tuning.checkpoints.safetensors import open_safetensors
-from prompt_tuning.checkpoints.tensors import Recipe, StoredTensor, assemble
+from prompt_tuning.checkpoints.tensors import (
+    PartReader,
+    Recipe,
+    StoredTensor,
+    assemble,
+)
 from prompt_tuning.data.tokenizers import Tokenizer, load_tokenizer
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.build import build_model
@@ -36,6 +42,7 @@ from prompt_tuning.models.parameters import (
     split,
 )
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.models.rematerialization import Rematerialization
 from prompt_tuning.parallel.layout import Layout
 from prompt_tuning.parallel.mesh import MeshShape
 from prompt_tuning.parallel.placement import Placement
@@ -43,6 +50,7 @@ from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import InputPrompt
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.settings import check_fields
+from prompt_tuning.streaming.kept import Kept, check_place
 from prompt_tuning.tuning import Started, Tuning
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -61,9 +69,13 @@ class Pretrained:
       compute_dtype: of activations, "float32" or "bfloat16".
       parameter_dtype: of the frozen weights, cast once on reading: "float32",
         "bfloat16", or "int8" for the blocks' projections and bfloat16 for all else.
+      weights: where those of the blocks are kept: on the "device"; in "pinned_host"
+        memory, whence each block is brought to the device; or "streamed", layer by
+        layer from the checkpoint's files, where a model is larger than that too.
       dropout_rate: in training.
-      rematerialize: whether the backward pass computes each block again, which takes a
-        third more time and keeps one block's activations at once.
+      rematerialization: what the backward pass computes again in place of keeping it;
+        nothing if None.
+      encoder_rematerialization: the same of an encoder; as in the decoder if None.
       eos_id: the token that ends a text, where the checkpoint names several or none.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
       fallback_to_scratch: whether parameters that the map gives no source may be fresh.
@@ -74,8 +86,10 @@ class Pretrained:
     tokenizer: str | None = None
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
+    weights: str = "device"
     dropout_rate: float = 0.0
-    rematerialize: bool = False
+    rematerialization: Rematerialization | None = None
+    encoder_rematerialization: Rematerialization | None = None
     eos_id: int | None = None
     assignment_map: AssignmentMap = TUNED_ARE_FRESH
     fallback_to_scratch: bool = True
@@ -114,6 +128,7 @@ class PromptedModel:
       plan: what is restored, fresh and ignored.
       initialize: computes the fresh parameters by path.
       placement: where the parameters lie on a mesh; None on one device.
+      kept: the weights of blocks that are not on the device.
     """
 
     config: ModelConfig
@@ -124,6 +139,7 @@ class PromptedModel:
     plan: RestorePlan
     initialize: Callable[[], Parameters]
     placement: Placement | None = None
+    kept: Kept = dataclasses.field(default_factory=Kept)
 
     @property
     def layout(self) -> Layout | None:
@@ -131,17 +147,26 @@ class PromptedModel:
         return None if self.placement is None else self.placement.layout
 
     def read_parameters(self) -> Parameters:
-        """Restores and initialises all parameters, by path.
+        """Restores and initialises all parameters but those that are streamed, by path.
+
+        On a mesh a process reads of the checkpoint what its own devices have.
 
         Raises:
           InputError: if the checkpoint turns out to be damaged.
         """
         found = self.initialize()
-        for path, array in self.plan.read():
-            # One after the other, so that another device's host never holds them all.
-            found[path] = self._put(path, array).block_until_ready()
-            del array
-        return {path: found[path] for path in self.plan.abstract}
+        for path, read in self.plan.readers():
+            if path not in self.kept.streamed:
+                # One after the other, so that a host never holds all of another
+                # device's.
+                found[path] = self._restore(path, read).block_until_ready()
+        return {path: found[path] for path in self.plan.abstract if path in found}
+
+    def _restore(self, path: str, read: PartReader) -> Array:
+        if self.placement is not None:
+            return self.placement.restore(path, read)
+        (array,) = read([whole(self.plan.abstract[path].shape)])
+        return self.kept.put(path, array)
 
     def put(self, leaves: Mapping[str, np.ndarray]) -> Parameters:
         """Some parameters, from elsewhere, where the model computes."""
@@ -149,7 +174,7 @@ class PromptedModel:
 
     def _put(self, path: str, array: np.ndarray) -> Array:
         if self.placement is None:
-            return jax.device_put(array)
+            return self.kept.put(path, array)
         return self.placement.put(path, array)
 
     @property
@@ -231,6 +256,8 @@ def open_pretrained(
       InputError: if the checkpoint does not give what the model needs, or the model
         cannot be divided.
     """
+    again = (source.rematerialization, source.encoder_rematerialization)
+    check_place(source.weights, mesh is not None, again)
     config, recipes, stored = open_checkpoint(source)
     tokenizer = _find_tokenizer(source)
     tuning, started = tuning or Tuning(), Started()
@@ -264,6 +291,7 @@ def open_pretrained(
         plan=plan,
         initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
         placement=placement,
+        kept=Kept.create(source.weights, graph, plan),
     )
 
 
@@ -316,7 +344,8 @@ def open_checkpoint(
         "compute_dtype": source.compute_dtype,
         "parameter_dtype": source.parameter_dtype,
         "dropout_rate": source.dropout_rate,
-        "rematerialize": source.rematerialize,
+        "rematerialization": source.rematerialization or Rematerialization(),
+        "encoder_rematerialization": source.encoder_rematerialization,
     }
     if source.eos_id is not None:
         choices["eos_id"] = source.eos_id

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.quantization import QUANTIZED
+from prompt_tuning.models.rematerialization import Rematerialization
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "layer"]
@@ -85,8 +86,8 @@ class ModelConfig:
       dropout_rate: of embeddings, attention weights, feed-forward activations and
         block outputs, in training only.
       compute_dtype: of activations, "float32" or "bfloat16".
-      rematerialize: whether the backward pass computes each block again, in place of
-        keeping what it needs of it.
+      rematerialization: what the backward pass computes again.
+      encoder_rematerialization: the same of the encoder; as in the decoder if None.
       parameter_dtype: of the frozen weights, "float32" or "bfloat16"; or "int8" for
         the projections of the blocks, with one scale for each output channel, and
         bfloat16 for all else.
@@ -122,7 +123,10 @@ class ModelConfig:
     dropout_rate: float = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
-    rematerialize: bool = False
+    rematerialization: Rematerialization = dataclasses.field(
+        default_factory=Rematerialization
+    )
+    encoder_rematerialization: Rematerialization | None = None
 
     def __post_init__(self):
         for name in ("compute_dtype", "parameter_dtype"):
@@ -143,6 +147,14 @@ class ModelConfig:
             raise InputError(
                 f"dropout_rate is {self.dropout_rate}, expected a number in [0, 1)"
             )
+        self.rematerialization.check_layers("decoder", self.layers)
+        if self.encoder_layers:
+            self.of_encoder.check_layers("encoder", self.encoder_layers)
+
+    @property
+    def of_encoder(self) -> Rematerialization:
+        """What the encoder's backward pass computes again."""
+        return self.encoder_rematerialization or self.rematerialization
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -202,7 +214,8 @@ def t5_config(
         "compute_dtype",
         "parameter_dtype",
         "dropout_rate",
-        "rematerialize",
+        "rematerialization",
+        "encoder_rematerialization",
     }
     if elsewhere:
         raise InputError(f"set Pretrained.{min(elsewhere)} in place of t5_config's")

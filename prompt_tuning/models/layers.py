@@ -20,6 +20,7 @@ from prompt_tuning.models.parameters import (
     named_key,
 )
 from prompt_tuning.models.quantization import QUANTIZED, cast_product, scaled
+from prompt_tuning.models.rematerialization import named
 from prompt_tuning.parallel import parts
 
 ACTIVATIONS = {
@@ -187,10 +188,10 @@ class FeedForward(nnx.Module):
         activation = ACTIVATIONS[self.activation]
         x = parts.entered(x, "mlp")
         if self.gate is None:
-            inner = recomputed(activation)(self.up(x))
+            inner = recomputed(activation)(named(self.up(x), "up"))
         else:
             gated = recomputed(lambda gate, up: activation(gate) * up)
-            inner = gated(self.gate(x), self.up(x))
+            inner = gated(named(self.gate(x), "gate"), named(self.up(x), "up"))
         first = parts.first_column(inner.shape[-1])
         places = Places.of_positions(numbers, inner.shape[-1], first)
         return self.down(dropout(inner, self.dropout_rate, key, places))

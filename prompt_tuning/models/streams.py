@@ -94,14 +94,15 @@ class Context(NamedTuple):
     """Keys and values made earlier, in all blocks, and what a stream sees of them.
 
     Attributes:
-      key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them.
+      key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them. Or of
+        an encoder its output `[N, S, D]`, of which each block makes its own.
       mask: see `Stream.later_mask`.
       rows: see `Stream.later_rows`.
       positions: `[1 or N, S]`, for the relative position bias; None in cross-attention,
         which has none.
     """
 
-    key_values: KeyValues
+    key_values: KeyValues | Array
     mask: Mask
     rows: Int[Array, "R"] | Int[Array, "R n"] | None = None
     positions: Int[Array, "_ S"] | None = None

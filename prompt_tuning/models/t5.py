@@ -120,7 +120,12 @@ class EncoderDecoder(LanguageModel):
         shifted = self._shifted(batch.targets, rows)
         stream = self._target_stream(shifted, rows, key)
         encoded = self.encode(
-            batch.tokens, inputs, readers=stream.segments, prefix=prefix, key=key
+            batch.tokens,
+            inputs,
+            readers=stream.segments,
+            prefix=prefix,
+            key=key,
+            by_block=self.decoder.rematerialization.policy != "none",
         )
         (hidden,), _ = self.decoder.run(
             [stream],
@@ -159,6 +164,7 @@ class EncoderDecoder(LanguageModel):
         readers: Int[Array, "B Q"] | None = None,
         prefix: EncoderPrefix | None = None,
         key: Key[Array, ""] | None = None,
+        by_block: bool = False,
     ) -> tuple[Context, ...]:
         """Runs the encoder; gives what the decoder's blocks see of its output.
 
@@ -168,25 +174,28 @@ class EncoderDecoder(LanguageModel):
           readers: in packed rows, the example that each position of the decoder reads.
           prefix: the prompt, where it was run before.
           key: for dropout; None for none.
+          by_block: whether each block of the decoder makes its keys and values itself:
+            those of all blocks, and their gradients, are most of what a decoder keeps
+            that computes all else again.
         """
         key = optional_key(key, "encoder")
         text = self.token_embedder(tokens, self.config.dtype)
         streams = [self.encoder.text_stream(text, rows, key)]
         past = self.encoder.given(rows)
         ahead = self.encoder.prefix_stream(key)
-        made = []
+        made: list[KeyValues | Array] = []
         if ahead is not None and prefix is not None:
             past = (*past, self.encoder.seen_by(ahead, rows).context(prefix.key_values))
             made.append(prefix.cross)
         elif ahead is not None:
             streams.insert(0, self.encoder.seen_by(ahead, rows))
         outputs, _ = self._run_encoder(streams, past, key)
-        made += [self.decoder.cross_keys_values(output) for output in outputs]
+        made += outputs if by_block else map(self.decoder.cross_keys_values, outputs)
         return self._crossed(made, ahead, streams[-1], rows, readers)
 
     def _crossed(
         self,
-        made: Sequence[KeyValues],
+        made: Sequence[KeyValues | Array],
         ahead: Stream | None,
         text: Stream,
         rows: Rows,

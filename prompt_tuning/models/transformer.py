@@ -7,7 +7,7 @@ read once. What was run before (a cache, an encoder's output) comes in as `Conte
 Blocks know nothing of prompts or of decoding: a stream sees what its masks say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import jax
@@ -25,9 +25,11 @@ from prompt_tuning.models.attention import (
     rotate,
 )
 from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.models.host_memory import on_device, on_host
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
 from prompt_tuning.models.noise import Places, dropout
 from prompt_tuning.models.parameters import (
+    ParameterAxes,
     declare,
     fan_in,
     logical_axes,
@@ -35,6 +37,13 @@ from prompt_tuning.models.parameters import (
     named_key,
     optional_key,
     split,
+)
+from prompt_tuning.models.rematerialization import (
+    ALL_BUT_WEIGHTS,
+    ATTENTION,
+    named,
+    rematerialized,
+    scan_blocks,
 )
 from prompt_tuning.models.rows import Rows
 from prompt_tuning.models.streams import (
@@ -129,7 +138,7 @@ class Attention(nnx.Module):
                 zip(queries, sources, first_rows, strict=True)
             )
         ]
-        flat = joined(mixed)
+        flat = named(joined(mixed), ATTENTION)
         return self.out(flat.reshape(len(flat), -1))
 
 
@@ -186,7 +195,11 @@ class Block(nnx.Module):
         if angles is not None:
             query = rotate(query, angles)
             made = KeyValues(rotate(made.keys, angles), made.values)
-        keys, values = (apart(part, views) for part in made)
+        query = named(query, "query")
+        keys, values = (
+            apart(named(part, name), views)
+            for part, name in zip(made, ("keys", "values"), strict=True)
+        )
         fresh = tuple(map(KeyValues, keys, values))
         sources = [
             [
@@ -212,6 +225,20 @@ class Block(nnx.Module):
             x = x + drop(mixed, "cross_out")
         mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
         return x + drop(mixed, "mlp_out"), fresh
+
+    def crossed(
+        self,
+        made: Sequence[KeyValues | None],
+        encoded: Sequence[Float[Array, "_ _ D"] | None],
+    ) -> tuple[KeyValues, ...]:
+        """Keys and values of encoders' outputs: as they were made before, or now."""
+        found = []
+        for before, output in zip(made, encoded, strict=True):
+            if before is None:
+                assert self.cross_attention is not None and output is not None
+                before = self.cross_attention.keys_values(output)
+            found.append(before)
+        return tuple(found)
 
     def _mixed_cross_attention(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder
@@ -284,6 +311,9 @@ class Stack(nnx.Module):
     ):
         self.config = config
         self.count = layers
+        self.rematerialization = (
+            config.of_encoder if bidirectional else config.rematerialization
+        )
         self.layers = Block(
             named_key(key, "layers"), config, layers=layers, cross=cross
         )
@@ -329,22 +359,29 @@ class Stack(nnx.Module):
         values = tuple(entry and entry.values for entry in at_blocks)
 
         def body(hidden, layer):
-            parameters, values, past, cross, key = layer
+            parameters, (values, past, cross, key) = layer
             hidden = entered(hidden, views, at_blocks, values)
-            block = cast(Block, merge(graph, parts.gathered(parameters, axes)))
+            whole = parts.gathered(on_device(parameters), axes)
+            block = cast(Block, merge(graph, whole))
+            cross = block.crossed(cross, encoded)
             hidden, made = block(hidden, angles, numbers, views, past, cross, key)
             return hidden, made if keep else ()
 
-        if self.config.rematerialize:
-            body = jax.checkpoint(body, prevent_cse=False)
-        made_before = [
-            tuple(context.key_values for context in contexts)
-            for contexts in (past, cross)
+        encoded = [
+            None if isinstance(made, KeyValues) else parts.entered(made, "heads")
+            for made in (context.key_values for context in cross)
         ]
         hidden = joined([stream.hidden for stream in streams])
+        how = self.rematerialization
+        if keep:
+            # Cut in three, the blocks' keys and values would have to be joined again.
+            how = how.of_all_blocks()
         with jax.named_scope("blocks"):
-            xs = (parameters, values, *made_before, keys)
-            hidden, made = jax.lax.scan(body, hidden, xs)
+            others = (values, _made_before(past), _made_before(cross), keys)
+            brings = _gathers(axes) or on_host(parameters)
+            hidden, made = scan_blocks(
+                body, hidden, parameters, others, how, gathers=brings
+            )
         return apart(hidden, views), made
 
     def given(self, rows: Rows) -> tuple[Context, ...]:
@@ -364,9 +401,11 @@ class Stack(nnx.Module):
         encoded = parts.entered(encoded, "heads")
 
         def project(parameters):
-            whole = parts.gathered(parameters, axes)
+            whole = parts.gathered(on_device(parameters), axes)
             return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
+        if _gathers(axes) or on_host(parameters):
+            project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)
         # One block after the other: together they would cast all kernels at once.
         return jax.lax.map(project, parameters)
 
@@ -410,3 +449,14 @@ class Stack(nnx.Module):
         if self.relative_position_bias is None:
             return None
         return self.relative_position_bias(queries, keys)
+
+
+def _made_before(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
+    """Keys and values of every block; None where each block makes its own."""
+    found = [context.key_values for context in contexts]
+    return tuple(made if isinstance(made, KeyValues) else None for made in found)
+
+
+def _gathers(axes: Mapping[str, ParameterAxes]) -> bool:
+    """Whether any of some parameters is put together where it is used."""
+    return any(parts.gathers(known.names, path) for path, known in axes.items())

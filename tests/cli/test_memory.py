@@ -1,0 +1,130 @@
+"""The command that tells what a run takes before it starts."""
+
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning import configuration
+from prompt_tuning.checkpoints.safetensors import open_safetensors
+from prompt_tuning.cli import memory as memory_command
+from prompt_tuning.cli.main import main
+from prompt_tuning.errors import InputError
+from prompt_tuning.models.rematerialization import Rematerialization
+from tests.small_runs import LENGTH, Files
+
+WIDTH = 16
+
+
+def arguments(files: Files, *more: str, model=None, **macros) -> list[str]:
+    """Those of `train`, of a run whose directory is never made."""
+    given = files.arguments(files.train.parent / "absent", model, **macros)
+    return ["memory", *given, *more]
+
+
+def table(printed: str) -> dict[str, list[str]]:
+    """The rows by their first cells."""
+    lines = [line.strip("│ ") for line in printed.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+def bytes_of(text: str) -> float:
+    return memory_command.parse_size(text.replace(",", "").replace(" ", ""))
+
+
+def test_what_a_run_takes_is_told_and_that_it_fits(files, capsys):
+    code = main(arguments(files, "--limit", "80GB", "--policy", "nothing"))
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "32 training" not in printed
+    assert "largest batch: 8 rows of " in printed
+    stored = open_safetensors(files.decoder).values()
+    frozen = sum(4 * int(np.prod(tensor.shape)) for tensor in stored)
+    found = re.search(r"frozen parameters +(.+)", printed)
+    assert found and bytes_of(found[1]) == pytest.approx(frozen, rel=0.01)
+    assert f"trained parameters       {LENGTH * WIDTH * 4} B" in printed
+    assert "memory of a device    80.00 GB" in printed
+    kept, again = (table(printed)[name] for name in ("none *", "nothing"))
+    assert bytes_of(again[0]) < bytes_of(kept[0])
+    assert bytes_of(kept[2]) > frozen + bytes_of(kept[0])
+    assert [kept[3], again[3]] == ["0%", "0%"]
+    assert not (files.train.parent / "absent").exists()
+
+
+def test_a_run_that_does_not_fit_is_told_by_the_exit_code(files, capsys):
+    assert main(arguments(files, "--limit", "10KB", "--policy", "none")) == 1
+    assert table(capsys.readouterr().out)["none *"][3] == "no"
+
+
+def test_the_run_s_own_policies_come_first_and_steps_are_timed(files, capsys):
+    choices = {"Pretrained__encoder_rematerialization": None}
+    given = arguments(files, "--time", "--policy", "dots", model=files.t5, **choices)
+    given += ["--gin.Rematerialization.policy='nothing'"]
+    given += ["--gin.Rematerialization.offload=True"]
+    assert main(given) == 0
+    rows = table(capsys.readouterr().out)
+    assert list(rows) == ["nothing+offload *", "dots"]
+    assert all(re.fullmatch(r"[\d,]+ ms", row[4]) for row in rows.values())
+
+
+def test_on_a_mesh_each_device_holds_its_part(files, capsys):
+    def frozen(*more):
+        assert main(arguments(files, "--policy", "none", *more)) == 0
+        found = re.search(r"frozen parameters +(.+)", capsys.readouterr().out)
+        assert found
+        return bytes_of(found[1])
+
+    mesh = ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.fsdp=2"]
+    if jax.device_count() > 1:
+        assert frozen(*mesh) < 0.7 * frozen()
+
+
+def test_each_stack_has_a_policy_in_a_config(files):
+    bindings = [
+        "Rematerialization.policy = 'dots'",
+        "Pretrained.encoder_rematerialization = @encoder/Rematerialization()",
+        "encoder/Rematerialization.policy = 'names'",
+        "encoder/Rematerialization.names = ['query']",
+        *(f"{n} = 'x'" for n in ("MODEL", "TRAIN_FILES", "EVALUATION_FILES")),
+    ]
+    run = configuration.read_run(["runs/first_prompt.gin"], bindings, "directory")
+    assert run.model.rematerialization == Rematerialization(policy="dots")
+    encoder = Rematerialization(policy="names", names=("query",))
+    assert run.model.encoder_rematerialization == encoder
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("80GB", 80e9), ("16 GiB", 16 * 2**30), ("1.5kb", 1500), ("12", 12)],
+)
+def test_sizes_are_read_with_their_units(text, expected):
+    assert memory_command.parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["much", "80XB", "0GB", "-1GB", "GB"])
+def test_other_sizes_are_refused_with_the_units(text):
+    with pytest.raises(
+        InputError, match="a number above 0 with one of the units B, KB, KiB"
+    ):
+        memory_command.parse_size(text)
+
+
+def test_a_streamed_model_is_refused(files, capsys):
+    given = arguments(files, Pretrained__weights="streamed")
+    assert main(given) == 2
+    assert "set it to 'device'" in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys; from prompt_tuning.cli import main; main.build_parser(); "
+        "print({'jax', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "set()"

@@ -1,0 +1,154 @@
+"""The commands, on models whose blocks' weights are not on the device."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import main
+from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.training.state import fingerprint
+from tests import methods
+from tests.small_runs import (
+    DECODER,
+    T5,
+    logged,
+    trained_prompt,
+    tune,
+    write_model,
+)
+
+STEPS = 6
+LAYERS = 3
+MODELS = {
+    "decoder": dataclasses.replace(DECODER, layers=LAYERS),
+    "t5": dataclasses.replace(T5, layers=LAYERS),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    made = {name: write_model(folder / name, x) for name, x in MODELS.items()}
+    return made | {"gpt2": methods.write_gpt2(folder / "gpt2")}
+
+
+@pytest.fixture(scope="module")
+def run_of(files, models, tmp_path_factory):
+    """The directory of a run, made once for each model and place of its weights."""
+    made = {}
+
+    def run(weights, model="decoder"):
+        if (weights, model) not in made:
+            directory = tmp_path_factory.mktemp("run") / f"{weights}_{model}"
+            choices = {"Run.accumulate": 2, "Pretrained.weights": weights}
+            assert tune(files, directory, models[model], **choices) == 0
+            made[weights, model] = directory
+        return made[weights, model]
+
+    return run
+
+
+@pytest.mark.parametrize("model", ["decoder", "t5"])
+@pytest.mark.parametrize("weights", ["streamed", "pinned_host"])
+def test_a_run_learns_and_measures_what_one_on_the_device_does(run_of, weights, model):
+    here, there = run_of("device", model), run_of(weights, model)
+    ours, theirs = (
+        np.frombuffer(trained_prompt(directory, STEPS)[128:], np.float32)
+        for directory in (there, here)
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    for found, expected in zip(logged(there), logged(here), strict=True):
+        for name in ("loss", "gradient_norm", "evaluation/loss"):
+            if name in expected:
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+
+
+def test_a_streamed_run_goes_on_from_its_checkpoint_to_the_same_bits(
+    run_of, files, models, tmp_path
+):
+    directory = tmp_path / "run"
+    shutil.copytree(run_of("streamed"), directory)
+    shutil.rmtree(directory / FOLDER / f"checkpoint_{STEPS}")
+    choices = {"Run.accumulate": 2, "Pretrained.weights": "streamed"}
+    assert tune(files, directory, models["decoder"], **choices) == 0
+    expected = trained_prompt(run_of("streamed"), STEPS)
+    assert trained_prompt(directory, STEPS) == expected
+
+
+def test_a_streamed_run_is_measured_streamed_and_on_the_device(run_of, capsys):
+    run = ["evaluate", "--run", str(run_of("streamed"))]
+    tables = []
+    for weights in ("streamed", "device", "pinned_host"):
+        assert main([*run, f"--gin.Pretrained.weights={weights!r}"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert "loss" in tables[0]
+    assert tables == tables[:1] * 3
+
+
+def test_prompts_are_looked_at_and_taken_along_without_the_weights(
+    run_of, capsys, tmp_path
+):
+    directory = run_of("streamed")
+    assert main(["inspect", "--run", str(directory)]) == 0
+    assert "norm" in capsys.readouterr().out
+    target = tmp_path / "prompt.npy"
+    assert main(["convert", str(directory), str(target)]) == 0
+    own = np.frombuffer(trained_prompt(directory, STEPS)[128:], np.float32)
+    np.testing.assert_array_equal(np.load(target).ravel(), own)
+
+
+def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, capsys):
+    run = ["generate", "--run", str(run_of("streamed")), "--new_tokens", "2", "ab="]
+    assert main(run) == 2
+    said = capsys.readouterr().err
+    assert "reads all weights for each token" in said
+    assert "'pinned_host' or 'device'" in said
+    made = []
+    for weights in ("pinned_host", "device"):
+        assert main([*run, f"--gin.Pretrained.weights={weights!r}"]) == 0
+        made.append(capsys.readouterr().out)
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"Pretrained.weights": "cpu"}, "expected one of 'device', 'pinned_host'"),
+        ({"Rematerialization.policy": "nothing"}, "leave rematerialization out"),
+        ({"Evaluation.exact_match": True}, "reads all weights for each token"),
+        (
+            {"ParameterGroup.regexes": [".*/prompt/.*", "decoder/layers/.*"]},
+            "train every weight of the blocks",
+        ),
+    ],
+)
+def test_what_does_not_go_with_streaming_is_refused(
+    files, models, tmp_path, capsys, choices, said
+):
+    choices = {"Pretrained.weights": "streamed"} | choices
+    assert tune(files, tmp_path / "run", models["decoder"], **choices) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("model", ["decoder", "t5", "gpt2"])
+def test_layers_are_those_of_the_whole_model(models, model, dtype):
+    """Fused and transposed arrays, and int8 with its scales, layer by layer."""
+    source = Pretrained(checkpoint=str(models[model]), parameter_dtype=dtype)
+    here = open_pretrained(source, key=jax.random.key(0)).read_parameters()
+    source = dataclasses.replace(source, weights="streamed")
+    streamed = open_pretrained(source, key=jax.random.key(0))
+    weights, rest = streamed.kept.streamed, streamed.read_parameters()
+    assert weights.keys() == {path for path in here if "/layers/" in path}
+    assert rest.keys() == here.keys() - weights.keys()
+    for path, weight in weights.items():
+        layers = np.stack([weight.read(i) for i in range(weight.shape[0])])
+        assert weight.nbytes == layers.nbytes
+        np.testing.assert_array_equal(layers, here[path])
+    # By which runs know their model again, wherever its weights are.
+    assert fingerprint(streamed.kept.with_streamed(rest)) == fingerprint(here)

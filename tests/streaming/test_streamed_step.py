@@ -1,0 +1,282 @@
+"""Steps over weights that are brought in layer by layer, against the usual ones."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning import optim
+from prompt_tuning.errors import InputError
+from prompt_tuning.losses.distillation import Distillation
+from prompt_tuning.losses.objective import TokenObjective
+from prompt_tuning.models import host_memory
+from prompt_tuning.streaming.program import StreamedFunction
+from prompt_tuning.streaming.weights import LayeredWeight, Reader
+from prompt_tuning.training.distillation import make_teacher
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import compile_step, gradients
+from prompt_tuning.training.streaming import StreamedStep
+from tests import dummies, meshes, methods
+
+METHODS = {method.name: method for method in methods.METHODS}
+# Rows of unequal length and weight.
+SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2)]
+SGD = optax.sgd(0.1)
+
+
+class Layers:
+    """Weights that count how often each layer of theirs is read."""
+
+    def __init__(self, parameters):
+        self.reads: list[tuple[str, int]] = []
+        self.weights = {
+            path: self._weight(path, np.asarray(leaf))
+            for path, leaf in parameters.items()
+        }
+
+    def _weight(self, path, array):
+        def read(parts):
+            self.reads += [(path, part[0].start) for part in parts]
+            return [np.array(array[part]) for part in parts]
+
+        return LayeredWeight(path, array.shape, array.dtype, read)
+
+
+def divided(parameters, trained):
+    """Trained parameters, frozen ones, and of these the blocks' and all others."""
+    trained = {path: parameters[path] for path in trained}
+    frozen = {p: x for p, x in parameters.items() if p not in trained}
+    blocks = {
+        p: x for p, x in frozen.items() if "/layers/" in p and "/adapters/" not in p
+    }
+    rest = {path: x for path, x in frozen.items() if path not in blocks}
+    return trained, frozen, blocks, rest
+
+
+def prompted(config, **choices):
+    graph, parameters = dummies.prompted(config, **choices)
+    return graph, divided(parameters, [p for p in parameters if "/prompt/" in p])
+
+
+def batch_of(config, micro_batches=1):
+    batch = dummies.make_batch(config, dummies.random_rows(SIZES))
+    if micro_batches == 1:
+        return batch
+    return jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
+
+
+def assert_equal(found, expected, trained):
+    """The measure: losses to 1e-6, gradients to 1e-5."""
+    (gradient, sums), (usual_gradient, usual) = found, expected
+    np.testing.assert_allclose(sums.loss, usual.loss, rtol=1e-6)
+    np.testing.assert_array_equal(sums.weight, usual.weight)
+    assert gradient.keys() == trained.keys()
+    for path in trained:
+        assert np.abs(usual_gradient[path]).max() > 1e-3
+        np.testing.assert_allclose(gradient[path], usual_gradient[path], atol=1e-5)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("family", dummies.FAMILIES)
+def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
+    config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
+    graph, (trained, frozen, blocks, rest) = prompted(config)
+    batch = batch_of(config, micro_batches)
+    compute = jax.jit(functools.partial(gradients, graph))
+    expected = compute(trained, frozen, batch, None)
+    layers = Layers(blocks)
+    step = StreamedStep(graph, SGD, layers.weights, dropout=False)
+    found = step.gradient(trained, rest, batch, None)
+    assert_equal(found, expected, trained)
+    # Each layer came once to go forth and once to go back, whatever the micro-batches.
+    assert len(set(layers.reads)) == sum(len(x) for x in blocks.values())
+    assert len(layers.reads) == 2 * len(set(layers.reads))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Wayward prompt", "llama"),
+        ("dropout in a prompt", "gpt2"),
+        ("deep prompt, added", "llama"),
+        ("key/value prefix", "t5_gated"),
+        ("prompts in encoder and decoder", "t5_gated"),
+        ("LoRA and a soft prompt", "llama"),
+    ],
+)
+def test_methods_move_alike_with_dropout_and_micro_batches(name, family):
+    config = dummies.with_dropout(dummies.FAMILIES[family])
+    graph, parameters, groups = meshes.tuned(config, METHODS[name])
+    labels = optim.label(parameters, groups)
+    trained, frozen, blocks, rest = divided(parameters, labels)
+    batch = batch_of(config, 2)
+    moved = []
+    for step, given in (
+        (compile_step(graph, SGD, dropout=True), frozen),
+        (StreamedStep(graph, SGD, Layers(blocks).weights, dropout=True), rest),
+    ):
+        start = jax.tree.map(jnp.copy, trained)
+        state = TrainState.create(start, SGD, jax.random.key(1))
+        moved.append(step(state, given, batch))
+    (usual, expected), (state, metrics) = moved
+    assert metrics.keys() == expected.keys()
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-6)
+    for path, leaf in trained.items():
+        assert np.abs(usual.trained[path] - leaf).max() > 0
+        # A tenth of what gradients may differ by.
+        np.testing.assert_allclose(
+            state.trained[path], usual.trained[path], rtol=1e-6, atol=1e-6
+        )
+
+
+def test_another_objective_is_descended_alike():
+    objective = TokenObjective(0.01, 0.1, "average_per_sequence")
+    graph, (trained, frozen, blocks, rest) = prompted(dummies.LLAMA)
+    batch = batch_of(dummies.LLAMA, 2)
+    compute = jax.jit(functools.partial(gradients, graph, objective=objective))
+    step = StreamedStep(
+        graph, SGD, Layers(blocks).weights, dropout=False, objective=objective
+    )
+    found = step.gradient(trained, rest, batch, None)
+    assert_equal(found, compute(trained, frozen, batch, None), trained)
+
+
+def test_a_teacher_reads_each_layer_beside_its_student():
+    config = dataclasses.replace(dummies.LLAMA, layers=3)
+    objective = Distillation(make_teacher(config, [3, 1, 4]))
+    graph, (trained, frozen, blocks, rest) = prompted(config)
+    batch = batch_of(config, 2)
+    compute = jax.jit(functools.partial(gradients, graph, objective=objective))
+    layers = Layers(blocks)
+    step = StreamedStep(graph, SGD, layers.weights, dropout=False, objective=objective)
+    found = step.gradient(trained, rest, batch, None)
+    assert_equal(found, compute(trained, frozen, batch, None), trained)
+    assert len(layers.reads) == 2 * len(set(layers.reads))
+
+
+def test_one_program_forth_and_one_back_serve_all_layers_and_micro_batches():
+    config = dataclasses.replace(dummies.LLAMA, layers=5)
+    graph, (trained, _, blocks, rest) = prompted(config)
+    step = StreamedStep(graph, SGD, Layers(blocks).weights, dropout=False)
+    for _ in range(2):
+        step.gradient(trained, rest, batch_of(config, 3), None)
+    (program,) = step._sums._programs.values()
+    ((_, loop),) = program._stages
+    jitted: list[Any] = [loop.forth.jitted, loop.back.jitted]
+    assert [program._cache_size() for program in jitted] == [1, 1]
+
+
+def test_two_layers_are_on_the_device_at_a_time():
+    config = dataclasses.replace(dummies.LLAMA, layers=6, feed_forward_width=2048)
+    graph, (trained, frozen, blocks, rest) = prompted(config)
+    layer = sum(leaf.nbytes for leaf in blocks.values()) / 6
+    layers, batch, seen = Layers(blocks), batch_of(config), []
+    # The stacks are copied above, and on the device no more.
+    frozen.clear()
+    blocks.clear()
+    before = live()
+    reader = Reader(lambda index: seen.append((index, live() - before)))
+    step = StreamedStep(graph, SGD, layers.weights, dropout=False, reader=reader)
+    step.gradient(trained, rest, batch, None)
+    assert [index for index, _ in seen] == [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0]
+    # Some 60 positions of width 16 are a tenth of a layer.
+    assert 1.9 * layer < max(size for _, size in seen) < 2.2 * layer
+    # The last layer of a pass is alone.
+    assert seen[-1][1] < 1.2 * layer
+
+
+def live():
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_an_encoder_that_nothing_is_trained_in_front_of_is_not_read_back():
+    method = METHODS["prompt in the decoder alone"]
+    graph, parameters, groups = meshes.tuned(dummies.T5_GATED, method)
+    trained, _, blocks, rest = divided(parameters, optim.label(parameters, groups))
+    layers = Layers(blocks)
+    step = StreamedStep(graph, SGD, layers.weights, dropout=False)
+    step.gradient(trained, rest, batch_of(dummies.T5_GATED), None)
+    for path, index in set(layers.reads):
+        passes = 1 if path.startswith("encoder/") else 2
+        assert layers.reads.count((path, index)) == passes
+
+
+def layered(array):
+    return Layers({"stack": array}).weights["stack"]
+
+
+def test_a_loop_is_run_with_literals_shared_values_and_slices():
+    weights = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 10
+
+    def function(trained, frozen, x):
+        def body(carry, layer):
+            weight, scale = layer
+            return jnp.tanh(carry @ weight) * scale + trained["shift"], None
+
+        return jax.lax.scan(body, x, (frozen["stack"], trained["scale"]))[0].sum()
+
+    trained = {"scale": jnp.array([1.0, 2.0, 3.0]), "shift": jnp.array(0.5)}
+    x = jnp.ones((4, 2))
+    streamed = StreamedFunction(function)
+    gradient, (value,) = streamed.forth_and_back(
+        trained, {"stack": layered(weights)}, [(x,)], [jnp.float32(1)]
+    )
+    expected, usual = jax.value_and_grad(function)(trained, {"stack": weights}, x)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    for name in trained:
+        np.testing.assert_allclose(gradient[name], usual[name], rtol=1e-5)
+    alone = streamed.forth(trained, {"stack": layered(weights)}, x)
+    np.testing.assert_allclose(alone, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda _, frozen: frozen["stack"].sum(), "read by 'reduce_sum'"),
+        (
+            lambda _, frozen: jax.lax.scan(
+                lambda c, i: (c + frozen["stack"][i].sum(), None), 0.0, jnp.arange(3)
+            )[0],
+            "a loop reads all of it in each turn",
+        ),
+        (
+            lambda _, frozen: jax.lax.scan(
+                lambda c, w: (c + 1.0, w * 2), 0.0, frozen["stack"]
+            )[1],
+            "makes an array of them all",
+        ),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused(function: Any, said):
+    stack = layered(np.ones((3, 2), np.float32))
+    with pytest.raises(InputError, match=said):
+        StreamedFunction(function).forth({}, {"stack": stack})
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5_gated"])
+def test_blocks_bring_their_weights_from_pinned_memory(family):
+    config = dataclasses.replace(dummies.FAMILIES[family], feed_forward_width=20)
+    graph, (trained, frozen, blocks, rest) = prompted(config, length=5)
+    pinned = rest | {p: host_memory.pinned(np.asarray(x)) for p, x in blocks.items()}
+    assert all(pinned[path].sharding.memory_kind == "pinned_host" for path in blocks)
+    batch = batch_of(config, 2)
+    compute = jax.jit(functools.partial(gradients, graph))
+    expected = compute(trained, frozen, batch, None)
+    assert_equal(compute(trained, pinned, batch, None), expected, trained)
+    # Nothing of a kernel's shape is kept for the way back, on whatever side.
+    traced = jax.make_jaxpr(functools.partial(gradients, graph))
+    text = str(traced(trained, pinned, batch, None))
+    kernels = {x.shape for path, x in blocks.items() if path.endswith("kernel")}
+    made = {shape for shape in kernels if kept(text, shape)}
+    assert not made
+    assert "<host>[" in text
+
+
+def kept(text, shape):
+    """Whether a traced program makes an array of a stack's shape on the device."""
+    return f":f32[{','.join(map(str, shape))}]" in text
