@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
 
 from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.examples import Examples, load_examples
@@ -13,6 +16,8 @@ from prompt_tuning.data.tasks import PROMPT_IDS, Tasks, TaskToken
 from prompt_tuning.data.templates import TokenTemplate, parse_template
 from prompt_tuning.data.token_values import Columns
 from prompt_tuning.errors import InputError
+from prompt_tuning.parallel import processes
+from prompt_tuning.parallel.sharded import check_rows
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.settings import check_fields
 
@@ -23,7 +28,7 @@ class DataSource:
 
     Attributes:
       files: HDF5 files (`.hdf5`, `.h5`) or jsonl files of pairs, all of one kind.
-      batch_size: rows of a batch, of all processes together.
+      batch_size: rows of a batch, of all devices together, which it must divide among.
       batch_tokens: in its place, most tokens of a batch, padding included: short rows
         come in larger batches. `batch_size` is then of rows that are generated or
         ranked alone.
@@ -240,9 +245,14 @@ class DataSource:
           accumulate: micro-batches of a batch.
 
         Raises:
-          InputError: if the examples do not fit the sizes asked for, or given tokens
-            are to be learned of examples with classes.
+          InputError: if the examples do not fit the sizes asked for, rows cannot be
+            divided among the devices, given tokens are to be learned of examples with
+            classes, or another process found other examples.
         """
+        layout = model.layout
+        if layout is not None and self.batch_tokens is None:
+            check_rows(layout, self.batch_size)
+        processes.check_same("examples", lambda: _described(self.files, examples))
         if isinstance(examples, Candidates) and self.prompt_loss_weight > 0:
             raise InputError(
                 f"prompt_loss_weight is {self.prompt_loss_weight}, but Run.objective "
@@ -276,6 +286,7 @@ class DataSource:
             shuffle=shuffle,
             maximum_length=model.maximum_length,
             accumulate=accumulate,
+            row_parts=1 if layout is None else layout.row_parts,
         )
 
     def _check_batches(self) -> None:
@@ -288,3 +299,31 @@ class DataSource:
                 f"packed_length is {self.packed_length}, but rows are not packed: set "
                 "DataSource.packing = True as well, or leave it out"
             )
+
+
+def _described(
+    files: Sequence[str] | str, examples: Examples | Candidates, samples: int = 64
+) -> list[str]:
+    """Lines by which two readings of the files are told apart.
+
+    Args:
+      files: their names.
+      examples: what they hold.
+      samples: examples, evenly spaced, of which all tokens are looked at.
+    """
+    tables = (examples.input_lengths, examples.target_lengths, examples.weight_counts)
+    lengths, tokens = hashlib.sha256(), hashlib.sha256()
+    for table in tables:
+        lengths.update(np.asarray(table, np.int64).tobytes())
+    count = len(examples)
+    for index in np.linspace(0, count - 1, min(samples, count)).astype(int).tolist():
+        rows = examples[index]
+        for row in rows if isinstance(rows, list) else [rows]:
+            tokens.update(np.asarray(row.inputs, np.int64).tobytes())
+            tokens.update(np.asarray(row.targets, np.int64).tobytes())
+    return [
+        f"{count} examples of {files}",
+        f"{int(np.sum(tables[0]))} inputs and {int(np.sum(tables[2]))} learned targets",
+        f"digest of their lengths: {lengths.hexdigest()[:16]}",
+        f"digest of {min(samples, count)} of them: {tokens.hexdigest()[:16]}",
+    ]

@@ -1,5 +1,10 @@
 """The one error that is the user's to mend."""
 
+import difflib
+from collections.abc import Sequence
+
+LISTED = 12
+
 
 class InputError(ValueError):
     """Input (a file, a config, an argument) that cannot be used as it is.
@@ -8,3 +13,10 @@ class InputError(ValueError):
     do. The command prints the message alone and exits with code 2; no step has been
     compiled and nothing written over when it is raised.
     """
+
+
+def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """The first lines in which two texts differ, those of one with -, the other's +."""
+    lines = difflib.unified_diff(before, after, n=0, lineterm="")
+    found = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    return found[:LISTED]

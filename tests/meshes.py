@@ -66,6 +66,8 @@ def tuned(config: ModelConfig, method: Method) -> Model:
             "BATCH_SIZE = 8",
             "PROMPT_LENGTH = 3",
             "LoRA.rank = 2",
+            # Its factors are random here, and large: full on, nothing would be learned.
+            "LoRA.alpha = 0.5",
             "from_sampled_vocabulary.population_size = None",
             *(f"{name} = 'none'" for name in names),
             *method.choices,

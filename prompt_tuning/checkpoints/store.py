@@ -33,7 +33,8 @@ class CheckpointStore:
     """The checkpoints of one run directory, for the process that trains there.
 
     Opening it mends what a killed process left: unfinished writes are deleted, and a
-    checkpoint that was put aside for a successor that never came is put back.
+    checkpoint that was put aside for a successor that never came is put back. A process
+    that trains beside the one that writes opens it read-only.
 
     Attributes:
       folder: `{run_directory}/numpy_checkpoints`, made by the first save.
@@ -47,6 +48,8 @@ class CheckpointStore:
         run_directory: Path | str,
         keep_last: int = 3,
         keep_best: KeepBest | None = None,
+        *,
+        read_only: bool = False,
     ):
         if keep_last < 1:
             raise InputError(f"keep_last is {keep_last}, expected at least 1")
@@ -57,7 +60,8 @@ class CheckpointStore:
         self.folder = Path(run_directory) / FOLDER
         self.keep_last = keep_last
         self.keep_best = keep_best
-        _mend(self.folder)
+        if not read_only:
+            _mend(self.folder)
 
     def save(
         self,

@@ -5,6 +5,7 @@ import functools
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -13,8 +14,9 @@ from rich.table import Table
 from prompt_tuning import configuration
 from prompt_tuning.cli.convert import convert
 from prompt_tuning.cli.evaluate import evaluate
+from prompt_tuning.cli.memory import memory
 from prompt_tuning.cli.recycle import recycle
-from prompt_tuning.cli.run_options import read_run
+from prompt_tuning.cli.run_options import check_processes, idle_devices, read_run
 from prompt_tuning.cli.similar import similar
 from prompt_tuning.cli.sweep import sweep
 from prompt_tuning.decoding.sampling import temperature
@@ -22,6 +24,7 @@ from prompt_tuning.decoding.texts import continue_texts
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge
+from prompt_tuning.parallel.processes import is_first, on_first
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.prompts.inspection import nearest_tokens, vectors_of
 from prompt_tuning.run import Run
@@ -35,6 +38,7 @@ __all__ = [
     "evaluate",
     "generate",
     "inspect",
+    "memory",
     "recycle",
     "similar",
     "sweep",
@@ -45,9 +49,11 @@ __all__ = [
 def train(options: argparse.Namespace) -> int:
     """Tunes a prompt, or goes on with a run that was stopped."""
     run = configuration.read_run(options.gin_file, options.bindings)
-    console = Console()
+    check_processes(options, run)
+    console = Console(quiet=not is_first())
     training = prepare(run)
-    console.print(training.report(), markup=False, highlight=False, soft_wrap=True)
+    for text in (training.report(), *idle_devices(run)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     outcome = run_training(
         training,
         config=configuration.operative_config(),
@@ -64,10 +70,9 @@ def train(options: argparse.Namespace) -> int:
 
 def generate(options: argparse.Namespace) -> int:
     """Continues texts."""
-    texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
-    if not texts:
-        raise InputError("no text was given, as an argument or on standard input")
+    texts = on_first(lambda: _texts(options))
     run = read_run(options)
+    check_processes(options, run)
     model, parameters = _load(run, options)
     task = options.prompt_id
     made = continue_texts(
@@ -81,16 +86,31 @@ def generate(options: argparse.Namespace) -> int:
         prompt_ids=None if task is None else [task] * len(texts),
         template=run.source.token_template(model),
     )
+    if not is_first():
+        return 0
     for text, continuation in zip(texts, made, strict=True):
         separator = " -> " if model.config.architecture == "encoder_decoder" else ""
         print(f"{text}{separator}{continuation}")
     return 0
 
 
+def _texts(options: argparse.Namespace) -> list[str]:
+    """The texts to continue.
+
+    Raises:
+      InputError: if there is none.
+    """
+    texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
+    if not texts:
+        raise InputError("no text was given, as an argument or on standard input")
+    return texts
+
+
 def inspect(options: argparse.Namespace) -> int:
     """Prints what each prompt vector looks like."""
     model, parameters = _load(read_run(options), options)
-    tuned = merge(model.graph, parameters)
+    everything: Any = model.kept.placeholders() | parameters
+    tuned = merge(model.graph, everything)
     assert isinstance(tuned, LanguageModel)
     prompts = vectors_of(tuned.prompts())
     if not prompts:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -108,12 +109,16 @@ def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Tun
         state = checkpoint_files.verify(source)
         trained = checkpoint_files.read_trained(source, state)
         parameters |= {path: jnp.asarray(leaf) for path, leaf in trained.items()}
-    model = merge(described.graph, parameters)
+    everything: Any = described.kept.placeholders() | parameters
+    model = merge(described.graph, everything)
     assert isinstance(model, LanguageModel)
+    adapters = adapters_of(model)
+    if any(adapter.kind in (DEEP, ADDED_DEEP) for adapter in adapters):
+        described.kept.refuse_streamed("a deep prompt is converted by all weights")
     folder = run.model.path
     base = str(folder) if (folder / "config.json").is_file() else None
     return Tuned(
-        adapters=adapters_of(model),
+        adapters=adapters,
         config=described.config,
         base=options.base_model or base,
         model=model,

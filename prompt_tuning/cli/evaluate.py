@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from prompt_tuning.checkpoints.atomic import write_file
-from prompt_tuning.cli.run_options import read_run
+from prompt_tuning.cli.run_options import check_processes, idle_devices, read_run
 from prompt_tuning.errors import InputError
 from prompt_tuning.evaluation.findings import Findings
 from prompt_tuning.evaluation.settings import Evaluation
 from prompt_tuning.evaluation.tallies import Tally, intervals
+from prompt_tuning.parallel.processes import is_first, on_first
 from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.prompts.similarity import short_names
 from prompt_tuning.run import Run
@@ -35,10 +36,9 @@ def evaluate(options: argparse.Namespace) -> int:
     if run.evaluation is None:
         raise InputError("Run.evaluation is None: name the held-out data there")
     prompts = [Path(prompt) for prompt in options.prompts]
-    _check(options, prompts)
-    console = Console()
-    # A file or a pipe has no width, and a table is not to be cut for it.
-    console = console if console.is_terminal else Console(width=WIDE)
+    on_first(lambda: _check(options, prompts))
+    check_processes(options, run)
+    console = _console()
     if len(prompts) > 1:
         console.print(_vote(run, run.evaluation, prompts, options.vote or "majority"))
         return 0
@@ -62,12 +62,21 @@ def evaluate(options: argparse.Namespace) -> int:
             lines += evaluator.predictions(name, findings)
     console.print(comparison_table(found, run.evaluation))
     note = _note(len(first), first.skipped, run.evaluation.resamples)
-    console.print(note, markup=False, highlight=False, soft_wrap=True)
-    if options.predictions is not None:
+    for text in (note, *idle_devices(run)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if options.predictions is not None and is_first():
         file = Path(options.predictions)
         write_file(file, "".join(lines).encode(), force=options.force)
         console.print(f"predictions: {file}", markup=False, highlight=False)
     return 0
+
+
+def _console() -> Console:
+    """Where tables go: of several processes, those of the first."""
+    quiet = not is_first()
+    console = Console(quiet=quiet)
+    # A file or a pipe has no width, and a table is not to be cut for it.
+    return console if console.is_terminal else Console(width=WIDE, quiet=quiet)
 
 
 def _check(options: argparse.Namespace, prompts: Sequence[Path]) -> None:
@@ -109,7 +118,7 @@ def _warn_of_cut_answers(evaluator: Evaluator, new_tokens: int) -> None:
       evaluator: of any system: all have the same completions.
       new_tokens: most tokens to generate.
     """
-    lengths = [len(completion) for completion in evaluator._rows[1]]
+    lengths = evaluator.completion_lengths
     cut = sum(length > new_tokens for length in lengths)
     if cut:
         warnings.warn(

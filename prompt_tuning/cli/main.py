@@ -2,10 +2,12 @@
 
 Nothing heavy is imported before the arguments are read, so that help is instant.
 Exit codes: 0 done (or stopped by a signal with everything saved), 1 training came to a
-loss that is not finite, 2 input that cannot be used.
+loss that is not finite, or `memory` to a run that does not fit, 2 input that cannot be
+used, 3 another of several processes is gone.
 """
 
 import argparse
+import functools
 import os
 import sys
 import warnings
@@ -13,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning import __version__
+from prompt_tuning.cli import launch
+from prompt_tuning.cli import memory as memory_command
 from prompt_tuning.cli import prepare as prepare_command
 from prompt_tuning.cli import show as show_command
 from prompt_tuning.cli import token_types as token_types_command
@@ -28,6 +32,7 @@ HELP = {
     "similar": "compare prompts with each other, the most alike first",
     "recycle": "map a prompt to another model through the words that both know",
     "convert": "write what was tuned in another form, or read PEFT's",
+    "memory": "tell what a run takes of a device's memory, and whether it fits",
     "prepare": "make HDF5 files of token ids and types from jsonl, text or tables",
     "token-types": "add or replace the types of an HDF5 file's tokens",
     "show": "print rows of data as text, coloured by what is learned",
@@ -53,6 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_without_jax(options)
     set_up_process()
     warnings.showwarning = _show_warning
+    try:
+        return launch.together(options, functools.partial(_run, options))
+    except InputError as problem:
+        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Runs a command that computes."""
     from prompt_tuning.cli import commands
     from prompt_tuning.training.loop import NotFiniteError
 
@@ -98,11 +112,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train, sweep, evaluate, generate, inspect, similar, recycle, convert, *others = (
-        commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    made = {
+        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for name, text in HELP.items()
+    }
+    train, sweep, evaluate, generate, inspect, similar, recycle, convert, memory = (
+        command for name, command in made.items() if name not in WITHOUT_JAX
     )
-    for command in (train, sweep, evaluate, generate, inspect):
+    for command in (train, sweep, evaluate, generate, inspect, memory):
         command.add_argument(
             "--gin_file",
             action="append",
@@ -113,6 +130,8 @@ def build_parser() -> argparse.ArgumentParser:
         command.epilog = parser.epilog
     for command in (evaluate, generate, inspect):
         _add_run_options(command)
+    for command in (train, evaluate, generate):
+        launch.add_options(command)
     _add_voting_options(evaluate)
     _add_comparison_options(evaluate)
     for command in (generate, inspect):
@@ -125,8 +144,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_similarity_options(similar)
     _add_recycling_options(recycle)
     _add_conversion_options(convert)
-    for command, module in zip(others, WITHOUT_JAX.values(), strict=True):
-        module.add_options(command)
+    memory_command.add_options(memory)
+    for name, module in WITHOUT_JAX.items():
+        module.add_options(made[name])
     return parser
 
 

@@ -5,10 +5,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from prompt_tuning import configuration
+import jax
+
+from prompt_tuning import __version__, configuration
 from prompt_tuning.errors import InputError
+from prompt_tuning.parallel import processes
 from prompt_tuning.run import Run
-from prompt_tuning.training.run_directory import CONFIG_FILE
+from prompt_tuning.training.run_directory import CONFIG_FILE, relevant
 from prompt_tuning.training.sweep_summary import best_member
 
 
@@ -45,3 +48,47 @@ def run_in(directory: Path, bindings: Sequence[str], files: Sequence[str] = ()) 
     run = configuration.read_run([config, *files], bindings)
     # The directory may have been moved since the run wrote its config.
     return dataclasses.replace(run, directory=str(directory))
+
+
+OWN_OPTIONS = ("coordinator", "process", "texts", "gin_file", "bindings", "run")
+"""What each of several processes may be given otherwise: files that lie elsewhere but
+say the same, and what process 0 tells the others."""
+
+
+def check_processes(options: argparse.Namespace, run: Run) -> None:
+    """Refuses a run that its processes cannot share.
+
+    Call it before the model is read.
+
+    Raises:
+      InputError: on every process, if they were given different configs or options, or
+        the run names no mesh.
+    """
+    processes.check_same("settings", lambda: _settings(options))
+    count = processes.count()
+    if run.mesh is None and count > 1:
+        raise InputError(
+            f"{count} processes were started, but Run.mesh is None, so each would do "
+            "all of the work: set --gin.Run.mesh=@MeshShape()"
+        )
+
+
+def idle_devices(run: Run) -> list[str]:
+    """A line that says how many devices have no work, if any."""
+    devices = jax.device_count()
+    if run.mesh is not None or devices == 1:
+        return []
+    return [
+        f"{devices - 1} of {devices} devices have no work: "
+        "--gin.Run.mesh=@MeshShape() splits each batch among all"
+    ]
+
+
+def _settings(options: argparse.Namespace) -> list[str]:
+    """A line for each setting that must be the same everywhere."""
+    given = {k: x for k, x in vars(options).items() if k not in OWN_OPTIONS}
+    return [
+        f"prompt_tuning {__version__}, jax {jax.__version__}",
+        *(f"--{name} {value}" for name, value in sorted(given.items())),
+        *relevant(configuration.bound_config()),
+    ]

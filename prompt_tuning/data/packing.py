@@ -66,8 +66,7 @@ class PackedPlan(BatchPlan):
         shuffle: bool = True,
         maximum_length: int | None = None,
         accumulate: int = 1,
-        process_index: int = 0,
-        process_count: int = 1,
+        row_parts: int = 1,
     ):
         """Packs the examples.
 
@@ -76,7 +75,7 @@ class PackedPlan(BatchPlan):
           weight_counts: targets of each example whose weight is not zero.
           target_lengths: of each example of an encoder-decoder; None in a decoder-only
             model, whose targets are its inputs.
-          batch_size: packed rows of a micro-batch, over all processes.
+          batch_size: packed rows of a micro-batch.
           batch_tokens: in its place, most tokens of one, padding included (inputs and
             in an encoder-decoder targets).
           length: `T`; None for room for four average examples, and the longest.
@@ -84,14 +83,13 @@ class PackedPlan(BatchPlan):
           shuffle: whether each epoch has an order of its own.
           maximum_length: of a row: the model's positions minus the prompt's vectors.
           accumulate: `A`, micro-batches of a batch.
-          process_index: which share of each micro-batch this process reads.
-          process_count: among how many processes the rows of one are shared.
+          row_parts: among how many devices the rows of one are divided.
 
         Raises:
           InputError: if there is no example, or an argument is out of range.
         """
         check_lengths(input_lengths, maximum_length)
-        sharing = Sharing(accumulate, process_index, process_count)
+        sharing = Sharing(accumulate, row_parts)
         same_tokens = target_lengths is None
         super().__init__(
             len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
@@ -106,9 +104,9 @@ class PackedPlan(BatchPlan):
         targets = self.length if same_tokens else packing.positions
         self._shape = BatchShape(self.length, targets, packing.positions)
         tokens = self.length if same_tokens else self.length + targets
-        limit = BatchSize(batch_size, batch_tokens).limit(tokens, process_count)
+        limit = BatchSize(batch_size, batch_tokens).limit(tokens)
         if not shuffle or batch_tokens is not None:
-            limit = min(limit, sharing.even(len(self._rows) // accumulate))
+            limit = min(limit, max(len(self._rows) // accumulate, 1))
         self._batch_rows = limit * accumulate
 
     def _compute_epoch(self, random: np.random.Generator) -> Epoch:

@@ -27,13 +27,13 @@ of the time of the blocks."""
 
 @dataclasses.dataclass(frozen=True)
 class PlannedBatch:
-    """The examples of one batch that this process reads, and the shape they go into.
+    """The examples of one batch, and the shape they go into.
 
     Attributes:
-      rows: the example of each row, `[A * B]` (`A` micro-batches of `B` rows, this
-        process's share of each, one after the other); `FILLING` (-1) where there is
-        none. In a packed batch `[A * B, n]`: each row's examples, which stand one after
-        the other without a gap; `n` is the same for every batch of a plan.
+      rows: the example of each row, `[A * B]` (`A` micro-batches of `B` rows, one
+        after the other); `FILLING` (-1) where there is none. In a packed batch
+        `[A * B, n]`: each row's examples, which stand one after the other without a
+        gap; `n` is the same for every batch of a plan.
       input_length: `T`.
       target_length: `U`.
       positions: `m`, room for the targets of a row that carry weight.
@@ -68,43 +68,37 @@ class Epoch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How a batch is cut: in micro-batches, and each of these among processes.
+    """How a batch is cut: in micro-batches, and each of these among devices.
 
     Attributes:
       accumulate: `A`, micro-batches of a batch, all of one shape.
-      process_index: which share of each micro-batch this process reads.
-      process_count: among how many processes the rows of one are shared.
+      row_parts: among how many devices the rows of one are divided. A micro-batch of
+        another number of rows gets `FILLING` behind them, so that what is planned is
+        the same on any number of devices.
 
     Raises:
-      InputError: if a number is out of range.
+      InputError: if there is no micro-batch.
     """
 
     accumulate: int = 1
-    process_index: int = 0
-    process_count: int = 1
+    row_parts: int = 1
 
     def __post_init__(self):
         if self.accumulate < 1:
             raise InputError(f"accumulate is {self.accumulate}, expected at least 1")
-        if not 0 <= self.process_index < self.process_count:
-            raise InputError(
-                f"process {self.process_index} of {self.process_count}: expected an "
-                "index from 0 to one less than the count"
-            )
 
-    def even(self, rows: int) -> int:
-        """So many rows or fewer, that all processes can share; at least one each."""
-        return max(rows // self.process_count, 1) * self.process_count
-
-    def mine(self, rows: np.ndarray) -> np.ndarray:
-        """This process's rows of a whole batch's, micro-batch after micro-batch."""
-        cut = rows.reshape(self.accumulate, self.process_count, -1, *rows.shape[1:])
-        return cut[:, self.process_index].reshape(-1, *rows.shape[1:])
+    def filled(self, rows: np.ndarray) -> np.ndarray:
+        """A batch's rows, each micro-batch of so many that they can be divided."""
+        cut = rows.reshape(self.accumulate, -1, *rows.shape[1:])
+        missing = [(0, 0)] * cut.ndim
+        missing[1] = (0, -cut.shape[1] % self.row_parts)
+        cut = np.pad(cut, missing, constant_values=FILLING)
+        return cut.reshape(-1, *rows.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSize:
-    """How many rows a micro-batch has, over all processes.
+    """How many rows a micro-batch has.
 
     Attributes:
       rows: of every micro-batch; None where `tokens` says it.
@@ -124,27 +118,21 @@ class BatchSize:
             if size is not None and size < 1:
                 raise InputError(f"{name} is {size}, expected at least 1")
 
-    def limit(self, row_tokens: int, process_count: int) -> int:
+    def limit(self, row_tokens: int) -> int:
         """Most rows of a micro-batch whose rows have so many tokens.
 
         Raises:
-          InputError: if there is not a row for each process, or rows cannot be shared.
+          InputError: if one row has more.
         """
         if self.tokens is None:
             assert self.rows is not None
-            if self.rows % process_count:
-                raise InputError(
-                    f"batch_size is {self.rows}, expected a multiple of "
-                    f"{process_count}, the number of processes that share each batch"
-                )
             return self.rows
-        if self.tokens < row_tokens * process_count:
+        if self.tokens < row_tokens:
             raise InputError(
-                f"batch_tokens is {self.tokens}, but a batch of the longest examples "
-                f"has {row_tokens * process_count} tokens ({process_count} of "
-                f"{row_tokens}): expected at least so many, or a maximum length"
+                f"batch_tokens is {self.tokens}, but the longest example alone has "
+                f"{row_tokens} tokens: expected at least so many, or a maximum length"
             )
-        return self.tokens // row_tokens // process_count * process_count
+        return self.tokens // row_tokens
 
 
 class BatchPlan(abc.ABC):
@@ -189,7 +177,7 @@ class BatchPlan(abc.ABC):
         return sorted(set(self._epoch(0).shapes))
 
     def batch(self, index: int) -> PlannedBatch:
-        """This process's share of batch `index`, 0 or more; epochs follow each other.
+        """Batch `index`, 0 or more; epochs follow each other.
 
         Raises:
           IndexError: if `index` is negative.
@@ -199,7 +187,7 @@ class BatchPlan(abc.ABC):
         number, place = divmod(index, self.batches_per_epoch)
         epoch = self._epoch(number)
         return PlannedBatch(
-            self._sharing.mine(epoch.rows[place]),
+            self._sharing.filled(epoch.rows[place]),
             *epoch.shapes[place],
             same_tokens=self.same_tokens,
         )
@@ -209,7 +197,7 @@ class BatchPlan(abc.ABC):
         return map(self.batch, range(self.batches_per_epoch))
 
     def examples_before(self, index: int) -> int:
-        """How many examples all processes have met before batch `index`."""
+        """How many examples have been met before batch `index`."""
         number, place = divmod(index, self.batches_per_epoch)
         met = self._epoch(number).rows[:place]
         return number * self.examples + sum(int((rows >= 0).sum()) for rows in met)
@@ -228,7 +216,7 @@ class _Bucket(NamedTuple):
     Attributes:
       members: their numbers.
       shape: what they are padded to.
-      batch_rows: rows of a batch, over all micro-batches and processes.
+      batch_rows: rows of a batch, over all micro-batches.
       above: the bucket that gets those that do not fill a batch; None for the last.
     """
 
@@ -267,8 +255,7 @@ class BucketPlan(BatchPlan):
         rows_per_example: int = 1,
         maximum_length: int | None = None,
         accumulate: int = 1,
-        process_index: int = 0,
-        process_count: int = 1,
+        row_parts: int = 1,
     ):
         """Sorts the examples into buckets.
 
@@ -276,7 +263,7 @@ class BucketPlan(BatchPlan):
           input_lengths: of each example; see `Examples`.
           target_lengths: of each example.
           weight_counts: targets of each example whose weight is not zero.
-          batch_size: rows of a micro-batch, over all processes.
+          batch_size: rows of a micro-batch.
           batch_tokens: in its place, most tokens of one, padding included (inputs and
             in an encoder-decoder targets): short examples come in larger batches, and
             in smaller ones where there are too few to fill one.
@@ -291,8 +278,7 @@ class BucketPlan(BatchPlan):
           maximum_length: no row is padded beyond it: the model's positions minus the
             prompt's vectors.
           accumulate: `A`, micro-batches of a batch.
-          process_index: which share of each micro-batch this process reads.
-          process_count: among how many processes the rows of one are shared.
+          row_parts: among how many devices the rows of one are divided.
 
         Raises:
           InputError: if there is no example, or an argument is out of range.
@@ -300,7 +286,7 @@ class BucketPlan(BatchPlan):
         check_lengths(input_lengths, maximum_length)
         if buckets < 1:
             raise InputError(f"buckets is {buckets}, expected at least 1")
-        sharing = Sharing(accumulate, process_index, process_count)
+        sharing = Sharing(accumulate, row_parts)
         super().__init__(
             len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
         )
@@ -320,7 +306,7 @@ class BucketPlan(BatchPlan):
     def _limit(self, top: list[int]) -> int:
         """Most rows of a micro-batch of a bucket."""
         tokens = self._rows_per_example * (top[0] if self.same_tokens else sum(top))
-        return self._size.limit(tokens, self._sharing.process_count)
+        return self._size.limit(tokens)
 
     def _make_buckets(
         self, tops: Int64[np.ndarray, "b 2"], bucket_of_example: Int64[np.ndarray, "E"]
@@ -344,7 +330,7 @@ class BucketPlan(BatchPlan):
         limit = self._limit(top)
         if self._shuffle and self._size.tokens is None:
             return limit
-        return min(limit, self._sharing.even(count // self.accumulate))
+        return min(limit, max(count // self.accumulate, 1))
 
     def _shape(self, top: list[int]) -> BatchShape:
         inputs, second = top

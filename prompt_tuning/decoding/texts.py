@@ -16,6 +16,7 @@ from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel
 
 LENGTH_MULTIPLE = 16
+GENERATES = "continuing a text reads all weights for each token"
 
 
 def continue_all(
@@ -45,11 +46,12 @@ def continue_all(
       the new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive, and as `check_rows` and
-        `check_prompt_ids`.
+      InputError: if the batch size is not positive, or the weights are streamed, and
+        as `check_rows` and `check_prompt_ids`.
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
+    model.kept.refuse_streamed(GENERATES)
     check_rows(model, rows, new_tokens)
     check_prompt_ids(model, prompt_ids, len(rows))
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))

@@ -17,6 +17,7 @@ from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.parallel.layout import Layout
 from prompt_tuning.parallel.sharded import of_rows
 from prompt_tuning.pretrained import PromptedModel
+from prompt_tuning.streaming.program import of_batch
 from prompt_tuning.training.step import token_losses
 
 
@@ -27,6 +28,13 @@ def batch_losses(
     """The outcome at each of the batch's loss positions; see `token_losses`."""
     run = of_rows(layout, graph, functools.partial(token_losses, graph))
     return run(parameters, batch)
+
+
+def _losses(model: PromptedModel, parameters: Parameters, batch: Batch) -> TokenLoss:
+    if model.kept.streamed:
+        everything = model.kept.with_streamed(parameters)
+        return of_batch(model.graph, token_losses).forth({}, everything, batch)
+    return batch_losses(model.graph, model.layout, parameters, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +81,7 @@ def token_outcomes(
 
     Args:
       model: of which graph and config are used.
-      parameters: all parameters by path.
+      parameters: all that are in memory, by path.
       examples: what the plan's rows are numbers of.
       plan: one pass over all of them.
     """
@@ -85,9 +93,7 @@ def token_outcomes(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
     for index, batch in enumerate(batches):
-        outcome = jax.device_get(
-            batch_losses(model.graph, model.layout, parameters, batch)
-        )
+        outcome = jax.device_get(_losses(model, parameters, batch))
         arrays = np.stack([batch.loss_weights, outcome.nll, outcome.correct])
         rows = plan.batch(index).rows
         for place, row in enumerate(rows.reshape(len(rows), -1).tolist()):

@@ -15,6 +15,7 @@ from prompt_tuning.parallel.rules import ROW_AXES, SPLIT_NAMES, TENSOR, AxisRule
 
 GROUPS = "key_value_heads"
 VOCABULARY = "vocab"
+COMPUTED = (*SPLIT_NAMES, VOCABULARY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +61,12 @@ class Layout:
             )
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The mesh axes that a dimension is split over, where nothing else takes them.
+        """The mesh axes that a dimension is split over, beside the model's width.
 
         Axes of one device are left out: nothing is split over them.
         """
-        found = next((axes for rule, axes in self.rules.table if rule == name), ())
+        entry = self.rules.spec(f"a dimension {name!r}", (name, "embed"))[0]
+        found = (entry,) if isinstance(entry, str) else entry or ()
         return tuple(axis for axis in found if self.mesh.shape[axis] > 1)
 
     def parts(self, name: str) -> int:
@@ -107,7 +109,10 @@ class Layout:
           path: of the parameter.
           names: of its dimensions.
         """
-        whole = (GROUPS,) if self.shared_groups else ()
+        # Alike in all parameters, such as a kernel and its bias.
+        whole = [name for name in COMPUTED if name in names and not self.axes(name)]
+        if self.shared_groups:
+            whole.append(GROUPS)
         return self.rules.spec(path, names, whole=whole)
 
     def padded(self, names: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:

@@ -167,18 +167,25 @@ def gathered(
 
 
 def _gathered(layout: Layout, path: str, array: Array, names: tuple) -> Array:
-    spec = layout.spec(path, names)
     skipped = len(names) - array.ndim
     # Of key/value heads that devices share, each has the gradient of its own.
     in_part = layout.shared_groups and GROUPS in names
-    for place, (name, entry) in enumerate(zip(names, spec, strict=True)):
-        axes = (entry,) if isinstance(entry, str) else entry or ()
-        if name in (VOCABULARY, *_kept(layout)):
-            continue
-        for axis in axes:
-            if layout.mesh.shape[axis] > 1:
-                array = _whole(axis, place - skipped, in_part, array)
+    for place, axes in _brought(layout, path, names):
+        # Of several axes the last stands innermost.
+        for axis in reversed(axes):
+            array = _whole(axis, place - skipped, in_part, array)
     return array
+
+
+def _brought(
+    layout: Layout, path: str, names: tuple[str, ...]
+) -> Iterator[tuple[int, Axes]]:
+    """Of each dimension that is put together its place and its mesh axes."""
+    spec = layout.spec(path, names)
+    for place, (name, entry) in enumerate(zip(names, spec, strict=True)):
+        if name not in (VOCABULARY, *_kept(layout)):
+            axes = (entry,) if isinstance(entry, str) else entry or ()
+            yield place, tuple(axis for axis in axes if layout.mesh.shape[axis] > 1)
 
 
 def _kept(layout: Layout) -> tuple[str, ...]:
@@ -211,11 +218,7 @@ def gathers(names: tuple[str, ...], path: str) -> bool:
     layout = _layout.get()
     if layout is None:
         return False
-    spec = layout.spec(path, names)
-    return any(
-        entry is not None and name not in (VOCABULARY, *_kept(layout))
-        for name, entry in zip(names, spec, strict=True)
-    )
+    return any(axes for _, axes in _brought(layout, path, names))
 
 
 class Columns(NamedTuple):

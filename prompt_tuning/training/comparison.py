@@ -129,7 +129,8 @@ def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
     """The frozen model alone, reading rows as a placement says."""
     prompting = None if placement is None else Prompting(placement=placement)
     tuning = Tuning(prompting=prompting)
-    return open_pretrained(run.model, tuning, key=jax.random.key(run.seed))
+    key = jax.random.key(run.seed)
+    return open_pretrained(run.model, tuning, key=key, mesh=run.mesh)
 
 
 def _frozen(run: Run, evaluation: Evaluation, name: str) -> Compared:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from prompt_tuning.data.examples import Examples
 from prompt_tuning.decoding.texts import (
+    GENERATES,
     check_rows,
     continuation_text,
     continue_all,
@@ -170,6 +171,11 @@ class Evaluator:
         )
         return list(prediction_lines(system, findings, answers, self.categories))
 
+    @property
+    def completion_lengths(self) -> list[int]:
+        """Tokens of each example's completion."""
+        return [len(completion) for completion in self._rows[1]]
+
     @functools.cached_property
     def _rows(self) -> tuple[Rows, Rows, list[int] | None]:
         """What is given of each example, what is wanted, and which prompt it has."""
@@ -214,6 +220,7 @@ class Evaluator:
             room = longest + int(self._evaluation.data.add_eos)
             check_rows(self._model, self._rows[0] + self._content_free, room)
         if self._evaluation.generates:
+            self._model.kept.refuse_streamed(GENERATES)
             check_rows(self._model, self._rows[0], self._evaluation.new_tokens)
 
     def _generate(self, parameters: Parameters) -> Rows:

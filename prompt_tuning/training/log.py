@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from prompt_tuning.parallel.processes import is_first
+
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -37,6 +39,21 @@ class MetricsLog:
         self._lines.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
+
+
+class NoLog:
+    """That of a process whose neighbour writes the log."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Ends nothing."""
+
+
+def open_log(directory: Path, after_step: int) -> MetricsLog | NoLog:
+    """The log of a run, which the first of several processes writes."""
+    return MetricsLog(directory, after_step) if is_first() else NoLog()
 
 
 def _drop_lines(path: Path, after_step: int) -> None:

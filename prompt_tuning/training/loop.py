@@ -8,7 +8,6 @@ a checkpoint holds all that a step reads.
 import contextlib
 import dataclasses
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ from prompt_tuning import optim
 from prompt_tuning.checkpoints.adapter_files import SCALINGS
 from prompt_tuning.checkpoints.store import CheckpointStore, holds_checkpoints
 from prompt_tuning.data.batches import Batch, stream_batches
+from prompt_tuning.losses.objective import Objective
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel import processes
 from prompt_tuning.run import Run
 from prompt_tuning.training.early_stopping import (
     EXTRA,
@@ -29,15 +30,16 @@ from prompt_tuning.training.early_stopping import (
     open_patience,
     record_stop,
 )
-from prompt_tuning.training.log import MetricsLog
+from prompt_tuning.training.log import MetricsLog, NoLog, open_log
 from prompt_tuning.training.meter import Meter
-from prompt_tuning.training.opened import open_run
-from prompt_tuning.training.prepared import Training
+from prompt_tuning.training.opened import Opened, open_run
+from prompt_tuning.training.prepared import Step, Training
 from prompt_tuning.training.progress import Reporter
-from prompt_tuning.training.run_directory import claim
-from prompt_tuning.training.signals import stop_signals
+from prompt_tuning.training.run_directory import claim, open_store
+from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.streaming import StreamedStep
 
 
 class NotFiniteError(RuntimeError):
@@ -55,20 +57,33 @@ def prepare(run: Run) -> Training:
     examples = opened.examples()
     objective = opened.objective(examples)
     plan, evaluator = opened.plan(examples), opened.evaluator()
-    transfer = None if holds_checkpoints(run.directory) else opened.transfer()
+    goes_on = processes.on_first(lambda: holds_checkpoints(run.directory))
+    transfer = None if goes_on else opened.transfer()
     parameters = model.read_parameters()
     start = opened.start(parameters, transfer)
     _, frozen = optim.partition(parameters, opened.labels)
-    drops = model.drops
-    step = compile_step(
-        model.graph,
-        opened.optimizer,
-        dropout=drops,
-        objective=objective,
-        placement=model.placement,
-    )
+    step = _step(opened, objective)
     return Training(
         run, model, frozen, start, step, examples, plan, evaluator, transfer
+    )
+
+
+def _step(opened: Opened, objective: Objective) -> Step:
+    model = opened.model
+    if model.kept.streamed:
+        return StreamedStep(
+            model.graph,
+            opened.optimizer,
+            model.kept.streamed,
+            dropout=model.drops,
+            objective=objective,
+        )
+    return compile_step(
+        model.graph,
+        opened.optimizer,
+        dropout=model.drops,
+        objective=objective,
+        placement=model.placement,
     )
 
 
@@ -113,15 +128,17 @@ def train(
     """
     run = training.run
     directory = Path(run.directory)
-    claim(directory, config, training.fingerprint, record or {})
-    store = CheckpointStore(directory, run.keep_last, run.keep_best)
+    frozen_model = training.fingerprint
+    processes.check_same("frozen parameters", lambda: [frozen_model])
+    processes.on_first(lambda: claim(directory, config, frozen_model, record or {}))
+    store = open_store(run)
     messages: list[str] = []
     state = resume(training, store, messages.append)
     done = int(state.step)
     patience = open_patience(run, store.folder, done)
     with (
         make_reporter(done) as reporter,
-        contextlib.closing(MetricsLog(directory, done)) as log,
+        contextlib.closing(open_log(directory, done)) as log,
         stop_signals() as stopping,
     ):
         for message in messages:
@@ -134,7 +151,7 @@ def resume(
     training: Training, store: CheckpointStore, say: Callable[[str], None]
 ) -> TrainState:
     """The state of the newest whole checkpoint, or the start where there is none."""
-    newest = store.latest_valid(on_damage=say)
+    newest = processes.on_first(lambda: store.latest_valid(on_damage=say))
     if newest is None:
         return training.start
     say(resumed_message(newest, training.run.steps))
@@ -185,7 +202,7 @@ class _Loop:
         training: Training,
         recorder: "Recorder",
         reporter: Reporter,
-        stopping: threading.Event,
+        stopping: StopDue,
     ):
         self._training, self._run = training, training.run
         self._reporter, self._stopping = reporter, stopping
@@ -202,7 +219,7 @@ class _Loop:
             if pending is not None:
                 self._record(*pending)
             pending = (done, metrics, batch)
-            stop = self._stopping.is_set()
+            stop = self._stopping(done)
             if save_due(self._run, done) or stop:
                 self._record(*pending)
                 pending = None
@@ -211,7 +228,8 @@ class _Loop:
                 break
         reason = self._recorder.reason if done < last else None
         if reason is not None:
-            record_stop(Path(self._run.directory), done, reason)
+            if processes.is_first():
+                record_stop(Path(self._run.directory), done, reason)
             self._reporter.say(f"stopped after step {done} of {last}: {reason}")
         elif done < last:
             self._reporter.say(stopped_message(done, last))
@@ -254,7 +272,7 @@ class Recorder:
         self,
         training: Training,
         store: CheckpointStore,
-        log: MetricsLog,
+        log: MetricsLog | NoLog,
         patience: Patience | None = None,
     ):
         self._training, self._run = training, training.run
@@ -319,9 +337,10 @@ class Recorder:
         if self._patience is not None:
             self._patience = self._patience.after(done, measured)
             extra[EXTRA] = self._patience.state()
-        self._store.save(
-            done, kept.trained, kept.optimizer_state, extra, metrics=measured
-        )
+        if processes.is_first():
+            self._store.save(
+                done, kept.trained, kept.optimizer_state, extra, metrics=measured
+            )
         return measured
 
     def _evaluate(self, done: int, state: TrainState) -> dict[str, float]:

@@ -150,7 +150,8 @@ class Opened:
         if transfer is None:
             start = TrainState.create(trained, self.optimizer, key)
         else:
-            transfer.check_model({p: parameters[p] for p in self.model.plan.restored})
+            everything = self.model.kept.with_streamed(parameters)
+            transfer.check_model({p: everything[p] for p in self.model.plan.restored})
             start = transfer.start(trained, self.optimizer, key)
         check_storable(start.trained, start.optimizer_state)
         placement = self.model.placement
@@ -169,4 +170,5 @@ def open_run(run: Run) -> Opened:
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
     labels = optim.label(model.plan.abstract, run.groups)
+    model = dataclasses.replace(model, kept=model.kept.frozen(labels))
     return Opened(run, model, labels, optim.group_optimizer(run.groups, labels))

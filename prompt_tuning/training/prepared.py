@@ -1,6 +1,7 @@
 """A run that is ready to step: everything opened, checked and read."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from prompt_tuning.data.batches import Batch
@@ -10,10 +11,13 @@ from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import Run
-from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.transfer import Transfer
+
+Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
+"""Of a state (which it uses up), frozen parameters and a batch, the next state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Training:
     Attributes:
       run: what was asked for.
       model: the frozen model and the prompt as they start.
-      frozen: its frozen parameters.
+      frozen: its frozen parameters, but for those that are streamed.
       start: the state before the first step.
       step: the compiled step.
       examples: training examples.
@@ -36,14 +40,14 @@ class Training:
     model: PromptedModel
     frozen: Parameters
     start: TrainState
-    step: CompiledStep
+    step: Step
     examples: Examples | Candidates
     plan: BatchPlan
     evaluator: Evaluator | None
     transfer: Transfer | None = None
 
     def parameters(self, trained: Parameters) -> Parameters:
-        """All parameters of the model, the trained ones as given."""
+        """All parameters that are in memory, the trained ones as given."""
         return trained | self.frozen
 
     def advance(
@@ -58,7 +62,8 @@ class Training:
     @property
     def fingerprint(self) -> str:
         """By which the run knows its frozen model again."""
-        return fingerprint(self.frozen, self.model.placement)
+        frozen = self.model.kept.with_streamed(self.frozen)
+        return fingerprint(frozen, self.model.placement)
 
     def report(self) -> str:
         """What is restored, trained and frozen, with counts and bytes."""
@@ -70,7 +75,10 @@ class Training:
                 f"start_from {self.run.start_from}: ignored, the run goes on from a "
                 "checkpoint of its own"
             )
-        for name, leaves in (("trained", self.start.trained), ("frozen", self.frozen)):
+        groups = {"trained": self.start.trained, "frozen": self.frozen}
+        if self.model.kept.streamed:
+            groups["streamed"] = self.model.kept.streamed
+        for name, leaves in groups.items():
             count = sum(leaf.size for leaf in leaves.values())
             size = sum(leaf.nbytes for leaf in leaves.values())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")

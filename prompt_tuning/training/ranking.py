@@ -22,6 +22,7 @@ from prompt_tuning.parallel.layout import Layout
 from prompt_tuning.parallel.sharded import of_rows
 from prompt_tuning.pretrained import PromptedModel
 from prompt_tuning.run import DataSource
+from prompt_tuning.streaming.program import of_batch
 from prompt_tuning.training.step import row_nll
 
 
@@ -32,6 +33,15 @@ def batch_row_nll(
     """The nats of each row; see `row_nll`."""
     run = of_rows(layout, graph, functools.partial(row_nll, graph))
     return run(parameters, batch)
+
+
+def _row_nll(
+    model: PromptedModel, parameters: Parameters, batch: Batch
+) -> Float[Array, "B"]:
+    if model.kept.streamed:
+        everything = model.kept.with_streamed(parameters)
+        return of_batch(model.graph, row_nll).forth({}, everything, batch)
+    return batch_row_nll(model.graph, model.layout, parameters, batch)
 
 
 def rank_labels(
@@ -101,6 +111,8 @@ def completion_nats(
     order = np.argsort([len(example.inputs) for example in examples], kind="stable")
     nats = np.zeros(len(examples))
     most = max(int(np.count_nonzero(example.weights)) for example in examples)
+    if model.layout is not None:
+        batch_size = model.layout.dividable(batch_size)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         filled = np.full(batch_size, FILLING)
@@ -114,7 +126,7 @@ def completion_nats(
         batch = build_batch(
             examples, planned, model.config.pad_id, prompt_ids=prompt_ids
         )
-        found = batch_row_nll(model.graph, model.layout, parameters, batch)
+        found = _row_nll(model, parameters, batch)
         nats[rows] = np.asarray(found)[: len(rows)]
     return nats
 

@@ -1,12 +1,14 @@
 """A run directory belongs to one config and one frozen model, and says so."""
 
-import difflib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.checkpoints.store import CheckpointStore
+from prompt_tuning.errors import InputError, differences
+from prompt_tuning.parallel.processes import is_first, on_first
+from prompt_tuning.run import Run
 
 CONFIG_FILE = "config.gin"
 IDENTITY_FILE = "run.json"
@@ -40,18 +42,26 @@ def claim(
     write_atomically(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
+def open_store(run: Run) -> CheckpointStore:
+    """The run's checkpoints, mended where a kill left something half done.
+
+    Of several processes the first alone mends and writes.
+    """
+    writes = is_first()
+    store = CheckpointStore(
+        run.directory, run.keep_last, run.keep_best, read_only=not writes
+    )
+    # None reads before the first is done with mending.
+    on_first(lambda: None)
+    return store
+
+
 def _check_config(directory: Path, config: str) -> None:
     file = directory / CONFIG_FILE
     found = file.read_text() if file.exists() else ""
-    differing = [
-        line
-        for line in difflib.unified_diff(
-            _relevant(found), _relevant(config), n=0, lineterm=""
-        )
-        if not line.startswith(("---", "+++", "@@"))
-    ]
+    differing = differences(relevant(found), relevant(config))
     if differing:
-        shown = "\n  ".join(differing[:12])
+        shown = "\n  ".join(differing)
         raise InputError(
             f"{directory} belongs to a run with another config (- that run's, + this "
             f"one's):\n  {shown}\nchoose another Run.directory, or start that run "
@@ -59,7 +69,8 @@ def _check_config(directory: Path, config: str) -> None:
         )
 
 
-def _relevant(config: str) -> list[str]:
+def relevant(config: str) -> list[str]:
+    """A config's lines without comments and those that name the run's directory."""
     # gin breaks a long value off behind a backslash; put together it is one line.
     return [
         line

@@ -12,8 +12,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key
 
+from prompt_tuning.models.host_memory import is_on_host
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.parallel.placement import Placement
+from prompt_tuning.streaming.weights import LayeredWeight
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +49,7 @@ class TrainState:
 
 
 def fingerprint(
-    frozen: Mapping[str, Array],
+    frozen: Mapping[str, Array | LayeredWeight],
     placement: Placement | None = None,
     samples: int = 64,
 ) -> str:
@@ -63,11 +65,14 @@ def fingerprint(
     """
     digest = hashlib.sha256()
     for path in sorted(frozen):
-        leaf = frozen[path]
+        leaf: Any = frozen[path]
         shape = leaf.shape if placement is None else placement.abstract[path].shape
         size = math.prod(shape)
         digest.update(f"{path} {shape} {leaf.dtype}".encode())
         places = np.linspace(0, size - 1, min(samples, size)).astype(int)
+        if isinstance(leaf, jax.Array) and is_on_host(leaf):
+            # Single numbers are picked on the device, where it is not.
+            leaf = np.asarray(leaf)
         picked = leaf[np.unravel_index(places, shape)] if size else leaf
         if placement is not None:
             picked = placement.read(picked)

@@ -192,6 +192,7 @@ def prepare_sweep(
     plans = [dataclasses.replace(longest, run=m.run).plan(examples) for m in opened]
     evaluators = _evaluators(opened)
     drops = longest.model.drops
+    opened[0].model.kept.refuse_streamed("a sweep steps many members at once")
     parameters = opened[0].model.read_parameters()
     _, frozen = optim.partition(parameters, opened[0].labels)
     # One that has no checkpoint yet sends all of them back to the start.

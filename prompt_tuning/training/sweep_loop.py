@@ -8,7 +8,6 @@ up; the others go on.
 import contextlib
 import dataclasses
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from prompt_tuning.training.run_directory import (
     claim,
     write_atomically,
 )
-from prompt_tuning.training.signals import stop_signals
+from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import fingerprint
 from prompt_tuning.training.sweep import Member, Sweep
 from prompt_tuning.training.sweep_batches import SweepBatch, stream_sweep
@@ -219,7 +218,7 @@ class _SweepLoop:
         sweep: Sweep,
         recorders: Sequence[Recorder],
         reporter: Reporter,
-        stopping: threading.Event,
+        stopping: StopDue,
         diverged: Mapping[str, str],
     ):
         self._sweep, self._run = sweep, sweep.run
@@ -250,7 +249,7 @@ class _SweepLoop:
                 if pending is not None:
                     self._record(*pending)
                 pending = (done, metrics, batch)
-                stop = self._stopping.is_set()
+                stop = self._stopping(done)
                 if save_due(self._run, done) or stop:
                     self._record(*pending)
                     pending = None

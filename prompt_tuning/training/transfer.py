@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array
 
 from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.adapter import Adapter, Arrays
@@ -24,6 +25,7 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.prompts.projections import LoRA
+from prompt_tuning.streaming.weights import LayeredWeight
 from prompt_tuning.training.moments import Carried, carry_over
 from prompt_tuning.training.run_directory import recorded_model
 from prompt_tuning.training.state import TrainState, fingerprint
@@ -150,7 +152,7 @@ class Transfer:
         """The values that the source gives, by path."""
         return {p: x for p, x in self.source.leaves.items() if p in self.trained}
 
-    def check_model(self, restored: Parameters) -> None:
+    def check_model(self, restored: Mapping[str, Array | LayeredWeight]) -> None:
         """Warns if the source was trained beside another frozen model.
 
         Args:

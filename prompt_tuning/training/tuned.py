@@ -9,6 +9,7 @@ import numpy as np
 from prompt_tuning.checkpoints.store import FOLDER, best_or_latest, steps_in
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.processes import on_first
 from prompt_tuning.pretrained import PromptedModel, open_checkpoint, open_pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.run_directory import check_model
@@ -46,7 +47,8 @@ def load_tuned(
     )
     trained, parameters = _own(run, model), model.read_parameters()
     if trained:
-        frozen = {p: leaf for p, leaf in parameters.items() if p not in trained}
+        everything = model.kept.with_streamed(parameters)
+        frozen = {p: leaf for p, leaf in everything.items() if p not in trained}
         check_model(Path(run.directory), fingerprint(frozen, model.placement))
     return model, parameters | model.put(trained)
 
@@ -122,4 +124,5 @@ def best_checkpoint(run: Run) -> Path:
     Raises:
       InputError: if there is none, or all are damaged.
     """
-    return best_or_latest(Path(run.directory) / FOLDER)
+    folder = Path(run.directory) / FOLDER
+    return folder / on_first(lambda: best_or_latest(folder).name)

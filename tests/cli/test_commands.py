@@ -176,6 +176,7 @@ def test_exact_match_and_labels_are_measured_where_asked(
     assert 0 <= found["exact_match"] <= 1
 
 
+@pytest.mark.filterwarnings("default:1 of 3 completions are longer than")
 def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     """What the model says is the right answer to measure it by."""
     asked = ["a=", "hello="]

@@ -20,7 +20,9 @@ TEXT = 4 * 7 * D
 
 
 @functools.cache
-def exchanges(family: str, **shape: int) -> list[hlo.Collective]:
+def exchanges(
+    family: str, *, data: int = 1, fsdp: int = 1, tensor: int = 1
+) -> list[hlo.Collective]:
     """Those of a step that trains a soft prompt."""
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config)
@@ -28,7 +30,7 @@ def exchanges(family: str, **shape: int) -> list[hlo.Collective]:
     labels = optim.label(parameters, groups)
     trained, frozen = optim.partition(parameters, labels)
     optimizer = optim.group_optimizer(groups, labels)
-    layout = meshes.layout_of(MeshShape(**{"data": 1} | shape), config)
+    layout = meshes.layout_of(MeshShape(data=data, fsdp=fsdp, tensor=tensor), config)
     placement = meshes.placed(layout, graph, parameters)
     state = TrainState.create(trained, optimizer, jax.random.key(0))
     batch = dummies.make_batch(config, dummies.random_rows(ROWS))

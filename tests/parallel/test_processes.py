@@ -16,7 +16,7 @@ from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.checkpoints.store import FOLDER, CheckpointStore
 from prompt_tuning.cli.main import main
 from prompt_tuning.errors import InputError
-from prompt_tuning.parallel import last_words
+from prompt_tuning.parallel import last_words, processes
 from prompt_tuning.parallel.processes import Launch
 from prompt_tuning.parallel.watch import DONE, STOPPED, Watcher
 from tests import several_processes
@@ -37,8 +37,8 @@ def start(tmp_path_factory):
         return started[-1]
 
     yield begin
-    for processes in started:
-        processes.end()
+    for several in started:
+        several.end()
 
 
 def training(files, directory: Path, **macros) -> list[str]:
@@ -138,7 +138,7 @@ def test_where_one_is_killed_the_others_end_and_say_so(killed, files, start, tmp
     other = 1 - killed
     # JAX's runtime itself ends what has lost process 0.
     assert codes[other] == 3 if killed else codes[other] not in (0, None)
-    last = started.said(other).splitlines()[-1]
+    last = started.last_said(other)
     assert last.startswith(f"prompt-tuning: process {killed} of 2 has ")
     assert "the same command goes on from its last checkpoint" in last
     assert CheckpointStore(tmp_path / "run").latest_valid() is not None
@@ -170,11 +170,25 @@ def test_processes_with_different_data_are_refused_on_each(files, start, tmp_pat
         assert "-digest of 16 of them" in said
 
 
-def test_several_processes_need_a_mesh(files, start, tmp_path):
-    started = start(*[training(files, tmp_path / "run")[:-1]] * 2)
-    assert started.codes() == [2, 2]
-    for number in range(2):
-        assert "2 processes were started, but Run.mesh is None" in started.said(number)
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_what_stops_one_process_stops_the_others(lacking, files, start, tmp_path):
+    places = [tmp_path / "0", tmp_path / "1"]
+    for place in places:
+        place.mkdir()
+    write_pairs(places[1 - lacking] / "train.jsonl", UPPER[:16])
+    arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
+    started = start(*[arguments] * 2, places=places)
+    codes = started.codes()
+    assert (codes[lacking], codes[1 - lacking]) == (2, 3)
+    assert "train.jsonl" in started.said(lacking)
+    last = started.last_said(1 - lacking)
+    assert f"process {lacking} of 2 stopped with exit code 2" in last
+
+
+def test_several_processes_need_a_mesh(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    assert main(training(files, tmp_path / "run")[:-1]) == 2
+    assert "2 processes were started, but Run.mesh is None" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
