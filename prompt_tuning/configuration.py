@@ -20,6 +20,7 @@ import gin
 from gin import config as gin_config
 
 from prompt_tuning import optim
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.distillation import ContextDistillation
 from prompt_tuning.losses.objective import (
@@ -33,7 +34,6 @@ from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.models.rematerialization import Rematerialization
 from prompt_tuning.parallel.mesh import MeshShape
 from prompt_tuning.parallel.rules import AxisRules
-from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.prompts import initializers, multitask, prefix
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt

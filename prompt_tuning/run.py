@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.data_source import DataSource
 from prompt_tuning.errors import InputError
 from prompt_tuning.evaluation.settings import Evaluation
@@ -15,7 +16,6 @@ from prompt_tuning.losses.objective import (
 from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.optim import ParameterGroup
 from prompt_tuning.parallel.mesh import MeshShape
-from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.prompts.projections import AdapterSpec
 from prompt_tuning.settings import check_fields
 from prompt_tuning.tuning import PromptFactory, Tuning

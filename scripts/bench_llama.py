@@ -5,8 +5,9 @@ from pathlib import Path
 
 import jax
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.tuning import Tuning
 from scripts.bench_cases import LLAMA_CONFIG

@@ -23,10 +23,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning import optim
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge, split
-from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.prompts.initializers import from_file
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.training.compiled import CompiledStep

@@ -29,11 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import describe, split
-from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.streaming.kept import DEVICE, PLACES, STREAMED
 from prompt_tuning.streaming.weights import Reader

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning import configuration
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.cli.main import set_up_process, split_bindings
 from prompt_tuning.data.batches import stream_batches
 from prompt_tuning.data.tokenizers import given_ids
@@ -31,7 +32,7 @@ from prompt_tuning.decoding.sampling import temperature
 from prompt_tuning.decoding.texts import continue_all
 from prompt_tuning.losses.weights import COMPLETION, PADDING, SEPARATOR
 from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.loop import prepare, train

@@ -17,12 +17,13 @@ import jax
 import numpy as np
 
 from prompt_tuning import optim
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.decoding.texts import continue_texts
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.config import ModelConfig, t5_config
 from prompt_tuning.models.parameters import split
-from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from scripts import huggingface_export, skills

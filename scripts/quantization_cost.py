@@ -25,12 +25,13 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.cli.main import set_up_process
 from prompt_tuning.configuration import read_run
 from prompt_tuning.data.batches import Batch, build_batch
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge
-from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import DataSource, Run
 from prompt_tuning.training.tuned import load_tuned
 from scripts import quickstart, skills

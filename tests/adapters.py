@@ -19,13 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoint import Pretrained, open_checkpoint
 from prompt_tuning.checkpoints.adapter import Adapter
 from prompt_tuning.checkpoints.peft.modules import projections
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import merge
-from prompt_tuning.pretrained import Pretrained, open_checkpoint, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.tuning import tuning_of
 
 P = 5

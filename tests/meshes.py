@@ -39,7 +39,7 @@ NARROW = {
 Model = tuple[nnx.GraphDef, Parameters, Sequence[optim.ParameterGroup]]
 
 
-def devices(shape: MeshShape) -> list[jax.Device]:
+def devices(shape: MeshShape) -> list[Any]:
     """As many devices as a mesh takes."""
     return jax.devices()[: int(np.prod(list(shape.sizes.values())))]
 

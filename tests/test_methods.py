@@ -20,6 +20,7 @@ from flax import nnx
 from rich.console import Console
 
 from prompt_tuning import configuration
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.checkpoints.adapter import IA3, LORA, MULTITASK, Adapter
 from prompt_tuning.checkpoints.adapter_files import (
     read_adapter,
@@ -39,7 +40,7 @@ from prompt_tuning.decoding.texts import given_row
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import Parameters, merge
-from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.run import Run
 from prompt_tuning.training import loop

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.checkpoints import adapter_files, checkpoint_files
 from prompt_tuning.checkpoints.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
 from prompt_tuning.checkpoints.huggingface_config import read_config
@@ -21,7 +22,6 @@ from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import merge
 from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.training.exporting import adapters_of, as_peft_has_it
 from prompt_tuning.training.run_directory import CONFIG_FILE
 from prompt_tuning.training.sweep_summary import best_member

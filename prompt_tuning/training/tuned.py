@@ -6,11 +6,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from prompt_tuning.checkpoint import open_checkpoint
 from prompt_tuning.checkpoints.store import FOLDER, best_or_latest, steps_in
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
 from prompt_tuning.parallel.processes import on_first
-from prompt_tuning.pretrained import PromptedModel, open_checkpoint, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.run_directory import check_model
 from prompt_tuning.training.state import fingerprint

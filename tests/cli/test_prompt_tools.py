@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoint import Pretrained, read_vocabulary
 from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.cli.main import main
-from prompt_tuning.pretrained import Pretrained, read_vocabulary
 from prompt_tuning.prompts.recycling import METHODS
 
 # Along one axis, along another, and half way between them, of different lengths.

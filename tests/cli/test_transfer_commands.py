@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.peft.conversion import to_peft
 from prompt_tuning.checkpoints.peft.folder import write_folder
 from prompt_tuning.checkpoints.prompt_files import read_prompt
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.pretrained import Pretrained
 from prompt_tuning.run import Run
 from prompt_tuning.training.tuned import load_tuned
 from tests.adapters import (

@@ -7,13 +7,14 @@ import jax
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.data.batches import build_batch
 from prompt_tuning.data.candidates import Candidates
 from prompt_tuning.data.packing import PackedPlan
 from prompt_tuning.data.plan import BucketPlan
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.run import DataSource

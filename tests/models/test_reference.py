@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from prompt_tuning.checkpoint import Pretrained, open_checkpoint
 from prompt_tuning.checkpoints.huggingface import recipes
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.peft.conversion import from_peft
@@ -23,7 +24,7 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.parameters import merge
 from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.pretrained import Pretrained, open_checkpoint, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.training.step import row_nll

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.checkpoints.blocks import clipped
 from prompt_tuning.checkpoints.tensors import StoredTensor
 from prompt_tuning.models.config import t5_config
 from prompt_tuning.models.quantization import scale_path
 from prompt_tuning.parallel.mesh import MeshShape
 from prompt_tuning.parallel.placement import Placement, parts_of_devices
-from prompt_tuning.pretrained import Pretrained, PromptedModel, open_pretrained
+from prompt_tuning.pretrained import PromptedModel, open_pretrained
 from tests import dummies, meshes
 from tests.shared_data import SHARED, needs_shared
 

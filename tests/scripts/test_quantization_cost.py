@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_tuning.pretrained import BUNDLED
+from prompt_tuning.checkpoint import BUNDLED
 from scripts import load_cost, quantization_cost
 from tests.shared_data import SHARED, needs_shared
 

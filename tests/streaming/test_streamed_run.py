@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.pretrained import Pretrained, open_pretrained
+from prompt_tuning.pretrained import open_pretrained
 from prompt_tuning.training.state import fingerprint
 from tests import methods
 from tests.small_runs import (
