@@ -258,7 +258,7 @@ def _initialize(
     def initialize(key: Key[Array, ""]) -> Parameters:
         parameters = build(key)[1]
         chosen = {path: parameters[path] for path in paths}
-        return chosen if placement is None else placement.padded_tree(chosen)
+        return chosen if placement is None else placement.filled(chosen)
 
     if placement is None:
         return jax.jit(initialize)(key)

@@ -98,19 +98,25 @@ def batch_of(config: ModelConfig, *, tasks: bool = False, soft: int = 0) -> Batc
     return batch
 
 
+# Adam would make a whole step of the rounding of a gradient that is nearly zero.
+DESCENT = optax.sgd(0.01)
+
+
 def curve(
-    model: Model, batch: Batch, layout: Layout | None, *, steps: int = STEPS
+    model: Model,
+    batch: Batch,
+    layout: Layout | None,
+    *,
+    optimizer: optax.GradientTransformation = DESCENT,
 ) -> np.ndarray:
     """The losses of a run's first steps, with dropout, all in one program."""
     graph, parameters, groups = model
-    # Adam would make a whole step of the rounding of a gradient that is nearly zero.
-    descent = optax.sgd(0.01)
-    groups = [dataclasses.replace(group, optimizer=descent) for group in groups]
+    groups = [dataclasses.replace(group, optimizer=optimizer) for group in groups]
     labels = optim.label(parameters, groups)
     trained, frozen = optim.partition(parameters, labels)
     optimizer = optim.group_optimizer(groups, labels)
     state = TrainState.create(trained, optimizer, jax.random.key(1))
-    placement = None
+    placement: Placement | None = None
     if layout is not None:
         placement = placed(layout, graph, parameters)
         state = placement.put_tree(state)
@@ -126,6 +132,6 @@ def curve(
             state, metrics = step(state, frozen, batch)
             return state, metrics["loss"]
 
-        return jax.lax.scan(body, state, None, length=steps)[1]
+        return jax.lax.scan(body, state, None, length=STEPS)[1]
 
     return np.asarray(jnp.asarray(run(state, frozen, batch)))

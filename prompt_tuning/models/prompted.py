@@ -16,7 +16,7 @@ from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
 from prompt_tuning.models.parameters import optional_key
 from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.models.rows import Rows, rows_of
+from prompt_tuning.models.rows import Rows, check_together, rows_of
 from prompt_tuning.models.streams import AtBlocks, Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.prompts.deep import DeepPrompt
@@ -136,6 +136,8 @@ def ahead_of(stream: Stream, rows: Rows, real: Bool[Array, "P"] | None) -> Strea
     mask = None
     if real is not None:
         mask = real[None, None, None]
+    if ids is None and len(stream.hidden) > 1:
+        check_together(len(rows.lengths), len(stream.hidden))
     if ids is None or ids.ndim == 1:
         return dataclasses.replace(stream, later_rows=ids, later_mask=mask)
     assert rows.segment_ids is not None  # prompts by example are of packed rows

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from prompt_tuning import masks
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.models.attention import check_groups
+from prompt_tuning.parallel import parts
 
 
 class Rows(NamedTuple):
@@ -96,6 +97,19 @@ def places_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
 
 
+def check_together(rows: int, n: int) -> None:
+    """Refuses to group by `n` prompts what a mesh divides: each device has some rows.
+
+    Raises:
+      ValueError: with what to say in place of groups.
+    """
+    if parts.row_range(rows).total != rows:
+        raise ValueError(
+            f"rows that a mesh divides cannot be grouped by {n} prompts; say in "
+            "Batch.prompt_ids which prompt each row has"
+        )
+
+
 def rows_of(
     stacked: Float[Array, "N *rest"],
     rows: int,
@@ -106,5 +120,6 @@ def rows_of(
         return stacked
     if prompt_ids is not None:
         return stacked[prompt_ids]
+    check_together(rows, len(stacked))
     check_groups(rows, len(stacked))
     return jnp.repeat(stacked, rows // len(stacked), axis=0)

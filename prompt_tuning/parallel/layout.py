@@ -11,7 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import ParameterAxes
-from prompt_tuning.parallel.rules import ROW_AXES, SPLIT_NAMES, TENSOR, AxisRules
+from prompt_tuning.parallel.rules import (
+    ROW_AXES,
+    SPLIT_NAMES,
+    TENSOR,
+    AxisRules,
+    axes_of,
+)
 
 GROUPS = "key_value_heads"
 VOCABULARY = "vocab"
@@ -65,9 +71,12 @@ class Layout:
 
         Axes of one device are left out: nothing is split over them.
         """
-        entry = self.rules.spec(f"a dimension {name!r}", (name, "embed"))[0]
-        found = (entry,) if isinstance(entry, str) else entry or ()
-        return tuple(axis for axis in found if self.mesh.shape[axis] > 1)
+        spec = self.rules.spec(f"a dimension {name!r}", (name, "embed"))
+        return self.present(axes_of(spec[0]))
+
+    def present(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """Those of some mesh axes that have more than one device."""
+        return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
     def parts(self, name: str) -> int:
         """Among how many devices a dimension is divided."""
@@ -81,7 +90,7 @@ class Layout:
     @functools.cached_property
     def row_axes(self) -> tuple[str, ...]:
         """The mesh axes that the rows of a batch are split over."""
-        return tuple(axis for axis in ROW_AXES if self.mesh.shape[axis] > 1)
+        return self.present(ROW_AXES)
 
     @property
     def row_parts(self) -> int:
@@ -102,18 +111,36 @@ class Layout:
         """How an array is split that has a batch's rows first."""
         return PartitionSpec(self.row_axes or None)
 
+    def rows_of(self, batch: Any) -> PartitionSpec:
+        """How a batch's arrays are split, with or without an accumulation axis."""
+        return self.rows if batch.tokens.ndim == 2 else PartitionSpec(None, *self.rows)
+
     def spec(self, path: str, names: Sequence[str]) -> PartitionSpec:
         """How a parameter is split.
 
         Args:
           path: of the parameter.
           names: of its dimensions.
+
+        Raises:
+          InputError: if the rules split what devices compute in parts in two ways.
         """
         # Alike in all parameters, such as a kernel and its bias.
         whole = [name for name in COMPUTED if name in names and not self.axes(name)]
         if self.shared_groups:
             whole.append(GROUPS)
-        return self.rules.spec(path, names, whole=whole)
+        spec = self.rules.spec(path, names, whole=whole)
+        for name, entry in zip(names, spec, strict=True):
+            computed = name in COMPUTED and name not in whole
+            if computed and self.present(axes_of(entry)) != self.axes(name):
+                here = ", ".join(axes_of(entry)) or "nothing"
+                raise InputError(
+                    f"{path} {tuple(names)}: AxisRules splits {name!r} over {here} "
+                    f"here and over {', '.join(self.axes(name))} beside 'embed', but "
+                    "each device needs one part of it everywhere: change the rules of "
+                    "the other dimensions"
+                )
+        return spec
 
     def padded(self, names: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
         """A parameter's shape with a vocabulary that can be divided."""
@@ -147,7 +174,7 @@ class Layout:
         self, path: str, axes: ParameterAxes, shape: Sequence[int], spec: PartitionSpec
     ) -> None:
         for name, size, entry in zip(axes.names, shape, spec, strict=True):
-            split = (entry,) if isinstance(entry, str) else entry or ()
+            split = axes_of(entry)
             count = math.prod(self.mesh.shape[axis] for axis in split)
             if size % count:
                 raise InputError(
@@ -163,8 +190,7 @@ class Layout:
         is whole, but each device uses it for its own part of something.
         """
         spec = self.spec(path, axes.names)
-        flat = [e if isinstance(e, tuple) else (e,) for e in spec]
-        own = {axis for entry in flat for axis in entry}
+        own = {axis for entry in spec for axis in axes_of(entry)}
         inside: tuple[str, ...] = ()
         if axes.partial_over in SPLIT_NAMES:
             inside = self.axes(axes.partial_over)

@@ -1,11 +1,11 @@
 """The mesh: how many devices stand along each axis."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from prompt_tuning.errors import InputError
@@ -73,19 +73,20 @@ class MeshShape:
         """
         devices = jax.devices() if devices is None else devices
         sizes = self.sizes
-        fixed = int(np.prod([count for count in sizes.values() if count != -1]))
+        fixed = math.prod(count for count in sizes.values() if count != -1)
         asked = " x ".join(f"{name} {count}" for name, count in sizes.items())
-        if len(devices) % fixed:
+        free = -1 in sizes.values()
+        if free and len(devices) % fixed:
             raise InputError(
                 f"{len(devices)} devices cannot be arranged as {asked}: they are not a "
                 f"multiple of {fixed}"
             )
-        shape = [len(devices) // fixed if x == -1 else x for x in sizes.values()]
-        if int(np.prod(shape)) != len(devices):
+        if not free and fixed != len(devices):
             raise InputError(
                 f"{asked} takes {fixed} devices, but there are {len(devices)}; set one "
                 "of MeshShape's axes to -1, or start as many"
             )
+        shape = [len(devices) // fixed if x == -1 else x for x in sizes.values()]
         return jax.make_mesh(
             tuple(shape),
             MESH_AXES,

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.models.parameters import ParameterAxes
 from prompt_tuning.parallel.layout import GROUPS, VOCABULARY, Layout
-from prompt_tuning.parallel.rules import ROW_AXES, SPLIT_NAMES, TENSOR
+from prompt_tuning.parallel.rules import ROW_AXES, SPLIT_NAMES, TENSOR, axes_of
 
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar(
     "layout", default=None
@@ -47,19 +47,24 @@ def _axes(name: str) -> Axes:
     return () if layout is None else layout.axes(name)
 
 
+def _computed_axes(name: str) -> Axes:
+    """Of a dimension that each device computes its part of; others have none."""
+    return _axes(name) if name in SPLIT_NAMES else ()
+
+
 def _size(axes: Axes) -> int:
     return math.prod(jax.lax.axis_size(axis) for axis in axes)
 
 
 def entered(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     """What is whole on every device, as each uses it for its part of a dimension."""
-    axes = _axes(name) if name in SPLIT_NAMES else ()
+    axes = _computed_axes(name)
     return _entered(axes, x) if axes else x
 
 
 def reduced(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     """The sum of what the devices made, each of its part of a dimension."""
-    axes = _axes(name) if name in SPLIT_NAMES else ()
+    axes = _computed_axes(name)
     return _reduced(axes, x) if axes else x
 
 
@@ -184,8 +189,7 @@ def _brought(
     spec = layout.spec(path, names)
     for place, (name, entry) in enumerate(zip(names, spec, strict=True)):
         if name not in (VOCABULARY, *_kept(layout)):
-            axes = (entry,) if isinstance(entry, str) else entry or ()
-            yield place, tuple(axis for axis in axes if layout.mesh.shape[axis] > 1)
+            yield place, layout.present(axes_of(entry))
 
 
 def _kept(layout: Layout) -> tuple[str, ...]:
@@ -228,23 +232,20 @@ class Columns(NamedTuple):
       first: the first token of it.
       total: tokens of the whole vocabulary, padding not counted.
       count: places that this device has, padding counted.
+      axes: the mesh axes that the vocabulary is divided over.
+      padded: whether some device's places are padding.
     """
 
     first: Int[Array, ""] | int
     total: int
     count: int
+    axes: Axes = ()
+    padded: bool = False
 
     @property
     def whole(self) -> bool:
         """Whether every device has all of it."""
-        return not _axes(VOCABULARY)
-
-    @property
-    def padded(self) -> bool:
-        """Whether some device's places are padding."""
-        layout = _layout.get()
-        parts = 1 if layout is None else layout.parts(VOCABULARY)
-        return self.count * parts != self.total
+        return not self.axes
 
     @property
     def ids(self) -> Int[Array, "v"]:
@@ -253,16 +254,13 @@ class Columns(NamedTuple):
 
     def sum(self, x: Float[Array, "*lead v"]) -> Float[Array, "*lead"]:
         """A sum over the whole vocabulary."""
-        return _over(jax.lax.psum, jnp.sum(x, axis=-1))
+        total = jnp.sum(x, axis=-1)
+        return jax.lax.psum(total, self.axes) if self.axes else total
 
     def max(self, x: Float[Array, "*lead v"]) -> Float[Array, "*lead"]:
         """The highest number of the whole vocabulary."""
-        return _over(jax.lax.pmax, jnp.max(x, axis=-1))
-
-
-def _over(collective, x: Array) -> Array:
-    axes = _axes(VOCABULARY)
-    return collective(x, axes) if axes else x
+        highest = jnp.max(x, axis=-1)
+        return jax.lax.pmax(highest, self.axes) if self.axes else highest
 
 
 def columns(count: int) -> Columns:
@@ -272,7 +270,8 @@ def columns(count: int) -> Columns:
         return Columns(0, count, count)
     axes, total = layout.axes(VOCABULARY), layout.config.vocabulary_size
     first = jax.lax.axis_index(axes) * count if axes else 0
-    return Columns(first, total, count)
+    padded = count * layout.parts(VOCABULARY) != total
+    return Columns(first, total, count, axes, padded)
 
 
 def table_rows(table: Float[Array, "v D"], ids: Int[Array, "n"]) -> Float[Array, "n D"]:
@@ -286,7 +285,7 @@ def table_rows(table: Float[Array, "v D"], ids: Int[Array, "n"]) -> Float[Array,
     place = ids - own.first
     here = (place >= 0) & (place < own.count)
     found = jnp.take(table, place, axis=0, mode="clip")
-    return _over(jax.lax.psum, jnp.where(here[:, None], found, 0))
+    return jax.lax.psum(jnp.where(here[:, None], found, 0), own.axes)
 
 
 def whole_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"]:
@@ -295,8 +294,8 @@ def whole_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"]
     if own.whole:
         return logits
     axis = logits.ndim - 1
-    axes = _axes(VOCABULARY)
-    return jax.lax.all_gather(logits, axes, axis=axis, tiled=True)[..., : own.total]
+    every = jax.lax.all_gather(logits, own.axes, axis=axis, tiled=True)
+    return every[..., : own.total]
 
 
 def _vocabulary_axes() -> tuple[Axes, Axes]:

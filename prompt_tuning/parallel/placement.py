@@ -1,6 +1,7 @@
 """A model's arrays on a mesh: put there, and taken back whole."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -8,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from prompt_tuning.checkpoints.blocks import Block, clipped, extent
 from prompt_tuning.checkpoints.tensors import PartReader
 from prompt_tuning.models.parameters import (
     ParameterAxes,
-    Parameters,
     logical_axes,
     merge,
 )
@@ -61,7 +61,9 @@ class Placement:
 
     def put(self, path: str, array: np.ndarray | jax.Array) -> jax.Array:
         """A parameter on the mesh; of each process only its own parts are put."""
-        if isinstance(array, jax.Array) and array.shape == self.padded(path):
+        if isinstance(array, jax.Array):
+            if array.shape != self.padded(path):
+                array = jax.jit(self._filled, static_argnums=0)(path, array)
             return _put(array, self.shardings[path])
         return self.restore(path, lambda parts: [np.asarray(array[p]) for p in parts])
 
@@ -86,14 +88,24 @@ class Placement:
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-    def padded_tree(self, parameters: Parameters) -> Parameters:
-        """Parameters with zeros for what the vocabulary is longer by."""
+    def filled(self, tree: Tree) -> Tree:
+        """Parameters' arrays with zeros for what the vocabulary is longer by.
 
-        def pad(path: str, array: jax.Array) -> jax.Array:
-            sizes = zip(self.padded(path), array.shape, strict=True)
-            return jnp.pad(array, [(0, size - found) for size, found in sizes])
+        To be jitted; see `put_tree` for what else the tree may hold.
+        """
+        return self._by_parameter(tree, self._filled, lambda leaf: leaf)
 
-        return {path: pad(path, array) for path, array in parameters.items()}
+    def cropped(self, tree: Tree) -> Tree:
+        """The inverse of `filled`, to be jitted too."""
+
+        def crop(path: str, leaf: jax.Array) -> jax.Array:
+            return leaf[tuple(slice(size) for size in self.abstract[path].shape)]
+
+        return self._by_parameter(tree, crop, lambda leaf: leaf)
+
+    def _filled(self, path: str, leaf: jax.Array) -> jax.Array:
+        sizes = zip(self.padded(path), leaf.shape, strict=True)
+        return jnp.pad(leaf, [(0, size - found) for size, found in sizes])
 
     def put_tree(self, tree: Tree) -> Tree:
         """Arrays that hang on parameters' paths, such as an optimiser's averages.
@@ -123,25 +135,23 @@ class Placement:
 
     def whole(self, tree: Tree) -> Tree:
         """Such arrays whole on every device, and without padding."""
+        return self._gather(tree)
 
-        def crop(path: str, leaf: jax.Array) -> jax.Array:
-            return leaf[tuple(slice(size) for size in self.abstract[path].shape)]
-
-        def gather(tree: Tree) -> Tree:
-            return self._by_parameter(tree, crop, lambda leaf: leaf)
-
-        return jax.jit(gather, out_shardings=self.layout.whole)(tree)
+    @functools.cached_property
+    def _gather(self) -> Any:
+        return jax.jit(self.cropped, out_shardings=self.layout.whole)
 
     def read(self, array: jax.Array) -> np.ndarray:
         """An array that lies anywhere, on this process's host."""
-        return np.asarray(jax.jit(lambda x: x, out_shardings=self.layout.whole)(array))
+        return np.asarray(self._copy(array))
+
+    @functools.cached_property
+    def _copy(self) -> Any:
+        return jax.jit(jnp.copy, out_shardings=self.layout.whole)
 
     def put_rows(self, batch: Tree) -> Tree:
         """A batch's arrays, which have rows first, or second behind micro-batches."""
-        split = self.layout.rows
-        if batch.tokens.ndim > 2:  # type: ignore[attr-defined]
-            split = PartitionSpec(None, *split)
-        sharding = NamedSharding(self.layout.mesh, split)
+        sharding = NamedSharding(self.layout.mesh, self.layout.rows_of(batch))
         return jax.tree.map(lambda x: _put(x, sharding), batch)
 
     def _put_whole(self, leaf: Any) -> jax.Array:

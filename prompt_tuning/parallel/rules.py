@@ -118,7 +118,7 @@ class AxisRules:
                 raise InputError(
                     f"{path} {tuple(names)} cannot be split: the rule for {name!r} "
                     f"wants {', '.join(axes)}, which another of its dimensions has; "
-                    f"put the rule ({name!r}, None) behind it, or change AxisRules"
+                    f"add the rule ({name!r}, None), or change AxisRules"
                 )
         return PartitionSpec(*(_entry(found.get(name, ())) for name in names))
 
@@ -127,6 +127,11 @@ def _axes(target: Target) -> tuple[str, ...]:
     if target is None:
         return ()
     return (target,) if isinstance(target, str) else tuple(target)
+
+
+def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The mesh axes that a dimension's entry in a `PartitionSpec` names."""
+    return _axes(entry)
 
 
 def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:

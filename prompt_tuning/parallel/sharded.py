@@ -73,8 +73,9 @@ def gradient_of_sums(
 ) -> Gradient:
     """The gradient of what all rows add up to, from those of the devices' rows.
 
-    The devices' gradients and sums are added up once, at the end, in one exchange for
-    all parameters that are whole on every device.
+    The devices' gradients and sums are added up once, at the end: small ones that are
+    added up over the same mesh axes in one exchange. What is fully sharded was added up
+    on its way out of the blocks.
 
     Args:
       layout: the model's place on the mesh.
@@ -87,10 +88,9 @@ def gradient_of_sums(
       given: trees that every device has whole.
     """
     axes = logical_axes(merge(graph, trained | frozen))
-    split = layout.rows
-    if batch.tokens.ndim > 2:
-        split = PartitionSpec(None, *split)
     check_rows(layout, batch.tokens.shape[-2])
+    if batch.gold is not None:
+        check_rows(layout, batch.gold.shape[-1])
 
     def on_device(trained, frozen, batch, *given):
         with parts.split_by(layout):
@@ -105,7 +105,7 @@ def gradient_of_sums(
     return jax.shard_map(
         on_device,
         mesh=layout.mesh,
-        in_specs=(of_trained, of_frozen, split, *[whole] * len(given)),
+        in_specs=(of_trained, of_frozen, layout.rows_of(batch), *[whole] * len(given)),
         out_specs=(of_trained, whole),
         check_vma=False,
     )(trained, frozen, batch, *given)
@@ -166,7 +166,8 @@ def _added_over(over: tuple[str, ...], arrays: dict[Any, Array]) -> dict[Any, Ar
     found = {k: jax.lax.psum(x, over) for k, x in arrays.items() if k not in small}
     if not small:
         return found
-    flat = [x.astype(jnp.float32).ravel() for x in small.values()]
+    wide = jnp.result_type(jnp.float32, *small.values())
+    flat = [x.astype(wide).ravel() for x in small.values()]
     joined, start = jax.lax.psum(jnp.concatenate(flat), over), 0
     for name, array in small.items():
         piece = joined[start : start + array.size]

@@ -328,9 +328,12 @@ def train_step(
         graph, state.trained, frozen, batch, key, objective, layout
     )
     metrics = batch_metrics(graph, state.trained | frozen, batch, sums, objective)
+    if placement is not None:
+        # What pads a vocabulary is no parameter: the optimiser knows nothing of it.
+        state, gradient = placement.cropped((state, gradient))
     following, metrics = update(state, gradient, metrics, optimizer)
     if placement is not None:
-        following = placement.constrained(following)
+        following = placement.constrained(placement.filled(following))
     return following, metrics
 
 

@@ -182,6 +182,7 @@ def prepare_sweep(
         share.
     """
     check_alike({member.name: member.opened.run for member in members})
+    _refuse_meshes([member.opened.run for member in members])
     _check_trained(members)
     opened = [member.opened for member in members]
     own_batches = _own_batches(opened)
@@ -227,6 +228,19 @@ def prepare_sweep(
         at_once=at_once,
     )
     return Sweep(directory, tuple(prepared), step, own_batches)
+
+
+def _refuse_meshes(runs: Sequence[Run]) -> None:
+    """Refuses what would divide a model whose members step together.
+
+    Raises:
+      InputError: with what to change.
+    """
+    if any(run.mesh is not None for run in runs):
+        raise InputError(
+            "Run.mesh is set, but a sweep steps its members on one device: let "
+            "Run.mesh be None, or train the members one by one"
+        )
 
 
 def _own_batches(opened: Sequence[Opened]) -> bool:

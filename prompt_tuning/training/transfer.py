@@ -24,6 +24,7 @@ from prompt_tuning.checkpoints.prompt_files import find_checkpoint
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.placement import Placement
 from prompt_tuning.prompts.projections import LoRA
 from prompt_tuning.streaming.weights import LayeredWeight
 from prompt_tuning.training.moments import Carried, carry_over
@@ -152,15 +153,20 @@ class Transfer:
         """The values that the source gives, by path."""
         return {p: x for p, x in self.source.leaves.items() if p in self.trained}
 
-    def check_model(self, restored: Mapping[str, Array | LayeredWeight]) -> None:
+    def check_model(
+        self,
+        restored: Mapping[str, Array | LayeredWeight],
+        placement: Placement | None = None,
+    ) -> None:
         """Warns if the source was trained beside another frozen model.
 
         Args:
           restored: the parameters that this run's model has from its checkpoint.
+          placement: where they lie on a mesh; None on one device.
         """
         found = self.source.frozen_model
         frozen = {p: x for p, x in restored.items() if p not in self.source.leaves}
-        ours = fingerprint(frozen)
+        ours = fingerprint(frozen, placement)
         if found not in (None, ours):
             warnings.warn(
                 f"{self.source.origin} was trained on another frozen model, or one in "

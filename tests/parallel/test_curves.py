@@ -4,8 +4,10 @@ import functools
 import os
 
 import numpy as np
+import optax
 import pytest
 
+from prompt_tuning import optim
 from prompt_tuning.parallel.mesh import MeshShape
 from tests import dummies, meshes, methods
 
@@ -71,6 +73,20 @@ def check(name: str, family: str, mesh: str) -> None:
 @pytest.mark.parametrize("family", ["decoder", "t5"])
 def test_a_soft_prompt_learns_alike_on_every_mesh(family, mesh):
     check("soft prompt", family, mesh)
+
+
+def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
+    config = CONFIGS["decoder"]
+    graph, parameters = dummies.prompted(config)
+    model = (graph, parameters, [optim.ParameterGroup((".*",), optim.adafactor(0.1))])
+    factored = optax.adafactor(0.01, min_dim_size_to_factor=8)
+    layout = meshes.layout_of(MeshShape(data=1, tensor=2), config)
+    assert layout.padded(("vocab", "embed"), (31, 16)) == (32, 16)
+    curves = [
+        meshes.curve(model, meshes.batch_of(config), place, optimizer=factored)
+        for place in (None, layout)
+    ]
+    np.testing.assert_allclose(*curves, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "family", "mesh"), CHOSEN)

@@ -72,6 +72,11 @@ def test_a_collision_without_a_way_out_is_refused():
             8,
             r"data 2 x fsdp 1 x tensor 1 takes 2 devices, but there are 8",
         ),
+        (
+            {"data": 16},
+            8,
+            r"data 16 x fsdp 1 x tensor 1 takes 16 devices, but the",
+        ),
         ({"data": 0}, 8, r"MeshShape.data is 0, expected a number of devices, or -1"),
         ({"data": -1, "fsdp": -1}, 8, r"-1 for data and fsdp; let one of them be"),
     ],
@@ -120,13 +125,42 @@ def test_rows_that_cannot_be_divided_are_refused():
         check_rows(layout, 6)
 
 
-@pytest.mark.parametrize("preset", ["t5x_2_1", "t5x_2_2"])
-def test_full_tuning_has_the_same_gradient_by_any_rules(preset):
+RULES = {
+    "t5x_2_1": AxisRules("t5x_2_1"),
+    "t5x_2_2": AxisRules("t5x_2_2"),
+    "over two axes": AxisRules(
+        rules=[
+            *((name, None) for name in ("vocab", "heads", "key_value_heads", "mlp")),
+            ("embed", ("fsdp", "tensor")),
+        ]
+    ),
+    "whatever is left": AxisRules(
+        rules=[
+            ("embed", "tensor"),
+            ("vocab", "fsdp"),
+            *((name, None) for name in ("heads", "key_value_heads", "mlp")),
+        ]
+    ),
+}
+
+
+def test_what_is_computed_in_parts_is_split_alike_everywhere():
+    rules = [("relative_buckets", "tensor"), ("heads", "tensor"), ("heads", None)]
+    rules += [("key_value_heads", "tensor")]
+    layout = meshes.layout_of(
+        MeshShape(data=1, tensor=2), dummies.T5_GATED, AxisRules(rules=rules)
+    )
+    with pytest.raises(InputError, match="splits 'heads' over nothing here and"):
+        layout.spec("the bias", ("heads", "relative_buckets"))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_full_tuning_has_the_same_gradient_by_any_rules(name):
     graph, parameters = dummies.prompted(dummies.LLAMA)
     batch = dummies.make_batch(dummies.LLAMA, dummies.random_rows(meshes.ROWS))
     alone, _ = jax.jit(gradients, static_argnums=0)(graph, parameters, {}, batch, None)
     shape = MeshShape(data=1, fsdp=2, tensor=4)
-    layout = meshes.layout_of(shape, dummies.LLAMA, AxisRules(preset))
+    layout = meshes.layout_of(shape, dummies.LLAMA, RULES[name])
     placement = meshes.placed(layout, graph, parameters)
     put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
 
