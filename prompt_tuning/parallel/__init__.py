@@ -57,8 +57,8 @@ the same command, on any number of processes, goes on from the last checkpoint (
 `last_words`).
 
 **What moves between devices**: the trained parameters' gradient once a step over `data`
-and `fsdp`; over `fsdp` each block's weights as well, forward and again backward, for every
-micro-batch; over `tensor` two sums in each block, forward and backward, which want the
-fastest links: let it divide the number of devices of a host, whose devices then stand
-next to each other along it.
+and `fsdp`; over `fsdp` each block's weights as well, forward and again backward, for
+every micro-batch; over `tensor` two sums in each block, forward and backward, which
+want the fastest links: let it divide the number of devices of a host, whose devices
+then stand next to each other along it.
 """
