@@ -197,7 +197,11 @@ def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     assert found["exact_match"] == pytest.approx(2 / 3, abs=1e-4)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"]]
+    + [[command, "--help"] for command in ("train", "sweep", "convert", "memory")],
+)
 def test_help_does_not_wait_for_jax(arguments):
     code = (
         "import sys; from prompt_tuning.cli.main import main\n"

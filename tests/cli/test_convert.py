@@ -1,7 +1,6 @@
 """`prompt-tuning convert`, from its arguments to files and what it prints."""
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +66,9 @@ def refused(capsys, *arguments) -> str:
     return capsys.readouterr().err
 
 
-def test_help_is_instant(capsys):
-    start = time.perf_counter()
+def test_help_names_the_base_model(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["convert", "--help"])
-    assert time.perf_counter() - start < 1
     assert "--base_model" in capsys.readouterr().out
 
 

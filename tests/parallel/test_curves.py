@@ -35,10 +35,7 @@ CASES = [
 # Some ways in which what is trained meets what is split; EVERY_MESH=1 runs all methods
 # on all models and meshes.
 SOME = [
-    ("soft prompt behind the text", "t5"),
-    ("dropout in a prompt", "gpt2"),
     ("several tasks: add", "decoder"),
-    ("deep prompt, added", "t5"),
     ("projected prefix", "decoder"),
     ("prompts in encoder and decoder", "t5"),
     ("IA3", "gpt2"),
@@ -69,9 +66,17 @@ def check(name: str, family: str, mesh: str) -> None:
     np.testing.assert_allclose(found, alone(name, family), rtol=1e-5)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("family", ["decoder", "t5"])
-def test_a_soft_prompt_learns_alike_on_every_mesh(family, mesh):
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [
+        ("decoder", "data 2, tensor 2"),
+        ("decoder", "fsdp 2"),
+        ("decoder", EVERYTHING),
+        ("t5", "data 2, tensor 2"),
+        ("t5", EVERYTHING),
+    ],
+)
+def test_a_soft_prompt_learns_alike(family, mesh):
     check("soft prompt", family, mesh)
 
 

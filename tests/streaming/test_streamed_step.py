@@ -81,8 +81,10 @@ def assert_equal(found, expected, trained):
         np.testing.assert_allclose(gradient[path], usual_gradient[path], atol=1e-5)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("family", dummies.FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "micro_batches"),
+    [("llama", 1), ("gpt2", 2), ("t5_original", 1), ("t5_gated", 2)],
+)
 def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
     config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
     graph, (trained, frozen, blocks, rest) = prompted(config)
@@ -101,7 +103,6 @@ def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("Wayward prompt", "llama"),
         ("dropout in a prompt", "gpt2"),
         ("deep prompt, added", "llama"),
         ("key/value prefix", "t5_gated"),
@@ -258,7 +259,7 @@ def test_what_cannot_be_streamed_is_refused(function: Any, said):
         StreamedFunction(function).forth({}, {"stack": stack})
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "t5_gated"])
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_blocks_bring_their_weights_from_pinned_memory(family):
     config = dataclasses.replace(dummies.FAMILIES[family], feed_forward_width=20)
     graph, (trained, frozen, blocks, rest) = prompted(config, length=5)
