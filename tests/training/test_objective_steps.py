@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_the_formula_whole_and_in_micro_batches(name):
         np.testing.assert_allclose(gradient[PROMPT], expected[PROMPT], atol=2e-5)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_penalty_is_added_once(monkeypatch, accumulate):
     """Half the squared norm of the prompt, whose gradient is the prompt."""
 
@@ -140,7 +140,7 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
     )
 
 
-@pytest.mark.parametrize("name", ["t5x", "cross_entropy"])
+@pytest.mark.parametrize("name", ["cross_entropy"])
 def test_members_of_a_sweep_descend_what_each_would_alone(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
@@ -180,8 +180,8 @@ def test_evaluation_measures_plain_nats():
     np.testing.assert_allclose(sums.loss / sums.weight, plain(batch), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_steps_lower_each_loss(name):
+@pytest.mark.parametrize("name", ["t5x", *CLASSES])
+def test_steps_lower_the_loss(name):
     graph, trained, frozen = prepared()
     batch, optimizer = made_batch(OBJECTIVES[name]), optim.adafactor(0.1)
     state = TrainState.create(trained, optimizer, jax.random.key(0))
