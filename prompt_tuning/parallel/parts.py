@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.models.parameters import ParameterAxes
-from prompt_tuning.parallel.layout import GROUPS, VOCABULARY, Layout
+from prompt_tuning.parallel.layout import COMPUTED, GROUPS, VOCABULARY, Layout
 from prompt_tuning.parallel.rules import ROW_AXES, SPLIT_NAMES, TENSOR, axes_of
 
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar(
@@ -84,6 +84,17 @@ def _reduced(axes, x):
 _reduced.defvjp(lambda axes, x: (jax.lax.psum(x, axes), None), lambda axes, _, g: (g,))
 
 
+def _own_part(x: Array, axes: Axes, place: int = 0) -> Array:
+    """Of an array that every device has whole, this one's share of a dimension."""
+    size = x.shape[place] // _size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, _first(axes, size), size, axis=place)
+
+
+def _first(axes: Axes, count: int) -> Int[Array, ""] | int:
+    """The number of the first of this device's `count` of something."""
+    return jax.lax.axis_index(axes) * count if axes else 0
+
+
 def own_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
     """Of all key/value heads the one that this device's heads look at.
 
@@ -104,9 +115,7 @@ def own_prefix_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead 
         return made
     if layout.shared_groups:
         return own_groups(made)
-    size = made.shape[-2] // layout.parts(GROUPS)
-    first = jax.lax.axis_index(layout.axes(GROUPS)) * size
-    return jax.lax.dynamic_slice_in_dim(made, first, size, axis=made.ndim - 2)
+    return _own_part(made, layout.axes(GROUPS), made.ndim - 2)
 
 
 def group_count(groups: int) -> int:
@@ -118,15 +127,12 @@ def group_count(groups: int) -> int:
 def head_range(heads: int) -> "RowRange":
     """Where this device's heads stand among all."""
     axes = _axes("heads")
-    if not axes:
-        return RowRange(0, heads)
-    return RowRange(jax.lax.axis_index(axes) * heads, heads * _size(axes))
+    return RowRange(_first(axes, heads), heads * _size(axes))
 
 
 def first_column(columns: int) -> Int[Array, ""] | int:
     """The number of the first of this device's feed-forward columns."""
-    axes = _axes("mlp")
-    return jax.lax.axis_index(axes) * columns if axes else 0
+    return _first(_axes("mlp"), columns)
 
 
 class RowRange(NamedTuple):
@@ -139,10 +145,8 @@ class RowRange(NamedTuple):
 def row_range(rows: int) -> RowRange:
     """Where a device's rows stand in the batch."""
     layout = _layout.get()
-    if layout is None or not layout.row_axes:
-        return RowRange(0, rows)
-    first = jax.lax.axis_index(layout.row_axes) * rows
-    return RowRange(first, rows * layout.row_parts)
+    axes = () if layout is None else layout.row_axes
+    return RowRange(_first(axes, rows), rows * _size(axes))
 
 
 def everywhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
@@ -188,12 +192,8 @@ def _brought(
     """Of each dimension that is put together its place and its mesh axes."""
     spec = layout.spec(path, names)
     for place, (name, entry) in enumerate(zip(names, spec, strict=True)):
-        if name not in (VOCABULARY, *_kept(layout)):
+        if name not in COMPUTED:
             yield place, layout.present(axes_of(entry))
-
-
-def _kept(layout: Layout) -> tuple[str, ...]:
-    return tuple(name for name in SPLIT_NAMES if layout.axes(name))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -206,9 +206,7 @@ def _whole_backward(axis, place, in_part, _, g):
     if in_part or axis in ROW_AXES:
         return (jax.lax.psum_scatter(g, axis, scatter_dimension=place, tiled=True),)
     # Along `tensor` every device has the same gradient already.
-    size = g.shape[place] // jax.lax.axis_size(axis)
-    first = jax.lax.axis_index(axis) * size
-    return (jax.lax.dynamic_slice_in_dim(g, first, size, axis=place),)
+    return (_own_part(g, (axis,), place),)
 
 
 _whole.defvjp(
@@ -269,7 +267,7 @@ def columns(count: int) -> Columns:
     if layout is None:
         return Columns(0, count, count)
     axes, total = layout.axes(VOCABULARY), layout.config.vocabulary_size
-    first = jax.lax.axis_index(axes) * count if axes else 0
+    first = _first(axes, count)
     padded = count * layout.parts(VOCABULARY) != total
     return Columns(first, total, count, axes, padded)
 
@@ -325,7 +323,7 @@ def own_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
     if not rows:
         return x
     differentiable = jnp.issubdtype(x.dtype, jnp.floating)
-    return _own_rows(rows, x) if differentiable else _picked_rows(rows, x)
+    return _own_rows(rows, x) if differentiable else _own_part(x, rows)
 
 
 def summed_rows(x: Float[Array, "R *rest"]) -> Float[Array, "B *rest"]:
@@ -336,11 +334,6 @@ def summed_rows(x: Float[Array, "R *rest"]) -> Float[Array, "B *rest"]:
 
 def _joined_rows(rows: Axes, x: Array) -> Array:
     return jax.lax.all_gather(x, rows, axis=0, tiled=True) if rows else x
-
-
-def _picked_rows(rows: Axes, x: Array) -> Array:
-    size = len(x) // _size(rows)
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(rows) * size, size)
 
 
 def _added_rows(rows: Axes, tensor: Axes, x: Array) -> Array:
@@ -361,11 +354,11 @@ _shared_rows.defvjp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _own_rows(rows, x):
-    return _picked_rows(rows, x)
+    return _own_part(x, rows)
 
 
 _own_rows.defvjp(
-    lambda rows, x: (_picked_rows(rows, x), None),
+    lambda rows, x: (_own_part(x, rows), None),
     lambda rows, _, g: (_joined_rows(rows, g),),
 )
 
