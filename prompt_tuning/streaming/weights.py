@@ -87,7 +87,8 @@ def _let_go() -> None:
     Python next collects garbage, a while after the computation; what is then free the C
     library keeps until it is asked.
     """
-    gc.collect(0)
+    # The youngest two generations: between two layers Python may have collected once.
+    gc.collect(1)
     return_freed_memory()
 
 
