@@ -75,20 +75,26 @@ def read_layer(weights: Sequence[LayeredWeight], index: int) -> Layer:
     """One layer of some weights, on the device when this returns."""
     layer = []
     for weight in weights:
-        _let_go()
+        _give_back()
         layer.append(jax.device_put(weight.read(index)))
     return jax.block_until_ready(layer)
 
 
-def _let_go() -> None:
+def _let_go(layer: Layer) -> None:
+    """Takes a layer off the device, whatever else in Python still knows of it."""
+    for array in layer:
+        array.delete()
+    _give_back()
+
+
+def _give_back() -> None:
     """Gives memory back that held layers before.
 
     On a CPU an array is the memory that it was read into, of which JAX lets go when
-    Python next collects garbage, a while after the computation; what is then free the C
-    library keeps until it is asked.
+    Python next collects garbage, of any age; what is then free the C library keeps
+    until it is asked.
     """
-    # The youngest two generations: between two layers Python may have collected once.
-    gc.collect(1)
+    gc.collect(0)
     return_freed_memory()
 
 
@@ -131,5 +137,4 @@ class Reader:
                 compute(index, layer)
                 if self.seen is not None:
                     self.seen(index)
-                del layer
-                _let_go()
+                _let_go(layer)
