@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -260,24 +260,7 @@ class DataSource:
                 "what is given: set DataSource.prompt_loss_weight = 0.0, or use a "
                 "TokenObjective"
             )
-        same_tokens = model.config.architecture == "decoder_only"
-        if self.packing:
-            plan = functools.partial(
-                PackedPlan,
-                target_lengths=None if same_tokens else examples.target_lengths,
-                length=self.packed_length,
-            )
-        else:
-            plan = functools.partial(
-                BucketPlan,
-                target_lengths=examples.target_lengths,
-                same_tokens=same_tokens,
-                buckets=self.buckets,
-                rows_per_example=(
-                    examples.classes if isinstance(examples, Candidates) else 1
-                ),
-            )
-        return plan(
+        return self._kind_of_plan(model, examples)(
             examples.input_lengths,
             weight_counts=examples.weight_counts,
             batch_size=self.batch_size if self.batch_tokens is None else None,
@@ -287,6 +270,26 @@ class DataSource:
             maximum_length=model.maximum_length,
             accumulate=accumulate,
             row_parts=1 if layout is None else layout.row_parts,
+        )
+
+    def _kind_of_plan(
+        self, model: PromptedModel, examples: Examples | Candidates
+    ) -> Callable[..., BatchPlan]:
+        """A plan of packed rows, or of buckets, without what both are given."""
+        same_tokens = model.config.architecture == "decoder_only"
+        if self.packing:
+            return functools.partial(
+                PackedPlan,
+                target_lengths=None if same_tokens else examples.target_lengths,
+                length=self.packed_length,
+            )
+        per_example = examples.classes if isinstance(examples, Candidates) else 1
+        return functools.partial(
+            BucketPlan,
+            target_lengths=examples.target_lengths,
+            same_tokens=same_tokens,
+            buckets=self.buckets,
+            rows_per_example=per_example,
         )
 
     def _check_batches(self) -> None:

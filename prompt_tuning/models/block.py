@@ -163,6 +163,34 @@ class Block(nnx.Module):
         Returns:
           the positions, and the keys and values that each stream made.
         """
+        mixed, fresh = self._mixed_self_attention(x, angles, views, past, key)
+        places = Places.of_positions(numbers, x.shape[-1])
+
+        def drop(x, name):
+            return dropout(x, self.dropout_rate, optional_key(key, name), places)
+
+        x = x + drop(mixed, "self_out")
+        if cross:
+            mixed = self._mixed_cross_attention(x, views, cross, key)
+            x = x + drop(mixed, "cross_out")
+        mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
+        return x + drop(mixed, "mlp_out"), fresh
+
+    def crossed(
+        self,
+        made: Sequence[KeyValues | None],
+        encoded: Sequence[Float[Array, "_ _ D"] | None],
+    ) -> tuple[KeyValues, ...]:
+        """Keys and values of encoders' outputs: as they were made before, or now."""
+        found = []
+        for before, output in zip(made, encoded, strict=True):
+            if before is None:
+                assert self.cross_attention is not None and output is not None
+                before = self.cross_attention.keys_values(output)
+            found.append(before)
+        return tuple(found)
+
+    def _mixed_self_attention(self, x, angles, views, past, key):
         normed = parts.entered(self.self_attention_norm(x), "heads")
         query, made = (
             self.self_attention.queries(normed),
@@ -190,31 +218,7 @@ class Block(nnx.Module):
         mixed = self.self_attention.mix(
             apart(query, views), sources, first_rows, optional_key(key, "self")
         )
-        places = Places.of_positions(numbers, x.shape[-1])
-
-        def drop(x, name):
-            return dropout(x, self.dropout_rate, optional_key(key, name), places)
-
-        x = x + drop(mixed, "self_out")
-        if cross:
-            mixed = self._mixed_cross_attention(x, views, cross, key)
-            x = x + drop(mixed, "cross_out")
-        mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
-        return x + drop(mixed, "mlp_out"), fresh
-
-    def crossed(
-        self,
-        made: Sequence[KeyValues | None],
-        encoded: Sequence[Float[Array, "_ _ D"] | None],
-    ) -> tuple[KeyValues, ...]:
-        """Keys and values of encoders' outputs: as they were made before, or now."""
-        found = []
-        for before, output in zip(made, encoded, strict=True):
-            if before is None:
-                assert self.cross_attention is not None and output is not None
-                before = self.cross_attention.keys_values(output)
-            found.append(before)
-        return tuple(found)
+        return mixed, fresh
 
     def _mixed_cross_attention(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder

@@ -208,10 +208,7 @@ def prepare_sweep(
             frozen=frozen,
             start=this.start(parameters | this.model.initialize(), transfer),
             step=compile_step(
-                this.model.graph,
-                this.optimizer,
-                dropout=drops,
-                objective=objective,
+                this.model.graph, this.optimizer, dropout=drops, objective=objective
             ),
             examples=examples,
             plan=plan,
