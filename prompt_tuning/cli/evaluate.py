@@ -61,7 +61,7 @@ def evaluate(options: argparse.Namespace) -> int:
         if options.predictions is not None:
             lines += evaluator.predictions(name, findings)
     console.print(comparison_table(found, run.evaluation))
-    note = _note(len(first), first.skipped, run.evaluation.resamples)
+    note = _note(first, run.evaluation.resamples)
     for text in (note, *idle_devices(run)):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if options.predictions is not None and is_first():
@@ -130,12 +130,17 @@ def _warn_of_cut_answers(evaluator: Evaluator, new_tokens: int) -> None:
         )
 
 
-def _note(examples: int, skipped: int, resamples: int) -> str:
+def _note(evaluator: Evaluator, resamples: int) -> str:
     """What the numbers are of."""
-    note = f"{examples:,} examples; 95 % of {resamples:,} bootstrap draws"
-    if not skipped:
-        return note
-    return f"{note}; {skipped:,} left out because they are too long"
+    parts = [f"{len(evaluator):,} examples", f"95 % of {resamples:,} bootstrap draws"]
+    if evaluator.skipped:
+        parts.append(f"{evaluator.skipped:,} left out because they are too long")
+    if evaluator.uncounted:
+        parts.append(
+            f"{evaluator.uncounted:,} first tokens, which the model without a prompt "
+            "has nothing to predict from, count in no column"
+        )
+    return "; ".join(parts)
 
 
 def comparison_table(found: Measured, evaluation: Evaluation) -> Table:

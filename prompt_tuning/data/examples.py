@@ -54,7 +54,11 @@ class Examples:
       skipped: how many were left out because they were too long.
       has_prompt_ids: whether the data says which prompt each has.
       has_advantages: whether it says their tokens' advantages.
+      uncounted: targets that would have weight, but are not measured because another
+        model that is measured beside has nothing to predict them from.
     """
+
+    uncounted = 0
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class SameTargets(Examples):
             has_advantages=own.has_advantages,
         )
         self.other = other
+        self.uncounted = int(own.weight_counts.sum() - other.weight_counts.sum())
 
     def __getitem__(self, index: int) -> Example:
         """Example `index`, with the other table's weights."""

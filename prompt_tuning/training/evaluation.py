@@ -121,6 +121,11 @@ class Evaluator:
         """Held-out rows that are left out because they are too long."""
         return self._examples.skipped
 
+    @property
+    def uncounted(self) -> int:
+        """Tokens that are not measured for the sake of another model's numbers."""
+        return self._examples.uncounted
+
     def __len__(self) -> int:
         return len(self._examples)
 

@@ -114,10 +114,13 @@ def test_an_article_of_which_nothing_is_left_is_in_no_column(model, prompt, tmp_
     with h5py.File(path, "a") as file:
         # A row that begins with the end of an article of which it has no more.
         file["token_type_ids"][0, 0] = 3  # pyright: ignore
-    compared = measured(opened(model, path, prompt, baseline=True))
-    for found in compared.values():
+    systems = opened(model, path, prompt, baseline=True)
+    uncounted = systems[0].evaluator.uncounted
+    for found in measured(systems).values():
         assert found[:, 1].tolist() == [2, 2]
-    assert len(measured(opened(model, path, prompt))["mine"]) == 3
+    alone = measured(opened(model, path, prompt))["mine"]
+    assert len(alone) == 3
+    assert uncounted == alone[:, 1].sum() - 4 > 0
 
 
 def test_a_texts_own_tokens_count_in_no_column(model, prompt, tmp_path):
