@@ -91,8 +91,12 @@ class Template:
         return runs
 
 
-def parse_template(template: str) -> Template:
+def parse_template(template: str, setting: str = "DataSource.template") -> Template:
     """Reads a template.
+
+    Args:
+      template: the text.
+      setting: that it is the value of, for messages.
 
     Raises:
       InputError: with the character at which it cannot be read, counted from 1.
@@ -100,7 +104,10 @@ def parse_template(template: str) -> Template:
     pieces: list[Piece] = []
     at = 0
     while at < len(template):
-        piece, stop = _piece_at(template, at)
+        try:
+            piece, stop = _piece_at(template, at)
+        except InputError as problem:
+            raise InputError(f"{setting}, {problem}") from problem
         before = pieces[-1] if pieces else None
         if isinstance(piece, Text) and isinstance(before, Text):
             pieces[-1] = Text(before.text + piece.text)
@@ -156,7 +163,7 @@ def _soft(template: str, at: int, found: re.Match[str]) -> Soft:
 
 def _problem(template: str, at: int, why: str) -> InputError:
     shown = template[at : at + 20]
-    return InputError(f"DataSource.template, character {at + 1}, {shown!r}: {why}")
+    return InputError(f"character {at + 1}, {shown!r}: {why}")
 
 
 def soft_counts(template: Template, tokenizer: Tokenizer | None) -> list[int]:

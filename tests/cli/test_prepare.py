@@ -111,7 +111,7 @@ def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
         (("--chat", "--chat_date", "today"), "chat_date is 'today', expected a day"),
         (("--special_tokens", '{"eos_token": ["a", "b"]}'), "to another token"),
         (("--prompt_template", "{soft:3} {a}"), "has soft pieces"),
-        (("--prompt_template", "{a"), "template"),
+        (("--prompt_template", "{a"), "--prompt_template, character 1"),
         (("--chat", "--prompt_prefix", "x"), "says itself what stands around"),
     ],
 )

@@ -113,8 +113,11 @@ class RecordReader:
         if not objects:
             raise InputError(f"{place}: the list is empty, expected at least one turn")
         category, weight = self._category(objects[0], place), 1.0
+        if self._category_of:
+            _check_alike(objects, self._format.category_key, place)
         if self._format.weight_key is not None:
             weight = _weight(objects[0], self._format.weight_key, place)
+            _check_alike(objects, self._format.weight_key, place)
         if any(self._format.messages_key in each for each in objects):
             _check_one_conversation(objects, place)
             messages = _messages(objects[0], self._format.messages_key, place)
@@ -163,10 +166,10 @@ class RecordReader:
 def _template(text: str | None, name: str) -> Template | None:
     if text is None:
         return None
-    template = parse_template(text)
+    template = parse_template(text, f"--{name}")
     if template.soft:
         raise InputError(
-            f"{name} {text!r} has soft pieces, which are a run's and not the data's; "
+            f"--{name} {text!r} has soft pieces, which are a run's and not the data's; "
             "put them into DataSource.template"
         )
     return template
@@ -214,6 +217,22 @@ def _weight(content: dict[str, Any], key: str, place: str) -> float:
             f"{MOST_WEIGHT:.4g} (float32), the weight of the line's loss"
         )
     return weight
+
+
+def _check_alike(objects: Sequence[dict[str, Any]], key: str, place: str) -> None:
+    """Refuses turns that say otherwise than the first what a whole line is or weighs.
+
+    Raises:
+      InputError: with both values.
+    """
+    first, *others = objects
+    for each in others:
+        if each.get(key, first[key]) != first[key]:
+            raise InputError(
+                f"{place}: {key!r} is {first[key]!r} in the first object of the list "
+                f"and {each[key]!r} in another, but a line is one article, with one of "
+                "it: give each a line of its own, or say it in the first alone"
+            )
 
 
 def _check_one_conversation(objects: Sequence[dict[str, Any]], place: str) -> None:

@@ -197,6 +197,22 @@ def test_unknown_categories_are_named(tmp_path, make):
         make(source, record=RecordFormat(categories=("math",)))
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "choice"),
+    [
+        ("category", "xy", {"categories": ("x", "y")}),
+        ("w", (1, 2), {"weight_key": "w"}),
+    ],
+)
+def test_turns_of_one_line_are_of_one_category_and_weight(
+    tmp_path, make, key, values, choice
+):
+    turns = [{"prompt": "", "completion": "a", key: value} for value in values]
+    source = write_jsonl(tmp_path / "a.jsonl", turns)
+    with pytest.raises(InputError, match=r"line 1: .* in the first object"):
+        make(source, record=RecordFormat(**choice))
+
+
 def test_inputs_that_hold_nothing_are_refused(tmp_path, make):
     empty = tmp_path / "a.jsonl"
     empty.touch()
