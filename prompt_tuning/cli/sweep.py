@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from prompt_tuning import configuration
+from prompt_tuning.cli.run_options import idle_devices
 from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
 from prompt_tuning.errors import InputError
 from prompt_tuning.run import Run
@@ -31,7 +32,8 @@ def sweep(options: argparse.Namespace) -> int:
     """Tunes many prompts at once, or goes on with a sweep that was stopped."""
     prepared = prepare(options)
     console = Console()
-    console.print(prepared.report(), markup=False, highlight=False, soft_wrap=True)
+    for text in (prepared.report(), *idle_devices(prepared.run)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     outcome = train_sweep(
         prepared,
         record={"xla_flags": os.environ.get("XLA_FLAGS", "")},

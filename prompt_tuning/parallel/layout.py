@@ -112,8 +112,8 @@ class Layout:
         return PartitionSpec(self.row_axes or None)
 
     def rows_of(self, batch: Any) -> PartitionSpec:
-        """How a batch's arrays are split, with or without an accumulation axis."""
-        return self.rows if batch.tokens.ndim == 2 else PartitionSpec(None, *self.rows)
+        """How a batch's arrays are split, with or without axes before the rows."""
+        return PartitionSpec(*[None] * (batch.tokens.ndim - 2), *self.rows)
 
     def spec(self, path: str, names: Sequence[str]) -> PartitionSpec:
         """How a parameter is split.

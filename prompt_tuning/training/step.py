@@ -248,6 +248,7 @@ def update(
     gradient: Parameters,
     metrics: Metrics,
     optimizer: optax.GradientTransformation,
+    placement: Placement | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Moves the trained parameters by a gradient.
 
@@ -256,10 +257,14 @@ def update(
       gradient: of the trained leaves.
       metrics: of the step's batch.
       optimizer: of the trained parameters.
+      placement: where the parameters lie on a mesh; None on one device.
 
     Returns:
       the next state, and the metrics of `train_step`.
     """
+    if placement is not None:
+        # What pads a vocabulary is no parameter: the optimiser knows nothing of it.
+        state, gradient = placement.cropped((state, gradient))
     with jax.named_scope("update"):
         updates, optimizer_state = optimizer.update(
             gradient, state.optimizer_state, state.trained
@@ -274,6 +279,8 @@ def update(
         optimizer_state=optimizer_state,
         step=state.step + 1,
     )
+    if placement is not None:
+        following = placement.constrained(placement.filled(following))
     return following, metrics
 
 
@@ -328,13 +335,7 @@ def train_step(
         graph, state.trained, frozen, batch, key, objective, layout
     )
     metrics = batch_metrics(graph, state.trained | frozen, batch, sums, objective)
-    if placement is not None:
-        # What pads a vocabulary is no parameter: the optimiser knows nothing of it.
-        state, gradient = placement.cropped((state, gradient))
-    following, metrics = update(state, gradient, metrics, optimizer)
-    if placement is not None:
-        following = placement.constrained(placement.filled(following))
-    return following, metrics
+    return update(state, gradient, metrics, optimizer, placement)
 
 
 def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:

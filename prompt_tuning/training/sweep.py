@@ -17,6 +17,7 @@ from jaxtyping import Array, Key
 
 from prompt_tuning import optim
 from prompt_tuning.checkpoints.store import holds_checkpoints
+from prompt_tuning.data.batches import Batch
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.losses.objective import TokenObjective
@@ -28,10 +29,11 @@ from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.loop import Training
 from prompt_tuning.training.opened import Opened
-from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.step import Metrics, compile_step
 from prompt_tuning.training.sweep_batches import load_for_all, reads_own_batches
 from prompt_tuning.training.sweep_step import (
     PROMPT,
+    States,
     compile_sweep_step,
     prompt_counts,
 )
@@ -104,6 +106,20 @@ class Sweep:
     def run(self) -> Run:
         """The first member's run; in steps, data and the like it stands for all."""
         return self.members[0].training.run
+
+    def advance(
+        self, states: States, batch: Batch
+    ) -> tuple[States, tuple[Metrics, ...]]:
+        """One step of all members; the states given are used up.
+
+        Args:
+          states: of the members.
+          batch: that all share, or all members' on a leading axis `K`.
+        """
+        placement = self.members[0].training.model.placement
+        if placement is not None:
+            batch = placement.put_rows(batch)
+        return self.step(states, self.frozen, batch)
 
     def report(self) -> str:
         """What the first member reports, and what the members share."""
@@ -182,7 +198,6 @@ def prepare_sweep(
         share.
     """
     check_alike({member.name: member.opened.run for member in members})
-    _refuse_meshes([member.opened.run for member in members])
     _check_trained(members)
     opened = [member.opened for member in members]
     own_batches = _own_batches(opened)
@@ -208,7 +223,11 @@ def prepare_sweep(
             frozen=frozen,
             start=this.start(parameters | this.model.initialize(), transfer),
             step=compile_step(
-                this.model.graph, this.optimizer, dropout=drops, objective=objective
+                this.model.graph,
+                this.optimizer,
+                dropout=drops,
+                objective=objective,
+                placement=this.model.placement,
             ),
             examples=examples,
             plan=plan,
@@ -223,21 +242,9 @@ def prepare_sweep(
         dropout=drops,
         objective=objective,
         at_once=at_once,
+        placements=[p for m in opened if (p := m.model.placement) is not None],
     )
     return Sweep(directory, tuple(prepared), step, own_batches)
-
-
-def _refuse_meshes(runs: Sequence[Run]) -> None:
-    """Refuses what would divide a model whose members step together.
-
-    Raises:
-      InputError: with what to change.
-    """
-    if any(run.mesh is not None for run in runs):
-        raise InputError(
-            "Run.mesh is set, but a sweep steps its members on one device: let "
-            "Run.mesh be None, or train the members one by one"
-        )
 
 
 def _own_batches(opened: Sequence[Opened]) -> bool:

@@ -34,7 +34,6 @@ from prompt_tuning.training.run_directory import (
     write_atomically,
 )
 from prompt_tuning.training.signals import StopDue, stop_signals
-from prompt_tuning.training.state import fingerprint
 from prompt_tuning.training.sweep import Member, Sweep
 from prompt_tuning.training.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.training.sweep_step import States
@@ -120,7 +119,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
                 f"{', '.join(known)}; this one has {', '.join(names)}. Choose another "
                 "Run.directory"
             )
-    frozen_model = fingerprint(sweep.frozen)
+    frozen_model = sweep.members[0].training.fingerprint
     # Those that are there first: where one is refused, nothing has been made.
     for member in sorted(
         sweep.members,
@@ -241,9 +240,7 @@ class _SweepLoop:
                 batches = recorder.meter.waiting(batches)
             while done < last and self._live and not stop:
                 batch = next(batches)
-                states, metrics = self._sweep.step(
-                    states, self._sweep.frozen, batch.whole
-                )
+                states, metrics = self._sweep.advance(states, batch.whole)
                 done += 1
                 # The step just sent off runs while the one before it is looked at.
                 if pending is not None:

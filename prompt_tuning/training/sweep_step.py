@@ -19,6 +19,7 @@ from jaxtyping import Array, Int
 from prompt_tuning.data.batches import Batch
 from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Objective
 from prompt_tuning.models.parameters import Parameters
+from prompt_tuning.parallel.placement import Placement
 from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import (
@@ -51,6 +52,7 @@ def sweep_step(
     dropout: bool,
     objective: Objective = NATS_PER_WEIGHT,
     at_once: int | None = None,
+    placements: Sequence[Placement] = (),
 ) -> tuple[States, tuple[Metrics, ...]]:
     """Moves the trained parameters of each member once.
 
@@ -65,10 +67,12 @@ def sweep_step(
       dropout: whether the model drops out.
       objective: what each member descends.
       at_once: members whose gradients are computed at once; None for `members_at_once`.
+      placements: where each member's parameters lie on a mesh; none on one device.
 
     Returns:
       the next states, and the metrics of each member as `train_step` gives them.
     """
+    layout = placements[0].layout if placements else None
     members = [state.trained for state in states]
     counts = prompt_counts(members)
     # Without dropout no state gives a key, and None is a tree without leaves.
@@ -80,12 +84,13 @@ def sweep_step(
         trained, counts, key, own_batch = own
         this = own_batch if own_batches else batch
         rest = frozen | counts
-        gradient, sums = gradients(graph, trained, rest, this, key, objective)
+        gradient, sums = gradients(graph, trained, rest, this, key, objective, layout)
         return gradient, batch_metrics(graph, trained | rest, this, sums, objective)
 
     stacked = stack(members)
     if at_once is None:
-        at_once = members_at_once(len(states), stacked, batch)
+        parts = 1 if layout is None else layout.row_parts
+        at_once = members_at_once(len(states), stacked, batch, parts)
     gradient, metrics = jax.lax.map(
         member_gradients,
         (stacked, counts, keys, batch if own_batches else None),
@@ -97,6 +102,7 @@ def sweep_step(
             {path: _own(gradient[path][k], leaf) for path, leaf in members[k].items()},
             {name: values[k] for name, values in metrics.items()},
             optimizers[k],
+            placements[k] if placements else None,
         )
         for k, state in enumerate(states)
     ]
@@ -104,12 +110,22 @@ def sweep_step(
     return following, measured
 
 
-def members_at_once(count: int, stacked: Parameters, batch: Batch) -> int:
-    """How many of `count` members are computed at once: all, but on a CPU."""
+def members_at_once(
+    count: int, stacked: Parameters, batch: Batch, row_parts: int = 1
+) -> int:
+    """How many of `count` members are computed at once: all, but on a CPU.
+
+    Args:
+      count: members.
+      stacked: what they train.
+      batch: of one, or of each.
+      row_parts: devices among which its rows are divided.
+    """
     if jax.default_backend() != "cpu":
         return count
     prompts = [leaf.shape[1] for path, leaf in stacked.items() if path.endswith(PROMPT)]
-    rows = batch.tokens.shape[-2] * batch.tokens.shape[-1] + sum(prompts)
+    text = batch.tokens.shape[-2] // row_parts * batch.tokens.shape[-1]
+    rows = text + sum(prompts)
     groups = -(-count // max(1, ROWS_ON_CPU // rows))
     return -(-count // groups)
 
@@ -157,6 +173,7 @@ def compile_sweep_step(
     dropout: bool,
     objective: Objective = NATS_PER_WEIGHT,
     at_once: int | None = None,
+    placements: Sequence[Placement] = (),
 ) -> CompiledStep:
     """The jitted step; the states given to it are used up."""
     step = functools.partial(
@@ -167,5 +184,6 @@ def compile_sweep_step(
         dropout=dropout,
         objective=objective,
         at_once=at_once,
+        placements=placements,
     )
     return CompiledStep(step)
