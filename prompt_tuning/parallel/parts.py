@@ -287,13 +287,26 @@ def table_rows(table: Float[Array, "v D"], ids: Int[Array, "n"]) -> Float[Array,
 
 
 def whole_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"]:
-    """The scores of all tokens, from those that each device made of its part."""
+    """The scores of all tokens, from those that each device made of its part.
+
+    In the backward pass every device has the same gradient of all of them.
+    """
     own = columns(logits.shape[-1])
     if own.whole:
         return logits
-    axis = logits.ndim - 1
-    every = jax.lax.all_gather(logits, own.axes, axis=axis, tiled=True)
+    every: Array = _joined_columns(own.axes, logits)
     return every[..., : own.total]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _joined_columns(axes, x):
+    return jax.lax.all_gather(x, axes, axis=x.ndim - 1, tiled=True)
+
+
+_joined_columns.defvjp(
+    lambda axes, x: (_joined_columns(axes, x), None),
+    lambda axes, _, g: (_own_part(g, axes, g.ndim - 1),),
+)
 
 
 def _vocabulary_axes() -> tuple[Axes, Axes]:

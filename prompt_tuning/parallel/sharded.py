@@ -88,16 +88,11 @@ def gradient_of_sums(
       given: trees that every device has whole.
     """
     axes = logical_axes(merge(graph, trained | frozen))
-    check_rows(layout, batch.tokens.shape[-2])
-    if batch.gold is not None:
-        check_rows(layout, batch.gold.shape[-1])
+    check_batch(layout, batch)
 
     def on_device(trained, frozen, batch, *given):
         with parts.split_by(layout):
-            whole, back = jax.vjp(lambda t: _unstacked_whole(t, axes), trained)
-            others = _unstacked_whole(frozen, axes)
-            gradient, sums = function(whole, others, batch, *given)
-            (gradient,) = back(gradient)
+            gradient, sums = _gradient(function, axes, trained, frozen, (batch, *given))
             return _added_up(layout, gradient, axes, sums)
 
     of_trained, whole = _specs(layout, trained, axes), PartitionSpec()
@@ -109,6 +104,77 @@ def gradient_of_sums(
         out_specs=(of_trained, whole),
         check_vma=False,
     )(trained, frozen, batch, *given)
+
+
+def gradient_of_rows(
+    layout: Layout,
+    graph: nnx.GraphDef,
+    function: Callable[..., Gradient],
+    trained: Parameters,
+    frozen: Parameters,
+    batch: Any,
+    of_rows: Any,
+    *given: Any,
+) -> Gradient:
+    """As `gradient_of_sums`, of a function that gives arrays that have rows.
+
+    Args:
+      layout: the model's place on the mesh.
+      graph: the model's structure.
+      function: of trained and frozen parameters, a batch's rows, what there is of
+        these rows and what else is given; gives the gradient of the trained ones, and
+        a tree of arrays whose rows stand where the batch's do.
+      trained: what is differentiated.
+      frozen: what is not.
+      batch: arrays that have rows first, or second behind micro-batches.
+      of_rows: a tree of more such arrays.
+      given: trees that every device has whole.
+    """
+    axes = logical_axes(merge(graph, trained | frozen))
+    check_batch(layout, batch)
+
+    def on_device(trained, frozen, *arguments):
+        with parts.split_by(layout):
+            gradient, found = _gradient(function, axes, trained, frozen, arguments)
+            return _added_up(layout, gradient, axes, ())[0], found
+
+    of_trained, whole = _specs(layout, trained, axes), PartitionSpec()
+    rows = layout.rows_of(batch)
+    return jax.shard_map(
+        on_device,
+        mesh=layout.mesh,
+        in_specs=(
+            *(of_trained, _specs(layout, frozen, axes)),
+            *(rows, rows, *[whole] * len(given)),
+        ),
+        out_specs=(of_trained, rows),
+        check_vma=False,
+    )(trained, frozen, batch, of_rows, *given)
+
+
+def _gradient(
+    function: Callable[..., Gradient],
+    axes: Mapping[str, ParameterAxes],
+    trained: Parameters,
+    frozen: Parameters,
+    arguments: tuple[Any, ...],
+) -> Gradient:
+    """A device's own gradient, of its part of the trained parameters."""
+    whole, back = jax.vjp(lambda leaves: _unstacked_whole(leaves, axes), trained)
+    gradient, found = function(whole, _unstacked_whole(frozen, axes), *arguments)
+    (gradient,) = back(gradient)
+    return gradient, found
+
+
+def check_batch(layout: Layout, batch: Any) -> None:
+    """Refuses a batch whose rows, or examples with classes, cannot be divided.
+
+    Raises:
+      InputError: with both numbers.
+    """
+    check_rows(layout, batch.tokens.shape[-2])
+    if batch.gold is not None:
+        check_rows(layout, batch.gold.shape[-1])
 
 
 def check_rows(layout: Layout, rows: int) -> None:

@@ -31,12 +31,17 @@ from prompt_tuning.losses.objective import (
 )
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.models.parameters import Parameters, merge, named_key
+from prompt_tuning.parallel.placement import Placement
+from prompt_tuning.parallel.sharded import gradient_of_rows
 from prompt_tuning.training.step import forth_and_back, prompt_norm
 
 TOKEN_NLL, LOGITS = "token_nll", "logits"
 Arrays = Mapping[str, Array]
 Shapes = Mapping[str, Any]
 """Of each output, something that has its `shape` and `dtype`."""
+
+NUMBERS = ("prompt_norm", "penalty")
+"""Outputs that are of the parameters alone; all others have the batch's rows."""
 
 AddedOutputs = Callable[[LanguageModel, Batch], dict[str, Array]]
 """A function of the model and a batch that gives outputs of its own."""
@@ -102,16 +107,25 @@ class OutputStep:
       graph: the model's structure.
       names: of the outputs, in `OUTPUTS`.
       added: gives outputs besides them.
+      placement: where the parameters lie on a mesh; None on one device. It puts the
+        batch there too (`put_rows`), and outputs have their rows where that has them.
 
     Raises:
-      InputError: if there is no output of a name.
+      InputError: if there is no output of a name, or outputs are added on a mesh.
     """
 
     graph: nnx.GraphDef
     names: Sequence[str] = (TOKEN_NLL,)
     added: AddedOutputs | None = None
+    placement: Placement | None = None
 
     def __post_init__(self):
+        if self.placement is not None and self.added is not None:
+            raise InputError(
+                "OutputStep has `added` outputs and a placement: on a mesh each device "
+                "has a part of the model and of the rows, of which only the named "
+                "outputs know; leave `added` out, or use one device"
+            )
         unknown = [name for name in self.names if name not in OUTPUTS]
         if unknown:
             raise InputError(
@@ -213,15 +227,49 @@ class OutputStep:
         return jax.jit(self._outputs_of_all)
 
     def _outputs_of_all(self, parameters, batch, key) -> dict[str, Array]:
+        if self.placement is not None:
+            parameters = self.placement.cropped(parameters)
         if batch.tokens.ndim == 2:
             return self.outputs(parameters, batch, key)
         return jax.lax.map(lambda micro: self.outputs(parameters, micro, key), batch)
 
     def _run(self, trained, frozen, batch, gradients, key):
+        if self.placement is not None:
+            return self._run_on_mesh(trained, frozen, batch, gradients, key)
         gradient, outputs = forth_and_back(
             self.graph, self.outputs, gradients, trained, frozen, batch, key
         )
         return outputs, gradient
+
+    def _run_on_mesh(self, trained, frozen, batch, gradients, key):
+        """Each device runs its rows; what is of no row is worked out once."""
+        assert self.placement is not None
+        of_rows = [name for name in self.names if name not in NUMBERS]
+        on_device = OutputStep(self.graph, of_rows)
+
+        def run(trained, frozen, batch, gradients, key):
+            return forth_and_back(
+                self.graph, on_device.outputs, gradients, trained, frozen, batch, key
+            )
+
+        gradient, found = gradient_of_rows(
+            *(self.placement.layout, self.graph, run, trained, frozen, batch),
+            *({name: gradients.pop(name) for name in of_rows}, key),
+        )
+        numbers, pull_back = jax.vjp(
+            lambda trained: self._numbers(trained | frozen, batch), trained
+        )
+        (own,) = pull_back(gradients)
+        return found | numbers, jax.tree.map(jnp.add, gradient, own)
+
+    def _numbers(self, parameters, batch) -> dict[str, Array]:
+        """The outputs that are of no row, the same for each micro-batch."""
+        traced = Traced(self.graph, parameters, batch, None)
+        return {
+            name: jnp.broadcast_to(OUTPUTS[name](traced), batch.tokens.shape[:-2])
+            for name in self.names
+            if name in NUMBERS
+        }
 
 
 def filled(given: Arrays, shapes: Shapes) -> dict[str, Array]:
