@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from prompt_tuning import optim
 from prompt_tuning.data.batches import Batch, stream_batches
@@ -162,10 +162,8 @@ class Prospect:
         if placement is None:
             return state, frozen, batch
         told = jax.jit(placement.constrained).lower(state).compile()
-        split = placement.layout.rows
-        if self.batch.tokens.ndim > 2:
-            split = PartitionSpec(None, *split)
-        rows = NamedSharding(placement.layout.mesh, split)
+        layout = placement.layout
+        rows = NamedSharding(layout.mesh, layout.rows_of(batch))
         return (
             jax.tree.map(_placed, state, told.output_shardings),
             {path: _placed(x, placement.shardings[path]) for path, x in frozen.items()},
