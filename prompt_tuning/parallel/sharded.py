@@ -1,6 +1,6 @@
 """Functions of a model and a batch's rows, run on a mesh: each device its own part."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -87,23 +87,12 @@ def gradient_of_sums(
       batch: arrays that have rows first, or second behind micro-batches.
       given: trees that every device has whole.
     """
-    axes = logical_axes(merge(graph, trained | frozen))
-    check_batch(layout, batch)
 
-    def on_device(trained, frozen, batch, *given):
-        with parts.split_by(layout):
-            gradient, sums = _gradient(function, axes, trained, frozen, (batch, *given))
-            return _added_up(layout, gradient, axes, sums)
+    def run(*arguments: Any) -> tuple[Parameters, Any, Any]:
+        return *function(*arguments), ()
 
-    of_trained, whole = _specs(layout, trained, axes), PartitionSpec()
-    of_frozen = _specs(layout, frozen, axes)
-    return jax.shard_map(
-        on_device,
-        mesh=layout.mesh,
-        in_specs=(of_trained, of_frozen, layout.rows_of(batch), *[whole] * len(given)),
-        out_specs=(of_trained, whole),
-        check_vma=False,
-    )(trained, frozen, batch, *given)
+    gradient, sums, _ = _divided(layout, graph, run, trained, frozen, [batch], given)
+    return gradient, sums
 
 
 def gradient_of_rows(
@@ -130,51 +119,60 @@ def gradient_of_rows(
       of_rows: a tree of more such arrays.
       given: trees that every device has whole.
     """
-    axes = logical_axes(merge(graph, trained | frozen))
-    check_batch(layout, batch)
 
-    def on_device(trained, frozen, *arguments):
-        with parts.split_by(layout):
-            gradient, found = _gradient(function, axes, trained, frozen, arguments)
-            return _added_up(layout, gradient, axes, ())[0], found
+    def run(*arguments: Any) -> tuple[Parameters, Any, Any]:
+        gradient, found = function(*arguments)
+        return gradient, (), found
 
-    of_trained, whole = _specs(layout, trained, axes), PartitionSpec()
-    rows = layout.rows_of(batch)
-    return jax.shard_map(
-        on_device,
-        mesh=layout.mesh,
-        in_specs=(
-            *(of_trained, _specs(layout, frozen, axes)),
-            *(rows, rows, *[whole] * len(given)),
-        ),
-        out_specs=(of_trained, rows),
-        check_vma=False,
-    )(trained, frozen, batch, of_rows, *given)
-
-
-def _gradient(
-    function: Callable[..., Gradient],
-    axes: Mapping[str, ParameterAxes],
-    trained: Parameters,
-    frozen: Parameters,
-    arguments: tuple[Any, ...],
-) -> Gradient:
-    """A device's own gradient, of its part of the trained parameters."""
-    whole, back = jax.vjp(lambda leaves: _unstacked_whole(leaves, axes), trained)
-    gradient, found = function(whole, _unstacked_whole(frozen, axes), *arguments)
-    (gradient,) = back(gradient)
+    rows = [batch, of_rows]
+    gradient, _, found = _divided(layout, graph, run, trained, frozen, rows, given)
     return gradient, found
 
 
-def check_batch(layout: Layout, batch: Any) -> None:
-    """Refuses a batch whose rows, or examples with classes, cannot be divided.
+def _divided(
+    layout: Layout,
+    graph: nnx.GraphDef,
+    function: Callable[..., tuple[Parameters, Any, Any]],
+    trained: Parameters,
+    frozen: Parameters,
+    rows: Sequence[Any],
+    given: Sequence[Any],
+) -> tuple[Parameters, Any, Any]:
+    """A gradient and a tree of sums, both added up, and a tree of arrays with rows.
 
-    Raises:
-      InputError: with both numbers.
+    Args:
+      layout: the model's place on the mesh.
+      graph: the model's structure.
+      function: gives a device's own, of trained and frozen parameters, `rows`, `given`.
+      trained: what is differentiated.
+      frozen: what is not.
+      rows: a batch, and what else has rows where it has them.
+      given: trees that every device has whole.
     """
+    axes = logical_axes(merge(graph, trained | frozen))
+    batch = rows[0]
     check_rows(layout, batch.tokens.shape[-2])
     if batch.gold is not None:
         check_rows(layout, batch.gold.shape[-1])
+
+    def on_device(trained, frozen, *arguments):
+        with parts.split_by(layout):
+            whole, back = jax.vjp(lambda t: _unstacked_whole(t, axes), trained)
+            others = _unstacked_whole(frozen, axes)
+            gradient, sums, found = function(whole, others, *arguments)
+            (gradient,) = back(gradient)
+            return *_added_up(layout, gradient, axes, sums), found
+
+    of_trained, of_frozen = (_specs(layout, x, axes) for x in (trained, frozen))
+    divided, whole = layout.rows_of(batch), PartitionSpec()
+    specs = (of_trained, of_frozen, *[divided] * len(rows), *[whole] * len(given))
+    return jax.shard_map(
+        on_device,
+        mesh=layout.mesh,
+        in_specs=specs,
+        out_specs=(of_trained, whole, divided),
+        check_vma=False,
+    )(trained, frozen, *rows, *given)
 
 
 def check_rows(layout: Layout, rows: int) -> None:
