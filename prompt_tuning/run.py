@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from prompt_tuning.checkpoint import Pretrained
+from prompt_tuning.checkpoints.checkpoint_files import AUTO, FORMS
 from prompt_tuning.data_source import DataSource
 from prompt_tuning.errors import InputError
 from prompt_tuning.evaluation.settings import Evaluation
@@ -69,6 +70,11 @@ class Run:
       keep_last: newest checkpoints that are kept.
       keep_best: metric of the evaluation and "min" or "max"; its best checkpoint is
         kept too, and is the one that evaluation and generation use.
+      checkpoint_form: "numpy", a file for each trained leaf, which each device puts
+        together and process 0 writes; "orbax", of which each process writes its own
+        parts while training goes on; "auto", orbax where trained and optimiser leaves
+        take 256 MiB (`checkpoint_files.LARGE`) or more. Whatever reads checkpoints
+        reads both.
       early_stopping: evaluations in a row that do not better the metric of `keep_best`
         after which the run stops; 0 for a run that takes all of its steps.
       seed: of the prompt's start, the order of rows, and dropout.
@@ -97,6 +103,7 @@ class Run:
     log_every: int = 10
     keep_last: int = 2
     keep_best: tuple[str, str] | None = ("loss", "min")
+    checkpoint_form: str = AUTO
     early_stopping: int = 0
     seed: int = 0
     data_seed: int | None = None
@@ -141,6 +148,11 @@ class Run:
             found = getattr(self, name)
             if found < least:
                 raise InputError(f"Run.{name} is {found}, expected at least {least}")
+        if self.checkpoint_form not in FORMS:
+            raise InputError(
+                f"Run.checkpoint_form is {self.checkpoint_form!r}, expected one of "
+                f"{', '.join(map(repr, FORMS))}"
+            )
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is no list; write [@ParameterGroup()]")
         if self.data is not None and self.data.packing:

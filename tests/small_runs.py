@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoints import store
+from prompt_tuning.checkpoints import renaming
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.models.config import ModelConfig, t5_config
@@ -173,7 +173,7 @@ def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
     monkeypatch.setattr(Path, "rename", counted(Path.rename))
-    monkeypatch.setattr(store.shutil, "rmtree", counted(store.shutil.rmtree))
+    monkeypatch.setattr(renaming.shutil, "rmtree", counted(renaming.shutil.rmtree))
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,19 @@
       state.json                  step, metrics, the caller's JSON, and the size and
                                   SHA-256 of every file beside it
 
+That is the form of a prompt. The other one is for what is too large to be put together
+in one place (see `sharded_arrays`):
+
+    checkpoint_{step}/
+      arrays/                     orbax's files: trained leaves by path, optimiser
+                                  leaves by their place, each process's parts apart
+      state.json                  the same, with every leaf's own shape and type; of
+                                  files above 1 MiB their sizes alone
+
 Pickle is neither written nor read.
 """
 
-import hashlib
-import json
-import os
+import math
 import re
 import zipfile
 from collections.abc import Mapping
@@ -21,12 +28,31 @@ from typing import IO, Any
 import jax
 import numpy as np
 
+from prompt_tuning.checkpoints import sharded_arrays
+from prompt_tuning.checkpoints.sealed import (
+    measured,
+    read_sealed,
+    sync,
+    sync_path,
+    write_sealed,
+)
+from prompt_tuning.checkpoints.sharded_arrays import Leaf, StoredArray, Writing
 from prompt_tuning.errors import InputError
 
 FORMAT = 1
+SHARDED_FORMAT = "orbax-1"
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.npz"
 
+AUTO, NUMPY, ORBAX = "auto", "numpy", "orbax"
+FORMS = (AUTO, NUMPY, ORBAX)
+LARGE = 256 * 2**20
+"""Bytes of trained and optimiser leaves from which on `auto` is orbax's form."""
+
+HASHED = 2**20
+"""Bytes of the largest of orbax's files whose SHA-256 is kept: its indices, say."""
+
+TRAINED, OPTIMIZER = "trained", "optimizer"
 Trained = Mapping[str, Any]
 
 
@@ -93,32 +119,79 @@ def write_files(
         leaves[path] = {"file": file_name(path), "shape": list(array.shape)}
         with (directory / file_name(path)).open("wb") as file:
             np.save(file, array, allow_pickle=False)
-            _sync(file)
+            sync(file)
     with (directory / OPTIMIZER_FILE).open("wb") as file:
         _write_archive(file, named_leaves(optimizer_state))
-        _sync(file)
+        sync(file)
     files = [leaf["file"] for leaf in leaves.values()] + [OPTIMIZER_FILE]
     content = {"format": FORMAT, **state, "trained": leaves}
-    content["files"] = {name: _measure(directory / name) for name in files}
-    with (directory / STATE_FILE).open("w") as file:
-        file.write(_sealed(content))
-        _sync(file)
+    content["files"] = {name: measured(directory / name) for name in files}
+    write_sealed(directory / STATE_FILE, content)
 
 
-def _sealed(content: dict[str, Any]) -> str:
-    """The text of `state.json`, with a checksum of the rest in it.
+def is_sharded(form: str, trained: Trained, optimizer_state: Any) -> bool:
+    """Whether something is kept in orbax's form.
+
+    Args:
+      form: one of `FORMS`.
+      trained: leaves, or their `jax.ShapeDtypeStruct`s, by slash-joined path.
+      optimizer_state: a tree of the same.
+    """
+    if form != AUTO:
+        return form == ORBAX
+    kinds = map(kind, [*trained.values(), *jax.tree.leaves(optimizer_state)])
+    sizes = (math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds)
+    return sum(sizes) >= LARGE
+
+
+def start_sharded(directory: Path, trained: Trained, optimizer_state: Any) -> Writing:
+    """Starts to fill an empty directory in orbax's form; all processes do so together.
+
+    Args:
+      directory: see `Writing`.
+      trained: float32 arrays by slash-joined path, with the padding of their mesh.
+      optimizer_state: any tree of arrays.
+    """
+    leaves = named_leaves(optimizer_state)
+    return Writing(directory, {TRAINED: dict(trained), OPTIMIZER: leaves})
+
+
+def described(trained: Trained, optimizer_state: Any) -> dict[str, Any]:
+    """Shape and type of leaves, as JSON.
+
+    Args:
+      trained: arrays or `jax.ShapeDtypeStruct`s, by slash-joined path.
+      optimizer_state: a tree of the same.
+    """
+    groups = {TRAINED: trained, OPTIMIZER: named_leaves(optimizer_state)}
+    return {
+        group: {
+            name: {"shape": list(shape), "dtype": np.dtype(dtype).name}
+            for name, (shape, dtype) in ((n, kind(x)) for n, x in leaves.items())
+        }
+        for group, leaves in groups.items()
+    }
+
+
+def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
+    """Syncs a directory that all processes have filled, and writes `state.json`.
+
+    Args:
+      directory: that of `start_sharded`.
+      state: JSON with what is `described` in it, to which files and checksum are added.
 
     Raises:
-      InputError: if the content is not JSON.
+      InputError: if `state` is not JSON.
     """
-    try:
-        # What a reader will see: string keys, lists for tuples.
-        content = json.loads(json.dumps(content, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"the state of a run must be finite JSON, but: {error}"
-        ) from error
-    return json.dumps(content | {"checksum": _checksum(content)}, indent=1) + "\n"
+    content: dict[str, Any] = {"format": SHARDED_FORMAT, **state, "files": {}}
+    for path in sorted((directory / sharded_arrays.FOLDER).rglob("*")):
+        sync_path(path)
+        if path.is_file():
+            size, name = path.stat().st_size, path.relative_to(directory).as_posix()
+            small = size <= HASHED
+            content["files"][name] = measured(path) if small else {"bytes": size}
+    sync_path(directory / sharded_arrays.FOLDER)
+    write_sealed(directory / STATE_FILE, content)
 
 
 def _write_archive(file: IO[bytes], leaves: Mapping[str, Any]) -> None:
@@ -137,28 +210,19 @@ def read_state(directory: Path) -> dict[str, Any]:
       InputError: if it is missing, damaged, or of another format.
     """
     path = directory / STATE_FILE
-    try:
-        state = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: the checkpoint is incomplete") from error
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: not JSON ({error})") from error
-    if not isinstance(state, dict) or "checksum" not in state:
-        raise InputError(f"{path} is no checkpoint's state: it holds no checksum")
-    expected, found = state.pop("checksum"), _checksum(state)
-    if found != expected:
+    state = read_sealed(path)
+    if state.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise InputError(
-            f"{path} is damaged: its content has SHA-256 {found}, expected {expected}"
-        )
-    if state.get("format") != FORMAT:
-        raise InputError(
-            f"{path} has format {state.get('format')}, this version reads {FORMAT}"
+            f"{path} has format {state.get('format')}, this version reads {FORMAT} and "
+            f"{SHARDED_FORMAT}"
         )
     return state
 
 
 def verify(directory: Path) -> dict[str, Any]:
     """Checks size and SHA-256 of every file and returns the state.
+
+    Of orbax's larger files the size alone: gigabytes are not read twice.
 
     Raises:
       InputError: for the first file that is missing or damaged, with what was found
@@ -171,7 +235,10 @@ def verify(directory: Path) -> dict[str, Any]:
             raise InputError(
                 f"{path} is missing, expected a file of {expected['bytes']} bytes"
             )
-        found = _measure(path)
+        if "sha256" not in expected:
+            _check_size(path, expected["bytes"])
+            continue
+        found = measured(path)
         if found != expected:
             raise InputError(
                 f"{path} is damaged: found {found['bytes']} bytes with SHA-256 "
@@ -181,44 +248,88 @@ def verify(directory: Path) -> dict[str, Any]:
     return state
 
 
+def _check_size(path: Path, expected: int) -> None:
+    """Refuses a file that was cut off.
+
+    Raises:
+      InputError: with both sizes.
+    """
+    found = path.stat().st_size
+    if found != expected:
+        raise InputError(
+            f"{path} is damaged: found {found} bytes, expected {expected} bytes"
+        )
+
+
 def read_trained(directory: Path, state: dict[str, Any]) -> dict[str, np.ndarray]:
     """The trained leaves of a verified checkpoint by slash-joined path.
 
     Raises:
       InputError: if a file is no float32 array of the shape that the state says.
     """
+    opened = open_trained(directory, state)
+    return {path: np.asarray(leaf) for path, leaf in opened.items()}
+
+
+def open_trained(directory: Path, state: dict[str, Any]) -> dict[str, Leaf]:
+    """The same; in orbax's form each is read where it is put.
+
+    Raises:
+      InputError: as `read_trained`.
+    """
+    if state["format"] == SHARDED_FORMAT:
+        return _stored(directory, TRAINED, state)
     return {
         path: _read_leaf(directory / leaf["file"], tuple(leaf["shape"]))
-        for path, leaf in state["trained"].items()
+        for path, leaf in state[TRAINED].items()
     }
 
 
 def read_optimizer(directory: Path, template: Any) -> Any:
     """The optimiser state of a verified checkpoint, as a tree like the template.
 
+    Its leaves are those of `read_optimizer_leaves`.
+
     Raises:
       InputError: if a leaf is missing, left over, or of another shape or dtype.
     """
     found, expected = read_optimizer_leaves(directory), named_leaves(template)
-    source = f"{directory / OPTIMIZER_FILE} (was the optimiser changed?)"
-    check_leaves(source, found, expected)
+    stored = directory / OPTIMIZER_FILE
+    if not stored.exists():
+        stored = directory / sharded_arrays.FOLDER
+    check_leaves(f"{stored} (was the optimiser changed?)", found, expected)
     return jax.tree.unflatten(
         jax.tree.structure(template), [found[name] for name in expected]
     )
 
 
-def read_optimizer_leaves(directory: Path) -> dict[str, np.ndarray]:
+def read_optimizer_leaves(directory: Path) -> dict[str, Leaf]:
     """The leaves of a verified checkpoint's optimiser state; see `named_leaves`.
+
+    In orbax's form each is read where it is put.
 
     Raises:
       InputError: if its file is no archive of arrays.
     """
+    state = read_state(directory)
+    if state["format"] == SHARDED_FORMAT:
+        return _stored(directory, OPTIMIZER, state)
     path = directory / OPTIMIZER_FILE
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is no archive of arrays: {error}") from error
+
+
+def _stored(directory: Path, group: str, state: dict[str, Any]) -> dict[str, Leaf]:
+    """What orbax's folder holds, by name."""
+    return {
+        name: StoredArray(
+            directory, group, name, tuple(leaf["shape"]), np.dtype(leaf["dtype"])
+        )
+        for name, leaf in state[group].items()
+    }
 
 
 def check_leaves(source: str, found: Trained, expected: Trained) -> None:
@@ -278,22 +389,3 @@ def named_leaves(tree: Any) -> dict[str, Any]:
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-
-
-def _checksum(state: dict[str, Any]) -> str:
-    """SHA-256 of the state's canonical JSON, white space aside."""
-    canonical = json.dumps(state, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _measure(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def _sync(file: IO) -> None:
-    """Brings a file's content to the disk."""
-    file.flush()
-    os.fsync(file.fileno())

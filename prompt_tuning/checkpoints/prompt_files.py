@@ -140,14 +140,13 @@ def _read_checkpoint(directory: Path) -> np.ndarray:
       InputError: if it is damaged, or holds several trained leaves.
     """
     state = checkpoint_files.verify(directory)
-    trained = checkpoint_files.read_trained(directory, state)
-    if len(trained) != 1:
-        files = [leaf["file"] for leaf in state["trained"].values()]
+    if len(state["trained"]) != 1:
+        names = [leaf.get("file", path) for path, leaf in state["trained"].items()]
         raise InputError(
-            f"{directory} holds {len(files)} trained leaves, expected one prompt; name "
-            f"the file of the one that you mean: {files}"
+            f"{directory} holds {len(names)} trained leaves, expected one prompt; name "
+            f"the file of the one that you mean: {names}"
         )
-    return next(iter(trained.values()))
+    return next(iter(checkpoint_files.read_trained(directory, state).values()))
 
 
 def _read_adapter(folder: Path) -> np.ndarray:

@@ -1,25 +1,25 @@
 """A run's own checkpoints: written so that a kill at any moment leaves a good one.
 
-A checkpoint is written under another name, synced, and renamed into place. Names in
-`numpy_checkpoints/`:
-
-    checkpoint_{step}           complete
-    checkpoint_{step}.tmp-…     being written, or being deleted
-    checkpoint_{step}.old       complete; put aside while its successor takes its name
+A checkpoint is written under another name, synced, and renamed into place (`renaming`).
+What is large is written in the background (`save_sharded`), and takes its name when all
+processes have written their parts.
 """
 
+import concurrent.futures
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prompt_tuning.checkpoints import checkpoint_files
+from prompt_tuning.checkpoints.checkpoint_files import AUTO, FORMS, Writing
+from prompt_tuning.checkpoints.renaming import delete, mend, put_in_place
+from prompt_tuning.checkpoints.sealed import sync_path
+from prompt_tuning.checkpoints.sharded_arrays import Leaf
 from prompt_tuning.errors import InputError
+from prompt_tuning.parallel import processes
 
 FOLDER = "numpy_checkpoints"
 # A metric and "min" or "max"; checked here, since it comes from a config file.
@@ -41,6 +41,7 @@ class CheckpointStore:
       keep_last: how many of the newest are kept.
       keep_best: metric, and whether less or more of it is better; the best checkpoint
         by it is kept too.
+      form: of what is saved; see `Run.checkpoint_form`.
     """
 
     def __init__(
@@ -49,8 +50,13 @@ class CheckpointStore:
         keep_last: int = 3,
         keep_best: KeepBest | None = None,
         *,
+        form: str = AUTO,
         read_only: bool = False,
     ):
+        if form not in FORMS:
+            raise InputError(
+                f"the form of checkpoints is {form!r}, expected one of {FORMS}"
+            )
         if keep_last < 1:
             raise InputError(f"keep_last is {keep_last}, expected at least 1")
         if keep_best is not None and keep_best[1] not in ("min", "max"):
@@ -60,8 +66,11 @@ class CheckpointStore:
         self.folder = Path(run_directory) / FOLDER
         self.keep_last = keep_last
         self.keep_best = keep_best
-        if not read_only:
-            _mend(self.folder)
+        self.form = form
+        self._writes = not read_only
+        self._under_way: concurrent.futures.Future[None] | None = None
+        if self._writes:
+            mend(self.folder)
 
     def save(
         self,
@@ -72,7 +81,7 @@ class CheckpointStore:
         *,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
-        """Writes a checkpoint to the disk and deletes those that need not be kept.
+        """Writes a checkpoint of NumPy's files and deletes those that need not be kept.
 
         Args:
           step: a checkpoint of the same step is replaced.
@@ -84,23 +93,70 @@ class CheckpointStore:
         Raises:
           InputError: if something cannot be stored (see `check_storable`).
         """
+        self.wait()
         checkpoint_files.check_storable(trained, optimizer_state)
-        self._make_folder()
-        _mend(self.folder)
-        final = self.folder / f"checkpoint_{step}"
-        temporary = self.folder / f"{final.name}.tmp-{os.getpid()}"
-        temporary.mkdir()
-        state = {
-            "step": step,
-            "metrics": {name: float(x) for name, x in (metrics or {}).items()},
-            "keep_best": self.keep_best,
-            "extra": dict(extra),
-        }
+        temporary = self._begin(step)
+        state = self._state(step, metrics, extra)
         checkpoint_files.write_files(temporary, trained, optimizer_state, state)
-        _sync_directory(temporary)
-        _put_in_place(temporary, final)
-        self._prune(step)
-        return final
+        return self._complete(temporary, step)
+
+    def is_sharded(self, trained: Mapping[str, Any], optimizer_state: Any) -> bool:
+        """Whether such leaves, or shapes of them, are for `save_sharded`."""
+        return checkpoint_files.is_sharded(self.form, trained, optimizer_state)
+
+    def save_sharded(
+        self,
+        step: int,
+        trained: Mapping[str, Any],
+        optimizer_state: Any,
+        extra: Mapping[str, Any],
+        *,
+        shapes: tuple[Mapping[str, Any], Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Starts to write a checkpoint in orbax's form; all processes do so together.
+
+        It returns when the arrays are copied to the host and may be donated. The save
+        before it has ended then, and what failed in that is raised.
+
+        Args:
+          step: a checkpoint of the same step is replaced.
+          trained: where they lie, with what pads them there.
+          optimizer_state: where it lies.
+          extra: JSON to hand back on loading.
+          shapes: of both, without padding.
+          metrics: measured at this step.
+
+        Raises:
+          InputError: if something cannot be stored.
+        """
+        self.wait()
+        checkpoint_files.check_storable(*shapes)
+        name = processes.on_first(lambda: self._begin(step).name)
+        temporary = self.folder / name
+        writing = checkpoint_files.start_sharded(temporary, trained, optimizer_state)
+        # Nothing that goes on in the background holds an array of the devices.
+        state = self._state(step, metrics, extra) | checkpoint_files.described(*shapes)
+        background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._under_way = background.submit(self._finish, writing, temporary, state)
+        background.shutdown(wait=False)
+
+    def _finish(self, writing: Writing, temporary: Path, state: dict[str, Any]) -> None:
+        """Puts a checkpoint in its place once all processes have written it."""
+        writing.wait()
+        if self._writes:
+            checkpoint_files.seal_sharded(temporary, state)
+            self._complete(temporary, state["step"])
+
+    def wait(self) -> None:
+        """Waits for the save that is under way; what failed in it is raised here."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def close(self) -> None:
+        """Waits for the last save."""
+        self.wait()
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, damaged ones too, in rising order."""
@@ -126,7 +182,7 @@ class CheckpointStore:
         optimizer_template: Any,
         *,
         trained_template: Mapping[str, Any] | None = None,
-    ) -> tuple[dict[str, np.ndarray], Any, dict[str, Any]]:
+    ) -> tuple[dict[str, Leaf], Any, dict[str, Any]]:
         """Verifies a checkpoint and reads it.
 
         Args:
@@ -135,8 +191,9 @@ class CheckpointStore:
           trained_template: what the run trains, by path; None leaves it unchecked.
 
         Returns:
-          Trained leaves by path, the optimiser state as NumPy arrays in a tree like the
-          template, and the `extra` that was saved.
+          Trained leaves by path, the optimiser state in a tree like the template, and
+          the `extra` that was saved. The leaves are NumPy arrays, and in orbax's form
+          `StoredArray`s, which are read where they are put.
 
         Raises:
           InputError: if the checkpoint is missing or damaged, or a leaf's name, shape
@@ -144,18 +201,47 @@ class CheckpointStore:
         """
         directory = self.folder / f"checkpoint_{step}"
         state = checkpoint_files.verify(directory)
-        trained = checkpoint_files.read_trained(directory, state)
+        trained = checkpoint_files.open_trained(directory, state)
         if trained_template is not None:
             checkpoint_files.check_leaves(str(directory), trained, trained_template)
         optimizer = checkpoint_files.read_optimizer(directory, optimizer_template)
         return trained, optimizer, state["extra"]
 
+    def _begin(self, step: int) -> Path:
+        """An empty directory for a checkpoint; nothing else is being written."""
+        self._make_folder()
+        mend(self.folder)
+        temporary = self.folder / f"checkpoint_{step}.tmp-{os.getpid()}"
+        temporary.mkdir()
+        return temporary
+
+    def _state(
+        self,
+        step: int,
+        metrics: Mapping[str, float] | None,
+        extra: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            "step": step,
+            "metrics": {name: float(x) for name, x in (metrics or {}).items()},
+            "keep_best": self.keep_best,
+            "extra": dict(extra),
+        }
+
+    def _complete(self, temporary: Path, step: int) -> Path:
+        """Gives a written directory its name; deletes what need not be kept now."""
+        final = self.folder / f"checkpoint_{step}"
+        sync_path(temporary)
+        put_in_place(temporary, final)
+        self._prune(step)
+        return final
+
     def _make_folder(self) -> None:
         """Makes the folder and brings its name, and the run's, to the disk."""
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
-            _sync_directory(self.folder.parent)
-            _sync_directory(self.folder.parent.parent)
+            sync_path(self.folder.parent)
+            sync_path(self.folder.parent.parent)
 
     def _prune(self, saved: int) -> None:
         """Deletes all but the newest, the best, and the one just saved.
@@ -168,7 +254,7 @@ class CheckpointStore:
         best = best_step(self.folder, self.keep_best, lambda _: None, quick=True)
         for step in older:
             if step not in kept and step != best:
-                _delete(self.folder / f"checkpoint_{step}")
+                delete(self.folder / f"checkpoint_{step}")
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -280,50 +366,3 @@ def _intact(
             on_damage(f"{error}; checkpoint_{step} is passed over")
         else:
             yield step, state
-
-
-def _put_in_place(temporary: Path, final: Path) -> None:
-    """Renames a complete directory to its final name, over an older one if there is.
-
-    A directory cannot be renamed over another, so the older one steps aside first;
-    `_mend` puts it back if the process dies before the second rename.
-    """
-    aside = final.with_name(f"{final.name}.old")
-    if final.exists():
-        final.rename(aside)
-    temporary.rename(final)
-    _sync_directory(final.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
-
-
-def _mend(folder: Path) -> None:
-    """Undoes what a killed save or deletion left."""
-    if not folder.is_dir():
-        return
-    for path in sorted(folder.iterdir()):
-        if re.fullmatch(r"checkpoint_\d+\.old", path.name):
-            final = path.with_suffix("")
-            if final.exists():
-                shutil.rmtree(path)
-            else:
-                path.rename(final)
-                _sync_directory(folder)
-        elif re.fullmatch(r"checkpoint_\d+\.tmp-.*", path.name):
-            shutil.rmtree(path)
-
-
-def _delete(directory: Path) -> None:
-    """Deletes a checkpoint; a kill in the middle leaves no half of one."""
-    doomed = directory.with_name(f"{directory.name}.tmp-deleted")
-    directory.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Brings the names in a directory to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     """Runs a command that computes."""
     from prompt_tuning.cli import commands
-    from prompt_tuning.training.loop import NotFiniteError
+    from prompt_tuning.training.finite import NotFiniteError
 
     try:
         return getattr(commands, options.command)(options)

@@ -13,7 +13,7 @@ from prompt_tuning.cli.run_options import idle_devices
 from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
 from prompt_tuning.errors import InputError
 from prompt_tuning.run import Run
-from prompt_tuning.training.loop import NotFiniteError
+from prompt_tuning.training.finite import NotFiniteError
 from prompt_tuning.training.opened import open_run
 from prompt_tuning.training.progress import make_reporter
 from prompt_tuning.training.sweep import (

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from prompt_tuning.checkpoints.blocks import Block, clipped, extent
+from prompt_tuning.checkpoints.sharded_arrays import StoredArray
 from prompt_tuning.checkpoints.tensors import PartReader
 from prompt_tuning.models.parameters import (
     ParameterAxes,
@@ -59,8 +60,10 @@ class Placement:
         """A parameter's shape on the mesh, the vocabulary so long that it divides."""
         return self.layout.padded(self.axes[path].names, self.abstract[path].shape)
 
-    def put(self, path: str, array: np.ndarray | jax.Array) -> jax.Array:
+    def put(self, path: str, array: np.ndarray | jax.Array | StoredArray) -> jax.Array:
         """A parameter on the mesh; of each process only its own parts are put."""
+        if isinstance(array, StoredArray):
+            return array.restore(self.padded(path), self.shardings[path])
         if isinstance(array, jax.Array):
             if array.shape != self.padded(path):
                 array = jax.jit(self._filled, static_argnums=0)(path, array)
@@ -141,6 +144,17 @@ class Placement:
     def _gather(self) -> Any:
         return jax.jit(self.cropped, out_shardings=self.layout.whole)
 
+    def largest(self, tree: Tree) -> Tree:
+        """Of each of such arrays its largest absolute value, on every device.
+
+        The devices exchange these numbers and no array.
+        """
+        return self._reduce(tree)
+
+    @functools.cached_property
+    def _reduce(self) -> Any:
+        return jax.jit(largest_of_each, out_shardings=self.layout.whole)
+
     def read(self, array: jax.Array) -> np.ndarray:
         """An array that lies anywhere, on this process's host."""
         return np.asarray(self._copy(array))
@@ -177,6 +191,20 @@ class Placement:
         return jax.tree_util.tree_map_with_path(apply, tree)
 
 
+def largest_of_each(tree: Tree) -> Tree:
+    """The largest absolute value of each array, to be jitted.
+
+    NaN counts as infinite: the largest of several devices' numbers passes over it. What
+    pads a vocabulary is zero and changes nothing.
+    """
+
+    def largest(leaf: jax.Array) -> jax.Array:
+        size = jnp.abs(leaf.astype(jnp.float32))
+        return jnp.max(jnp.where(jnp.isnan(size), jnp.inf, size), initial=0)
+
+    return jax.tree.map(largest, tree)
+
+
 def parts_of_devices(
     sharding: NamedSharding, shape: tuple[int, ...], devices: Collection[Any]
 ) -> list[tuple[Block, list[Any]]]:
@@ -200,6 +228,8 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _put(array: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(array, StoredArray):
+        return array.restore(array.shape, sharding)
     if isinstance(array, jax.Array):
         # What one process has alone is not moved to the others' devices: all have it.
         if sharding.is_fully_addressable or not array.is_fully_addressable:

@@ -7,7 +7,6 @@ a checkpoint holds all that a step reads.
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from prompt_tuning import optim
 from prompt_tuning.checkpoints.adapter_files import SCALINGS
+from prompt_tuning.checkpoints.sharded_arrays import StoredArray
 from prompt_tuning.checkpoints.store import CheckpointStore, holds_checkpoints
 from prompt_tuning.data.batches import Batch, stream_batches
 from prompt_tuning.losses.objective import Objective
@@ -30,6 +30,11 @@ from prompt_tuning.training.early_stopping import (
     open_patience,
     record_stop,
 )
+from prompt_tuning.training.finite import (
+    largest_on_devices,
+    largest_on_host,
+    refuse_not_finite,
+)
 from prompt_tuning.training.log import MetricsLog, NoLog, open_log
 from prompt_tuning.training.meter import Meter
 from prompt_tuning.training.opened import Opened, open_run
@@ -40,10 +45,6 @@ from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streaming import StreamedStep
-
-
-class NotFiniteError(RuntimeError):
-    """The loss or a trained number is no longer finite; nothing of it was saved."""
 
 
 def prepare(run: Run) -> Training:
@@ -140,6 +141,7 @@ def train(
         make_reporter(done) as reporter,
         contextlib.closing(open_log(directory, done)) as log,
         stop_signals() as stopping,
+        contextlib.closing(store),
     ):
         for message in messages:
             reporter.say(message)
@@ -191,7 +193,11 @@ def state_at(training: Training, store: CheckpointStore, step: int) -> TrainStat
     )
     if placement is not None:
         return placement.put_tree(state)
-    return jax.tree.map(jnp.asarray, state)
+    return jax.tree.map(_on_device, state)
+
+
+def _on_device(leaf: Any) -> jax.Array:
+    return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
 
 
 class _Loop:
@@ -226,6 +232,7 @@ class _Loop:
                 self._measure_and_save(done, state)
             if stop or self._recorder.reason is not None:
                 break
+        self._recorder.wait()
         reason = self._recorder.reason if done < last else None
         if reason is not None:
             if processes.is_first():
@@ -316,19 +323,32 @@ class Recorder:
         Raises:
           NotFiniteError: if a number is not finite; nothing was saved then.
         """
-        kept = state
-        if self._training.model.placement is not None:
-            kept = self._training.model.placement.whole(state)
-        leaves = jax.tree.leaves_with_path(kept.optimizer_state)
-        changed = {f"optimiser's {jax.tree_util.keystr(p)}": x for p, x in leaves}
-        largest = {
-            name: np.max(np.abs(leaf), initial=0)
-            for name, leaf in (kept.trained | changed).items()
-        }
+        placement, store = self._training.model.placement, self._store
+        shapes = state if placement is None else placement.abstract_tree(state)
+        own = (shapes.trained, shapes.optimizer_state)
+        sharded = store.is_sharded(*own)
+        if sharded:
+            # Nothing is put together: all processes look, each at its own parts.
+            kept, largest = state, largest_on_devices(state, placement)
+        else:
+            kept = state if placement is None else placement.whole(state)
+            largest = largest_on_host(kept)
         self._refuse_not_finite(f"after step {done}", largest)
         measured = {}
         if evaluation_due(self._run, done) and self._training.evaluator is not None:
             measured = self._evaluate(done, state)
+        saved = (done, kept.trained, kept.optimizer_state)
+        extra = self._extra(done, state, measured)
+        if sharded:
+            store.save_sharded(*saved, extra, shapes=own, metrics=measured)
+        elif processes.is_first():
+            store.save(*saved, extra, metrics=measured)
+        return measured
+
+    def _extra(
+        self, done: int, state: TrainState, measured: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """What a checkpoint holds beside arrays."""
         extra = {
             "key": np.asarray(jax.random.key_data(state.key)).tolist(),
             "examples": self._training.plan.examples_before(done),
@@ -337,11 +357,11 @@ class Recorder:
         if self._patience is not None:
             self._patience = self._patience.after(done, measured)
             extra[EXTRA] = self._patience.state()
-        if processes.is_first():
-            self._store.save(
-                done, kept.trained, kept.optimizer_state, extra, metrics=measured
-            )
-        return measured
+        return extra
+
+    def wait(self) -> None:
+        """Waits for the save that is under way; what failed in it is raised."""
+        self._store.wait()
 
     def _evaluate(self, done: int, state: TrainState) -> dict[str, float]:
         assert self._training.evaluator is not None
@@ -353,25 +373,7 @@ class Recorder:
         return self.measured
 
     def _refuse_not_finite(self, when: str, found: Mapping[str, Any]) -> None:
-        """Ends the run where a number is not finite.
-
-        Raises:
-          NotFiniteError: with the first such number, and what was kept.
-        """
-        bad = [name for name, value in found.items() if not math.isfinite(value)]
-        if not bad:
-            return
-        name = "loss" if "loss" in bad else bad[0]
-        steps = self._store.steps()
-        kept = (
-            f"the checkpoint of step {steps[-1]} is kept as the last good one"
-            if steps
-            else "no checkpoint had been written yet"
-        )
-        raise NotFiniteError(
-            f"the {name} {when} is {found[name]}; {kept}. Lower the learning rate, "
-            "clip the gradient, or start the prompt from vocabulary rows"
-        )
+        refuse_not_finite(when, found, self._store)
 
 
 def save_due(run: Run, done: int) -> bool:

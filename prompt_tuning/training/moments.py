@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prompt_tuning.checkpoints.adapter import Arrays
 from prompt_tuning.checkpoints.checkpoint_files import kind, named_leaves
+from prompt_tuning.checkpoints.sharded_arrays import Leaf, like
 
 Places = Mapping[str, Any]
 """Arrays or `jax.ShapeDtypeStruct`s by their place in an optimiser's state."""
@@ -37,19 +37,20 @@ class Carried:
       kept: the parameters whose own state goes on.
       counted: the parameters whose state now stands beside a step count that is not
         its own, because one group has one for all that it trains, and that count.
-      values: what goes on, by its place in the new state.
+      values: what goes on, by its place in the new state; of a checkpoint in orbax's
+        form it is read where it is put.
     """
 
     kept: tuple[str, ...] = ()
     counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    values: Arrays = dataclasses.field(default_factory=dict)
+    values: Mapping[str, Leaf] = dataclasses.field(default_factory=dict)
 
     def put_into(self, state: Any) -> Any:
         """A state with these values in their places."""
 
         def chosen(place: Any, leaf: Any) -> Any:
             found = self.values.get(jax.tree_util.keystr(place))
-            return leaf if found is None else jnp.array(found)
+            return leaf if found is None else like(found, leaf)
 
         return jax.tree_util.tree_map_with_path(chosen, state)
 
@@ -73,7 +74,7 @@ def carry_over(found: Places, state: Any, paths: Iterable[str]) -> Carried:
     """
     wanted = named_leaves(state)
     kept: dict[str, list[_Own]] = {}
-    values: Arrays = {}
+    values: dict[str, Leaf] = {}
     # The nodes that hold state that goes on, and for each where that comes from.
     nodes: dict[str, dict[str, str]] = {}
     for path in paths:
@@ -138,4 +139,4 @@ def _beside(wanted: Places, found: Places, node: str, others: set[str]) -> Array
 
 def _count(leaves: Places, node: str) -> int:
     """How many steps a node's leaves average over; 0 where nothing in it says."""
-    return int(leaves.get(f"{node}.count", 0))
+    return int(np.asarray(leaves.get(f"{node}.count", 0)))

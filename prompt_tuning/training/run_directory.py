@@ -49,7 +49,11 @@ def open_store(run: Run) -> CheckpointStore:
     """
     writes = is_first()
     store = CheckpointStore(
-        run.directory, run.keep_last, run.keep_best, read_only=not writes
+        run.directory,
+        run.keep_last,
+        run.keep_best,
+        form=run.checkpoint_form,
+        read_only=not writes,
     )
     # None reads before the first is done with mending.
     on_first(lambda: None)

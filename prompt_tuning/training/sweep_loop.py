@@ -18,9 +18,9 @@ import numpy as np
 from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.store import CheckpointStore
 from prompt_tuning.errors import InputError
+from prompt_tuning.training.finite import NotFiniteError
 from prompt_tuning.training.log import MetricsLog
 from prompt_tuning.training.loop import (
-    NotFiniteError,
     Recorder,
     resumed_message,
     save_due,
@@ -78,8 +78,13 @@ def train_sweep(
     # One more than a run keeps: a kill may fall between the saves of two members, and
     # what the others were saved at last must still be there.
     stores = [
-        CheckpointStore(m.directory, sweep.run.keep_last + 1, sweep.run.keep_best)
-        for m in sweep.members
+        CheckpointStore(
+            member.directory,
+            sweep.run.keep_last + 1,
+            sweep.run.keep_best,
+            form=sweep.run.checkpoint_form,
+        )
+        for member in sweep.members
     ]
     messages: list[str] = []
     done, diverged = common_step(sweep.members, stores, messages.append)
@@ -95,6 +100,7 @@ def train_sweep(
         for member, store in zip(sweep.members, stores, strict=True):
             log = MetricsLog(member.directory, done)
             entered.enter_context(contextlib.closing(log))
+            entered.enter_context(contextlib.closing(store))
             recorders.append(Recorder(member.training, store, log))
         stopping = entered.enter_context(stop_signals())
         for message in messages:
@@ -251,6 +257,8 @@ class _SweepLoop:
                     self._record(*pending)
                     pending = None
                     self._measure_and_save(done, states)
+        for recorder in self._recorders:
+            recorder.wait()
         if done < last and self._live:
             self._reporter.say(stopped_message(done, last))
         return SweepOutcome(done, done == last, self._diverged)
@@ -269,6 +277,8 @@ class _SweepLoop:
         with contextlib.ExitStack() as stopped:
             for recorder in self._recorders:
                 stopped.enter_context(recorder.meter.stopped())
+                # None deletes its last but one while another's last is being written.
+                recorder.wait()
             for k in list(self._live):
                 with self._giving_up(k, done):
                     measured[k] = self._recorders[k].measure_and_save(done, states[k])

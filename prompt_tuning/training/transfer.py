@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
@@ -21,6 +20,7 @@ from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.adapter import Adapter, Arrays
 from prompt_tuning.checkpoints.adapter_files import SCALINGS, kind_of, read_adapter
 from prompt_tuning.checkpoints.prompt_files import find_checkpoint
+from prompt_tuning.checkpoints.sharded_arrays import Leaf, like
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.parameters import Parameters
@@ -42,19 +42,20 @@ class Source:
 
     Attributes:
       origin: the file or folder; of a run the checkpoint.
-      leaves: float32 arrays by our paths.
+      leaves: float32 arrays by our paths; of a checkpoint in orbax's form they are
+        read where they are put.
       scalings: by projection, what each LoRA was multiplied by, where that is known.
       checkpoint: the directory that it is; None where there is none.
       frozen_model: the fingerprint of what they were trained beside, if known.
     """
 
     origin: str
-    leaves: Arrays
+    leaves: Mapping[str, Leaf]
     scalings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     checkpoint: Path | None = None
     frozen_model: str | None = None
 
-    def read_optimizer(self) -> Arrays:
+    def read_optimizer(self) -> dict[str, Leaf]:
         """The optimiser's leaves by place; nothing where there is no checkpoint."""
         if self.checkpoint is None:
             return {}
@@ -67,8 +68,9 @@ class Source:
         Raises:
           InputError: if it is several.
         """
-        kind = kind_of(self.leaves, self.origin)
-        return Adapter(kind=kind, parameters=self.leaves, scalings=self.scalings)
+        leaves: Arrays = {path: np.asarray(leaf) for path, leaf in self.leaves.items()}
+        kind = kind_of(leaves, self.origin)
+        return Adapter(kind=kind, parameters=leaves, scalings=self.scalings)
 
     def placed(self, paths: Iterable[str]) -> "Source":
         """The same with a lone prompt where the model has its only one.
@@ -125,7 +127,7 @@ def read_source(path: Path, config: ModelConfig) -> Source:
     state = checkpoint_files.verify(checkpoint)
     return Source(
         origin=str(checkpoint),
-        leaves=checkpoint_files.read_trained(checkpoint, state),
+        leaves=checkpoint_files.open_trained(checkpoint, state),
         scalings=state["extra"].get(SCALINGS, {}),
         checkpoint=checkpoint,
         frozen_model=recorded_model(checkpoint.parent.parent),
@@ -149,7 +151,7 @@ class Transfer:
     state: Carried = dataclasses.field(default_factory=Carried)
 
     @property
-    def started(self) -> Arrays:
+    def started(self) -> dict[str, Leaf]:
         """The values that the source gives, by path."""
         return {p: x for p, x in self.source.leaves.items() if p in self.trained}
 
@@ -187,7 +189,7 @@ class Transfer:
           optimizer: of them.
           key: of the run.
         """
-        started = {path: jnp.array(leaf) for path, leaf in self.started.items()}
+        started = {path: like(x, fresh[path]) for path, x in self.started.items()}
         state = TrainState.create(fresh | started, optimizer, key)
         carried = self.state.put_into(state.optimizer_state)
         return dataclasses.replace(state, optimizer_state=carried)

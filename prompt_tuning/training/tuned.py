@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from prompt_tuning.checkpoint import open_checkpoint
+from prompt_tuning.checkpoints.sharded_arrays import Leaf
 from prompt_tuning.checkpoints.store import FOLDER, best_or_latest, steps_in
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.parameters import Parameters
@@ -54,7 +54,7 @@ def load_tuned(
     return model, parameters | model.put(trained)
 
 
-def _own(run: Run, model: PromptedModel) -> dict[str, np.ndarray]:
+def _own(run: Run, model: PromptedModel) -> dict[str, Leaf]:
     """What the run trained; nothing where the model alone is asked for."""
     bare = not any(map(_is_beside, model.plan.abstract))
     if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
@@ -92,7 +92,7 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
 
 
 def _check_leaves(
-    origin: str, leaves: Mapping[str, np.ndarray], model: PromptedModel
+    origin: str, leaves: Mapping[str, Leaf], model: PromptedModel
 ) -> None:
     """Refuses leaves that the model has no place for.
 

@@ -1,0 +1,165 @@
+"""Full tuning with checkpoints in orbax's form: the same run, on any mesh."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from prompt_tuning.checkpoints import checkpoint_files
+from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.cli.main import main, split_bindings
+from prompt_tuning.configuration import read_run
+from prompt_tuning.parallel.mesh import MeshShape
+from prompt_tuning.parallel.placement import Placement
+from prompt_tuning.training import loop
+from prompt_tuning.training.finite import NotFiniteError
+from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.run_directory import open_store
+from prompt_tuning.training.tuned import load_tuned
+from tests.small_runs import DECODER, logged, write_model
+
+FULL = [
+    "--gin.ParameterGroup.regexes=['.*']",
+    "--gin.ParameterGroup.optimizer=@adamw()",
+    "--gin.adamw.learning_rate=0.003",
+    "--gin.Run.prompt=None",
+]
+ALL = MeshShape(data=1, fsdp=2, tensor=4)
+ROWS = MeshShape(data=2, fsdp=4)
+
+
+@pytest.fixture(scope="module")
+def arguments(files, tmp_path_factory):
+    """Arguments of a full tuning, of a model whose heads four devices can share."""
+    config = dataclasses.replace(DECODER, heads=4, key_value_heads=2, head_width=4)
+    model = write_model(tmp_path_factory.mktemp("model"), config)
+
+    def given(directory: Path, form: str, **choices) -> list[str]:
+        choices = {"Run__checkpoint_form": form, "Run__steps": 4} | choices
+        choices = {"Run__save_every": 2} | choices
+        return [*files.arguments(directory, model, **choices), *FULL]
+
+    return given
+
+
+@pytest.fixture(scope="module")
+def in_both(arguments, tmp_path_factory) -> dict[str, Path]:
+    """The same run on one device, in either form."""
+    folder = tmp_path_factory.mktemp("forms")
+    for form in ("numpy", "orbax"):
+        assert main(["train", *arguments(folder / form, form)]) == 0
+    return {form: folder / form for form in ("numpy", "orbax")}
+
+
+def read(arguments: list[str], mesh: MeshShape | None = None):
+    plain, bindings = split_bindings(arguments)
+    run = read_run([plain[0].partition("=")[2]], bindings)
+    return dataclasses.replace(run, mesh=mesh)
+
+
+def train(training: loop.Training) -> loop.Outcome:
+    steps = training.run.steps
+    return loop.train(
+        training,
+        make_reporter=lambda done: LineReporter(Console(quiet=True), steps),
+    )
+
+
+def losses(directory: Path) -> list[float]:
+    return [line["loss"] for line in logged(directory) if "loss" in line]
+
+
+def test_both_forms_hold_the_same_bits(in_both, arguments):
+    found = []
+    for form, directory in in_both.items():
+        checkpoint = directory / FOLDER / "checkpoint_4"
+        assert (checkpoint / "arrays").is_dir() == (form == "orbax")
+        state = checkpoint_files.verify(checkpoint)
+        leaves = checkpoint_files.read_trained(checkpoint, state)
+        _, tuned = load_tuned(read(arguments(directory, form)))
+        moments = checkpoint_files.read_optimizer_leaves(checkpoint)
+        trees = (leaves, tuned, {name: np.asarray(x) for name, x in moments.items()})
+        found.append((trees, state["metrics"], state["extra"]))
+    (one, *others), (other, *rest) = found
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert others == rest
+    assert losses(in_both["numpy"]) == losses(in_both["orbax"])
+
+
+def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
+    found = []
+    for form, directory in in_both.items():
+        choices = {"Run__start_from": str(directory), "Run__steps": 1}
+        run = read(arguments(tmp_path / form, form, **choices))
+        start = loop.prepare(run).start
+        found.append((start.trained, start.optimizer_state))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    # What the optimiser averaged goes on too.
+    counts = [x for x in jax.tree.leaves(found[1][1]) if x.ndim == 0]
+    assert 4 in [int(count) for count in counts]
+
+
+def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
+    first = read(arguments(tmp_path / "all", "orbax"), ALL)
+    training = loop.prepare(first)
+    with monkeypatch.context() as patched:
+        # Nothing of it is put together, neither to be looked at nor to be saved.
+        patched.setattr(Placement, "whole", None)
+        outcome = train(training)
+    placement = training.model.placement
+    assert placement is not None
+    end = placement.whole(outcome.trained)
+    shutil.rmtree(tmp_path / "all" / FOLDER / "checkpoint_4")
+    checkpoint = tmp_path / "all" / FOLDER / "checkpoint_2"
+    saved = checkpoint_files.read_trained(
+        checkpoint, checkpoint_files.verify(checkpoint)
+    )
+    for name, mesh in (("one", None), ("rows", ROWS)):
+        directory = tmp_path / name
+        shutil.copytree(tmp_path / "all", directory)
+        training = loop.prepare(
+            dataclasses.replace(first, directory=str(directory), mesh=mesh)
+        )
+        state = loop.state_at(training, open_store(training.run), 2)
+        where, found = training.model.placement, state.trained
+        if where is not None:
+            assert (
+                found["token_embedder/embedding"].sharding
+                == (where.shardings["token_embedder/embedding"])
+            )
+            found = where.whole(found)
+        jax.tree.map(np.testing.assert_array_equal, found, saved)
+        if mesh is None:
+            own = train(training).trained
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, end
+            )
+            np.testing.assert_allclose(
+                losses(directory), losses(tmp_path / "all"), rtol=1e-5
+            )
+
+
+def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypatch):
+    training = loop.prepare(read(arguments(tmp_path / "run", "orbax")))
+    advance = loop.Training.advance
+
+    def breaking(own, state, batch):
+        state, metrics = advance(own, state, batch)
+        if int(state.step) == 3:
+            trained = {
+                path: x.at[..., 0].set(jnp.nan) for path, x in state.trained.items()
+            }
+            state = dataclasses.replace(state, trained=trained)
+            metrics = {"loss": jnp.float32(1)}
+        return state, metrics
+
+    monkeypatch.setattr(loop.Training, "advance", breaking)
+    monkeypatch.setattr(loop, "save_due", lambda run, done: done in (2, 3))
+    with pytest.raises(NotFiniteError, match="step 2 is kept as the last good one"):
+        train(training)
+    assert open_store(training.run).steps() == [2]
