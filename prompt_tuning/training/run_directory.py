@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from prompt_tuning.run import Run
 CONFIG_FILE = "config.gin"
 IDENTITY_FILE = "run.json"
 
+_COMPUTATION = re.compile(
+    r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
+    r"|Pretrained\.(weights|(encoder_)?rematerialization))\s*="
+)
+
 
 def claim(
     directory: Path, config: str, frozen_model: str, record: dict[str, Any]
@@ -21,7 +27,7 @@ def claim(
 
     Args:
       directory: made if it is missing.
-      config: the operative config; its line that names the directory does not count.
+      config: the operative config; see `decisive` for what counts of it.
       frozen_model: the frozen model's fingerprint.
       record: JSON that is kept with it.
 
@@ -63,7 +69,7 @@ def open_store(run: Run) -> CheckpointStore:
 def _check_config(directory: Path, config: str) -> None:
     file = directory / CONFIG_FILE
     found = file.read_text() if file.exists() else ""
-    differing = differences(relevant(found), relevant(config))
+    differing = differences(decisive(found), decisive(config))
     if differing:
         shown = "\n  ".join(differing)
         raise InputError(
@@ -81,6 +87,14 @@ def relevant(config: str) -> list[str]:
         for line in config.replace("\\\n", "").splitlines()
         if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
     ]
+
+
+def decisive(config: str) -> list[str]:
+    """Its relevant lines without those that say where and in which order it computes.
+
+    A run goes on with others of these: its results change by rounding at most.
+    """
+    return [line for line in relevant(config) if not _COMPUTATION.match(line)]
 
 
 def check_model(directory: Path, frozen_model: str) -> None:
