@@ -3,21 +3,15 @@
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Float
-
 from prompt_tuning.checkpoints import huggingface, t5x
 from prompt_tuning.checkpoints.huggingface_config import read_config
 from prompt_tuning.checkpoints.restore import (
     TUNED_ARE_FRESH,
     AssignmentMap,
 )
+from prompt_tuning.checkpoints.rows import StoredTable
 from prompt_tuning.checkpoints.safetensors import open_safetensors
-from prompt_tuning.checkpoints.tensors import (
-    Recipe,
-    StoredTensor,
-    assemble,
-)
+from prompt_tuning.checkpoints.tensors import Recipe, StoredTensor
 from prompt_tuning.data.tokenizers import Tokenizer, load_tokenizer
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.config import ModelConfig
@@ -129,11 +123,13 @@ def open_checkpoint(
 def read_vocabulary(source: Pretrained) -> Vocabulary:
     """The embedding table and the tokenizer of a checkpoint, and nothing else of it.
 
+    The table's rows are read when they are asked for.
+
     Raises:
       InputError: if the checkpoint cannot be read.
     """
     config, recipes, stored = open_checkpoint(source)
-    return Vocabulary(read_embeddings(config, recipes, stored), find_tokenizer(source))
+    return Vocabulary(open_embeddings(config, recipes, stored), find_tokenizer(source))
 
 
 def find_tokenizer(source: Pretrained) -> Tokenizer | None:
@@ -146,13 +142,13 @@ def find_tokenizer(source: Pretrained) -> Tokenizer | None:
     return None
 
 
-def read_embeddings(
+def open_embeddings(
     config: ModelConfig, recipes: dict[str, Recipe], stored: dict[str, StoredTensor]
-) -> Float[np.ndarray, "V D"]:
-    """The embedding table, of all that `open_checkpoint` gave the one array read.
+) -> StoredTable:
+    """The embedding table among what `open_checkpoint` gave; nothing is read of it.
 
     Raises:
-      InputError: if there is none.
+      InputError: if there is none, or its shape is not the config's.
     """
     path = "token_embedder/embedding"
     missing = [name for name in recipes[path].sources if name not in stored]
@@ -162,4 +158,4 @@ def read_embeddings(
             f"{', '.join(sorted(stored)[:5])}, ..."
         )
     shape = (config.vocabulary_size, config.width)
-    return assemble(path, shape, np.dtype(np.float32), recipes[path], stored)
+    return StoredTable(path, shape, recipes[path], stored)

@@ -16,13 +16,15 @@ from prompt_tuning.checkpoint import (
     Pretrained,
     find_tokenizer,
     open_checkpoint,
-    read_embeddings,
+    open_embeddings,
 )
 from prompt_tuning.checkpoints.blocks import whole
 from prompt_tuning.checkpoints.restore import (
     RestorePlan,
     plan_restore,
 )
+from prompt_tuning.checkpoints.samples import sampled
+from prompt_tuning.checkpoints.sharded_arrays import Leaf
 from prompt_tuning.checkpoints.tensors import (
     PartReader,
 )
@@ -39,6 +41,7 @@ from prompt_tuning.models.parameters import (
     split,
 )
 from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.parallel import processes
 from prompt_tuning.parallel.layout import Layout
 from prompt_tuning.parallel.mesh import MeshShape
 from prompt_tuning.parallel.placement import Placement
@@ -86,8 +89,10 @@ class PromptedModel:
         On a mesh a process reads of the checkpoint what its own devices have.
 
         Raises:
-          InputError: if the checkpoint turns out to be damaged.
+          InputError: if the checkpoint turns out to be damaged, or another process's
+            has other numbers.
         """
+        processes.check_same("weights in its checkpoint", lambda: sampled(self.plan))
         found = self.initialize()
         for path, read in self.plan.readers():
             if path not in self.kept.streamed:
@@ -102,13 +107,13 @@ class PromptedModel:
         (array,) = read([whole(self.plan.abstract[path].shape)])
         return self.kept.put(path, array)
 
-    def put(self, leaves: Mapping[str, np.ndarray]) -> Parameters:
+    def put(self, leaves: Mapping[str, Leaf]) -> Parameters:
         """Some parameters, from elsewhere, where the model computes."""
         return {path: self._put(path, leaf) for path, leaf in leaves.items()}
 
-    def _put(self, path: str, array: np.ndarray) -> Array:
+    def _put(self, path: str, array: Leaf) -> Array:
         if self.placement is None:
-            return self.kept.put(path, array)
+            return self.kept.put(path, np.asarray(array))
         return self.placement.put(path, array)
 
     @property
@@ -178,7 +183,8 @@ def open_pretrained(
 ) -> PromptedModel:
     """Opens a frozen model and starts what is trained beside it.
 
-    Of the checkpoint only the embedding table is read, and that for a prompt alone.
+    Of the checkpoint nothing is read but the rows of the embedding table that a prompt
+    starts from.
 
     Args:
       source: the checkpoint and the types to compute in.
@@ -196,7 +202,7 @@ def open_pretrained(
     tokenizer = find_tokenizer(source)
     tuning, started = tuning or Tuning(), Started()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
-        vocabulary = Vocabulary(read_embeddings(config, recipes, stored), tokenizer)
+        vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)
         _check_positions(config, started)
 

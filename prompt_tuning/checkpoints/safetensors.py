@@ -7,6 +7,7 @@ both sizes, and so that an array, or a block of one, is a view of the file until
 cast: of the file only the pages are read that the block lies in.
 """
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -170,11 +171,16 @@ def _tensor(file: Path, name: str, entry: dict, start: int) -> StoredTensor:
             f"{end - begin:,} from {begin:,}"
         )
 
-    def read(block: Block) -> np.ndarray:
-        if not math.prod(shape):
-            return np.empty(shape, dtype)[block]
-        # Mapped as bytes, since the format does not promise alignment.
-        data = np.memmap(file, np.uint8, "r", start + begin, (end - begin,))
-        return data.view(dtype).reshape(shape)[block]
-
+    read = functools.partial(_read, file, start + begin, dtype, shape)
     return StoredTensor(shape, dtype, str(file), read)
+
+
+def _read(
+    file: Path, begin: int, dtype: np.dtype, shape: tuple[int, ...], block: Block
+) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)[block]
+    # Mapped as bytes, since the format does not promise alignment.
+    data = np.memmap(file, np.uint8, "r", begin, (size,))
+    return data.view(dtype).reshape(shape)[block]

@@ -31,12 +31,15 @@ class StoredTensor:
       dtype: its dtype in the file; bfloat16 is that of `ml_dtypes`.
       source: the file that it lies in, or the folder if it has one of its own.
       read_block: reads a block of it, perhaps as a view of the file.
+      pieces: the shape of what is unpacked whole for any number in it; None where any
+        number can be read alone.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     source: str
     read_block: Callable[[Block], np.ndarray]
+    pieces: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:

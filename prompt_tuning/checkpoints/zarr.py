@@ -58,7 +58,7 @@ def open_zarr(folder: Path) -> StoredTensor:
     """
     layout = _read_layout(folder)
     read = functools.partial(_read_block, layout)
-    return StoredTensor(layout.shape, layout.dtype, str(folder), read)
+    return StoredTensor(layout.shape, layout.dtype, str(folder), read, layout.chunks)
 
 
 def named_dtype(name: str, source: str) -> np.dtype:

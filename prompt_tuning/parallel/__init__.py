@@ -16,7 +16,8 @@ other in one of two ways (`processes`):
 What the run reads (model, data, configs) must lie under the same paths for every
 process, and `Run.directory` on a file system that all share: process 0 writes it, the
 others read checkpoints there. Configs, command lines, examples and frozen parameters
-are compared at the start; where they differ, each process says in what.
+are compared at the start; where they differ, each process says in what. Since each
+reads its own parts of the parameters, some numbers of all of them are looked at beside.
 
 *One machine with several GPUs* needs one process and no flag of these. One process for
 each GPU, as some launchers want it, sees one each:

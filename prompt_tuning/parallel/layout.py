@@ -191,9 +191,17 @@ class Layout:
         """
         spec = self.spec(path, axes.names)
         own = {axis for entry in spec for axis in axes_of(entry)}
-        inside: tuple[str, ...] = ()
+        over = (*self.row_axes, *self.partial_axes(axes))
+        return tuple(axis for axis in over if axis not in own)
+
+    def partial_axes(self, axes: ParameterAxes) -> tuple[str, ...]:
+        """The mesh axes along which each device uses a parameter for its own part.
+
+        Each then has the gradient of its part; along the others that are not of rows,
+        every device has the same gradient.
+        """
         if axes.partial_over in SPLIT_NAMES:
-            inside = self.axes(axes.partial_over)
-        elif self.shared_groups and GROUPS in axes.names:
-            inside = self.axes(GROUPS)
-        return tuple(axis for axis in (*self.row_axes, *inside) if axis not in own)
+            return self.axes(axes.partial_over)
+        if self.shared_groups and GROUPS in axes.names:
+            return self.axes(GROUPS)
+        return ()

@@ -170,19 +170,20 @@ def gathered(
     if layout is None:
         return dict(parameters)
     return {
-        path: _gathered(layout, path, array, axes[path].names)
+        path: _gathered(layout, path, array, axes[path])
         for path, array in parameters.items()
     }
 
 
-def _gathered(layout: Layout, path: str, array: Array, names: tuple) -> Array:
-    skipped = len(names) - array.ndim
-    # Of key/value heads that devices share, each has the gradient of its own.
-    in_part = layout.shared_groups and GROUPS in names
-    for place, axes in _brought(layout, path, names):
+def _gathered(layout: Layout, path: str, array: Array, known: ParameterAxes) -> Array:
+    skipped = len(known.names) - array.ndim
+    # Of key/value heads that devices share, and of what adapts columns that they
+    # divide, each has the gradient of its own.
+    differs = (*ROW_AXES, *layout.partial_axes(known))
+    for place, axes in _brought(layout, path, known.names):
         # Of several axes the last stands innermost.
         for axis in reversed(axes):
-            array = _whole(axis, place - skipped, in_part, array)
+            array = _whole(axis, place - skipped, axis in differs, array)
     return array
 
 
@@ -197,20 +198,20 @@ def _brought(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _whole(axis, place, in_part, part):
-    del in_part
+def _whole(axis, place, differs, part):
+    del differs
     return jax.lax.all_gather(part, axis, axis=place, tiled=True)
 
 
-def _whole_backward(axis, place, in_part, _, g):
-    if in_part or axis in ROW_AXES:
+def _whole_backward(axis, place, differs, _, g):
+    if differs:
         return (jax.lax.psum_scatter(g, axis, scatter_dimension=place, tiled=True),)
-    # Along `tensor` every device has the same gradient already.
+    # Every device has the same gradient already.
     return (_own_part(g, (axis,), place),)
 
 
 _whole.defvjp(
-    lambda axis, place, in_part, part: (_whole(axis, place, in_part, part), None),
+    lambda axis, place, differs, part: (_whole(axis, place, differs, part), None),
     _whole_backward,
 )
 

@@ -3,7 +3,9 @@
 Every parameter names its dimensions ("layers", "embed", "heads"); a rule sends a name
 to a mesh axis, to several, or to none. Rules are read in order, and a mesh axis splits
 at most one dimension of an array: a later rule for the same name is what is done where
-an earlier one finds its axis taken (T5X's `logical_axis_rules`).
+an earlier one finds its axis taken (T5X's `logical_axis_rules`). Those of what prompts
+and adapters have alone come after all others: what a device computes its own part of
+is split alike in a kernel and in what is trained beside it.
 """
 
 import dataclasses
@@ -24,7 +26,26 @@ SPLIT_NAMES = ("heads", "key_value_heads", "mlp")
 """Dimensions that a device computes its own part of; all others but the vocabulary are
 put together again where they are used."""
 
-NAMES = (*SPLIT_NAMES, "vocab", "embed", "positions", "relative_buckets")
+MODEL_NAMES = (*SPLIT_NAMES, "vocab", "embed", "positions", "relative_buckets")
+"""Dimensions of a frozen model's parameters."""
+
+TRAINED_NAMES = (
+    "prompt",
+    "prompt_embed",
+    "prompt_layers",
+    "prompt_hidden",
+    "prompt_middle",
+    "key_value",
+    "prompt_heads",
+    "prompt_head",
+    "tasks",
+    "task_projection",
+    "adapter",
+    "rank",
+)
+"""Dimensions of prompts and adapters, of which no preset speaks: they are small."""
+
+NAMES = (*MODEL_NAMES, *TRAINED_NAMES)
 """All names that a rule may speak of."""
 
 Target = str | Sequence[str] | None
@@ -85,9 +106,10 @@ class AxisRules:
 
     @property
     def table(self) -> list[tuple[str, tuple[str, ...]]]:
-        """All rules in order, the preset's last."""
+        """All rules in order, the preset's behind one's own."""
         rules = (*self.rules, *PRESETS[self.preset])
-        return [(name, _axes(target)) for name, target in rules]
+        table = [(name, _axes(target)) for name, target in rules]
+        return sorted(table, key=lambda rule: rule[0] in TRAINED_NAMES)
 
     def spec(
         self, path: str, names: Sequence[str], *, whole: Sequence[str] = ()

@@ -13,6 +13,10 @@ from prompt_tuning.errors import InputError
 from prompt_tuning.prompts.initializers import Initializer, StackShape, Vocabulary
 from prompt_tuning.prompts.modules import InputPrompt, initial_vectors
 
+# Not the "layers" of what each block puts together for itself: the vectors of all
+# blocks enter the stack from outside.
+DEEP_AXES = ("prompt_layers", "prompt", "prompt_embed")
+
 
 class DeepPrompt(InputPrompt):
     """Vectors that replace what the block before made (Liu et al. 2022, section 3.2).
@@ -47,7 +51,7 @@ class DeepPrompt(InputPrompt):
         first = initial_vectors(key, vocabulary, length, initializer)
         layers = needed_stack(vocabulary, type(self).__name__).layers
         initial = jnp.broadcast_to(first, (layers, *first.shape))
-        self.prompt = nnx.Param(initial, axes=("layers", "prompt", "prompt_embed"))
+        self.prompt = nnx.Param(initial, axes=DEEP_AXES)
 
     @staticmethod
     def at_block(
@@ -96,7 +100,7 @@ class AddedDeepPrompt(DeepPrompt):
         layers = needed_stack(vocabulary, type(self).__name__).layers
         later = jnp.zeros((layers - 1, *first.shape))
         self.prompt = nnx.Param(first, axes=("prompt", "prompt_embed"))
-        self.added = nnx.Param(later, axes=("layers", "prompt", "prompt_embed"))
+        self.added = nnx.Param(later, axes=DEEP_AXES)
 
     @staticmethod
     def at_block(

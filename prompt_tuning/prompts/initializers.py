@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.checkpoints.rows import StoredTable
 from prompt_tuning.data.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.tokenizers import Tokenizer
 from prompt_tuning.errors import InputError
@@ -40,13 +41,14 @@ class Vocabulary:
     """What an initialiser may know of the frozen model.
 
     Attributes:
-      embeddings: the token embedding table, `[V, D]`.
+      embeddings: the token embedding table, `[V, D]`; where it stays in its checkpoint,
+        only the rows that are asked for are read.
       tokenizer: None where the model comes without one.
       stack: of the blocks that the prompt is put into, for prompts of every block;
         None where only the input is of concern.
     """
 
-    embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"]
+    embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"] | StoredTable
     tokenizer: Tokenizer | None = None
     stack: StackShape | None = None
 
@@ -74,9 +76,26 @@ class Vocabulary:
             )
         return ids
 
-    def rows(self, ids: Sequence[int] | Int[Array, "n"]) -> Float[Array, "n D"]:
-        """Embeddings of some tokens, in float32."""
-        return jnp.asarray(self.embeddings)[jnp.asarray(ids)].astype(jnp.float32)
+    def rows(
+        self, ids: Sequence[int] | Int[Array, "n"] | Int[np.ndarray, "n"]
+    ) -> Float[Array, "n D"]:
+        """Embeddings of some tokens, in float32.
+
+        Raises:
+          InputError: for a token that a checkpoint's table has no row of.
+        """
+        table = self.embeddings
+        if not isinstance(table, StoredTable):
+            return jnp.asarray(table)[jnp.asarray(ids)].astype(jnp.float32)
+        places = np.asarray(ids)
+        beyond = places[(places < 0) | (places >= len(table))]
+        if len(beyond):
+            raise InputError(
+                f"a prompt is to start from token {beyond[0]}, but the model's table "
+                f"has the embeddings of {len(table)}; does the tokenizer belong to "
+                "this checkpoint?"
+            )
+        return jnp.asarray(table[places])
 
 
 Initializer = Callable[

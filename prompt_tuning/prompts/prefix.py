@@ -131,7 +131,7 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         return made.transpose(1, 2, 0, 3, 4)
 
 
-PREFIX_AXES = ("layers", "key_value", "prompt", "prompt_heads", "prompt_head")
+PREFIX_AXES = ("prompt_layers", "key_value", "prompt", "prompt_heads", "prompt_head")
 
 
 def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, int]:

@@ -116,7 +116,7 @@ def _plain(tokenizer: Tokenizer, place: int) -> str | None:
 
 
 def _rows(vocabulary: Vocabulary, ids: Int[np.ndarray, "n"]) -> np.ndarray:
-    return np.asarray(vocabulary.embeddings)[ids].astype(np.float32)
+    return np.asarray(vocabulary.rows(ids))
 
 
 def check_width(prompt: Float[np.ndarray, "P _"], source: Vocabulary) -> None:
