@@ -97,7 +97,8 @@ def leaves(directory: Path, step: int = 6) -> dict[str, np.ndarray]:
 
 
 def moments(directory: Path) -> dict[str, np.ndarray]:
-    return checkpoint_files.read_optimizer_leaves(directory / FOLDER / "checkpoint_6")
+    found = checkpoint_files.read_optimizer_leaves(directory / FOLDER / "checkpoint_6")
+    return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
 def state_of(training: Training) -> dict[str, np.ndarray]:
