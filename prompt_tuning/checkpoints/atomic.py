@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from prompt_tuning.disk import sync_path
 from prompt_tuning.errors import InputError
 
 
@@ -35,11 +36,11 @@ def write_folder(
         made.mkdir()
         write(made)
         for path in (*made.iterdir(), made):
-            _sync(path)
+            sync_path(path)
         if folder.exists():
             folder.rename(aside / "old")
         made.rename(folder)
-        _sync(folder.parent)
+        sync_path(folder.parent)
     finally:
         old = aside / "old"
         if old.exists() and not folder.exists():
@@ -94,17 +95,8 @@ def write_file(file: Path, content: bytes, *, force: bool = False) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
-        _sync(temporary)
+        sync_path(temporary)
         temporary.rename(file)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(file.parent)
-
-
-def _sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(file.parent)

@@ -32,11 +32,10 @@ from prompt_tuning.checkpoints import sharded_arrays
 from prompt_tuning.checkpoints.sealed import (
     measured,
     read_sealed,
-    sync,
-    sync_path,
     write_sealed,
 )
 from prompt_tuning.checkpoints.sharded_arrays import Leaf, StoredArray, Writing
+from prompt_tuning.disk import sync, sync_path
 from prompt_tuning.errors import InputError
 
 FORMAT = 1

@@ -13,7 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
-from prompt_tuning.checkpoints.sealed import sync_path
+from prompt_tuning.disk import sync_path
 
 
 def put_in_place(temporary: Path, final: Path) -> None:

@@ -1,11 +1,11 @@
-"""JSON that knows when it was damaged, and files brought to the disk."""
+"""JSON that knows when it was damaged."""
 
 import hashlib
 import json
-import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from prompt_tuning.disk import sync
 from prompt_tuning.errors import InputError
 
 
@@ -69,18 +69,3 @@ def measured(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def sync(file: IO) -> None:
-    """Brings a file's content to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_path(path: Path) -> None:
-    """Brings a closed file's content, or the names in a directory, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

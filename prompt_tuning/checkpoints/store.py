@@ -16,8 +16,8 @@ from typing import Any
 from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.checkpoint_files import AUTO, FORMS, Writing
 from prompt_tuning.checkpoints.renaming import delete, mend, put_in_place
-from prompt_tuning.checkpoints.sealed import sync_path
 from prompt_tuning.checkpoints.sharded_arrays import Leaf
+from prompt_tuning.disk import sync_path
 from prompt_tuning.errors import InputError
 from prompt_tuning.parallel import processes
 

@@ -17,6 +17,7 @@ from jaxtyping import Int64, Integer
 from prompt_tuning.data.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.sources import ROWS_PER_BLOCK, Files, file_list
 from prompt_tuning.data.type_rules import TypeRule
+from prompt_tuning.disk import sync_path
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.weights import COMPLETION, SEPARATOR
 
@@ -154,9 +155,9 @@ def _retype(path: Path, rule: TypeRule, start: int) -> Typed:
                 _copy(path, old, new, rule, start)
             typed = _verify(path, old, temporary, rule, start)
         shutil.copymode(path, temporary)
-        _sync(temporary)
+        sync_path(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         raise InputError(
             f"{path}: the copy with types cannot be written beside it ({error}); the "
@@ -307,12 +308,3 @@ def read_array(file: str | Path, axes: Sequence[str]) -> Integer[np.ndarray, "..
             f"[{', '.join(axes)}]"
         )
     return found
-
-
-def _sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

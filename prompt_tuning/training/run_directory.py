@@ -1,12 +1,12 @@
 """A run directory belongs to one config and one frozen model, and says so."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints.store import CheckpointStore
+from prompt_tuning.disk import sync
 from prompt_tuning.errors import InputError, differences
 from prompt_tuning.parallel.processes import is_first, on_first
 from prompt_tuning.run import Run
@@ -124,6 +124,5 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     temporary.replace(path)

@@ -297,14 +297,14 @@ def test_all_that_is_kept_is_compared(tmp_path, spoil, monkeypatch):
 def test_a_kill_leaves_the_old_file_or_the_new_one(rows, call, monkeypatch):
     """In place of the first or the second call that brings something to the disk."""
     before, calls = rows.read_bytes(), iter(range(1, 10))
-    sync = token_types._sync
+    sync = token_types.sync_path
 
     def dying(path):
         if next(calls) == call:
             raise KeyboardInterrupt
         sync(path)
 
-    monkeypatch.setattr(token_types, "_sync", dying)
+    monkeypatch.setattr(token_types, "sync_path", dying)
     with pytest.raises(KeyboardInterrupt):
         add_token_types(rows, GivenTypes(np.array(EXPECTED)))
     if call == 1:

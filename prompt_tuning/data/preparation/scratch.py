@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from prompt_tuning.disk import sync, sync_path
 from prompt_tuning.errors import InputError
 
 NEW = "new"
@@ -75,8 +75,7 @@ class Scratch:
         with temporary.open("wb") as file:
             # Keywords would not take every name.
             np.savez(file, **{_VALUES: values, **checkpoint.arrays})  # pyright: ignore
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         temporary.replace(self.folder / _STATE)
 
     def load(self) -> Checkpoint | None:
@@ -111,13 +110,13 @@ class Scratch:
         """Makes the new folder the output, in place of an older one."""
         made = self.folder / NEW
         for path in (*sorted(made.rglob("*")), made):
-            _sync(path)
+            sync_path(path)
         write_text(self.folder / COMPLETE, "")
         if self.output.exists():
             _remove(self.folder / _OLD)
             self.output.rename(self.folder / _OLD)
         made.rename(self.output)
-        _sync(self.output.parent)
+        sync_path(self.output.parent)
 
     def remove(self) -> None:
         """Removes the folder; an older output that was set aside goes back."""
@@ -173,8 +172,7 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     temporary.replace(path)
 
 
@@ -183,11 +181,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
