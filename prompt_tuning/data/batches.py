@@ -58,6 +58,8 @@ class Batch:
         fewer; None where the data does not say them.
       example_weights: of examples with classes, what each weighs, float32 `[B]`, 0
         where there is no example; None where each weighs 1, or a row is an example.
+      real_rows: 1 where a row holds an example, 0 where it is there to fill the batch,
+        int32 `[B]`; None where all hold one.
     """
 
     tokens: Any
@@ -72,6 +74,7 @@ class Batch:
     gold: Any = None
     advantages: Any = None
     example_weights: Any = None
+    real_rows: Any = None
 
 
 def build_batch(
@@ -114,6 +117,7 @@ def build_batch(
         advantages=(
             np.zeros((count, planned.positions), np.float32) if advantages else None
         ),
+        real_rows=(planned.rows.reshape(count, -1) != FILLING).any(1).astype(np.int32),
     )
     for place, row in enumerate(planned.rows.reshape(count, -1).tolist()):
         found = [examples[number] for number in row if number != FILLING]

@@ -38,9 +38,14 @@ def weight_sum(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(batch.loss_weights)
 
 
-def target_count(batch: Batch) -> float:
-    """All targets that the batch has room for, padding included: `B * U`."""
-    return float(math.prod(batch.targets.shape))
+def target_count(batch: Batch) -> Float[Array, ""] | float:
+    """All targets that the rows have room for, padding included: `B * U`.
+
+    A row that only fills the batch has none, so it is the same on any mesh.
+    """
+    if batch.real_rows is None:
+        return float(math.prod(batch.targets.shape))
+    return jnp.sum(batch.real_rows) * float(batch.targets.shape[-1])
 
 
 def sequence_weights(batch: Batch) -> Float[Array, "*lead m"]:

@@ -84,8 +84,9 @@ class TokenObjective:
       label_smoothing: from 0 to below 1; see `token_loss`.
       normalizer: what the weighted sum is divided by, as T5X names it:
         "num_real_target_tokens" (the sum of the weights), "num_total_target_tokens"
-        (all targets, padding included), "average_per_sequence" (each sequence's mean,
-        averaged; in packed rows of each example), a number, or None for the plain sum.
+        (all targets, padding included but for rows that only fill a batch),
+        "average_per_sequence" (each sequence's mean, averaged; in packed rows of each
+        example), a number, or None for the plain sum.
       soft_cap: what no logit exceeds, or None; see `token_loss`. It is of this loss
         alone: evaluation and generation read the model's own logits.
 

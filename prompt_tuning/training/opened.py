@@ -14,18 +14,16 @@ from prompt_tuning.data.examples import Examples
 from prompt_tuning.data.plan import BatchPlan
 from prompt_tuning.errors import InputError
 from prompt_tuning.losses.distillation import ContextDistillation
-from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.losses.objective import (
     NATS_PER_WEIGHT,
     NO_ADVANTAGES,
     ClassObjective,
     Objective,
     PolicyGradient,
-    TokenObjective,
 )
 from prompt_tuning.models.parameters import Parameters, named_key
 from prompt_tuning.pretrained import PromptedModel, open_pretrained
-from prompt_tuning.run import Asked, DataSource, Run
+from prompt_tuning.run import DataSource, Run
 from prompt_tuning.training.distillation import open_distillation
 from prompt_tuning.training.evaluation import Evaluator
 from prompt_tuning.training.ranking import candidates
@@ -71,32 +69,12 @@ class Opened:
             advantages that the data does not say.
         """
         asked = self.run.objective
-        self._check_counted(asked)
         if isinstance(asked, PolicyGradient) and not examples.has_advantages:
             raise InputError(NO_ADVANTAGES)
         if isinstance(asked, ContextDistillation):
             assert isinstance(examples, Examples)  # candidates are of ClassObjective
             return open_distillation(asked, self.model, self.labels, examples)
         return asked or NATS_PER_WEIGHT
-
-    def _check_counted(self, asked: Asked | None) -> None:
-        """Refuses to count targets of rows that are there so that rows divide.
-
-        Raises:
-          InputError: with what to change.
-        """
-        layout = self.model.layout
-        if layout is None or layout.row_parts == 1:
-            return
-        if not isinstance(asked, TokenObjective):
-            return
-        if asked.normalizer == TOTAL_TARGETS and self.data.batch_tokens is not None:
-            raise InputError(
-                f"TokenObjective.normalizer is {TOTAL_TARGETS!r}, which counts the "
-                "targets of all rows, and with DataSource.batch_tokens empty rows fill "
-                f"a batch up to a multiple of {layout.row_parts} for the mesh: set "
-                "DataSource.batch_size, or another normalizer"
-            )
 
     def examples(self) -> Examples | Candidates:
         """The training examples; with an objective of classes each with every label.
