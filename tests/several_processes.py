@@ -14,7 +14,7 @@ from tests.small_runs import COMPILATION_CACHE
 LIMIT = 120.0
 """Seconds, many times what a start takes on an idle machine."""
 
-SILENCE = 4
+SILENCE = 8
 """Seconds after which the processes of a test take another for dead."""
 
 

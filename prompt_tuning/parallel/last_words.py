@@ -14,6 +14,9 @@ import socket
 import sys
 
 DONE = b"done"
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What opens a connection of gRPC, which the coordinator speaks: the client's preface
+and an empty SETTINGS frame (RFC 9113, section 3.4). It is answered with the like."""
 
 
 def main(number: str, count: str, coordinator: str, advice: str) -> None:
@@ -23,7 +26,7 @@ def main(number: str, count: str, coordinator: str, advice: str) -> None:
         signal.signal(stopping, signal.SIG_IGN)
     if sys.stdin.buffer.read() == DONE:
         return
-    if number == "0" or _answers(coordinator):
+    if number == "0" or answers(coordinator):
         what = f"process {number} of {count} was killed"
     else:
         what = (
@@ -33,11 +36,19 @@ def main(number: str, count: str, coordinator: str, advice: str) -> None:
     print(f"prompt-tuning: {what}; {advice}", file=sys.stderr, flush=True)
 
 
-def _answers(coordinator: str) -> bool:
+def answers(coordinator: str, patience: float = 5.0) -> bool:
+    """Whether process 0 does; the port of a halted one still takes connections.
+
+    Args:
+      coordinator: its HOST:PORT.
+      patience: seconds that it has.
+    """
     host, _, port = coordinator.rpartition(":")
+    place = host.strip("[]"), int(port)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
-            return True
+        with socket.create_connection(place, timeout=patience) as to:
+            to.sendall(HELLO)
+            return bool(to.recv(1))
     except OSError:
         return False
 

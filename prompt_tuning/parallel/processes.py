@@ -230,11 +230,13 @@ def run_together(
         number,
         _group.count,
         launch.silence,
-        lambda found: _stop(words, found, advice),
+        lambda found: _stop(watcher, words, number, f"{found}; {advice}"),
     )
     watcher.start()
     try:
         code = command()
+        if not code:
+            watcher.finish()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception:
@@ -330,19 +332,33 @@ def _leave_early(
     watcher: Watcher, words: LastWords, number: int, code: int
 ) -> NoReturn:
     """Ends this process where it failed, and says so to the others."""
-    watcher.leave(f"{STOPPED} with exit code {code}; its own messages say why")
-    # The store goes with process 0, and with it what the others are to read.
-    until = time.monotonic() + 2 * GRACE
-    while number == 0 and time.monotonic() < until and not watcher.others_left():
-        time.sleep(0.2)
+    watcher.leave(_stopped(code))
+    _leave_last(watcher, number)
     words.take_back()
     end_process(code)
 
 
-def _stop(words: LastWords, found: str, advice: str) -> None:
-    print(f"prompt-tuning: {found}; {advice}", file=sys.stderr)
+def _stop(watcher: Watcher, words: LastWords, number: int, found: str) -> None:
+    """Ends this process because another is gone."""
+    print(f"prompt-tuning: {found}", file=sys.stderr, flush=True)
+    watcher.give_up(_stopped(ANOTHER_STOPPED))
+    _leave_last(watcher, number)
     words.take_back()
     end_process(ANOTHER_STOPPED)
+
+
+def _stopped(code: int) -> str:
+    return f"{STOPPED} with exit code {code}; its own messages say why"
+
+
+def _leave_last(watcher: Watcher, number: int) -> None:
+    """Has process 0 wait a while for the others to find out what it has.
+
+    The store goes with it, and with that what they are to read.
+    """
+    until = time.monotonic() + 2 * GRACE
+    while number == 0 and time.monotonic() < until and not watcher.others_left():
+        time.sleep(0.2)
 
 
 def _await_verdict(watcher: Watcher, number: int) -> None:

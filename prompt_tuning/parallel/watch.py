@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 from prompt_tuning.parallel import last_words
 
 FOLDER = "prompt_tuning/alive"
-DONE, STOPPED = "done", "stopped"
+WAITS, DONE, STOPPED = "waits", "done", "stopped"
+"""What a process says in place of its number: that it has nothing left to do, that it
+ends, that it failed."""
 ANOTHER_STOPPED = 3
 """The exit code of a process that ends because another did."""
 
@@ -75,46 +77,92 @@ class Watcher(threading.Thread):
         self._store, self._number, self._stop_process = store, number, stop
         self._period = silence / 10
         self._left = threading.Event()
-        self._beats = itertools.count()
-        now = time.monotonic()
-        others = [other for other in range(count) if other != number]
         self._count = count
-        self._words: dict[int, str] = dict.fromkeys(others, "")
-        self._heard: dict[int, float] = dict.fromkeys(others, now)
-        self._answered = now
+        self._answered, self._unanswered_looks = time.monotonic(), 0
+        # Of each other process what it said last, and when that was new.
+        self._heard = {
+            other: ("", self._answered) for other in range(count) if other != number
+        }
+        self._saying, self._waits = threading.Lock(), False
+        self._asking = threading.Thread(
+            target=self._ask, name="ask for other processes", daemon=True
+        )
 
     def run(self) -> None:
-        """Beats and looks until `leave`, or until another process is gone."""
-        while not self._left.is_set():
+        """Looks until `leave`, or until another process is gone."""
+        self._asking.start()
+        while not self._left.wait(self._period):
             found = self._look()
             if found is not None and not self._left.is_set():
                 self._stop_process(found)
-            self._left.wait(self._period)
+
+    def _ask(self) -> None:
+        """Beats and reads until `leave`.
+
+        In a thread of its own: where process 0 is halted, a call does not come back.
+        """
+        for beat in itertools.count():
+            with self._saying:
+                self._say(f"{WAITS} {beat}" if self._waits else str(beat))
+            self._read()
+            if self._left.wait(self._period):
+                return
+
+    def finish(self) -> None:
+        """Waits until the others have nothing left to do either, and watches them.
+
+        Who is missing where JAX has all processes end together is found out late.
+        """
+        # No beat of before may come after the word.
+        with self._saying:
+            self._waits = True
+            self._say(WAITS)
+        pause = 0.01
+        while not all(w.startswith((WAITS, DONE)) for w, _ in self._heard.values()):
+            time.sleep(pause)
+            pause = min(2 * pause, self._period)
+            self._read()
 
     def leave(self, word: str) -> None:
         """Watches no longer, and says to the others how this process ends."""
         self._left.set()
         self.join()
+        # No beat may come after the word.
+        self._asking.join()
         self._say(word)
+
+    def give_up(self, word: str) -> None:
+        """Says to the others how this process ends, from within `stop`."""
+        self._left.set()
+        # Where process 0 is halted, nobody hears it.
+        self._asking.join(1.0)
+        if not self._asking.is_alive():
+            self._say(word)
 
     def others_left(self) -> bool:
         """Whether each other process has ended, or is about to."""
         self._read()
         now = time.monotonic()
         return all(
-            word.startswith((DONE, STOPPED)) or now - self._heard[other] > self.silence
-            for other, word in self._words.items()
+            word.startswith((DONE, STOPPED)) or now - since > self.silence
+            for word, since in self._heard.values()
         )
 
     def _look(self) -> str | None:
-        """What has happened, if a process is gone."""
-        self._say(str(next(self._beats)))
-        self._read()
-        now = time.monotonic()
-        if now - self._answered > self.silence:
-            return f"process 0 of {self._count} cannot be reached"
-        for other, word in self._words.items():
-            quiet = now - self._heard[other]
+        """What has happened, if a process is gone.
+
+        A process that was halted itself finds nothing amiss before it has read again:
+        looks are counted, not the time between them, and the others are as old as they
+        were when they were last read.
+        """
+        self._unanswered_looks += 1
+        if self._unanswered_looks * self._period > self.silence:
+            return (
+                f"process 0 of {self._count} has not answered for "
+                f"{self.silence:.0f} seconds: it is halted, or cannot be reached"
+            )
+        for other, (word, since) in self._heard.items():
+            quiet = self._answered - since
             if word.startswith(STOPPED) and quiet > GRACE:
                 return f"process {other} of {self._count} {word}"
             if not word.startswith((DONE, STOPPED)) and quiet > self.silence:
@@ -135,11 +183,13 @@ class Watcher(threading.Thread):
             found = dict(self._store.key_value_dir_get(FOLDER))
         except RuntimeError:
             return
-        self._answered = time.monotonic()
-        for other, before in self._words.items():
+        now = time.monotonic()
+        for other, (before, _) in self._heard.items():
             word = found.get(f"{FOLDER}/{other}", "")
             if word != before:
-                self._words[other], self._heard[other] = word, self._answered
+                self._heard[other] = word, now
+        # Last, so that no look finds what was heard older than it is.
+        self._answered, self._unanswered_looks = now, 0
 
 
 def end_process(code: int) -> NoReturn:
