@@ -113,6 +113,8 @@ class Files:
             "Run.save_every": 3,
             "Run.log_every": 1,
             "from_sampled_vocabulary.population_size": 20,
+            # Each is a program of its own.
+            "DataSource.buckets": 1,
         } | {name.replace("__", "."): value for name, value in macros.items()}
         bindings = [f"--gin.{name}={value!r}" for name, value in values.items()]
         return ["--gin_file=runs/first_prompt.gin", *bindings]

@@ -64,14 +64,15 @@ def fingerprint(
       samples: numbers read of each parameter.
     """
     digest = hashlib.sha256()
+    in_reach = placement is None and jax.default_backend() == "cpu"
     for path in sorted(frozen):
         leaf: Any = frozen[path]
         shape = leaf.shape if placement is None else placement.abstract[path].shape
         size = math.prod(shape)
         digest.update(f"{path} {shape} {leaf.dtype}".encode())
         places = np.linspace(0, size - 1, min(samples, size)).astype(int)
-        if isinstance(leaf, jax.Array) and is_on_host(leaf):
-            # Single numbers are picked on the device, where it is not.
+        if isinstance(leaf, jax.Array) and (in_reach or is_on_host(leaf)):
+            # Single numbers are picked on the device, by a program for each shape.
             leaf = np.asarray(leaf)
         picked = leaf[np.unravel_index(places, shape)] if size else leaf
         if placement is not None:

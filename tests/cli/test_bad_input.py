@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import h5py
@@ -360,26 +360,40 @@ def test_an_answer_that_would_not_fit_is_refused_before_training(refused):
     assert "60 new ones do not fit" in refused(**choices)
 
 
-def refused_without_type_checks(tmp_path: Path, binding: str) -> str:
-    """The message of a process of its own, where no hook checks argument types."""
-    arguments = ["train", "--gin_file", "runs/first_prompt.gin"]
+ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, sys
+from prompt_tuning.cli.main import main
+
+found = []
+for arguments in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        found.append([main(arguments), said.getvalue()])
+print(json.dumps(found))
+"""
+
+
+def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> list[str]:
+    """The messages of a process of its own, where no hook checks argument types."""
+    start = ["train", "--gin_file", "runs/first_prompt.gin"]
     macros = ("MODEL", "TRAIN_FILES", "EVALUATION_FILES")
-    arguments += [f"--gin.{name}='missing'" for name in macros]
-    arguments += [f"--gin.RUN_DIRECTORY='{tmp_path / 'run'}'", f"--gin.{binding}"]
+    start += [f"--gin.{name}='missing'" for name in macros]
+    start += [f"--gin.RUN_DIRECTORY='{directory}'"]
     done = subprocess.run(
-        [sys.executable, "-m", "prompt_tuning", *arguments],
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER],
+        input=json.dumps([[*start, f"--gin.{binding}"] for binding in bindings]),
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 2, done.stderr
-    assert not (tmp_path / "run").exists()
-    return done.stderr
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [code for code, _ in found] == [2] * len(bindings), found
+    assert not directory.exists()
+    return [said for _, said in found]
 
 
-@pytest.mark.parametrize(
-    ("binding", "words"),
-    [
+def test_values_that_are_not_what_they_should_be(tmp_path):
+    cases = [
         ("STPES=3", ("--gin.STPES is used by nothing", "STEPS")),
         ("Run.keep_best=('loss', 'lowest')", ("Run.keep_best", "'min' or 'max'")),
         ("Run.groups=@ParameterGroup()", ("Run.groups is no list",)),
@@ -387,12 +401,12 @@ def refused_without_type_checks(tmp_path: Path, binding: str) -> str:
         ("ParameterGroup.optimizer=@adafactor", ("expected an optax", "@adafactor()")),
         ("ParameterGroup.regexes='.*'", ("regexes is '.*'", "list of texts")),
         ("adafactor.learning_rate='0.3'", ("learning_rate is '0.3'", "a number")),
-    ],
-)
-def test_a_value_that_is_not_what_it_should_be(binding, words, tmp_path):
-    message = refused_without_type_checks(tmp_path, binding)
-    assert all(word in message for word in words), message
-    assert "Traceback" not in message
+    ]
+    bindings = [binding for binding, _ in cases]
+    messages = refused_without_type_checks(tmp_path / "run", bindings)
+    for (binding, words), said in zip(cases, messages, strict=True):
+        assert all(word in said for word in words), (binding, said)
+        assert "Traceback" not in said
 
 
 def test_prefix_attention_does_not_go_with_learning_given_tokens(

@@ -13,12 +13,14 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.training.run_directory import CONFIG_FILE
 from tests.small_runs import LENGTH, UPPER, logged, trained_prompt, tune, write_pairs
 
+BUCKETS = 8
+
 
 @pytest.fixture(scope="module")
 def run(files, tmp_path_factory) -> Path:
-    """A decoder's finished run."""
+    """A decoder's finished run, on batches of several lengths."""
     directory = tmp_path_factory.mktemp("module") / "run"
-    assert tune(files, directory) == 0
+    assert tune(files, directory, DataSource__buckets=BUCKETS) == 0
     return directory
 
 
@@ -150,9 +152,11 @@ def test_rows_of_hdf5_train_as_the_pairs_that_they_were_made_of(
 ):
     rows = {"TRAIN_FILES": str(files.train_rows)}
     rows["EVALUATION_FILES"] = str(files.held_out_rows)
-    for model, of_pairs in ((files.decoder, run), (files.t5, t5_run)):
+    runs = ((files.decoder, run, BUCKETS), (files.t5, t5_run, 1))
+    for model, of_pairs, buckets in runs:
         directory = tmp_path / model.name
-        assert tune(files, directory, model, **rows) == 0
+        choices = {"DataSource__buckets": buckets, **rows}
+        assert tune(files, directory, model, **choices) == 0
         assert trained_prompt(directory, 6) == trained_prompt(of_pairs, 6)
 
 

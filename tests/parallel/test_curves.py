@@ -11,11 +11,9 @@ from prompt_tuning import optim
 from prompt_tuning.parallel.mesh import MeshShape
 from tests import dummies, meshes, methods
 
-CONFIGS = {
-    "decoder": dummies.with_dropout(dummies.LLAMA, 0.1),
-    "gpt2": dummies.with_dropout(dummies.GPT2, 0.1),
-    "t5": dummies.with_dropout(dummies.T5_GATED, 0.1),
-}
+CONFIGS = {"decoder": dummies.LLAMA, "gpt2": dummies.GPT2, "t5": dummies.T5_GATED}
+# Of the model, which is no method's own; EVERY_MESH=1 runs all methods with it.
+DROPOUT = 0.1
 MESHES = {
     "one": MeshShape(data=1),
     "data 2": MeshShape(data=2),
@@ -41,43 +39,42 @@ SOME = [
     ("IA3", "gpt2"),
     ("LoRA", "decoder"),
 ]
-CHOSEN = [(*case, EVERYTHING) for case in SOME]
+CHOSEN, RATE = [(*case, EVERYTHING) for case in SOME], 0.0
 if os.environ.get("EVERY_MESH"):
     CHOSEN = [(name, family, mesh) for name, family in CASES for mesh in MESHES]
+    RATE = DROPOUT
 
 
-def of_method(name: str, family: str):
+def of_method(name: str, family: str, rate: float):
     """A model that a method tunes, and rows for it."""
-    method, config = METHODS[name], CONFIGS[family]
+    method, config = METHODS[name], dummies.with_dropout(CONFIGS[family], rate)
     soft = 3 if name.startswith("template") else 0
     batch = meshes.batch_of(config, tasks=name.startswith("several"), soft=soft)
     return meshes.tuned(config, method), batch
 
 
 @functools.cache
-def alone(name: str, family: str) -> np.ndarray:
+def alone(name: str, family: str, rate: float) -> np.ndarray:
     """The curve of one device."""
-    return meshes.curve(*of_method(name, family), None)
+    return meshes.curve(*of_method(name, family, rate), None)
 
 
-def check(name: str, family: str, mesh: str) -> None:
+def check(name: str, family: str, mesh: str, rate: float) -> None:
     layout = meshes.layout_of(MESHES[mesh], CONFIGS[family])
-    found = meshes.curve(*of_method(name, family), layout)
-    np.testing.assert_allclose(found, alone(name, family), rtol=1e-5)
+    found = meshes.curve(*of_method(name, family, rate), layout)
+    np.testing.assert_allclose(found, alone(name, family, rate), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("family", "mesh"),
     [
         ("decoder", "data 2, tensor 2"),
-        ("decoder", "fsdp 2"),
         ("decoder", EVERYTHING),
-        ("t5", "data 2, tensor 2"),
         ("t5", EVERYTHING),
     ],
 )
 def test_a_soft_prompt_learns_alike(family, mesh):
-    check("soft prompt", family, mesh)
+    check("soft prompt", family, mesh, DROPOUT)
 
 
 def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
@@ -96,4 +93,4 @@ def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
 
 @pytest.mark.parametrize(("name", "family", "mesh"), CHOSEN)
 def test_methods_learn_alike_where_everything_is_split(name, family, mesh):
-    check(name, family, mesh)
+    check(name, family, mesh, RATE)

@@ -42,7 +42,8 @@ def start(tmp_path_factory):
 
 
 def training(files, directory: Path, **macros) -> list[str]:
-    choices = {"Run__save_every": 2, "Run__keep_last": 3} | macros
+    choices = {"Run__save_every": 2, "Run__keep_last": 3, "DataSource__buckets": 2}
+    choices |= macros
     return ["train", *files.arguments(directory, **choices), ON_ALL]
 
 
@@ -113,7 +114,7 @@ def test_two_processes_measure_and_generate_as_one(
 
 
 def endless(files, directory: Path) -> list[str]:
-    macros = {"Run__evaluation": None, "Run__keep_best": None}
+    macros = {"Run__evaluation": None, "Run__keep_best": None, "DataSource__buckets": 1}
     return training(files, directory, Run__steps=10**6, Run__save_every=5, **macros)
 
 

@@ -53,8 +53,10 @@ def run_of(files, models, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("model", ["decoder", "t5"])
-@pytest.mark.parametrize("weights", ["streamed", "pinned_host"])
+@pytest.mark.parametrize(
+    ("weights", "model"),
+    [("streamed", "decoder"), ("streamed", "t5"), ("pinned_host", "decoder")],
+)
 def test_a_run_learns_and_measures_what_one_on_the_device_does(run_of, weights, model):
     here, there = run_of("device", model), run_of(weights, model)
     ours, theirs = (
@@ -136,8 +138,16 @@ def test_what_does_not_go_with_streaming_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("model", ["decoder", "t5", "gpt2"])
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ("decoder", "bfloat16"),
+        ("t5", "float32"),
+        ("t5", "int8"),
+        ("gpt2", "float32"),
+        ("gpt2", "int8"),
+    ],
+)
 def test_layers_are_those_of_the_whole_model(models, model, dtype):
     """Fused and transposed arrays, and int8 with its scales, layer by layer."""
     source = Pretrained(checkpoint=str(models[model]), parameter_dtype=dtype)

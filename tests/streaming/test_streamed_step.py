@@ -101,17 +101,17 @@ def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
+    ("name", "family", "rate"),
     [
-        ("dropout in a prompt", "gpt2"),
-        ("deep prompt, added", "llama"),
-        ("key/value prefix", "t5_gated"),
-        ("prompts in encoder and decoder", "t5_gated"),
-        ("LoRA and a soft prompt", "llama"),
+        ("dropout in a prompt", "gpt2", 0.3),
+        ("deep prompt, added", "llama", 0.0),
+        ("key/value prefix", "t5_gated", 0.0),
+        ("prompts in encoder and decoder", "t5_gated", 0.3),
+        ("LoRA and a soft prompt", "llama", 0.3),
     ],
 )
-def test_methods_move_alike_with_dropout_and_micro_batches(name, family):
-    config = dummies.with_dropout(dummies.FAMILIES[family])
+def test_methods_move_alike_with_dropout_and_micro_batches(name, family, rate):
+    config = dummies.with_dropout(dummies.FAMILIES[family], rate)
     graph, parameters, groups = meshes.tuned(config, METHODS[name])
     labels = optim.label(parameters, groups)
     trained, frozen, blocks, rest = divided(parameters, labels)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from prompt_tuning import optim
@@ -108,7 +109,10 @@ def test_the_gradient_is_that_of_the_formula_whole_and_in_micro_batches(name):
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_penalty_is_added_once(monkeypatch, accumulate):
-    """Half the squared norm of the prompt, whose gradient is the prompt."""
+    """Half the squared norm of the prompt, whose gradient is the prompt.
+
+    A step of gradient descent at rate 1 moves by just the gradient.
+    """
 
     def penalty(model):
         return 0.5 * jnp.sum(model.decoder.prompt.prompt[...] ** 2)
@@ -117,23 +121,23 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
     batch = made_batch(TokenObjective())
     if accumulate > 1:
         batch = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
-    plain, _ = jax.jit(functools.partial(gradients, graph))(
-        trained, frozen, batch, None
-    )
-    optimizer = optim.adafactor(0.3)
-    state = TrainState.create(trained, optimizer, jax.random.key(0))
-    step = compile_step(graph, optimizer, dropout=False)
-    _, before = step(jax.tree.map(jnp.copy, state), frozen, batch)
+    optimizer = optax.sgd(1.0)
+    vectors = np.array(trained[PROMPT])
+
+    def stepped():
+        start = {PROMPT: jnp.array(vectors)}
+        state = TrainState.create(start, optimizer, jax.random.key(0))
+        step = compile_step(graph, optimizer, dropout=False)
+        following, metrics = step(state, frozen, batch)
+        return vectors - following.trained[PROMPT], metrics
+
+    plain, before = stepped()
     assert "penalty" not in before
 
     monkeypatch.setattr(LanguageModel, "has_penalty", True)
     monkeypatch.setattr(LanguageModel, "penalty", penalty)
-    added, _ = jax.jit(functools.partial(gradients, graph))(
-        trained, frozen, batch, None
-    )
-    vectors = np.array(trained[PROMPT])
-    np.testing.assert_allclose(added[PROMPT], plain[PROMPT] + vectors, atol=1e-5)
-    _, metrics = compile_step(graph, optimizer, dropout=False)(state, frozen, batch)
+    added, metrics = stepped()
+    np.testing.assert_allclose(added, plain + vectors, atol=1e-5)
     np.testing.assert_allclose(metrics["penalty"], 0.5 * np.sum(vectors**2), rtol=1e-5)
     np.testing.assert_allclose(
         metrics["loss"], before["loss"] + metrics["penalty"], rtol=1e-6
@@ -180,19 +184,6 @@ def test_evaluation_measures_plain_nats():
     np.testing.assert_allclose(sums.loss / sums.weight, plain(batch), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["t5x", *CLASSES])
-def test_steps_lower_the_loss(name):
-    graph, trained, frozen = prepared()
-    batch, optimizer = made_batch(OBJECTIVES[name]), optim.adafactor(0.1)
-    state = TrainState.create(trained, optimizer, jax.random.key(0))
-    step = compile_step(graph, optimizer, dropout=False, objective=OBJECTIVES[name])
-    losses = []
-    for _ in range(20):
-        state, metrics = step(state, frozen, batch)
-        losses.append(float(metrics["loss"]))
-    assert losses[-1] < 0.9 * losses[0]
-
-
 # Seven in eight say "yes".
 CLASS_PAIRS = [
     (f"{a}{b}=", "no" if i % 8 == 3 else "yes")
@@ -227,8 +218,6 @@ def tune_on_classes(files, tmp_path, loss, model=None, **macros) -> int:
         ("reference", "t5"),
         ("label_smoothing", "t5"),
         ("class_cross_entropy", "decoder"),
-        ("class_cross_entropy", "t5"),
-        ("class_hinge", "decoder"),
         ("class_hinge", "t5"),
     ],
 )

@@ -38,12 +38,14 @@ CHOICES: dict[str, Any] = {
     "Run.steps": STEPS,
     "Run.save_every": 5,
     "Run.evaluate_every": 10,
+    "DataSource.buckets": 2,
 }
 CHECKED = """
 import sys
 from jaxtyping import install_import_hook
 
-# As in the tests' own process, so that the programs in its cache are the same.
+# As in the tests' own process: of a class whose types are not checked gin writes other
+# defaults into the config, and the directory would be another run's.
 install_import_hook("prompt_tuning", "beartype.beartype")
 from prompt_tuning.cli.main import main
 """

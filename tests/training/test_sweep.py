@@ -190,7 +190,7 @@ def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     assert bits(tmp_path / "sweep") == bits(unkilled)
 
 
-@pytest.mark.parametrize("call", range(1, 70, 3))
+@pytest.mark.parametrize("call", range(1, 70, 5))
 def test_cut_off_among_the_calls_that_touch_the_disk(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):

@@ -94,7 +94,7 @@ def run_alone(graph, state, frozen, optimizer, batches, dropout=False):
     state, outcome = jax.tree.map(jnp.copy, state), []
     for batch in batches:
         state, metrics = step(state, frozen, batch)
-        outcome.append((jax.tree.map(np.asarray, state.trained), metrics))
+        outcome.append(jax.tree.map(np.asarray, (state.trained, metrics)))
     return outcome
 
 
@@ -127,7 +127,8 @@ def check_equal(together, alone, tolerance: float, loss_tolerance: float) -> Non
                 np.testing.assert_allclose(trained[path], leaf, atol=tolerance)
 
 
-def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> None:
+def members(family: str, lengths, own: bool, double: bool) -> tuple:
+    """The config, and each member's optimiser, start and batches."""
     config = dummies.FAMILIES[family]
     config = in_double(config) if double else config
     chosen = optimizers()
@@ -140,6 +141,23 @@ def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> N
     each = [make_batches(config, STEPS)] * len(chosen)
     if own:
         each = [make_batches(config, STEPS + k)[k:] for k in range(len(chosen))]
+    return config, chosen, starts, each
+
+
+@functools.cache
+def each_alone(family: str, lengths, own: bool, double: bool) -> list:
+    """What each member's own run gives."""
+    _, chosen, starts, each = members(family, lengths, own, double)
+    return [
+        run_alone(graph, state, frozen, optimizer, pad_to_widest(batches, 0))
+        for (graph, state, frozen), optimizer, batches in zip(
+            starts, chosen, each, strict=True
+        )
+    ]
+
+
+def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> None:
+    config, chosen, starts, each = members(family, lengths, own, double)
     steps = list(zip(*each, strict=True))
     together = [batches[0] for batches in steps]
     if own:
@@ -160,12 +178,7 @@ def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> N
     found = run_together(
         graph, states, frozen, chosen, together, own=own, at_once=at_once
     )
-    alone = [
-        run_alone(graph, state, frozen, optimizer, pad_to_widest(batches, 0))
-        for (graph, state, frozen), optimizer, batches in zip(
-            starts, chosen, each, strict=True
-        )
-    ]
+    alone = each_alone(family, lengths, own, double)
     check_equal(found, alone, 1e-9 if double else 1e-4, 1e-9 if double else 1e-5)
 
 
@@ -180,12 +193,10 @@ def double(monkeypatch):
 CASES = [
     # family, lengths of the prompts, whether each member has batches of its own
     ("llama", (3, 3), False),
-    ("llama", (3, 3), True),
     ("llama", (2, 5), False),
     ("llama", (5, 2), True),
     ("gpt2", (1, 4), False),
     ("t5_original", (3, 3), True),
-    ("t5_gated", (3, 3), False),
     ("t5_gated", (2, 5), True),
     ("t5_gated", (5, 2), False),
 ]
@@ -197,13 +208,13 @@ def test_in_double_each_member_equals_its_own_run(family, lengths, own):
     compare(family, lengths, own=own, double=True)
 
 
-@pytest.mark.parametrize("family, lengths, own", [CASES[2], CASES[7]])
+@pytest.mark.parametrize("family, lengths, own", [CASES[1], CASES[5]])
 def test_in_single_each_member_equals_its_own_run(family, lengths, own):
     compare(family, lengths, own=own, double=False)
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("family, lengths, own", [CASES[3], CASES[8]])
+@pytest.mark.parametrize("family, lengths, own", [CASES[2], CASES[6]])
 def test_group_after_group_they_equal_their_own_runs_too(family, lengths, own):
     compare(family, lengths, own=own, double=True, at_once=1)
 
@@ -306,7 +317,7 @@ def test_the_program_has_one_copy_of_the_frozen_weights(family):
     graph, state, frozen = start(config, family, prompt, optimizer)
     alone = compile_step(graph, optimizer, dropout=False)
     one = alone.lower(state, frozen, batch).compile()
-    count = 5
+    count = 3
     step = compile_sweep_step(
         graph, [optimizer] * count, own_batches=False, dropout=False
     )
