@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend."""
+"""The errors that are the user's to mend."""
 
 import difflib
 from collections.abc import Sequence
@@ -12,6 +12,14 @@ class InputError(ValueError):
     Its message says what was found, what was expected, where it came from and what to
     do. The command prints the message alone and exits with code 2; no step has been
     compiled and nothing written over when it is raised.
+    """
+
+
+class StorageError(RuntimeError):
+    """A checkpoint that could not be written: the disk is full, a folder not to be had.
+
+    Its message says what the system said, what is kept, and what to do. The command
+    prints the message alone and exits with code 1.
     """
 
 

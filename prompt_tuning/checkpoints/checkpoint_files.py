@@ -12,8 +12,7 @@ in one place (see `sharded_arrays`):
     checkpoint_{step}/
       arrays/                     orbax's files: trained leaves by path, optimiser
                                   leaves by their place, each process's parts apart
-      state.json                  the same, with every leaf's own shape and type; of
-                                  files above 1 MiB their sizes alone
+      state.json                  the same, with every leaf's own shape and type
 
 Pickle is neither written nor read.
 """
@@ -47,9 +46,6 @@ AUTO, NUMPY, ORBAX = "auto", "numpy", "orbax"
 FORMS = (AUTO, NUMPY, ORBAX)
 LARGE = 256 * 2**20
 """Bytes of trained and optimiser leaves from which on `auto` is orbax's form."""
-
-HASHED = 2**20
-"""Bytes of the largest of orbax's files whose SHA-256 is kept: its indices, say."""
 
 TRAINED, OPTIMIZER = "trained", "optimizer"
 Trained = Mapping[str, Any]
@@ -186,9 +182,7 @@ def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
     for path in sorted((directory / sharded_arrays.FOLDER).rglob("*")):
         sync_path(path)
         if path.is_file():
-            size, name = path.stat().st_size, path.relative_to(directory).as_posix()
-            small = size <= HASHED
-            content["files"][name] = measured(path) if small else {"bytes": size}
+            content["files"][path.relative_to(directory).as_posix()] = measured(path)
     sync_path(directory / sharded_arrays.FOLDER)
     write_sealed(directory / STATE_FILE, content)
 
@@ -221,8 +215,6 @@ def read_state(directory: Path) -> dict[str, Any]:
 def verify(directory: Path) -> dict[str, Any]:
     """Checks size and SHA-256 of every file and returns the state.
 
-    Of orbax's larger files the size alone: gigabytes are not read twice.
-
     Raises:
       InputError: for the first file that is missing or damaged, with what was found
         and what was expected.
@@ -234,9 +226,6 @@ def verify(directory: Path) -> dict[str, Any]:
             raise InputError(
                 f"{path} is missing, expected a file of {expected['bytes']} bytes"
             )
-        if "sha256" not in expected:
-            _check_size(path, expected["bytes"])
-            continue
         found = measured(path)
         if found != expected:
             raise InputError(
@@ -247,17 +236,13 @@ def verify(directory: Path) -> dict[str, Any]:
     return state
 
 
-def _check_size(path: Path, expected: int) -> None:
-    """Refuses a file that was cut off.
+def verify_own(directory: Path) -> dict[str, Any]:
+    """As `verify`, for each of several processes once the first has called that.
 
-    Raises:
-      InputError: with both sizes.
+    Of orbax's files each reads its own parts; the state alone is checked again.
     """
-    found = path.stat().st_size
-    if found != expected:
-        raise InputError(
-            f"{path} is damaged: found {found} bytes, expected {expected} bytes"
-        )
+    state = read_state(directory)
+    return state if state["format"] == SHARDED_FORMAT else verify(directory)
 
 
 def read_trained(directory: Path, state: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -10,8 +10,9 @@ beyond the shape that is asked for is dropped, and what is missing is zero (see
 orbax is imported where it is used: it takes longer than the rest of the package.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,37 @@ class Writing:
         )
         tree = {group: dict(arrays) for group, arrays in groups.items()}
         how = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), tree)
-        self._checkpointer.save(
-            (folder / FOLDER).absolute(), args=ocp.args.PyTreeSave(tree, how)
-        )
+        with _as_of_the_system():
+            self._checkpointer.save(
+                (folder / FOLDER).absolute(), args=ocp.args.PyTreeSave(tree, how)
+            )
 
     def wait(self) -> None:
-        """Waits until every process has written its parts; raises what failed."""
-        self._checkpointer.close()
+        """Waits until every process has written its parts.
+
+        Raises:
+          OSError: if one could not.
+        """
+        with _as_of_the_system():
+            self._checkpointer.close()
+
+
+@contextlib.contextmanager
+def _as_of_the_system() -> Iterator[None]:
+    """Raises what orbax says of the disk as what it is.
+
+    It comes as a ValueError, or as a plain Exception, with tensorstore's words in it.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +162,12 @@ class StoredArray:
         path = (self.folder / FOLDER).absolute()
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             try:
-                found = reader.restore(path, args=wanted)
-            except (ValueError, OSError) as error:
+                with _as_of_the_system():
+                    found = reader.restore(path, args=wanted)
+            except OSError as error:
                 raise InputError(
-                    f"{path} cannot be read: {self.group} {self.name}: {error}"
+                    f"{path} cannot be read: {self.group} {self.name}: {error}; remove "
+                    f"{self.folder}, and the checkpoint before it is used"
                 ) from error
         return found[self.group][self.name]
 

@@ -6,6 +6,7 @@ processes have written their parts.
 """
 
 import concurrent.futures
+import contextlib
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from prompt_tuning.checkpoints.checkpoint_files import AUTO, FORMS, Writing
 from prompt_tuning.checkpoints.renaming import delete, mend, put_in_place
 from prompt_tuning.checkpoints.sharded_arrays import Leaf
 from prompt_tuning.disk import sync_path
-from prompt_tuning.errors import InputError
+from prompt_tuning.errors import InputError, StorageError
 from prompt_tuning.parallel import processes
 
 FOLDER = "numpy_checkpoints"
@@ -92,13 +93,15 @@ class CheckpointStore:
 
         Raises:
           InputError: if something cannot be stored (see `check_storable`).
+          StorageError: if the disk does not take it.
         """
         self.wait()
         checkpoint_files.check_storable(trained, optimizer_state)
-        temporary = self._begin(step)
         state = self._state(step, metrics, extra)
-        checkpoint_files.write_files(temporary, trained, optimizer_state, state)
-        return self._complete(temporary, step)
+        with self._told(step):
+            temporary = self._begin(step)
+            checkpoint_files.write_files(temporary, trained, optimizer_state, state)
+            return self._complete(temporary, step)
 
     def is_sharded(self, trained: Mapping[str, Any], optimizer_state: Any) -> bool:
         """Whether such leaves, or shapes of them, are for `save_sharded`."""
@@ -129,12 +132,15 @@ class CheckpointStore:
 
         Raises:
           InputError: if something cannot be stored.
+          StorageError: if the disk does not take it, or did not take the one before.
         """
         self.wait()
         checkpoint_files.check_storable(*shapes)
-        name = processes.on_first(lambda: self._begin(step).name)
-        temporary = self.folder / name
-        writing = checkpoint_files.start_sharded(temporary, trained, optimizer_state)
+        with self._told(step):
+            name = processes.on_first(lambda: self._begin(step).name)
+            temporary = self.folder / name
+            leaves = (trained, optimizer_state)
+            writing = checkpoint_files.start_sharded(temporary, *leaves)
         # Nothing that goes on in the background holds an array of the devices.
         state = self._state(step, metrics, extra) | checkpoint_files.described(*shapes)
         background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -143,10 +149,29 @@ class CheckpointStore:
 
     def _finish(self, writing: Writing, temporary: Path, state: dict[str, Any]) -> None:
         """Puts a checkpoint in its place once all processes have written it."""
-        writing.wait()
-        if self._writes:
-            checkpoint_files.seal_sharded(temporary, state)
-            self._complete(temporary, state["step"])
+        with self._told(state["step"]):
+            writing.wait()
+            if self._writes:
+                checkpoint_files.seal_sharded(temporary, state)
+                self._complete(temporary, state["step"])
+
+    @contextlib.contextmanager
+    def _told(self, step: int) -> Iterator[None]:
+        """Says of a checkpoint that it could not be written.
+
+        Raises:
+          StorageError: with what the system said.
+        """
+        try:
+            yield
+        except OSError as problem:
+            steps = [known for known in self.steps() if known != step]
+            kept = f"that of step {steps[-1]} is kept" if steps else "there is none yet"
+            raise StorageError(
+                f"checkpoint_{step} could not be written to {self.folder}: {problem}; "
+                f"{kept}. Free some space, or see who may write there, and start the "
+                "same command again"
+            ) from problem
 
     def wait(self) -> None:
         """Waits for the save that is under way; what failed in it is raised here."""
@@ -155,7 +180,7 @@ class CheckpointStore:
             under_way.result()
 
     def close(self) -> None:
-        """Waits for the last save."""
+        """Waits for the last save, for `contextlib.closing`."""
         self.wait()
 
     def steps(self) -> list[int]:
@@ -186,7 +211,7 @@ class CheckpointStore:
         """Verifies a checkpoint and reads it.
 
         Args:
-          step: one of `steps()`.
+          step: one that `latest_valid` or `best` has passed.
           optimizer_template: a tree of arrays or `jax.ShapeDtypeStruct`s.
           trained_template: what the run trains, by path; None leaves it unchecked.
 
@@ -200,7 +225,7 @@ class CheckpointStore:
             or dtype is not that of the template.
         """
         directory = self.folder / f"checkpoint_{step}"
-        state = checkpoint_files.verify(directory)
+        state = checkpoint_files.verify_own(directory)
         trained = checkpoint_files.open_trained(directory, state)
         if trained_template is not None:
             checkpoint_files.check_leaves(str(directory), trained, trained_template)

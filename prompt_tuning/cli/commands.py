@@ -1,6 +1,7 @@
 """The commands, each from a config to what is printed."""
 
 import argparse
+import dataclasses
 import functools
 import os
 import sys
@@ -108,7 +109,9 @@ def _texts(options: argparse.Namespace) -> list[str]:
 
 def inspect(options: argparse.Namespace) -> int:
     """Prints what each prompt vector looks like."""
-    model, parameters = _load(read_run(options), options)
+    # What one process looks at needs no mesh, and no devices for one.
+    run = dataclasses.replace(read_run(options), mesh=None)
+    model, parameters = _load(run, options)
     everything: Any = model.kept.placeholders() | parameters
     tuned = merge(model.graph, everything)
     assert isinstance(tuned, LanguageModel)

@@ -103,7 +103,8 @@ def _run_of(source: Path) -> Path | None:
 
 def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Tuned:
     """A run's model with what it trained, or with one of its checkpoints."""
-    run = run_in(directory, options.bindings)
+    # One process reads all of it, whatever mesh the run was trained on.
+    run = dataclasses.replace(run_in(directory, options.bindings), mesh=None)
     described, parameters = load_tuned(run)
     if (source / checkpoint_files.STATE_FILE).is_file():
         state = checkpoint_files.verify(source)
@@ -134,6 +135,12 @@ def _one(adapters: Sequence[Adapter], source: Path) -> Adapter:
     """
     if len(adapters) == 1:
         return adapters[0]
+    if not adapters:
+        raise InputError(
+            f"{source} has neither prompt nor adapters: it trained weights of the "
+            "model itself, which have no form but the run's own checkpoints; name it "
+            "in Run.start_from, or take them from these"
+        )
     kinds = ", ".join(adapter.kind for adapter in adapters) or "none"
     raise InputError(
         f"{source} has adapters of these kinds: {kinds}; one is written at a time: "
@@ -148,8 +155,12 @@ def _merge(
     options: argparse.Namespace,
 ) -> None:
     """Writes the frozen model with LoRA and IA3 in its weights."""
+    if not adapters:
+        raise InputError(
+            "--merge puts LORA and IA3 into the model's weights, and there is neither"
+        )
     others = [x.kind for x in adapters if x.kind not in (LORA, IA3)]
-    if others or not adapters:
+    if others:
         raise InputError(
             f"--merge puts LORA and IA3 into the model's weights, and {others} is "
             "neither: it would be lost. Choose by --only LORA or --only IA3, and "

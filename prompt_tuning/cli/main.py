@@ -2,8 +2,8 @@
 
 Nothing heavy is imported before the arguments are read, so that help is instant.
 Exit codes: 0 done (or stopped by a signal with everything saved), 1 training came to a
-loss that is not finite, or `memory` to a run that does not fit, 2 input that cannot be
-used, 3 another of several processes is gone.
+loss that is not finite or to a disk that takes no checkpoint, or `memory` to a run that
+does not fit, 2 input that cannot be used, 3 another of several processes is gone.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from prompt_tuning.cli import prepare as prepare_command
 from prompt_tuning.cli import show as show_command
 from prompt_tuning.cli import token_types as token_types_command
 from prompt_tuning.cli.options import EPILOG, add_options
-from prompt_tuning.errors import InputError
+from prompt_tuning.errors import InputError, StorageError
 
 GIN_PREFIX = "--gin."
 HELP = {
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
     except InputError as problem:
         print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
         return 2
-    except NotFiniteError as problem:
+    except (NotFiniteError, StorageError) as problem:
         print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
         return 1
 

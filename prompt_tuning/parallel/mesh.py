@@ -78,8 +78,9 @@ class MeshShape:
         free = -1 in sizes.values()
         if free and len(devices) % fixed:
             raise InputError(
-                f"{len(devices)} devices cannot be arranged as {asked}: they are not a "
-                f"multiple of {fixed}"
+                f"the number of devices, {len(devices)}, is no multiple of {fixed}, so "
+                f"they cannot be arranged as {asked}: set MeshShape's axes to numbers "
+                "that divide it, or --gin.Run.mesh=None for one device"
             )
         if not free and fixed != len(devices):
             raise InputError(

@@ -99,7 +99,7 @@ class AxisRules:
                 f"{', '.join(PRESETS)}"
             )
         for rule in self.rules:
-            _check_rule(tuple(rule))
+            _check_rule(rule)
         # Lists, as gin gives them, cannot stand among what a program is compiled for.
         fixed = tuple((name, _axes(target)) for name, target in self.rules)
         object.__setattr__(self, "rules", fixed)
@@ -162,8 +162,11 @@ def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
     return axes[0] if axes else None
 
 
-def _check_rule(rule: tuple) -> None:
-    if len(rule) != 2:
+def _check_rule(rule: Any) -> None:
+    pair = isinstance(rule, list | tuple) and len(rule) == 2
+    target = rule[1] if pair else None
+    several = target if isinstance(target, list | tuple) else [target]
+    if not pair or not all(axis is None or isinstance(axis, str) for axis in several):
         raise InputError(
             f"AxisRules.rules has {rule!r}, expected pairs such as ('embed', 'fsdp')"
         )

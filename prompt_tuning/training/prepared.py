@@ -1,6 +1,7 @@
 """A run that is ready to step: everything opened, checked and read."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,8 +80,10 @@ class Training:
         if self.model.kept.streamed:
             groups["streamed"] = self.model.kept.streamed
         for name, leaves in groups.items():
-            count = sum(leaf.size for leaf in leaves.values())
-            size = sum(leaf.nbytes for leaf in leaves.values())
+            # Without what pads a vocabulary on a mesh.
+            counts = {p: math.prod(self.model.plan.abstract[p].shape) for p in leaves}
+            count = sum(counts.values())
+            size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
         rows.append(f"{len(self.examples)} training examples")
         if self.examples.skipped:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,16 @@ def claim(
         return
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, expected a directory or nothing")
-    directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / CONFIG_FILE, config)
     content = {"frozen_model": frozen_model, **record}
-    write_atomically(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / CONFIG_FILE, config)
+        write_atomically(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    except OSError as problem:
+        raise InputError(
+            f"{directory} cannot be written to: {problem}; choose another "
+            "Run.directory, or see who may write there"
+        ) from problem
 
 
 def open_store(run: Run) -> CheckpointStore:
@@ -81,10 +88,11 @@ def _check_config(directory: Path, config: str) -> None:
 
 def relevant(config: str) -> list[str]:
     """A config's lines without comments and those that name the run's directory."""
-    # gin breaks a long value off behind a backslash; put together it is one line.
+    # gin breaks a long value off, and all that is behind a break stands further in.
+    whole = re.sub(r"\s*\\?\n\s+", " ", config)
     return [
         line
-        for line in config.replace("\\\n", "").splitlines()
+        for line in whole.splitlines()
         if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
     ]
 
@@ -94,7 +102,16 @@ def decisive(config: str) -> list[str]:
 
     A run goes on with others of these: its results change by rounding at most.
     """
-    return [line for line in relevant(config) if not _COMPUTATION.match(line)]
+    lines = relevant(config)
+    kept = [line for line in lines if not _COMPUTATION.match(line)]
+    others = set(lines).difference(kept)
+    macros = _macros(others) - _macros(kept)
+    return [line for line in kept if line.partition(" = ")[0] not in macros]
+
+
+def _macros(lines: Iterable[str]) -> set[str]:
+    """The names that lines take values from."""
+    return {name for line in lines for name in re.findall(r"%([\w./]+)", line)}
 
 
 def check_model(directory: Path, frozen_model: str) -> None:

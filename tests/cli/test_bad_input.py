@@ -3,6 +3,7 @@
 Each test reads what the message says was found and expected.
 """
 
+import errno
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from prompt_tuning.checkpoints import checkpoint_files
 from prompt_tuning.checkpoints.store import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.training import loop
@@ -293,6 +295,25 @@ def test_a_directory_of_another_config(run, files, capsys):
     assert f"{run} belongs to a run with another config" in found
     assert "-PROMPT_LENGTH = 4 +PROMPT_LENGTH = 5" in found
     assert snapshot(run) == before
+
+
+def test_a_disk_that_is_full(files, tmp_path, capsys, monkeypatch):
+    """The checkpoint before stays, and the same command goes on from it."""
+    write, full = checkpoint_files.write_files, OSError(errno.ENOSPC, "No space left")
+
+    def last_fails(directory, *content):
+        if "checkpoint_6" in directory.name:
+            raise full
+        write(directory, *content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_files, "write_files", last_fails)
+        assert tune(files, tmp_path / "run") == 1
+    found = message(capsys)
+    assert "checkpoint_6 could not be written" in found
+    assert "No space left; that of step 3 is kept. Free some space" in found
+    assert tune(files, tmp_path / "run") == 0
+    assert "going on from step 3" in capsys.readouterr().out
 
 
 def test_a_directory_of_another_model(run, files, tmp_path, capsys):

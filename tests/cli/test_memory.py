@@ -1,5 +1,6 @@
 """The command that tells what a run takes before it starts."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from prompt_tuning.cli import memory as memory_command
 from prompt_tuning.cli.main import main
 from prompt_tuning.errors import InputError
 from prompt_tuning.models.rematerialization import Rematerialization
-from tests.small_runs import LENGTH, Files
+from tests.small_runs import DECODER, LENGTH, Files, write_model
 
 WIDTH = 16
 
@@ -36,13 +37,15 @@ def bytes_of(text: str) -> float:
     return memory_command.parse_size(text.replace(",", "").replace(" ", ""))
 
 
-def test_what_a_run_takes_is_told_and_that_it_fits(files, capsys):
-    code = main(arguments(files, "--limit", "80GB", "--policy", "nothing"))
+def test_what_a_run_takes_is_told_and_that_it_fits(files, tmp_path, capsys):
+    model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=4))
+    given = ("--limit", "80GB", "--policy", "nothing")
+    code = main(arguments(files, *given, model=model))
     printed = capsys.readouterr().out
     assert code == 0
     assert "32 training" not in printed
     assert "largest batch: 8 rows of " in printed
-    stored = open_safetensors(files.decoder).values()
+    stored = open_safetensors(model).values()
     frozen = sum(4 * int(np.prod(tensor.shape)) for tensor in stored)
     found = re.search(r"frozen parameters +(.+)", printed)
     assert found and bytes_of(found[1]) == pytest.approx(frozen, rel=0.01)

@@ -66,7 +66,11 @@ def test_a_collision_without_a_way_out_is_refused():
 @pytest.mark.parametrize(
     ("shape", "count", "message"),
     [
-        ({"tensor": 3}, 8, r"8 devices cannot be arranged as data -1 x fsdp 1 x tenso"),
+        (
+            {"tensor": 3},
+            8,
+            r"devices, 8, is no multiple of 3, so they cannot be arranged",
+        ),
         (
             {"data": 2},
             8,

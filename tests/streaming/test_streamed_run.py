@@ -23,6 +23,7 @@ from tests.small_runs import (
 )
 
 STEPS = 6
+CHOICES = {"Run.accumulate": 2, "DataSource.buckets": 2}
 LAYERS = 3
 MODELS = {
     "decoder": dataclasses.replace(DECODER, layers=LAYERS),
@@ -45,7 +46,7 @@ def run_of(files, models, tmp_path_factory):
     def run(weights, model="decoder"):
         if (weights, model) not in made:
             directory = tmp_path_factory.mktemp("run") / f"{weights}_{model}"
-            choices = {"Run.accumulate": 2, "Pretrained.weights": weights}
+            choices = CHOICES | {"Pretrained.weights": weights}
             assert tune(files, directory, models[model], **choices) == 0
             made[weights, model] = directory
         return made[weights, model]
@@ -76,7 +77,7 @@ def test_a_streamed_run_goes_on_from_its_checkpoint_to_the_same_bits(
     directory = tmp_path / "run"
     shutil.copytree(run_of("streamed"), directory)
     shutil.rmtree(directory / FOLDER / f"checkpoint_{STEPS}")
-    choices = {"Run.accumulate": 2, "Pretrained.weights": "streamed"}
+    choices = CHOICES | {"Pretrained.weights": "streamed"}
     assert tune(files, directory, models["decoder"], **choices) == 0
     expected = trained_prompt(run_of("streamed"), STEPS)
     assert trained_prompt(directory, STEPS) == expected

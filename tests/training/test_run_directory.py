@@ -32,11 +32,21 @@ def test_a_run_goes_on_wherever_it_is_computed(tmp_path):
         *("encoder/Rematerialization.policy = 'dots'", "Run.directory = 'there'"),
     )
     claim(tmp_path / "run", elsewhere, "the model", {})
+    by_macro = changed("TENSOR = 4", "MeshShape.tensor = %TENSOR")
+    claim(tmp_path / "run", by_macro, "the model", {})
+    long = changed(
+        "AxisRules.rules = \\", "    [('rank', 'tensor'),", "     ('rank', None)]"
+    )
+    claim(tmp_path / "run", long, "the model", {})
     assert (tmp_path / "run" / CONFIG_FILE).read_text() == CONFIG
 
 
 @pytest.mark.parametrize(
-    "line", ["Run.steps = 20", "Pretrained.checkpoint = 'other'", "MeshShapes.x = 2"]
+    "line",
+    [
+        *("Run.steps = 20", "Pretrained.checkpoint = 'other'", "MeshShapes.x = 2"),
+        *("TENSOR = 2", "Run.data = %MeshShape.tensor"),
+    ],
 )
 def test_another_run_is_refused_with_what_differs(line, tmp_path):
     claim(tmp_path / "run", CONFIG, "the model", {})

@@ -154,7 +154,9 @@ class RecordReader:
     def _category(self, content: dict[str, Any], place: str) -> int:
         if not self._category_of:
             return NO_CATEGORY
-        name = _text(content, self._format.category_key, place)
+        name = _text(
+            content, self._format.category_key, place, f"--category_key{OF_LIST}"
+        )
         if name not in self._category_of:
             raise InputError(
                 f"{place}: the category is {name!r}, expected one of "
@@ -186,17 +188,25 @@ def _row(file: InputFile, content: bytes, place: str) -> dict[str, str]:
     return dict(zip(header, found, strict=True))
 
 
-def _value(content: dict[str, Any], key: str, place: str) -> Any:
+OF_LIST = "; a list of turns says it in its first object"
+
+
+def _value(
+    content: dict[str, Any],
+    key: str,
+    place: str,
+    named_by: str = "--prompt_key and --completion_key",
+) -> Any:
     if key not in content:
         raise InputError(
             f"{place}: found the keys {sorted(content)}, expected {key!r}; name the "
-            "keys with --prompt_key and --completion_key"
+            f"keys with {named_by}"
         )
     return content[key]
 
 
-def _text(content: dict[str, Any], key: str, place: str) -> str:
-    found = _value(content, key, place)
+def _text(content: dict[str, Any], key: str, place: str, *named_by: str) -> str:
+    found = _value(content, key, place, *named_by)
     if not isinstance(found, str):
         raise InputError(
             f"{place}: {key!r} is a {type(found).__name__}, expected a string"
@@ -205,7 +215,7 @@ def _text(content: dict[str, Any], key: str, place: str) -> str:
 
 
 def _weight(content: dict[str, Any], key: str, place: str) -> float:
-    found = _value(content, key, place)
+    found = _value(content, key, place, f"--weight_key{OF_LIST}")
     try:
         weight = float(found)
     except (TypeError, ValueError, OverflowError):
