@@ -170,7 +170,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path, monkey
 
     monkeypatch.setattr(checkpoint_files, "seal_sharded", full)
     save(store, 2)
-    with pytest.raises(StorageError, match=r"checkpoint_2 .*No space left.*step 1 is k"):
+    with pytest.raises(StorageError, match=r"checkpoint_2 .*No space.*step 1 is k"):
         save(store, 3)
     monkeypatch.undo()
     # It is told once, and what came of the save is cleared away.
