@@ -41,8 +41,8 @@ class Writing:
         """Starts to write.
 
         Args:
-          folder: an empty one that all processes see and nobody reads yet. Its name is
-            of this writing alone: the processes meet under it.
+          folder: an empty one that all processes see and nobody reads yet. They meet
+            under its name, which no other writing of theirs has at the time.
           groups: arrays by name, by group.
         """
         import orbax.checkpoint as ocp
@@ -177,11 +177,11 @@ Leaf = np.ndarray | StoredArray
 
 
 def like(found: Leaf, leaf: jax.Array) -> jax.Array:
-    """An array where another of its shape lies.
+    """A stored array where another of its shape lies; one in memory on the device.
 
     Args:
-      found: what to put there.
-      leaf: where one lies.
+      found: what is to be there.
+      leaf: the one that lies where it is to be read to.
     """
     if isinstance(found, StoredArray):
         return found.restore(leaf.shape, leaf.sharding)

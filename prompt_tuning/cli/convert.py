@@ -56,6 +56,12 @@ def convert(options: argparse.Namespace) -> int:
         raise InputError(f"{source} does not exist; expected an adapter or a run")
     form = "merged" if options.merge else options.to or _form(source, target)
     opened = _open(source, options)
+    if not opened.adapters:
+        raise InputError(
+            f"{source} has neither prompt nor adapters: it trained weights of the "
+            "model itself, which have no form but its own checkpoints; name it in "
+            "Run.start_from, or take them from these"
+        )
     chosen = [x for x in opened.adapters if not options.only or x.kind in options.only]
     if form == "merged":
         _merge(target, chosen, opened, options)
@@ -135,12 +141,6 @@ def _one(adapters: Sequence[Adapter], source: Path) -> Adapter:
     """
     if len(adapters) == 1:
         return adapters[0]
-    if not adapters:
-        raise InputError(
-            f"{source} has neither prompt nor adapters: it trained weights of the "
-            "model itself, which have no form but the run's own checkpoints; name it "
-            "in Run.start_from, or take them from these"
-        )
     kinds = ", ".join(adapter.kind for adapter in adapters) or "none"
     raise InputError(
         f"{source} has adapters of these kinds: {kinds}; one is written at a time: "
@@ -155,12 +155,8 @@ def _merge(
     options: argparse.Namespace,
 ) -> None:
     """Writes the frozen model with LoRA and IA3 in its weights."""
-    if not adapters:
-        raise InputError(
-            "--merge puts LORA and IA3 into the model's weights, and there is neither"
-        )
     others = [x.kind for x in adapters if x.kind not in (LORA, IA3)]
-    if others:
+    if others or not adapters:
         raise InputError(
             f"--merge puts LORA and IA3 into the model's weights, and {others} is "
             "neither: it would be lost. Choose by --only LORA or --only IA3, and "

@@ -91,6 +91,15 @@ def test_both_forms_hold_the_same_bits(in_both, arguments):
     assert losses(in_both["numpy"]) == losses(in_both["orbax"])
 
 
+@pytest.mark.parametrize("more", [[], ["--merge"]])
+def test_weights_of_the_model_have_no_form_of_an_adapter(
+    in_both, tmp_path, capsys, more
+):
+    target = str(tmp_path / "target")
+    assert main(["convert", str(in_both["orbax"]), target, *more]) == 2
+    assert "trained weights of the model itself" in capsys.readouterr().err
+
+
 def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
     found = []
     for form, directory in in_both.items():
