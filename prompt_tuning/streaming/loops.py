@@ -89,8 +89,12 @@ class LayerLoop:
 
 def operands(scan: JaxprEqn) -> tuple[list, list, list]:
     """What a loop reads in every turn, in its first one, and a slice of in each."""
-    consts = scan.params["num_consts"]
-    slices = consts + scan.params["num_carry"]
+    if "num_consts" in scan.params:
+        consts, carried = scan.params["num_consts"], scan.params["num_carry"]
+    else:
+        # From JAX 0.12 on: a tree of three parts.
+        consts, carried, _ = map(len, scan.params["ft_in"].unpack())
+    slices = consts + carried
     return scan.invars[:consts], scan.invars[consts:slices], scan.invars[slices:]
 
 

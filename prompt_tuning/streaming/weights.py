@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import math
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -136,5 +136,6 @@ class Reader:
                     ahead.append(pool.submit(read_layer, weights, following))
                 compute(index, layer)
                 if self.seen is not None:
+                    wait(ahead)
                     self.seen(index)
                 _let_go(layer)
