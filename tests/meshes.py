@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -112,6 +112,30 @@ def curve(
     """The losses of a run's first steps, with dropout, all in one program."""
     graph, parameters, groups = model
     groups = [dataclasses.replace(group, optimizer=optimizer) for group in groups]
+    step, given = begun((graph, parameters, groups), batch, layout)
+
+    @jax.jit
+    def run(state, frozen, batch):
+        def body(state, _):
+            state, metrics = step(state, frozen, batch)
+            return state, metrics["loss"]
+
+        return jax.lax.scan(body, state, None, length=STEPS)[1]
+
+    return np.asarray(jnp.asarray(run(*given)))
+
+
+def begun(
+    model: Model, batch: Batch, layout: Layout | None
+) -> tuple[Callable[..., Any], tuple[TrainState, Parameters, Batch]]:
+    """A step with dropout that is to be jitted, and what the first one is given.
+
+    Args:
+      model: and the groups of what is trained.
+      batch: of every step.
+      layout: where all of it is put; None for one device without a mesh.
+    """
+    graph, parameters, groups = model
     labels = optim.label(parameters, groups)
     trained, frozen = optim.partition(parameters, labels)
     optimizer = optim.group_optimizer(groups, labels)
@@ -125,13 +149,4 @@ def curve(
     step = functools.partial(
         train_step, graph=graph, optimizer=optimizer, dropout=True, placement=placement
     )
-
-    @jax.jit
-    def run(state, frozen, batch):
-        def body(state, _):
-            state, metrics = step(state, frozen, batch)
-            return state, metrics["loss"]
-
-        return jax.lax.scan(body, state, None, length=STEPS)[1]
-
-    return np.asarray(jnp.asarray(run(state, frozen, batch)))
+    return step, (state, frozen, batch)

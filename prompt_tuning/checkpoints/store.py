@@ -7,6 +7,7 @@ processes have written their parts.
 
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ FOLDER = "numpy_checkpoints"
 # A metric and "min" or "max"; checked here, since it comes from a config file.
 KeepBest = tuple[str, str]
 OnDamage = Callable[[str], None]
+Check = Callable[[Path], dict[str, Any]]
 
 _logger = logging.getLogger(__name__)
 
@@ -276,7 +278,8 @@ class CheckpointStore:
         """
         older = [step for step in self.steps() if step <= saved]
         kept = {*older[-self.keep_last :]}
-        best = best_step(self.folder, self.keep_best, lambda _: None, quick=True)
+        trusting = checkpoint_files.read_state
+        best = best_step(self.folder, self.keep_best, lambda _: None, trusting)
         for step in older:
             if step not in kept and step != best:
                 delete(self.folder / f"checkpoint_{step}")
@@ -296,12 +299,15 @@ def holds_checkpoints(run_directory: Path | str) -> bool:
     return bool(steps_in(folder)) or any(folder.glob("checkpoint_*.old"))
 
 
-def latest_valid_step(folder: Path, on_damage: OnDamage) -> int | None:
+def latest_valid_step(
+    folder: Path, on_damage: OnDamage, check: Check = checkpoint_files.verify
+) -> int | None:
     """The newest step whose files are all as they were written.
 
     Args:
       folder: a run's `numpy_checkpoints`; nothing in it is changed.
       on_damage: called with a message for each damaged checkpoint that is passed over.
+      check: reads a checkpoint's state, and refuses a damaged one.
 
     Returns:
       The step, or None if the folder has no checkpoint.
@@ -310,7 +316,7 @@ def latest_valid_step(folder: Path, on_damage: OnDamage) -> int | None:
       InputError: if there are checkpoints and all are damaged.
     """
     steps = steps_in(folder)
-    for step, _ in _intact(folder, steps[::-1], on_damage):
+    for step, _ in _intact(folder, steps[::-1], on_damage, check):
         return step
     if steps:
         raise InputError(
@@ -324,8 +330,7 @@ def best_step(
     folder: Path,
     keep_best: KeepBest | None,
     on_damage: OnDamage,
-    *,
-    quick: bool = False,
+    check: Check = checkpoint_files.verify,
 ) -> int | None:
     """The step with the best metric, the earliest of equals.
 
@@ -333,7 +338,8 @@ def best_step(
       folder: a run's `numpy_checkpoints`; nothing in it is changed.
       keep_best: metric and direction; None finds no best.
       on_damage: called with a message for each damaged checkpoint that is passed over.
-      quick: trust the files that `state.json` lists instead of reading them.
+      check: reads a checkpoint's state, and refuses a damaged one; `read_state` trusts
+        the files that it lists instead of reading them.
 
     Returns:
       The step, or None if no intact checkpoint has the metric.
@@ -342,7 +348,6 @@ def best_step(
         return None
     metric, direction = keep_best
     sign = 1 if direction == "min" else -1
-    check = checkpoint_files.read_state if quick else checkpoint_files.verify
     scored = [
         (sign * state["metrics"][metric], step)
         for step, state in _intact(folder, steps_in(folder), on_damage, check)
@@ -368,12 +373,14 @@ def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
             reported.add(message)
             on_damage(message)
 
-    latest = latest_valid_step(folder, report_once)
+    # Gigabytes, where the whole model was trained: none is read twice.
+    verify = functools.cache(checkpoint_files.verify)
+    latest = latest_valid_step(folder, report_once, verify)
     if latest is None:
         raise InputError(f"{folder} holds no checkpoint; train the run first")
-    state = checkpoint_files.read_state(folder / f"checkpoint_{latest}")
+    state = verify(folder / f"checkpoint_{latest}")
     keep_best = state["keep_best"] and tuple(state["keep_best"])
-    best = best_step(folder, keep_best, report_once)
+    best = best_step(folder, keep_best, report_once, verify)
     return folder / f"checkpoint_{latest if best is None else best}"
 
 
@@ -381,7 +388,7 @@ def _intact(
     folder: Path,
     steps: list[int],
     on_damage: OnDamage,
-    check: Callable[[Path], dict[str, Any]] = checkpoint_files.verify,
+    check: Check,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Step and state of each checkpoint that passes the check; the others reported."""
     for step in steps:

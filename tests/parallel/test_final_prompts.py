@@ -16,8 +16,6 @@ import pytest
 from prompt_tuning import optim
 from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.parallel.mesh import MeshShape
-from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import train_step
 from tests import dummies, meshes
 
 STEPS = 20
@@ -58,19 +56,9 @@ def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
     config = CONFIGS[family]
     graph, drawn = dummies.prompted(config)
     parameters = {path: jnp.asarray(x, float) for path, x in drawn.items()}
-    labels = optim.label(parameters, PROMPTS)
-    trained, frozen = optim.partition(parameters, labels)
-    optimizer = optim.group_optimizer(PROMPTS, labels)
-    state = TrainState.create(trained, optimizer, jax.random.key(1))
-    batch, placement = meshes.batch_of(config), None
-    if shape is not None:
-        placement = meshes.placed(meshes.layout_of(shape, config), graph, parameters)
-        state = placement.put_tree(state)
-        frozen = {path: placement.put(path, leaf) for path, leaf in frozen.items()}
-        batch = placement.put_rows(batch)
-    step = functools.partial(
-        train_step, graph=graph, optimizer=optimizer, dropout=True, placement=placement
-    )
+    layout = None if shape is None else meshes.layout_of(shape, config)
+    model = graph, parameters, PROMPTS
+    step, given = meshes.begun(model, meshes.batch_of(config), layout)
 
     @jax.jit
     def run(state, frozen, batch):
@@ -78,7 +66,7 @@ def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
             0, STEPS, lambda _, s: step(s, frozen, batch)[0], state
         )
 
-    (prompt,) = run(state, frozen, batch).trained.values()
+    (prompt,) = run(*given).trained.values()
     return np.asarray(prompt)
 
 
