@@ -15,15 +15,15 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from prompt_tuning import configuration
 from prompt_tuning.cli.main import set_up_process
-from prompt_tuning.data.batches import build_batch
-from prompt_tuning.pretrained import PromptedModel
-from prompt_tuning.run import DataSource, Run
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import DataSource, Run
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.models.scoring import token_losses
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.loop import prepare, train
 from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.step import token_losses
-from prompt_tuning.training.tuned import load_tuned
+from prompt_tuning.tuned.load_tuned import load_tuned
 
 CUT = 128
 
@@ -44,11 +44,11 @@ def main() -> None:
         "RUN_DIRECTORY": arguments.run,
     }
     bindings = [f"{name} = {value!r}" for name, value in values.items()]
-    run = configuration.read_run(["runs/gsm8k_stories.gin"], bindings)
+    run = gin_files.read_run(["runs/gsm8k_stories.gin"], bindings)
     console = Console()
     train(
         prepare(run),
-        config=configuration.operative_config(),
+        config=gin_files.operative_config(),
         make_reporter=lambda done: make_reporter(console, run.steps, done),
     )
     assert run.evaluation is not None

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import jax
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
-from prompt_tuning.prompts.modules import SoftPrompt
-from prompt_tuning.tuning import Tuning
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.soft import SoftPrompt
 from scripts.bench_cases import LLAMA_CONFIG
 from scripts.huggingface_export import export_random
 

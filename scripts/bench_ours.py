@@ -22,18 +22,18 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning import optim
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.compiled_step import CompiledStep
+from prompt_tuning.core.parameters import Parameters, merge, split
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import Parameters, merge, split
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import from_file
-from prompt_tuning.prompts.modules import SoftPrompt
-from prompt_tuning.training.compiled import CompiledStep
+from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from prompt_tuning.tuning import Tuning
 from scripts.bench_cases import IGNORED, Case, Rows
 from scripts.bench_ideal import time_products
 from scripts.bench_workers import Answer, peak_memory, serve
@@ -102,10 +102,12 @@ class Prepared:
 
 def prepare(graph: nnx.GraphDef, parameters: Parameters) -> Prepared:
     """Splits a model's parameters and starts the optimiser."""
-    group = optim.ParameterGroup(TRAINED, optim.adamw(learning_rate=LEARNING_RATE))
-    labels = optim.label(parameters, [group])
-    trained, frozen = optim.partition(parameters, labels)
-    optimizer = optim.group_optimizer([group], labels)
+    group = parameter_groups.ParameterGroup(
+        TRAINED, parameter_groups.adamw(learning_rate=LEARNING_RATE)
+    )
+    labels = parameter_groups.label(parameters, [group])
+    trained, frozen = parameter_groups.partition(parameters, labels)
+    optimizer = parameter_groups.group_optimizer([group], labels)
     return Prepared(graph, trained, frozen, optimizer)
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from prompt_tuning.data.batches import build_batch
-from prompt_tuning.data.buckets import round_up
-from prompt_tuning.data.examples import Examples
-from prompt_tuning.data.plan import FILLING, PlannedBatch
-from prompt_tuning.data.tokenizers import load_tokenizer
-from prompt_tuning.run import DataSource
+from prompt_tuning.config.run import DataSource
+from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.buckets import round_up
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.text.tokenizers import load_tokenizer
 from scripts.bench_cases import LLAMA
 from scripts.bench_llama import open_prompted, write_llama
 from scripts.bench_ours import prepare

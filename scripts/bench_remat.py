@@ -21,14 +21,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning import optim
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.parameters import split
+from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.config import ModelConfig, t5_config
-from prompt_tuning.models.parameters import split
-from prompt_tuning.models.rematerialization import Rematerialization
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import SoftPrompt
+from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
@@ -110,10 +110,14 @@ class Trial:
             return split(build_model(key, config, prompt))
 
         graph, parameters = build(jax.random.key(0))
-        groups = [optim.ParameterGroup((r".*/prompt/.*",), optim.adafactor(0.3))]
-        labels = optim.label(parameters, groups)
-        trained, self._frozen = optim.partition(parameters, labels)
-        optimizer = optim.group_optimizer(groups, labels)
+        groups = [
+            parameter_groups.ParameterGroup(
+                (r".*/prompt/.*",), parameter_groups.adafactor(0.3)
+            )
+        ]
+        labels = parameter_groups.label(parameters, groups)
+        trained, self._frozen = parameter_groups.partition(parameters, labels)
+        optimizer = parameter_groups.group_optimizer(groups, labels)
         self._state = TrainState.create(trained, optimizer, jax.random.key(1))
         self._batch = make_batch(config)
         self._step = compile_step(graph, optimizer, dropout=False)

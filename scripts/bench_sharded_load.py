@@ -27,14 +27,14 @@ from flax import serialization
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.checkpoints import t5x
-from prompt_tuning.checkpoints.tensors import StoredTensor
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.parameters import describe, split
+from prompt_tuning.families import t5x
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.config import t5_config
-from prompt_tuning.models.parameters import describe, split
-from prompt_tuning.parallel.mesh import MeshShape
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.sharding.mesh import MeshShape
 from scripts.huggingface_export import export_random
 from scripts.load_cost import MODEL, memory
 

@@ -29,21 +29,21 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.compiled_step import return_freed_memory
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import describe, split
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
-from prompt_tuning.prompts.modules import SoftPrompt
-from prompt_tuning.streaming.kept import DEVICE, PLACES, STREAMED
-from prompt_tuning.streaming.weights import Reader
-from prompt_tuning.training.compiled import return_freed_memory
-from prompt_tuning.training.prepared import Step
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.pretrained.weight_storage import DEVICE, PLACES, STREAMED
+from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.streaming.layered_weights import Reader
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from prompt_tuning.training.streaming import StreamedStep
-from prompt_tuning.tuning import Tuning
+from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.trainer import Step
 from scripts.huggingface_export import LLAMA_LAYER, LLAMA_WHOLE, llama_settings
 
 MEGABYTE = 1e6

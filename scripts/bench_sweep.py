@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import jax
 
-from prompt_tuning.data.batches import Batch
-from prompt_tuning.training.sweep_step import compile_sweep_step
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.sweep.sweep_step import compile_sweep_step
 from scripts.bench_cases import LLAMA, make_rows
 from scripts.bench_llama import open_prompted, write_llama
 from scripts.bench_ours import Prepared, make_batch, prepare

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from prompt_tuning.cli.main import main as prompt_tuning
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 
 HELD_OUT = 500
 METRIC = "evaluation/label_accuracy"

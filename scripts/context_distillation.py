@@ -22,23 +22,23 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning import configuration
-from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.cli.main import set_up_process, split_bindings
-from prompt_tuning.data.batches import stream_batches
-from prompt_tuning.data.tokenizers import given_ids
-from prompt_tuning.data_source import DataSource
-from prompt_tuning.decoding.sampling import temperature
-from prompt_tuning.decoding.texts import continue_all
-from prompt_tuning.losses.weights import COMPLETION, PADDING, SEPARATOR
-from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
-from prompt_tuning.run import Run
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.token_weights import COMPLETION, PADDING, SEPARATOR
+from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.text.tokenizers import given_ids
+from prompt_tuning.generation.sampling import temperature
+from prompt_tuning.generation.text_generation import continue_all
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.pretrained.data_source import DataSource
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.loop import prepare, train
 from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.step import loss_sums
-from prompt_tuning.training.tuned import load_tuned
+from prompt_tuning.tuned.load_tuned import load_tuned
 from scripts.quickstart import new_directory
 
 CONTEXT = "Tim had a green frog. The frog could talk and sing. They lived on a boat"
@@ -147,12 +147,10 @@ def tune(
         "Run.seed": arguments.seed,
     }
     bindings = [f"{name} = {value!r}" for name, value in values.items()]
-    run = configuration.read_run(
-        ["runs/context_distillation.gin"], [*bindings, *overrides]
-    )
+    run = gin_files.read_run(["runs/context_distillation.gin"], [*bindings, *overrides])
     train(
         prepare(run),
-        config=configuration.operative_config(),
+        config=gin_files.operative_config(),
         make_reporter=lambda done: make_reporter(Console(), run.steps, done),
     )
     return run

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig, check_dtype
+from prompt_tuning.core.parameters import split
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.config import ModelConfig, check_dtype
-from prompt_tuning.models.parameters import split
 
 Parameters = Mapping[str, np.ndarray]
 

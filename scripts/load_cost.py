@@ -19,9 +19,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
 from scripts.huggingface_export import export_random
 
 DTYPES = ("float32", "bfloat16", "int8")

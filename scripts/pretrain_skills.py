@@ -16,14 +16,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from prompt_tuning import optim
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.data.batches import Batch
-from prompt_tuning.decoding.texts import continue_texts
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.parameters import split
+from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.config import ModelConfig, t5_config
-from prompt_tuning.models.parameters import split
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from scripts import huggingface_export, skills
@@ -141,8 +141,8 @@ def decoder_only_batch(pairs: list[Pair]) -> Batch:
 def pretrain(model: str, *, steps: int, seed: int, log: Path) -> dict[str, np.ndarray]:
     """Trains all parameters with AdamW; returns them by path."""
     graph, parameters = split(build_model(jax.random.key(seed), CONFIGS[model]))
-    schedule = optim.warmup_linear_decay(2e-3, steps, warmup_steps=100)
-    optimizer = optim.adamw(schedule, weight_decay=0.01, clip_norm=1.0)
+    schedule = parameter_groups.warmup_linear_decay(2e-3, steps, warmup_steps=100)
+    optimizer = parameter_groups.adamw(schedule, weight_decay=0.01, clip_norm=1.0)
     state = TrainState.create(parameters, optimizer, jax.random.key(seed))
     step = compile_step(graph, optimizer, dropout=False)
     rng = np.random.default_rng(seed)

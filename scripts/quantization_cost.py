@@ -25,15 +25,16 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning.checkpoint import Pretrained
 from prompt_tuning.cli.main import set_up_process
-from prompt_tuning.configuration import read_run
-from prompt_tuning.data.batches import Batch, build_batch
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.config.run import DataSource, Run
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import Parameters, merge
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
-from prompt_tuning.run import DataSource, Run
-from prompt_tuning.training.tuned import load_tuned
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.tuned.load_tuned import load_tuned
 from scripts import quickstart, skills
 
 DTYPES = ("float32", "bfloat16", "int8")

@@ -19,15 +19,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning import configuration
 from prompt_tuning.cli.main import set_up_process
-from prompt_tuning.decoding.texts import continue_texts
-from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.pretrained import PromptedModel, open_pretrained
-from prompt_tuning.run import Run
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.loop import prepare, train
 from prompt_tuning.training.progress import Reporter, make_reporter
-from prompt_tuning.training.tuned import best_checkpoint, load_tuned
+from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 from scripts import skills
 
 TRAIN_WORDS, DEV_WORDS, TEST_WORDS = 4000, 200, 500
@@ -87,14 +87,14 @@ def tune_and_measure(
         "RUN_DIRECTORY": str(directory / "run"),
     }
     bindings = [f"{name} = {value!r}" for name, value in files.items()]
-    run = configuration.read_run(
+    run = gin_files.read_run(
         [f"runs/skills_{model}.gin"], [*bindings, f"Run.seed = {seed}", *overrides]
     )
     console.rule(f"{skill}: a prompt on the frozen {model}, seed {seed}")
     started = time.monotonic()
     train(
         prepare(run),
-        config=configuration.operative_config(),
+        config=gin_files.operative_config(),
         make_reporter=lambda done: FirstStep(make_reporter(console, run.steps, done)),
     )
     seconds = time.monotonic() - started

@@ -19,38 +19,38 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
-from prompt_tuning import configuration
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.checkpoints.adapter import IA3, LORA, MULTITASK, Adapter
-from prompt_tuning.checkpoints.adapter_files import (
+from prompt_tuning.adapters.adapter import IA3, LORA, MULTITASK, Adapter
+from prompt_tuning.adapters.adapter_files import (
     read_adapter,
     write_array,
     write_checkpoint,
 )
-from prompt_tuning.checkpoints.checkpoint_files import (
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.checkpoints.run_store.checkpoint_files import (
     OPTIMIZER_FILE,
     STATE_FILE,
     file_name,
 )
-from prompt_tuning.checkpoints.peft.conversion import to_peft
-from prompt_tuning.checkpoints.peft.folder import write_folder
-from prompt_tuning.checkpoints.store import FOLDER
-from prompt_tuning.decoding.generate import continue_rows, pad_rows
-from prompt_tuning.decoding.texts import given_row
-from prompt_tuning.errors import InputError
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.generation.engine import continue_rows, pad_rows
+from prompt_tuning.generation.text_generation import given_row
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import Parameters, merge
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning, tuning_of
 from prompt_tuning.prompts.deep import DeepPrompt
-from prompt_tuning.run import Run
 from prompt_tuning.training import loop
-from prompt_tuning.training.exporting import adapters_of, as_peft_has_it
-from prompt_tuning.training.log import METRICS_FILE
 from prompt_tuning.training.loop import Training
+from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.progress import LineReporter
-from prompt_tuning.tuning import Tuning, tuning_of
-from tests import methods
-from tests.methods import METHODS, MODELS, Method, Proof, Reason
+from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
+from tests.support import methods
+from tests.support.methods import METHODS, MODELS, Method, Proof, Reason
 
 STEPS, NEW = 6, 6
 LINES = [("arc", 0), ("oinia", 1), ("cab", 1), ("digs", 0)]
@@ -111,7 +111,7 @@ def run_of(method: Method, place: Place) -> Run:
         f"EVALUATION_FILES = {str(place.lines)!r}",
         "RUN_DIRECTORY = 'set later'",
     ]
-    return configuration.read_run(
+    return gin_files.read_run(
         ["runs/first_prompt.gin", *method.files],
         [*SIZES, *bindings, *method.choices, *method.sizes],
     )

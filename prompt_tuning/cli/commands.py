@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning import configuration
 from prompt_tuning.cli.convert import convert
 from prompt_tuning.cli.evaluate import evaluate
 from prompt_tuning.cli.memory import memory
@@ -20,19 +19,20 @@ from prompt_tuning.cli.recycle import recycle
 from prompt_tuning.cli.run_options import check_processes, idle_devices, read_run
 from prompt_tuning.cli.similar import similar
 from prompt_tuning.cli.sweep import sweep
-from prompt_tuning.decoding.sampling import temperature
-from prompt_tuning.decoding.texts import continue_texts
-from prompt_tuning.errors import InputError
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.generation.sampling import temperature
+from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import Parameters, merge
-from prompt_tuning.parallel.processes import is_first, on_first
-from prompt_tuning.pretrained import PromptedModel
-from prompt_tuning.prompts.inspection import nearest_tokens, vectors_of
-from prompt_tuning.run import Run
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.processes.group import is_first, on_first
+from prompt_tuning.prompts.tools.inspection import nearest_tokens, vectors_of
 from prompt_tuning.training.loop import prepare
 from prompt_tuning.training.loop import train as run_training
 from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.tuned import load_tuned
+from prompt_tuning.tuned.load_tuned import load_tuned
 
 __all__ = [
     "convert",
@@ -49,7 +49,7 @@ __all__ = [
 
 def train(options: argparse.Namespace) -> int:
     """Tunes a prompt, or goes on with a run that was stopped."""
-    run = configuration.read_run(options.gin_file, options.bindings)
+    run = gin_files.read_run(options.gin_file, options.bindings)
     check_processes(options, run)
     console = Console(quiet=not is_first())
     training = prepare(run)
@@ -57,7 +57,7 @@ def train(options: argparse.Namespace) -> int:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     outcome = run_training(
         training,
-        config=configuration.operative_config(),
+        config=gin_files.operative_config(),
         record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
         make_reporter=lambda done: make_reporter(console, run.steps, done),
     )

@@ -8,24 +8,25 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.checkpoints import adapter_files, checkpoint_files
-from prompt_tuning.checkpoints.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
-from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.merged import write_merged
-from prompt_tuning.checkpoints.peft.conversion import to_peft
-from prompt_tuning.checkpoints.peft.folder import find_folder, write_folder
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.adapters import adapter_files
+from prompt_tuning.adapters.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
+from prompt_tuning.adapters.merge import write_merged
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import find_folder, write_folder
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.run_options import run_in
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.families.hf_config import read_config
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import merge
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.training.exporting import adapters_of, as_peft_has_it
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.sweep.sweep_summary import best_member
 from prompt_tuning.training.run_directory import CONFIG_FILE
-from prompt_tuning.training.sweep_summary import best_member
-from prompt_tuning.training.tuned import load_tuned
+from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
+from prompt_tuning.tuned.load_tuned import load_tuned
 
 SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 

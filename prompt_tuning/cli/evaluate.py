@@ -12,19 +12,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from prompt_tuning.checkpoints.atomic import write_file
 from prompt_tuning.cli.run_options import check_processes, idle_devices, read_run
-from prompt_tuning.errors import InputError
-from prompt_tuning.evaluation.findings import Findings
-from prompt_tuning.evaluation.settings import Evaluation
-from prompt_tuning.evaluation.tallies import Tally, intervals
-from prompt_tuning.parallel.processes import is_first, on_first
-from prompt_tuning.pretrained import open_pretrained
-from prompt_tuning.prompts.similarity import short_names
-from prompt_tuning.run import Run
-from prompt_tuning.training.comparison import measure_all, open_systems
-from prompt_tuning.training.ensembling import ensemble, open_ensemble
-from prompt_tuning.training.evaluation import Evaluator
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.atomic_files import write_file
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.metric_sums import Tally, intervals
+from prompt_tuning.evaluation.results import Findings
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.processes.group import is_first, on_first
+from prompt_tuning.prompts.tools.similarity import short_names
+from prompt_tuning.tuned.comparison import measure_all, open_systems
+from prompt_tuning.tuned.ensembles import ensemble, open_ensemble
 
 WIDE = 200
 Measured = dict[str, Findings]

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 
 FLAGS = ("coordinator", "processes", "process")
 
@@ -55,7 +55,7 @@ def together(options: argparse.Namespace, command: Callable[[], int]) -> int:
             "--distributed finds out what --coordinator, --processes and --process "
             "say: leave it out, or them"
         )
-    from prompt_tuning.parallel.processes import Launch, run_together
+    from prompt_tuning.processes.group import Launch, run_together
 
     trains = options.command == "train"
     again = "; the same command goes on from its last checkpoint" if trains else ""

@@ -20,7 +20,7 @@ from prompt_tuning.cli import prepare as prepare_command
 from prompt_tuning.cli import show as show_command
 from prompt_tuning.cli import token_types as token_types_command
 from prompt_tuning.cli.options import EPILOG, add_options
-from prompt_tuning.errors import InputError, StorageError
+from prompt_tuning.core.errors import InputError, StorageError
 
 GIN_PREFIX = "--gin."
 HELP = {
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     """Runs a command that computes."""
     from prompt_tuning.cli import commands
-    from prompt_tuning.training.finite import NotFiniteError
+    from prompt_tuning.training.finite_checks import NotFiniteError
 
     try:
         return getattr(commands, options.command)(options)

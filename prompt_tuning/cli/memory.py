@@ -8,11 +8,11 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
-    from prompt_tuning.models.rematerialization import Rematerialization
-    from prompt_tuning.training.memory import Held, Needed, Prospect
+    from prompt_tuning.core.rematerialization import Rematerialization
+    from prompt_tuning.training.memory_estimate import Held, Needed, Prospect
 
 DESCRIPTION = (
     "Compiles the step of a run for its largest batch, under several policies of "
@@ -69,12 +69,12 @@ def memory(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from prompt_tuning import configuration
-    from prompt_tuning.training.memory import Prospect, Timer
+    from prompt_tuning.config import gin_files
+    from prompt_tuning.training.memory_estimate import Prospect, Timer
 
     given = None if options.limit is None else parse_size(options.limit)
     files = [*options.gin_file, *options.configs]
-    prospect = Prospect.of(configuration.read_run(files, options.bindings, UNUSED))
+    prospect = Prospect.of(gin_files.read_run(files, options.bindings, UNUSED))
     limit = given or device_limit(prospect.devices)
     console = Console()
     for line in report(prospect, prospect.held(), limit):
@@ -101,7 +101,7 @@ def rows(
     prospect: "Prospect", names: "tuple[str, ...] | list[str]"
 ) -> "list[tuple[str, Rematerialization | None]]":
     """The policies to show, by what they are called; the run's own first, as None."""
-    from prompt_tuning.models.rematerialization import Rematerialization
+    from prompt_tuning.core.rematerialization import Rematerialization
 
     config = prospect.opened.model.config
     asked = config.rematerialization

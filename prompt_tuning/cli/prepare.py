@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.data.preparation.settings import (
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation.preparation_settings import (
     PACKINGS,
     Preparation,
     RecordFormat,
@@ -19,7 +20,6 @@ from prompt_tuning.data.preparation.settings import (
     TokenizerChoice,
     parse_share,
 )
-from prompt_tuning.errors import InputError
 
 INTERRUPTED = 130
 """The exit code that shells give a command that was interrupted."""
@@ -213,8 +213,8 @@ def prepare(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from prompt_tuning.cli.prepare_progress import metrics_table, shown_progress
-    from prompt_tuning.data.preparation.parallel import WorkerLostError
-    from prompt_tuning.data.preparation.prepare import prepare as run
+    from prompt_tuning.data.preparation.preparation import prepare as run
+    from prompt_tuning.data.preparation.worker_processes import WorkerLostError
 
     if options.bindings:
         raise InputError(f"prepare reads no config, so nothing uses {options.bindings}")

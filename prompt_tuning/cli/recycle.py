@@ -9,10 +9,10 @@ from jaxtyping import Float
 from rich.console import Console
 from rich.progress import Progress
 
-from prompt_tuning.checkpoint import Pretrained, read_vocabulary
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.errors import InputError
-from prompt_tuning.prompts.recycling import (
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
+from prompt_tuning.prompts.tools.recycling import (
     EPOCHS,
     METHODS,
     check_width,

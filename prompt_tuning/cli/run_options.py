@@ -7,12 +7,12 @@ from pathlib import Path
 
 import jax
 
-from prompt_tuning import __version__, configuration
-from prompt_tuning.errors import InputError
-from prompt_tuning.parallel import processes
-from prompt_tuning.run import Run
+from prompt_tuning import __version__, processes
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.sweep.sweep_summary import best_member
 from prompt_tuning.training.run_directory import CONFIG_FILE, relevant
-from prompt_tuning.training.sweep_summary import best_member
 
 
 def read_run(options: argparse.Namespace) -> Run:
@@ -30,7 +30,7 @@ def read_run(options: argparse.Namespace) -> Run:
                 f"{directory} holds no {CONFIG_FILE}, so it is no run's directory"
             )
         return run_in(Path(directory), options.bindings, files)
-    return configuration.read_run(files, options.bindings)
+    return gin_files.read_run(files, options.bindings)
 
 
 def run_in(directory: Path, bindings: Sequence[str], files: Sequence[str] = ()) -> Run:
@@ -45,7 +45,7 @@ def run_in(directory: Path, bindings: Sequence[str], files: Sequence[str] = ()) 
       InputError: if the config cannot be used.
     """
     config = str(directory / CONFIG_FILE)
-    run = configuration.read_run([config, *files], bindings)
+    run = gin_files.read_run([config, *files], bindings)
     # The directory may have been moved since the run wrote its config.
     return dataclasses.replace(run, directory=str(directory))
 
@@ -90,5 +90,5 @@ def _settings(options: argparse.Namespace) -> list[str]:
     return [
         f"prompt_tuning {__version__}, jax {jax.__version__}",
         *(f"--{name} {value}" for name, value in sorted(given.items())),
-        *relevant(configuration.bound_config()),
+        *relevant(gin_files.bound_config()),
     ]

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from prompt_tuning.data.shown import ShownRow, ShownToken
+    from prompt_tuning.data.tools.row_display import ShownRow, ShownToken
 
 DESCRIPTION = (
     "Prints rows of an HDF5 or jsonl file as text. A token's colour says its type, and "
@@ -71,8 +71,8 @@ def show(options: argparse.Namespace) -> int:
     """Prints the rows, and what the colours mean."""
     from rich.console import Console
 
-    from prompt_tuning.data.shown import open_rows, shown_row
-    from prompt_tuning.data.tokenizers import load_tokenizer
+    from prompt_tuning.data.text.tokenizers import load_tokenizer
+    from prompt_tuning.data.tools.row_display import open_rows, shown_row
 
     if options.bindings:
         raise InputError(f"show reads no config, so nothing uses {options.bindings}")

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.errors import InputError
-from prompt_tuning.prompts.similarity import (
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.prompts.tools.similarity import (
     average_similarity,
     check_widths,
     nearest,
@@ -49,7 +49,7 @@ def similar(options: argparse.Namespace) -> int:
     # A file or a pipe has no width, and a table is not to be cut for it.
     (console if console.is_terminal else Console(width=WIDE)).print(table)
     if options.picture is not None:
-        from prompt_tuning.prompts.similarity_plot import plot_similarities
+        from prompt_tuning.prompts.tools.similarity_plot import plot_similarities
 
         file = Path(options.picture)
         if not file.parent.is_dir():

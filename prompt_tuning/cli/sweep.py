@@ -8,22 +8,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from prompt_tuning import configuration
 from prompt_tuning.cli.run_options import idle_devices
 from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
-from prompt_tuning.errors import InputError
-from prompt_tuning.run import Run
-from prompt_tuning.training.finite import NotFiniteError
-from prompt_tuning.training.opened import open_run
-from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.sweep import (
+from prompt_tuning.config import gin_files
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.sweep.sweep_loop import train_sweep
+from prompt_tuning.sweep.sweep_run import (
     OpenedMember,
     Sweep,
     check_alike,
     prepare_sweep,
 )
-from prompt_tuning.training.sweep_loop import train_sweep
-from prompt_tuning.training.sweep_summary import summarise, table, write_summary
+from prompt_tuning.sweep.sweep_summary import summarise, table, write_summary
+from prompt_tuning.training.finite_checks import NotFiniteError
+from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.run_plan import open_run
 
 WIDE = 200
 
@@ -67,7 +67,7 @@ def prepare(options: argparse.Namespace) -> Sweep:
     for variation in variations:
         # Opened while its config is the one that gin holds: prompts are built by it.
         opened = open_run(read(variation, directory))
-        config = configuration.operative_config()
+        config = gin_files.operative_config()
         members.append(OpenedMember(variation.name, variation.varies, opened, config))
     return prepare_sweep(directory, members, options.at_once)
 
@@ -78,7 +78,7 @@ def _read(
     """A member's run, in its place below the sweep's directory if that is known."""
     place = None if directory is None else (directory / variation.name).as_posix()
     lines = [*options.bindings, *variation.lines]
-    return configuration.read_run(options.gin_file, lines, place)
+    return gin_files.read_run(options.gin_file, lines, place)
 
 
 def _show(console: Console, prepared: Sweep) -> None:
@@ -94,7 +94,7 @@ def _show(console: Console, prepared: Sweep) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         say("no curves were drawn: pip install 'prompt-tuning[plots]' draws them")
     elif any(result.log for result in summary.results):
-        from prompt_tuning.training.sweep_plot import CURVES_FILE, plot_curves
+        from prompt_tuning.sweep.sweep_plot import CURVES_FILE, plot_curves
 
         plot_curves(summary, directory / CURVES_FILE)
         say(f"curves: {directory / CURVES_FILE}")

@@ -7,11 +7,11 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
-    from prompt_tuning.data.tokenizers import Tokenizer
-    from prompt_tuning.data.type_rules import TypeRule
+    from prompt_tuning.data.text.tokenizers import Tokenizer
+    from prompt_tuning.data.tools.type_rules import TypeRule
 
 DESCRIPTION = (
     "Adds token_type_ids (0 prompt, 1 completion, 2 padding, 3 separator) to HDF5 "
@@ -88,7 +88,7 @@ def token_types(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from prompt_tuning.data.token_types import add_token_types
+    from prompt_tuning.data.tools.token_type_files import add_token_types
 
     if options.bindings:
         raise InputError(
@@ -121,9 +121,9 @@ def rule_of(options: argparse.Namespace) -> "TypeRule":
     Raises:
       InputError: if a token or a file cannot be used.
     """
-    from prompt_tuning.data.token_types import read_array
-    from prompt_tuning.data.tokenizers import load_tokenizer
-    from prompt_tuning.data.type_rules import (
+    from prompt_tuning.data.text.tokenizers import load_tokenizer
+    from prompt_tuning.data.tools.token_type_files import read_array
+    from prompt_tuning.data.tools.type_rules import (
         AllCompletion,
         Ends,
         GivenTypes,

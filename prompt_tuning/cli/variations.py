@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 
 SHAPE = (
     "--vary NAME=VALUE,VALUE,... or --vary NAME,NAME=(VALUE,VALUE),(VALUE,VALUE),..."

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.evaluation.tallies import Sums, Tally, mean_tally
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.evaluation.metric_sums import Sums, Tally, mean_tally
 
 References = Sequence[Sequence[str]]
 """Of each example the texts that are right, at least one."""

@@ -27,7 +27,7 @@ from prompt_tuning.losses.logit_losses import (
     token_cost,
     token_excess,
 )
-from prompt_tuning.parallel import parts
+from prompt_tuning.sharding import collectives
 
 LARGEST_CHUNK = 2**22
 """Logits at once: 16 MB of them, which the caches of a CPU nearly hold."""
@@ -115,10 +115,10 @@ def _divided_loss(hidden, head, targets, teacher, terms: Terms) -> TokenLoss:
     hidden state's gradient, which every device has a part of.
     """
     if teacher is not None:
-        teacher = parts.shared_rows(teacher)
-    shared = parts.shared_rows(hidden), parts.shared_rows(targets)
+        teacher = collectives.shared_rows(teacher)
+    shared = collectives.shared_rows(hidden), collectives.shared_rows(targets)
     outcome: Any = _loss(shared[0], head, shared[1], teacher, terms)
-    return TokenLoss(*map(parts.own_rows, outcome))
+    return TokenLoss(*map(collectives.own_rows, outcome))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -176,7 +176,7 @@ def _scores(hidden: Array, head: Array, terms: Terms) -> Scores:
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return Scores.of(terms.capped(logits), parts.columns(len(head)))
+    return Scores.of(terms.capped(logits), collectives.columns(len(head)))
 
 
 def _outcome(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from prompt_tuning.parallel.parts import Columns
+from prompt_tuning.sharding.collectives import Columns
 
 PADDING = -1e30
 """The logit of a place of a divided vocabulary that is no token."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core.batch import Batch
 
 
 @dataclasses.dataclass(frozen=True)

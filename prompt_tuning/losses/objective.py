@@ -1,6 +1,6 @@
 """What training descends: a loss of tokens, or of the classes of an example.
 
-An objective that needs another model beside is in `distillation`.
+An objective that needs a second model is in `training.distillation`.
 """
 
 import dataclasses
@@ -12,8 +12,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.data.batches import Batch
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.class_scores import (
     class_cross_entropy,
     class_hinge,
@@ -22,8 +24,6 @@ from prompt_tuning.losses.class_scores import (
 )
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import NORMALIZERS, Normalizer, constant
-from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.settings import check_fields
 
 
 class Sums(NamedTuple):
@@ -344,3 +344,25 @@ def by_target(values: Float[Array, "*lead m"], batch: Batch) -> Float[Array, "*l
     # Places of no weight are past the end, so that none hides the learned target 0.
     positions = jnp.where(batch.loss_weights != 0, batch.loss_positions, length)
     return jnp.vectorize(row, signature="(m),(m)->(u)")(values, positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextDistillation:
+    """Descends from what the frozen model says to what it says behind a text.
+
+    The loss of a position is `KL(teacher || student)` over the whole vocabulary, in
+    nats. Positions and weights are the data's, whose tokens both read.
+
+    Attributes:
+      context: the text that the teacher reads before each row, behind the row's BOS.
+    """
+
+    context: str
+
+    def __post_init__(self):
+        check_fields(self)
+        if not self.context:
+            raise InputError(
+                "ContextDistillation.context is empty: give the text that the prompt "
+                "is to stand for"
+            )

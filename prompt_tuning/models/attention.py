@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.noise import Places, dropout
-from prompt_tuning.models.parameters import optional_key
-from prompt_tuning.parallel import parts
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import optional_key
+from prompt_tuning.sharding import collectives
 
 # Finite, so that a row that sees nothing (padding) gives numbers and not NaN.
 MASKED = -1e10
@@ -92,7 +92,7 @@ class _Draws(NamedTuple):
 
 def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
     rows, _, heads, _ = query.shape
-    first, total = parts.head_range(heads)
+    first, total = collectives.head_range(heads)
     row = first_row + jnp.arange(rows)
     return row[:, None] * total + first + jnp.arange(heads)
 

@@ -10,29 +10,14 @@ from collections.abc import Sequence
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.models.attention import (
-    KeyValues,
-    Source,
-    attend,
-    rotate,
-)
-from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import named_key, optional_key
+from prompt_tuning.core.rematerialization import ATTENTION, named
+from prompt_tuning.models.attention import KeyValues, Source, attend, rotate
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
-from prompt_tuning.models.noise import Places, dropout
-from prompt_tuning.models.parameters import (
-    named_key,
-    optional_key,
-)
-from prompt_tuning.models.rematerialization import (
-    ATTENTION,
-    named,
-)
-from prompt_tuning.models.streams import (
-    View,
-    apart,
-    joined,
-)
-from prompt_tuning.parallel import parts
+from prompt_tuning.models.streams import View, apart, joined
+from prompt_tuning.sharding import collectives
 
 
 class Attention(nnx.Module):
@@ -81,7 +66,7 @@ class Attention(nnx.Module):
         """Projects to keys and values."""
         shape = (*x.shape[:-1], -1, self.head_width)
         made = (self.key(x).reshape(shape), self.value(x).reshape(shape))
-        return KeyValues(*map(parts.own_groups, made))
+        return KeyValues(*map(collectives.own_groups, made))
 
     def mix(
         self,
@@ -191,7 +176,7 @@ class Block(nnx.Module):
         return tuple(found)
 
     def _mixed_self_attention(self, x, angles, views, past, key):
-        normed = parts.entered(self.self_attention_norm(x), "heads")
+        normed = collectives.entered(self.self_attention_norm(x), "heads")
         query, made = (
             self.self_attention.queries(normed),
             self.self_attention.keys_values(normed),
@@ -223,7 +208,7 @@ class Block(nnx.Module):
     def _mixed_cross_attention(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder
         assert self.cross_attention_norm is not None
-        normed = parts.entered(self.cross_attention_norm(x), "heads")
+        normed = collectives.entered(self.cross_attention_norm(x), "heads")
         query = self.cross_attention.queries(normed)
         sources = [
             [view.cross[j].source(made) for j, made in enumerate(cross)]

@@ -8,12 +8,13 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Key
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameter_groups import match_any
+from prompt_tuning.core.parameters import named_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
-from prompt_tuning.models.parameters import named_key
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
 from prompt_tuning.models.prompted import (
     PromptDecoder,
@@ -22,12 +23,11 @@ from prompt_tuning.models.prompted import (
     PromptEncoderDecoder,
     PromptEncoderPromptDecoder,
 )
-from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder
-from prompt_tuning.optim import match_any
-from prompt_tuning.prompts.modules import InputPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.projections import AdapterSpec
+from prompt_tuning.prompts.projection_adapters import AdapterSpec
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import InputPrompt
 
 Prompt = InputPrompt | KeyValuePrefix
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.streams import Context, Stream
-from prompt_tuning.parallel import parts
+from prompt_tuning.sharding import collectives
 
 
 @jax.tree_util.register_dataclass
@@ -51,7 +51,7 @@ class Cache:
             config.layers,
             following.shape[0],
             room,
-            parts.group_count(config.key_value_heads),
+            collectives.group_count(config.key_value_heads),
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))

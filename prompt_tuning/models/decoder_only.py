@@ -7,16 +7,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning import masks
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core import masks
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.dropout import dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
-from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Embedding
-from prompt_tuning.models.noise import dropout
-from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.rows import Rows, places_in_segment, rows_of
+from prompt_tuning.models.row_info import Rows, places_in_segment, rows_of
 from prompt_tuning.models.streams import Stream
 from prompt_tuning.models.transformer import Stack
 

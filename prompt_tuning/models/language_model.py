@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import named_key
 from prompt_tuning.models.cache import Cache
-from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.layers import Head, TokenEmbedding
-from prompt_tuning.models.parameters import named_key
-from prompt_tuning.parallel import parts
+from prompt_tuning.sharding import collectives
 
 Prefix = Any
 """A tree of what a family of models keeps of its prefix."""
@@ -113,8 +113,8 @@ class LanguageModel(nnx.Module):
         head = self.head_kernel().astype(hidden.dtype)
         logits = jnp.einsum(
             "...d,vd->...v",
-            parts.shared_rows(hidden),
+            collectives.shared_rows(hidden),
             head,
             preferred_element_type=jnp.float32,
         )
-        return parts.own_rows(parts.whole_vocabulary(logits))
+        return collectives.own_rows(collectives.whole_vocabulary(logits))

@@ -11,17 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.noise import Places, dropout
-from prompt_tuning.models.parameters import (
-    declare,
-    declare_quantized,
-    fan_in,
-    named_key,
-)
-from prompt_tuning.models.quantization import QUANTIZED, cast_product, scaled
-from prompt_tuning.models.rematerialization import named
-from prompt_tuning.parallel import parts
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import declare, declare_quantized, fan_in, named_key
+from prompt_tuning.core.quantization import QUANTIZED, cast_product, scaled
+from prompt_tuning.core.rematerialization import named
+from prompt_tuning.sharding import collectives
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -89,7 +84,7 @@ class Dense(nnx.Module):
         y = cast_product(x, self.kernel[...])
         if self.kernel_scale is not None:
             y = scaled(y, self.kernel_scale[...])
-        y = parts.reduced(y, self.axes[0])
+        y = collectives.reduced(y, self.axes[0])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -186,13 +181,13 @@ class FeedForward(nnx.Module):
           numbers: of the positions in the whole batch.
         """
         activation = ACTIVATIONS[self.activation]
-        x = parts.entered(x, "mlp")
+        x = collectives.entered(x, "mlp")
         if self.gate is None:
             inner = recomputed(activation)(named(self.up(x), "up"))
         else:
             gated = recomputed(lambda gate, up: activation(gate) * up)
             inner = gated(named(self.gate(x), "gate"), named(self.up(x), "up"))
-        first = parts.first_column(inner.shape[-1])
+        first = collectives.first_column(inner.shape[-1])
         places = Places.of_positions(numbers, inner.shape[-1], first)
         return self.down(dropout(inner, self.dropout_rate, key, places))
 
@@ -227,14 +222,16 @@ class TokenEmbedding(Embedding):
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks the rows up: each device its own, of all ids."""
-        columns = parts.columns(len(self.embedding))
+        columns = collectives.columns(len(self.embedding))
         if columns.whole:
             return super().__call__(ids, dtype)
         # An id past the end stands for a vector that a template places.
-        ids = parts.shared_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
+        ids = (
+            collectives.shared_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
+        )
         found = super().__call__(ids, dtype)
         own = (ids >= 0) & (ids < columns.count)
-        return parts.summed_rows(jnp.where(own[..., None], found, 0))
+        return collectives.summed_rows(jnp.where(own[..., None], found, 0))
 
 
 class Head(nnx.Module):

@@ -5,15 +5,15 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning import masks
+from prompt_tuning.core import masks
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.decoder_only import Decoder
-from prompt_tuning.models.rows import Rows
+from prompt_tuning.models.row_info import Rows
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.t5 import Encoder
-from prompt_tuning.parallel import parts
 from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.sharding import collectives
 
 
 class _Prefixed:
@@ -33,8 +33,8 @@ class _Prefixed:
     def given(self, rows: Rows) -> tuple[Context, ...]:
         """The prefix, seen by every position of every row."""
         del rows
-        whole = parts.entered(self.prompt().astype(self.config.dtype), "heads")
-        own = parts.own_prefix_groups(whole)
+        whole = collectives.entered(self.prompt().astype(self.config.dtype), "heads")
+        own = collectives.own_prefix_groups(whole)
         keys, values = own[:, 0, None], own[:, 1, None]
         positions = jnp.arange(self.prompt.length)[None]
         return (Context(KeyValues(keys, values), None, None, positions),)

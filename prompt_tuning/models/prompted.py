@@ -11,16 +11,14 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from prompt_tuning import masks
-from prompt_tuning.models.config import ModelConfig
+from prompt_tuning.core import masks
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
-from prompt_tuning.models.parameters import optional_key
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.models.rows import Rows, check_together, rows_of
+from prompt_tuning.models.row_info import Rows, check_together, rows_of
 from prompt_tuning.models.streams import AtBlocks, Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.prompts.deep import DeepPrompt
-from prompt_tuning.prompts.modules import InputPrompt
 from prompt_tuning.prompts.placement import (
     TEMPLATE,
     Layout,
@@ -30,6 +28,8 @@ from prompt_tuning.prompts.placement import (
     lay_out_template,
     put_first,
 )
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import InputPrompt
 
 
 class _Prompted:

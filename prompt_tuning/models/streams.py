@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from prompt_tuning.masks import Count
+from prompt_tuning.core.dropout import Places
+from prompt_tuning.core.masks import Count
 from prompt_tuning.models.attention import KeyValues, Source
-from prompt_tuning.models.noise import Places
-from prompt_tuning.parallel import parts
+from prompt_tuning.sharding import collectives
 
 Mask = Bool[Array, "#R 1 #Q _"] | None
 LaterMask = Bool[Array, "_ 1 _ _"] | None
@@ -64,10 +64,14 @@ class Stream:
     shared: bool = False
 
     @property
-    def row_range(self) -> parts.RowRange:
+    def row_range(self) -> collectives.RowRange:
         """Where these rows stand in the whole batch."""
         rows = len(self.hidden)
-        return parts.RowRange(0, rows) if self.shared else parts.row_range(rows)
+        return (
+            collectives.RowRange(0, rows)
+            if self.shared
+            else collectives.row_range(rows)
+        )
 
     @property
     def places(self) -> Places:

@@ -7,19 +7,19 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning import masks
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core import masks
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
-from prompt_tuning.models.config import ModelConfig
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.noise import Places, dropout
-from prompt_tuning.models.parameters import named_key, optional_key
-from prompt_tuning.models.rows import Rows
+from prompt_tuning.models.row_info import Rows
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
-from prompt_tuning.parallel import parts
+from prompt_tuning.sharding import collectives
 
 
 class Encoder(Stack):
@@ -293,6 +293,6 @@ class EncoderDecoder(LanguageModel):
         normed = self.decoder.final_norm(hidden)
         if self.config.scale_tied_hidden:
             normed = normed * self.config.width**-0.5
-        places = Places.of_rows(normed.shape, parts.row_range(len(normed)).first)
+        places = Places.of_rows(normed.shape, collectives.row_range(len(normed)).first)
         own = optional_key(key, "output")
         return dropout(normed, self.config.dropout_rate, own, places)

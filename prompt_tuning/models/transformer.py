@@ -13,17 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.masks import Count
-from prompt_tuning.models.attention import (
-    KeyValues,
-    relative_position_bucket,
-    rotary_angles,
-)
-from prompt_tuning.models.block import Attention, Block
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.host_memory import on_device, on_host
-from prompt_tuning.models.layers import Norm
-from prompt_tuning.models.parameters import (
+from prompt_tuning.core.masks import Count
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import (
     ParameterAxes,
     declare,
     fan_in,
@@ -32,12 +24,20 @@ from prompt_tuning.models.parameters import (
     named_key,
     split,
 )
-from prompt_tuning.models.rematerialization import (
+from prompt_tuning.core.rematerialization import (
     ALL_BUT_WEIGHTS,
     rematerialized,
     scan_blocks,
 )
-from prompt_tuning.models.rows import Rows
+from prompt_tuning.models.attention import (
+    KeyValues,
+    relative_position_bucket,
+    rotary_angles,
+)
+from prompt_tuning.models.block import Attention, Block
+from prompt_tuning.models.host_memory import on_device, on_host
+from prompt_tuning.models.layers import Norm
+from prompt_tuning.models.row_info import Rows
 from prompt_tuning.models.streams import (
     Context,
     Seen,
@@ -48,7 +48,7 @@ from prompt_tuning.models.streams import (
     joined,
     position_numbers,
 )
-from prompt_tuning.parallel import parts
+from prompt_tuning.sharding import collectives
 
 
 class RelativePositionBias(nnx.Module):
@@ -157,14 +157,14 @@ class Stack(nnx.Module):
         def body(hidden, layer):
             parameters, (values, past, cross, key) = layer
             hidden = entered(hidden, views, at_blocks, values)
-            whole = parts.gathered(on_device(parameters), axes)
+            whole = collectives.gathered(on_device(parameters), axes)
             block = cast(Block, merge(graph, whole))
             cross = block.crossed(cross, encoded)
             hidden, made = block(hidden, angles, numbers, views, past, cross, key)
             return hidden, made if keep else ()
 
         encoded = [
-            None if isinstance(made, KeyValues) else parts.entered(made, "heads")
+            None if isinstance(made, KeyValues) else collectives.entered(made, "heads")
             for made in (context.key_values for context in cross)
         ]
         hidden = joined([stream.hidden for stream in streams])
@@ -194,10 +194,10 @@ class Stack(nnx.Module):
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
         axes = logical_axes(self.layers.cross_attention)
-        encoded = parts.entered(encoded, "heads")
+        encoded = collectives.entered(encoded, "heads")
 
         def project(parameters):
-            whole = parts.gathered(on_device(parameters), axes)
+            whole = collectives.gathered(on_device(parameters), axes)
             return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
         if _gathers(axes) or on_host(parameters):
@@ -255,4 +255,4 @@ def _made_before(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
 
 def _gathers(axes: Mapping[str, ParameterAxes]) -> bool:
     """Whether any of some parameters is put together where it is used."""
-    return any(parts.gathers(known.names, path) for path, known in axes.items())
+    return any(collectives.gathers(known.names, path) for path, known in axes.items())

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.prompts.initializers import Initializer, StackShape, Vocabulary
-from prompt_tuning.prompts.modules import InputPrompt, initial_vectors
+from prompt_tuning.prompts.soft import InputPrompt, initial_vectors
 
 # Not the "layers" of what each block puts together for itself: the vectors of all
 # blocks enter the stack from outside.

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.noise import Places, dropout
-from prompt_tuning.models.parameters import optional_key
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import InputPromptFactory, WrappedPrompt
+from prompt_tuning.prompts.soft import InputPromptFactory, WrappedPrompt
 
 
 class DroppedPrompt(WrappedPrompt):

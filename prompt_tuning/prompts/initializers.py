@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.checkpoints.rows import StoredTable
-from prompt_tuning.data.templates import check_length, parse_template, soft_counts
-from prompt_tuning.data.tokenizers import Tokenizer
-from prompt_tuning.errors import InputError
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.checkpoints.stored_table import StoredTable
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
+from prompt_tuning.data.text.tokenizers import Tokenizer
 
 
 class StackShape(NamedTuple):
@@ -251,7 +251,7 @@ def from_template(template: str, fallback: Initializer | None = None) -> Initial
     """The vectors of a `{soft:"words"}` piece are the embeddings of the words' tokens.
 
     Args:
-      template: that of the data; see `prompt_tuning.data.templates`.
+      template: that of the data; see `prompt_tuning.data.text.templates`.
       fallback: for the vectors that no words reach; uniform if None.
 
     Raises (when it starts the prompt):

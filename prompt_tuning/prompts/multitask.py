@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import fan_in, named_key
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import fan_in, named_key
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
-from prompt_tuning.prompts.modules import InputPrompt, initial_vectors
+from prompt_tuning.prompts.soft import InputPrompt, initial_vectors
 
 TASK_AXES = ("tasks", "prompt", "prompt_embed")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from prompt_tuning.masks import Count
+from prompt_tuning.core.masks import Count
 
 TEMPLATE = "template"
 """The rows themselves say where the prompt's vectors stand."""

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import named_key
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import named_key
 from prompt_tuning.prompts.deep import needed_stack
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.modules import PromptModule
 from prompt_tuning.prompts.reparameterized import Linear
+from prompt_tuning.prompts.soft import PromptModule
 
 PrefixInitializer = Callable[
     [Key[Array, ""], tuple[int, ...], Vocabulary], Float[Array, "L 2 P G K"]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import fan_in, named_key, optional_key
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import fan_in, named_key, optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import InputPromptFactory, WrappedPrompt
+from prompt_tuning.prompts.soft import InputPromptFactory, WrappedPrompt
 
 NORM_EPSILON = 1e-5
 

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, from_array
-from prompt_tuning.prompts.modules import Constant, SoftPrompt
+from prompt_tuning.prompts.soft import Constant, SoftPrompt
 
 
 class WaywardPrompt(SoftPrompt):

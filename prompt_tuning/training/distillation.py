@@ -1,29 +1,110 @@
 """A teacher for a run: the frozen model behind a text, built and checked."""
 
+import dataclasses
 from collections.abc import Collection
+from typing import cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
 
-from prompt_tuning.data.examples import Examples
-from prompt_tuning.data.tokenizers import given_ids
-from prompt_tuning.errors import InputError
-from prompt_tuning.losses.distillation import (
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.text.tokenizers import given_ids
+from prompt_tuning.losses.cross_entropy import distillation_loss
+from prompt_tuning.losses.objective import (
     ContextDistillation,
-    Distillation,
-    Teacher,
+    Sums,
+    learned_targets,
+    token_sums,
 )
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import describe, split
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.pretrained import PromptedModel
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.placement import TEMPLATE
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.sharding import collectives
+
+EMBEDDING = "token_embedder/embedding"
 
 LOOKED_AT = 256
 """Examples that say whether rows begin with BOS; all rows of a file do, or none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A frozen model that reads some tokens before each row.
+
+    Attributes:
+      graph: its structure, with a prompt as long as the tokens.
+      paths: of the frozen parameters that it shares with the student.
+      prompt: path of its prompt.
+      tokens: that its prompt is made of.
+    """
+
+    graph: nnx.GraphDef
+    paths: tuple[str, ...]
+    prompt: str
+    tokens: tuple[int, ...]
+
+    def parameters(self, student: Parameters) -> Parameters:
+        """The teacher's own parameters: frozen ones of the student, and its tokens'."""
+        own = {path: student[path] for path in self.paths}
+        rows = collectives.table_rows(student[EMBEDDING], jnp.asarray(self.tokens))
+        return own | {self.prompt: rows.astype(jnp.float32)}
+
+    def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
+        """What predicts the targets at `batch.loss_positions`; no gradient goes there.
+
+        Args:
+          student: all parameters of the model that is taught.
+          batch: without an accumulation axis.
+        """
+        model = cast(LanguageModel, merge(self.graph, self.parameters(student)))
+        # A row may choose among the student's prompts; here there is one context.
+        hidden = model.hidden(dataclasses.replace(batch, prompt_ids=None))
+        return jax.lax.stop_gradient(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """An objective: say what a teacher says; see `ContextDistillation`.
+
+    Attributes:
+      teacher: shares the student's frozen parameters.
+    """
+
+    teacher: Teacher
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> Sums:
+        """What a batch adds up to; see `Objective`.
+
+        Raises:
+          ValueError: if the parameters are not given.
+        """
+        if parameters is None:
+            raise ValueError("a teacher runs on the model's parameters: pass them")
+        with jax.named_scope("teacher"):
+            said = self.teacher.hidden(parameters, batch)
+        outcome = distillation_loss(hidden, head, learned_targets(batch), said)
+        return token_sums(outcome, batch.loss_weights, batch)
+
+    def divisor(self, batch: Batch) -> Float[Array, ""]:
+        """The sum of the weights."""
+        return jnp.sum(batch.loss_weights)
 
 
 def open_distillation(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.checkpoints import checkpoint_files
-from prompt_tuning.run import Run
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.config.run import Run
 from prompt_tuning.training.run_directory import write_atomically
 
 STOPPED_FILE = "stopped.json"

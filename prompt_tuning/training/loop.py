@@ -15,36 +15,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prompt_tuning import optim
-from prompt_tuning.checkpoints.adapter_files import SCALINGS
-from prompt_tuning.checkpoints.sharded_arrays import StoredArray
-from prompt_tuning.checkpoints.store import CheckpointStore, holds_checkpoints
-from prompt_tuning.data.batches import Batch, stream_batches
+from prompt_tuning import processes
+from prompt_tuning.adapters.adapter_files import SCALINGS
+from prompt_tuning.checkpoints.run_store.checkpoint_store import (
+    CheckpointStore,
+    holds_checkpoints,
+)
+from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
+from prompt_tuning.config.run import Run
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.losses.objective import Objective
-from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.parallel import processes
-from prompt_tuning.run import Run
 from prompt_tuning.training.early_stopping import (
     EXTRA,
     Patience,
     open_patience,
     record_stop,
 )
-from prompt_tuning.training.finite import (
+from prompt_tuning.training.finite_checks import (
     largest_on_devices,
     largest_on_host,
     refuse_not_finite,
 )
-from prompt_tuning.training.log import MetricsLog, NoLog, open_log
-from prompt_tuning.training.meter import Meter
-from prompt_tuning.training.opened import Opened, open_run
-from prompt_tuning.training.prepared import Step, Training
+from prompt_tuning.training.metrics_log import MetricsLog, NoLog, open_log
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import claim, open_store
+from prompt_tuning.training.run_plan import Opened, open_run
 from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from prompt_tuning.training.streaming import StreamedStep
+from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.throughput import Meter
+from prompt_tuning.training.trainer import Step, Training
 
 
 def prepare(run: Run) -> Training:
@@ -62,7 +66,7 @@ def prepare(run: Run) -> Training:
     transfer = None if goes_on else opened.transfer()
     parameters = model.read_parameters()
     start = opened.start(parameters, transfer)
-    _, frozen = optim.partition(parameters, opened.labels)
+    _, frozen = parameter_groups.partition(parameters, opened.labels)
     step = _step(opened, objective)
     return Training(
         run, model, frozen, start, step, examples, plan, evaluator, transfer

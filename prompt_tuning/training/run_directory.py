@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.checkpoints.store import CheckpointStore
-from prompt_tuning.disk import sync
-from prompt_tuning.errors import InputError, differences
-from prompt_tuning.parallel.processes import is_first, on_first
-from prompt_tuning.run import Run
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError, differences
+from prompt_tuning.core.fsync import sync
+from prompt_tuning.processes.group import is_first, on_first
 
 CONFIG_FILE = "config.gin"
 IDENTITY_FILE = "run.json"

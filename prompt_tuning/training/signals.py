@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from prompt_tuning.parallel import processes
+from prompt_tuning import processes
 
 StopDue = Callable[[int], bool]
 """Given the steps done, whether to stop now. Ask after every step."""

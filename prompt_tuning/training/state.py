@@ -12,10 +12,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key
 
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.models.host_memory import is_on_host
-from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.parallel.placement import Placement
-from prompt_tuning.streaming.weights import LayeredWeight
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.streaming.layered_weights import LayeredWeight
 
 
 @jax.tree_util.register_dataclass

@@ -11,20 +11,19 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.data.batches import Batch
-from prompt_tuning.losses.cross_entropy import TokenLoss
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.compiled_step import CompiledStep
+from prompt_tuning.core.parameters import Parameters, optional_key
 from prompt_tuning.losses.objective import (
     NATS_PER_WEIGHT,
     Objective,
     Sums,
-    target_losses,
 )
-from prompt_tuning.models.language_model import LanguageModel, Prefix
-from prompt_tuning.models.parameters import Parameters, merge, optional_key
-from prompt_tuning.parallel.layout import Layout
-from prompt_tuning.parallel.placement import Placement
-from prompt_tuning.parallel.sharded import gradient_of_sums
-from prompt_tuning.training.compiled import CompiledStep
+from prompt_tuning.models.language_model import Prefix
+from prompt_tuning.models.scoring import loss_sums, merged_model
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.shard_map import gradient_of_sums
 from prompt_tuning.training.state import TrainState
 
 PROMPT = "/prompt/prompt"
@@ -34,59 +33,6 @@ Metrics = dict[str, Float[Array, ""]]
 
 Outputs = TypeVar("Outputs")
 """A tree of floating arrays; so is what their gradients are given in."""
-
-
-def token_losses(
-    graph: nnx.GraphDef,
-    parameters: Parameters,
-    batch: Batch,
-    key: Key[Array, ""] | None = None,
-) -> TokenLoss:
-    """Runs the model; gives the outcome `[B, m]` at each of `batch.loss_positions`.
-
-    Args:
-      graph: the model's structure.
-      parameters: all of its parameters.
-      batch: one batch, without an accumulation axis.
-      key: for dropout; None for none.
-    """
-    model = _model(graph, parameters)
-    return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
-
-
-def _model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
-    return cast(LanguageModel, merge(graph, parameters))
-
-
-def row_nll(
-    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
-) -> Float[Array, "B"]:
-    """The weighted negative log likelihood of each row, in nats."""
-    outcome = token_losses(graph, parameters, batch)
-    return jnp.sum(batch.loss_weights * outcome.nll, axis=1)
-
-
-def loss_sums(
-    graph: nnx.GraphDef,
-    parameters: Parameters,
-    batch: Batch,
-    key: Key[Array, ""] | None = None,
-    objective: Objective = NATS_PER_WEIGHT,
-    prefix: Prefix = None,
-) -> Sums:
-    """What a batch adds up to.
-
-    Args:
-      graph: the model's structure.
-      parameters: all of its parameters.
-      batch: one batch, without an accumulation axis.
-      key: for dropout; None for none.
-      objective: what is added up.
-      prefix: what the model's `prefix` gave, where it was run before.
-    """
-    model = _model(graph, parameters)
-    hidden = model.hidden(batch, key, prefix=prefix)
-    return objective.sums(hidden, model.head_kernel(), batch, parameters)
 
 
 def gradients(
@@ -130,8 +76,10 @@ def gradients(
         gradient, sums = run(*given)
     else:
         gradient, sums = gradient_of_sums(layout, graph, run, *given)
-    if _model(graph, trained | frozen).has_penalty:
-        own = jax.grad(lambda leaves: _model(graph, leaves | frozen).penalty())(trained)
+    if merged_model(graph, trained | frozen).has_penalty:
+        own = jax.grad(lambda leaves: merged_model(graph, leaves | frozen).penalty())(
+            trained
+        )
         gradient = jax.tree.map(jnp.add, gradient, own)
     return gradient, Sums(*map(jnp.sum, sums))
 
@@ -194,7 +142,7 @@ def _added_up(
     """
 
     def run_prefix(trained):
-        return _model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
+        return merged_model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
 
     def add(total, xs):
         micro_batch, of_outputs, index = xs
@@ -236,7 +184,7 @@ def batch_metrics(
       objective: what is descended.
     """
     loss = sums.loss / objective.divisor(batch)
-    model = _model(graph, parameters)
+    model = merged_model(graph, parameters)
     if not model.has_penalty:
         return {"loss": loss, "accuracy": sums.accuracy}
     penalty = model.penalty()

@@ -16,18 +16,18 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from prompt_tuning.checkpoints import checkpoint_files
-from prompt_tuning.checkpoints.adapter import Adapter, Arrays
-from prompt_tuning.checkpoints.adapter_files import SCALINGS, kind_of, read_adapter
-from prompt_tuning.checkpoints.prompt_files import find_checkpoint
-from prompt_tuning.checkpoints.sharded_arrays import Leaf, like
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.parameters import Parameters
-from prompt_tuning.parallel.placement import Placement
-from prompt_tuning.prompts.projections import LoRA
-from prompt_tuning.streaming.weights import LayeredWeight
-from prompt_tuning.training.moments import Carried, carry_over
+from prompt_tuning.adapters.adapter import Adapter, Arrays
+from prompt_tuning.adapters.adapter_files import SCALINGS, kind_of, read_adapter
+from prompt_tuning.adapters.prompt_files import find_checkpoint
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, like
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.prompts.projection_adapters import LoRA
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.streaming.layered_weights import LayeredWeight
+from prompt_tuning.training.optimizer_transfer import Carried, carry_over
 from prompt_tuning.training.run_directory import recorded_model
 from prompt_tuning.training.state import TrainState, fingerprint
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prompt_tuning.checkpoints import checkpoint_files
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.training import loop
-from tests.small_runs import LENGTH, tune, write_pairs, write_rows
+from tests.support.small_runs import LENGTH, tune, write_pairs, write_rows
 
 GOOD = [("ab=", "AB"), ("cd=", "CD")]
 Refused = Callable[..., str]

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from prompt_tuning.cli.main import set_up_process
-from tests.small_runs import COMPILATION_CACHE
+from tests.support.small_runs import COMPILATION_CACHE
 
 MISS = re.compile(r"PERSISTENT COMPILATION CACHE MISS for '([^']*)'")
 HIT = re.compile(r"Persistent compilation cache hit for '([^']*)'")

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning import configuration
-from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft.conversion import from_peft
-from prompt_tuning.checkpoints.peft.folder import read_folder
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.checkpoints.store import FOLDER, CheckpointStore
+from prompt_tuning.adapters.peft.conversion import from_peft
+from prompt_tuning.adapters.peft.folder import read_folder
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, CheckpointStore
 from prompt_tuning.cli.main import main
+from prompt_tuning.config import gin_files
+from prompt_tuning.families.hf_config import read_config
 from prompt_tuning.training.run_directory import CONFIG_FILE
-from prompt_tuning.training.tuned import load_tuned
-from tests.adapters import batch_of, our_logits, restored
-from tests.shared_data import SHARED, needs_shared
-from tests.small_runs import LENGTH, tune
+from prompt_tuning.tuned.load_tuned import load_tuned
+from tests.support.adapters import batch_of, our_logits, restored
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_runs import LENGTH, tune
 
 PEFT = SHARED / "data/peft"
 ADAPTERS = [
@@ -113,9 +113,7 @@ def test_a_reparameterised_prompt_is_written_folded(files, tmp_path, capsys):
     converted(capsys, run, tmp_path / "prompt.npy")
     prompt = read_prompt(tmp_path / "prompt.npy")
     assert prompt.shape == (LENGTH, 16)
-    described, parameters = load_tuned(
-        configuration.read_run([str(run / CONFIG_FILE)], [])
-    )
+    described, parameters = load_tuned(gin_files.read_run([str(run / CONFIG_FILE)], []))
     inner = parameters["decoder/prompt/inner/prompt"]
     assert described.prompt_length == LENGTH and not np.array_equal(prompt, inner)
 
@@ -155,7 +153,7 @@ def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
     problem = refused(capsys, adapted, tmp_path / "peft")
     assert "these kinds: IA3, LORA; one is written" in problem
     config = read_config(
-        configuration.read_run([str(adapted / CONFIG_FILE)], []).model.path
+        gin_files.read_run([str(adapted / CONFIG_FILE)], []).model.path
     )
     for kind, count in (("LORA", 6), ("IA3", 3)):
         converted(capsys, adapted, tmp_path / kind, "--only", kind)
@@ -169,7 +167,7 @@ def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
 def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
     printed = converted(capsys, adapted, tmp_path / "merged", "--merge")
     assert "IA3 and LORA in its weights" in printed
-    run = configuration.read_run([str(adapted / CONFIG_FILE)], [])
+    run = gin_files.read_run([str(adapted / CONFIG_FILE)], [])
     described, parameters = load_tuned(run)
     tokens = np.random.default_rng(0).integers(4, 30, (2, 9))
     batch = batch_of({"input_ids": tokens, "attention_mask": np.ones_like(tokens)})

@@ -9,10 +9,10 @@ import pytest
 
 from prompt_tuning.cli import evaluate as command
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.templates import parse_template
-from prompt_tuning.data_source import DataSource
-from prompt_tuning.training import comparison
-from tests.small_runs import LENGTH, UPPER, tune, write_pairs, write_rows
+from prompt_tuning.data.text.templates import parse_template
+from prompt_tuning.pretrained.data_source import DataSource
+from prompt_tuning.tuned import comparison
+from tests.support.small_runs import LENGTH, UPPER, tune, write_pairs, write_rows
 
 HELD_OUT = UPPER[32:36]
 LABELS = sorted({completion for _, completion in HELD_OUT})

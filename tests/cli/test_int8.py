@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import main
-from tests.small_runs import trained_prompt, tune
+from tests.support.small_runs import trained_prompt, tune
 
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 

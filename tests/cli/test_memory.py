@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from prompt_tuning import configuration
-from prompt_tuning.checkpoints.safetensors import open_safetensors
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.cli import memory as memory_command
 from prompt_tuning.cli.main import main
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.rematerialization import Rematerialization
-from tests.small_runs import DECODER, LENGTH, Files, write_model
+from prompt_tuning.config import gin_files
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.rematerialization import Rematerialization
+from tests.support.small_runs import DECODER, LENGTH, Files, write_model
 
 WIDTH = 16
 
@@ -94,7 +94,7 @@ def test_each_stack_has_a_policy_in_a_config(files):
         "encoder/Rematerialization.names = ['query']",
         *(f"{n} = 'x'" for n in ("MODEL", "TRAIN_FILES", "EVALUATION_FILES")),
     ]
-    run = configuration.read_run(["runs/first_prompt.gin"], bindings, "directory")
+    run = gin_files.read_run(["runs/first_prompt.gin"], bindings, "directory")
     assert run.model.rematerialization == Rematerialization(policy="dots")
     encoder = Rematerialization(policy="names", names=("query",))
     assert run.model.encoder_rematerialization == encoder

@@ -8,9 +8,9 @@ import h5py
 import pytest
 
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.preparation import parallel
-from tests.data.preparation.prepared_files import columns, pairs, write_jsonl
-from tests.data.preparation.small_tokenizer import CHAT, EOS, write_tokenizer
+from prompt_tuning.data.preparation import worker_processes
+from tests.support.prepared_files import columns, pairs, write_jsonl
+from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
 
 
 @pytest.fixture
@@ -123,9 +123,9 @@ def test_options_that_mean_nothing_are_refused(files, capsys, option, message):
 
 def test_a_lost_worker_is_named(files, capsys, monkeypatch):
     def lost(*_):
-        raise parallel.WorkerLostError("a worker process was killed")
+        raise worker_processes.WorkerLostError("a worker process was killed")
 
-    monkeypatch.setattr("prompt_tuning.data.preparation.prepare.do_tasks", lost)
+    monkeypatch.setattr("prompt_tuning.data.preparation.preparation.do_tasks", lost)
     assert prepare(files) == 1
     assert "a worker process was killed" in capsys.readouterr().err
     monkeypatch.undo()

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoint import Pretrained, read_vocabulary
-from prompt_tuning.checkpoints.prompt_files import read_prompt
+from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import main
-from prompt_tuning.prompts.recycling import METHODS
+from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
+from prompt_tuning.prompts.tools.recycling import METHODS
 
 # Along one axis, along another, and half way between them, of different lengths.
 ALONG = np.array([[2.0, 0, 0], [2.0, 0, 0]], "f4")

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from prompt_tuning.cli import show as show_command
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.shown import ShownRow, ShownToken, token_texts
-from prompt_tuning.data.sources import Hdf5Rows
-from prompt_tuning.data.tokenizers import load_tokenizer
-from tests.shared_data import SHARED, needs_shared
-from tests.small_runs import write_rows
+from prompt_tuning.data.rows.row_sources import Hdf5Rows
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.data.tools.row_display import ShownRow, ShownToken, token_texts
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_runs import write_rows
 
 PAIRS = [("ab=", "AB"), ("c=", "C"), ("dd=", "DD")]
 

@@ -11,10 +11,10 @@ import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.cli.variations import parse_variations
-from prompt_tuning.errors import InputError
-from prompt_tuning.training import sweep as sweeps
-from prompt_tuning.training.sweep_loop import DIVERGED_FILE, SWEEP_FILE
-from tests.small_runs import logged
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.sweep import sweep_run as sweeps
+from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, SWEEP_FILE
+from tests.support.small_runs import logged
 
 GRID = ["--vary", "Run.seed=0,1", "--vary", "warmup_linear_decay.peak=0.3,1e38"]
 

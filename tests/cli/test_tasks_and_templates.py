@@ -6,7 +6,7 @@ import re
 import pytest
 
 from prompt_tuning.cli.main import main
-from tests.small_runs import logged
+from tests.support.small_runs import logged
 
 TASKS = {"upper": str.upper, "reverse": lambda word: word[::-1]}
 WORDS = ["hello", "world", "apple", "grape", "melon", "peach", "berry", "lemon"]

@@ -6,23 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft.conversion import to_peft
-from prompt_tuning.checkpoints.peft.folder import write_folder
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.run import Run
-from prompt_tuning.training.tuned import load_tuned
-from tests.adapters import (
+from prompt_tuning.config.run import Run
+from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.tuned.load_tuned import load_tuned
+from tests.support.adapters import (
     assert_same_logits,
     batch_of,
     our_logits,
     random_adapter,
 )
-from tests.shared_data import SHARED, needs_shared
-from tests.small_runs import LENGTH, logged, tune
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_runs import LENGTH, logged, tune
 
 PEFT = SHARED / "data/peft"
 LORA = [

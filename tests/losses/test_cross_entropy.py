@@ -9,7 +9,7 @@ import pytest
 
 from prompt_tuning.losses.cross_entropy import token_loss
 from scripts import hlo
-from tests.losses.chunks import chunked
+from tests.support.chunks import chunked
 
 B, M, D, V = 3, 4, 8, 11
 RANDOM = np.random.default_rng(0)

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning import optim
-from prompt_tuning.data.batches import build_batch
-from prompt_tuning.data.examples import load_examples
-from prompt_tuning.data.plan import PlannedBatch
-from prompt_tuning.errors import InputError
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.data.batching.batch_plan import PlannedBatch
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.examples.example_table import load_examples
 from prompt_tuning.losses.objective import NATS_PER_WEIGHT
-from prompt_tuning.models.parameters import merge
 from prompt_tuning.training.step import gradients
-from tests import dummies
+from tests.support import dummies
 
 PAD = 69
 CONFIG = dataclasses.replace(dummies.LLAMA, vocabulary_size=70)
@@ -58,7 +58,7 @@ def slopes(batch):
     The gradient goes on through the model to the prompt, and is the step's there.
     """
     graph, parameters = dummies.prompted(CONFIG)
-    trained, frozen = optim.partition(parameters, {PROMPT: 0})
+    trained, frozen = parameter_groups.partition(parameters, {PROMPT: 0})
     length = batch.tokens.shape[1]
     everywhere = dataclasses.replace(
         batch, loss_positions=jnp.arange(length, dtype=jnp.int32)[None]

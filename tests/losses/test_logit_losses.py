@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
 from prompt_tuning.losses.logit_losses import Terms
 from scripts import hlo
-from tests.losses.chunks import chunked
+from tests.support.chunks import chunked
 
 # Few of each: a program is compiled for every pair of them.
 SHAPES = [((1,), 1, 2), ((2, 3), 4, 7), ((5,), 3, 33), ((3, 1, 2), 8, 5)]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.data.batches import Batch
+from prompt_tuning.core.batch import Batch
 from prompt_tuning.losses.normalizers import NORMALIZERS, constant
 
 # Two rows with room for five targets; the second has one that weighs a half.

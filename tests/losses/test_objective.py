@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from prompt_tuning.data.plan import FILLING
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.losses.objective import (
     ClassObjective,
     PolicyGradient,
     TokenObjective,
 )
-from tests import dummies
+from tests.support import dummies
 
 D = 6
 RANDOM = np.random.default_rng(0)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderOnly
-from prompt_tuning.models.parameters import merge
-from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import (
@@ -22,17 +22,13 @@ from prompt_tuning.prompts.initializers import (
     from_array,
     uniform,
 )
-from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
-from prompt_tuning.prompts.prefix import (
-    KeyValuePrefix,
-    ProjectedKeyValuePrefix,
-    normal,
-)
-from prompt_tuning.prompts.projections import IA3, LoRA
-from prompt_tuning.tuning import Tuning
-from tests import dummies
-from tests.dummies import logits, logits_by_step
+from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix, normal
+from prompt_tuning.prompts.projection_adapters import IA3, LoRA
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
+from tests.support import dummies
+from tests.support.dummies import logits, logits_by_step
 
 KEY, P, D = jax.random.key(0), dummies.P, dummies.LLAMA.width
 LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from prompt_tuning.data.batches import Batch
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.models.rematerialization import Rematerialization
-from prompt_tuning.prompts.modules import InputPrompt, PaddedPrompt
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import InputPrompt, PaddedPrompt
 from prompt_tuning.training.step import gradients
-from tests import dummies
+from tests.support import dummies
 
 N, P, D = 2, dummies.P, dummies.LLAMA.width
 VECTORS = np.random.default_rng(0).standard_normal((N, P, D)).astype(np.float32)

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.data.batches import build_batch
-from prompt_tuning.data.plan import PlannedBatch
-from prompt_tuning.data.readings import Example
+from prompt_tuning.data.batching.batch_plan import PlannedBatch
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.models.build import build_model
-from prompt_tuning.models.prompting import Prompting
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.modules import SoftPrompt, StackedPrompts
 from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt, StackedPrompts
 from prompt_tuning.training.step import gradients
-from tests import dummies
+from tests.support import dummies
 
 N, P = 3, dummies.P
 SIZES = [(4, 3), (2, 5), (3, 1), (1, 2), (5, 2)]

@@ -7,17 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.decoding.generate import continue_rows, pad_rows
-from prompt_tuning.decoding.sampling import greedy, temperature
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import logical_axes, merge
+from prompt_tuning.generation.engine import continue_rows, pad_rows
+from prompt_tuning.generation.sampling import greedy, temperature
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.noise import Places, dropout
-from prompt_tuning.models.parameters import logical_axes, merge
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.training.step import gradients, loss_sums
-from tests import dummies
-from tests.dummies import logits, logits_by_step
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.training.step import gradients
+from tests.support import dummies
+from tests.support.dummies import logits, logits_by_step
 
 PROMPT = "decoder/prompt/prompt"
 JOINED = Prompting(execution="joined")

@@ -10,27 +10,27 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning.checkpoint import Pretrained, open_checkpoint
-from prompt_tuning.checkpoints.huggingface import recipes
-from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft.conversion import from_peft
-from prompt_tuning.checkpoints.peft.folder import read_folder
-from prompt_tuning.checkpoints.restore import plan_restore
-from prompt_tuning.checkpoints.safetensors import open_safetensors
-from prompt_tuning.data.batches import Batch
-from prompt_tuning.data.tokenizers import load_tokenizer
-from prompt_tuning.decoding.generate import continue_rows
+from prompt_tuning.adapters.peft.conversion import from_peft
+from prompt_tuning.adapters.peft.folder import read_folder
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.restore_plan import plan_restore
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families.parameter_names import recipes
+from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import merge
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.models.scoring import row_nll
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
+from prompt_tuning.pretrained.tuning import tuning_of
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.modules import SoftPrompt
-from prompt_tuning.training.step import row_nll
-from prompt_tuning.tuning import tuning_of
-from tests import dummies
-from tests.shared_data import SHARED, needs_shared
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
+from tests.support import dummies
+from tests.support.shared_data import SHARED, needs_shared
 
 PEFT = SHARED / "data/peft"
 STORIES = SHARED / "data/models/stories260k"

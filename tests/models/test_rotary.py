@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from prompt_tuning.core.model_config import RotaryScaling
 from prompt_tuning.models.attention import rotary_frequencies
-from prompt_tuning.models.config import RotaryScaling
-from tests.dummies import LLAMA
+from tests.support.dummies import LLAMA
 
 CONFIG = dataclasses.replace(LLAMA, head_width=32)
 

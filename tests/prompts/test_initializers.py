@@ -2,10 +2,10 @@ import jax
 import numpy as np
 import pytest
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.prompts import initializers
 from prompt_tuning.prompts.initializers import Vocabulary
-from tests.dummies import LetterTokenizer
+from tests.support.dummies import LetterTokenizer
 
 KEY = jax.random.key(0)
 TABLE = np.arange(40, dtype=np.float32).reshape(10, 4)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import logical_axes, split
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import logical_axes, split
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
-from prompt_tuning.prompts.modules import (
+from prompt_tuning.prompts.soft import (
     InferenceOnlyPrompt,
     PaddedPrompt,
     SoftPrompt,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import logical_axes, merge, split
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import logical_axes, merge, split
 from prompt_tuning.prompts.initializers import (
     Vocabulary,
     from_array,

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import logical_axes, merge, split
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import logical_axes, merge, split
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
-from prompt_tuning.prompts.modules import SoftPrompt
 from prompt_tuning.prompts.reparameterized import MLPPrompt, ResidualPrompt
-from tests.dummies import LetterTokenizer
+from prompt_tuning.prompts.soft import SoftPrompt
+from tests.support.dummies import LetterTokenizer
 
 P, D = 4, 6
 KEY = jax.random.key(0)

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.parameters import merge, split
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
-from prompt_tuning.prompts.modules import InputPrompt
+from prompt_tuning.prompts.soft import InputPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt
-from tests.dummies import LetterTokenizer
+from tests.support.dummies import LetterTokenizer
 
 D = 6
 KEY = jax.random.key(0)

@@ -9,11 +9,11 @@ import pytest
 
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
-from prompt_tuning.prompts.modules import PaddedPrompt, SoftPrompt
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.reparameterized import MLPPrompt, ResidualPrompt
+from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt
-from tests.dummies import LetterTokenizer
+from tests.support.dummies import LetterTokenizer
 
 P, D = 4, 6
 KEY = jax.random.key(0)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prompt_tuning.checkpoint import BUNDLED, Pretrained
-from prompt_tuning.decoding.texts import continue_texts
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import BUNDLED, Pretrained
 from scripts import quickstart, skills
 
 WORDS = skills.splits(7, train=1, dev=1, test=60).test

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from scripts import context_distillation
-from tests.shared_data import SHARED, needs_shared
-from tests.small_runs import clean_process
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_runs import clean_process
 
 __all__ = ["clean_process"]
 

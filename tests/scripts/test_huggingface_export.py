@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from prompt_tuning.checkpoints.huggingface import recipes
-from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.safetensors import open_safetensors
-from prompt_tuning.checkpoints.tensors import assemble
-from prompt_tuning.errors import InputError
-from prompt_tuning.models.config import ModelConfig, t5_config
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.stored_tensors import assemble
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families.parameter_names import recipes
 from scripts.huggingface_export import export_huggingface
-from tests.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED, needs_shared
 
 LLAMA = ModelConfig(
     architecture="decoder_only",

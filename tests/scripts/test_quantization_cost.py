@@ -2,9 +2,9 @@
 
 import pytest
 
-from prompt_tuning.checkpoint import BUNDLED
+from prompt_tuning.pretrained.source import BUNDLED
 from scripts import load_cost, quantization_cost
-from tests.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED, needs_shared
 
 
 @needs_shared

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoint import Pretrained
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.pretrained import open_pretrained
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.state import fingerprint
-from tests import methods
-from tests.small_runs import (
+from tests.support import methods
+from tests.support.small_runs import (
     DECODER,
     T5,
     logged,

@@ -10,18 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning import optim
-from prompt_tuning.errors import InputError
-from prompt_tuning.losses.distillation import Distillation
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.objective import TokenObjective
 from prompt_tuning.models import host_memory
-from prompt_tuning.streaming.program import StreamedFunction
-from prompt_tuning.streaming.weights import LayeredWeight, Reader
-from prompt_tuning.training.distillation import make_teacher
+from prompt_tuning.streaming.layered_weights import LayeredWeight, Reader
+from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.training.distillation import Distillation, make_teacher
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
-from prompt_tuning.training.streaming import StreamedStep
-from tests import dummies, meshes, methods
+from prompt_tuning.training.streamed_step import StreamedStep
+from tests.support import dummies, meshes, methods
 
 METHODS = {method.name: method for method in methods.METHODS}
 # Rows of unequal length and weight.
@@ -113,7 +112,7 @@ def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
 def test_methods_move_alike_with_dropout_and_micro_batches(name, family, rate):
     config = dummies.with_dropout(dummies.FAMILIES[family], rate)
     graph, parameters, groups = meshes.tuned(config, METHODS[name])
-    labels = optim.label(parameters, groups)
+    labels = parameter_groups.label(parameters, groups)
     trained, frozen, blocks, rest = divided(parameters, labels)
     batch = batch_of(config, 2)
     moved = []
@@ -202,7 +201,9 @@ def nbytes(arrays):
 def test_an_encoder_that_nothing_is_trained_in_front_of_is_not_read_back():
     method = METHODS["prompt in the decoder alone"]
     graph, parameters, groups = meshes.tuned(dummies.T5_GATED, method)
-    trained, _, blocks, rest = divided(parameters, optim.label(parameters, groups))
+    trained, _, blocks, rest = divided(
+        parameters, parameter_groups.label(parameters, groups)
+    )
     layers = Layers(blocks)
     step = StreamedStep(graph, SGD, layers.weights, dropout=False)
     step.gradient(trained, rest, batch_of(dummies.T5_GATED), None)

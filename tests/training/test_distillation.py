@@ -11,20 +11,21 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning import configuration, optim
 from prompt_tuning.cli.main import main
-from prompt_tuning.errors import InputError
-from prompt_tuning.losses.distillation import Distillation
-from prompt_tuning.models.parameters import merge
-from prompt_tuning.training.distillation import make_teacher
-from prompt_tuning.training.opened import open_run
+from prompt_tuning.config import gin_files
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.sweep.sweep_step import compile_sweep_step
+from prompt_tuning.training.distillation import Distillation, make_teacher
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients, loss_sums
-from prompt_tuning.training.sweep_step import compile_sweep_step
+from prompt_tuning.training.step import compile_step, gradients
 from scripts import hlo, skills
-from tests import dummies
-from tests.losses.chunks import chunked
-from tests.small_runs import logged, write_pairs
+from tests.support import dummies
+from tests.support.chunks import chunked
+from tests.support.small_runs import logged, write_pairs
 
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
 CONTEXT = [7, 4, 11, 9, 3]
@@ -64,7 +65,7 @@ def student(family="llama"):
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config)
     path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
-    trained, frozen = optim.partition(parameters, {path: 0})
+    trained, frozen = parameter_groups.partition(parameters, {path: 0})
     objective = Distillation(make_teacher(config, CONTEXT))
     return graph, trained, frozen, objective
 
@@ -110,7 +111,7 @@ def test_the_contexts_own_embeddings_leave_nothing_to_learn():
 def test_members_of_a_sweep_have_one_teacher():
     graph, trained, frozen, objective = student()
     batch = made_batch(dummies.LLAMA, dummies.random_rows(SIZES))
-    (path,), optimizer = trained, optim.adafactor(0.1)
+    (path,), optimizer = trained, parameter_groups.adafactor(0.1)
     states = [
         TrainState.create({path: trained[path] * scale}, optimizer, jax.random.key(0))
         for scale in (1.0, 0.5)
@@ -176,7 +177,7 @@ def opened(files, directory, *bindings, **macros):
     arguments = files.arguments(directory, **macros)[1:]
     given = [*(a.removeprefix("--gin.") for a in arguments), *bindings]
     named = [binding.replace("=", " = ", 1) for binding in given]
-    run = open_run(configuration.read_run(["runs/first_prompt.gin"], named))
+    run = open_run(gin_files.read_run(["runs/first_prompt.gin"], named))
     objective: Any = run.objective(run.examples())
     return objective
 

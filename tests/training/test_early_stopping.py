@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from prompt_tuning.checkpoints.store import FOLDER, steps_in
-from prompt_tuning.configuration import read_run
-from prompt_tuning.errors import InputError
-from prompt_tuning.run import Run
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, steps_in
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.sweep.sweep_run import check_alike
 from prompt_tuning.training import loop
 from prompt_tuning.training.early_stopping import STOPPED_FILE, Patience
-from prompt_tuning.training.evaluation import Evaluator
-from prompt_tuning.training.sweep import check_alike
-from tests.small_runs import Killed, logged, tune
+from tests.support.small_runs import Killed, logged, tune
 
 # Of the evaluations every two steps: the third is best, and two more do not better it.
 LOSSES = {2: 5.0, 4: 4.0, 6: 3.0, 8: 3.0, 10: 3.5, 12: 1.0}

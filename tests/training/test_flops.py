@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from prompt_tuning import optim
-from prompt_tuning.models.config import ModelConfig
-from prompt_tuning.models.prompting import Prompting
-from prompt_tuning.models.rematerialization import Rematerialization
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from scripts import hlo
-from tests import dummies
+from tests.support import dummies
 
 B, T, P, M_PER_ROW = 8, 64, 20, 32
 
@@ -60,10 +60,12 @@ def compiled_step(
     batch = dummies.make_batch(config, rows)
     if accumulate > 1:
         batch = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
-    groups = [optim.ParameterGroup((regex,), optim.adafactor(0.3))]
-    labels = optim.label(parameters, groups)
-    trained, frozen = optim.partition(parameters, labels)
-    optimizer = optim.group_optimizer(groups, labels)
+    groups = [
+        parameter_groups.ParameterGroup((regex,), parameter_groups.adafactor(0.3))
+    ]
+    labels = parameter_groups.label(parameters, groups)
+    trained, frozen = parameter_groups.partition(parameters, labels)
+    optimizer = parameter_groups.group_optimizer(groups, labels)
     state = TrainState.create(trained, optimizer, jax.random.key(0))
     step = jax.jit(
         functools.partial(train_step, graph=graph, optimizer=optimizer, dropout=False)

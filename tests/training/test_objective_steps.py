@@ -10,16 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning import optim
 from prompt_tuning.cli.main import main
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.parameters import merge
 from prompt_tuning.losses.objective import ClassObjective, TokenObjective
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.parameters import merge
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.sweep.sweep_step import compile_sweep_step
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients, loss_sums
-from prompt_tuning.training.sweep_step import compile_sweep_step
-from tests import dummies
-from tests.small_runs import LENGTH, logged, write_pairs
+from prompt_tuning.training.step import compile_step, gradients
+from tests.support import dummies
+from tests.support.small_runs import LENGTH, logged, write_pairs
 
 LABELS = ["a", "b"]
 PROMPT = "decoder/prompt/prompt"
@@ -49,7 +50,7 @@ def made_batch(objective, config=dummies.LLAMA):
 
 def prepared(config=dummies.LLAMA):
     graph, parameters = dummies.prompted(config)
-    trained, frozen = optim.partition(parameters, {PROMPT: 0})
+    trained, frozen = parameter_groups.partition(parameters, {PROMPT: 0})
     return graph, trained, frozen
 
 
@@ -148,7 +149,7 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
 def test_members_of_a_sweep_descend_what_each_would_alone(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
-    batch, optimizer = made_batch(objective), optim.adafactor(0.1)
+    batch, optimizer = made_batch(objective), parameter_groups.adafactor(0.1)
     states = [
         TrainState.create(
             {PROMPT: trained[PROMPT] * scale}, optimizer, jax.random.key(0)

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prompt_tuning.checkpoints import store
-from prompt_tuning.checkpoints.prompt_files import read_prompt
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.checkpoints.run_store import checkpoint_store
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import split_bindings
-from prompt_tuning.configuration import read_run
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.training import loop
-from prompt_tuning.training.compiled import CompiledStep
 from prompt_tuning.training.progress import LineReporter
-from tests.small_runs import (
+from tests.support.small_runs import (
     COMPILATION_CACHE,
     Killed,
     kill_at_call,
@@ -226,7 +226,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(start, train, tmp_path, unki
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate()
     assert process.returncode == 0, printed
-    stopped = max(store.steps_in(tmp_path / "run" / FOLDER))
+    stopped = max(checkpoint_store.steps_in(tmp_path / "run" / FOLDER))
     assert f"stopped at step {stopped} of {STEPS}" in printed
     assert stopped % 5 and 12 <= stopped < STEPS
     assert train() == 0
@@ -249,7 +249,7 @@ def test_a_stop_where_an_evaluation_is_due_evaluates(
         lambda self, step, logged: stop(self, step + 1, logged),
     )
     assert train() == 0
-    assert store.steps_in(tmp_path / "run" / FOLDER)[-1] == 10
+    assert checkpoint_store.steps_in(tmp_path / "run" / FOLDER)[-1] == 10
     monkeypatch.undo()
     assert train() == 0
     check_same(tmp_path / "run", unkilled)
@@ -285,7 +285,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
 
 
 def test_the_newest_and_the_best_are_kept(unkilled):
-    kept = store.steps_in(unkilled / FOLDER)
+    kept = checkpoint_store.steps_in(unkilled / FOLDER)
     losses = {
         line["step"]: line["evaluation/loss"]
         for line in logged(unkilled)
@@ -311,7 +311,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
     message = capsys.readouterr().err
     assert "the loss of step 18 is nan" in message
     assert "the checkpoint of step 15 is kept as the last good one" in message
-    assert store.steps_in(tmp_path / "run" / FOLDER) == [10, 15]
+    assert checkpoint_store.steps_in(tmp_path / "run" / FOLDER) == [10, 15]
     assert [line["step"] for line in logged(tmp_path / "run")][-1] == 17
     monkeypatch.undo()
     assert train() == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.training.run_directory import CONFIG_FILE, claim
 
 CONFIG = """

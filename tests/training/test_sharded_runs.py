@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prompt_tuning.checkpoints import checkpoint_files
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import main, split_bindings
-from prompt_tuning.configuration import read_run
-from prompt_tuning.parallel.mesh import MeshShape
-from prompt_tuning.parallel.placement import Placement
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training import loop
-from prompt_tuning.training.finite import NotFiniteError
+from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_directory import open_store
-from prompt_tuning.training.tuned import load_tuned
-from tests.small_runs import DECODER, logged, write_model
+from prompt_tuning.tuned.load_tuned import load_tuned
+from tests.support.small_runs import DECODER, logged, write_model
 
 FULL = [
     "--gin.ParameterGroup.regexes=['.*']",

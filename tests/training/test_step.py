@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning import optim
-from prompt_tuning.models.prompting import Prompting
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.training.state import TrainState, fingerprint
-from prompt_tuning.training.step import compile_step, gradients, loss_sums, update
-from tests import dummies
+from prompt_tuning.training.step import compile_step, gradients, update
+from tests.support import dummies
 
 PROMPT_PATH = {
     "llama": "decoder/prompt/prompt",
@@ -29,10 +30,14 @@ def whole_batch(config):
 def prepared(family, regex, optimizer=None):
     """Structure, optimiser, state and frozen parameters of a run about to start."""
     graph, parameters = dummies.prompted(dummies.FAMILIES[family])
-    groups = [optim.ParameterGroup((regex,), optimizer or optim.adafactor(0.3))]
-    labels = optim.label(parameters, groups)
-    trained, frozen = optim.partition(parameters, labels)
-    optimizer = optim.group_optimizer(groups, labels)
+    groups = [
+        parameter_groups.ParameterGroup(
+            (regex,), optimizer or parameter_groups.adafactor(0.3)
+        )
+    ]
+    labels = parameter_groups.label(parameters, groups)
+    trained, frozen = parameter_groups.partition(parameters, labels)
+    optimizer = parameter_groups.group_optimizer(groups, labels)
     state = TrainState.create(trained, optimizer, jax.random.key(1))
     return graph, optimizer, state, frozen
 
@@ -61,7 +66,9 @@ def test_only_the_prompt_is_changed_and_returned(family):
 
 
 def test_full_tuning_is_the_same_code():
-    graph, optimizer, state, frozen = prepared("llama", ".*", optim.adamw(0.01))
+    graph, optimizer, state, frozen = prepared(
+        "llama", ".*", parameter_groups.adamw(0.01)
+    )
     assert not frozen
     before = {path: np.array(leaf) for path, leaf in state.trained.items()}
     step = compile_step(graph, optimizer, dropout=False)
@@ -107,7 +114,7 @@ def test_each_micro_batch_drops_out_by_a_key_of_its_own():
     config = dummies.with_dropout(dummies.GPT2)
     joined = Prompting(execution="joined")
     graph, parameters = dummies.prompted(config, prompting=joined)
-    trained, frozen = optim.partition(parameters, {PROMPT_PATH["gpt2"]: 0})
+    trained, frozen = parameter_groups.partition(parameters, {PROMPT_PATH["gpt2"]: 0})
     batch, key = whole_batch(config), jax.random.key(3)
     twice = jax.tree.map(lambda x: np.stack([x, x]), batch)
     _, both = jax.jit(functools.partial(gradients, graph))(trained, frozen, twice, key)
@@ -149,7 +156,7 @@ def test_the_norm_of_prompts_is_of_vectors_alone():
         "decoder/prompt/mlp/kernel": jnp.full((2, 2), 100.0),
         "other/prompt/prompt": jnp.array(100.0),
     }
-    optimizer = optim.adafactor(0.3)
+    optimizer = parameter_groups.adafactor(0.3)
     state = TrainState.create(leaves, optimizer, jax.random.key(0))
     gradient = {path: jnp.zeros_like(leaf) for path, leaf in leaves.items()}
     step = jax.jit(lambda s, g: update(s, g, {}, optimizer)[1])

@@ -12,34 +12,34 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from prompt_tuning import optim
-from prompt_tuning.checkpoints import checkpoint_files
-from prompt_tuning.checkpoints.adapter import Adapter
-from prompt_tuning.checkpoints.checkpoint_files import named_leaves
-from prompt_tuning.checkpoints.huggingface_config import read_config
-from prompt_tuning.checkpoints.peft.conversion import to_peft
-from prompt_tuning.checkpoints.peft.folder import write_folder
-from prompt_tuning.checkpoints.store import FOLDER
+from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import split_bindings
-from prompt_tuning.configuration import read_run
-from prompt_tuning.errors import InputError
-from prompt_tuning.optim import ParameterGroup
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.config.run import Run
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameter_groups import ParameterGroup
+from prompt_tuning.families.hf_config import read_config
 from prompt_tuning.prompts.dropped import DroppedPrompt
-from prompt_tuning.prompts.modules import SoftPrompt
-from prompt_tuning.prompts.projections import LoRA
-from prompt_tuning.run import Run
+from prompt_tuning.prompts.projection_adapters import LoRA
+from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.loop import Training, prepare, train
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.state import fingerprint
-from tests.adapters import random_adapter
-from tests.small_runs import LENGTH
+from tests.support.adapters import random_adapter
+from tests.support.small_runs import LENGTH
 
 PROMPT = "decoder/prompt/prompt"
 QUERY = "decoder/layers/self_attention/query"
 A, B = f"{QUERY}/adapters/lora/a", f"{QUERY}/adapters/lora/b"
-SCHEDULE = optim.warmup_linear_decay(0.1, 20)
-PROMPTS = ParameterGroup([r".*/prompt/.*"], optim.adamw(SCHEDULE))
-LORAS = ParameterGroup([r".*/lora/.*"], optim.adamw(0.01))
+SCHEDULE = parameter_groups.warmup_linear_decay(0.1, 20)
+PROMPTS = ParameterGroup([r".*/prompt/.*"], parameter_groups.adamw(SCHEDULE))
+LORAS = ParameterGroup([r".*/lora/.*"], parameter_groups.adamw(0.01))
 QUERIES = LoRA(regexes=[QUERY], rank=2, alpha=4.0)
 MakeRun = Callable[..., Run]
 
@@ -168,7 +168,7 @@ def test_what_is_not_trained_here_is_listed(make, second, tmp_path):
 def test_the_same_groups_without_a_learning_rate_keep_every_number(
     make, second, tmp_path
 ):
-    still = ParameterGroup([".*/(prompt|lora)/.*"], optim.adamw(0.0))
+    still = ParameterGroup([".*/(prompt|lora)/.*"], parameter_groups.adamw(0.0))
     run = make(tmp_path / "run", **(both(second) | {"groups": [still]}), keep_best=None)
     trained(run)
     found, expected = leaves(tmp_path / "run"), leaves(second)

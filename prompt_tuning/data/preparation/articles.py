@@ -7,13 +7,13 @@ chat template wrote. An article, what is packed as one, is one passage or severa
 import dataclasses
 from collections.abc import Sequence
 
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.data.preparation.chat import ChatTemplate, Message, Run
 from prompt_tuning.data.preparation.encoding import TextEncoder
+from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
-from prompt_tuning.data.preparation.settings import TextFormat
-from prompt_tuning.data.tokenizers import Tokenizer
-from prompt_tuning.errors import InputError
-from prompt_tuning.losses.weights import COMPLETION, PROMPT, SEPARATOR
+from prompt_tuning.data.text.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

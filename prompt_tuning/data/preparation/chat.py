@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_tuning.data.special_tokens import CONFIG_FILE, read_json_object
-from prompt_tuning.errors import InputError
-from prompt_tuning.losses.weights import COMPLETION, PROMPT
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.token_weights import COMPLETION, PROMPT
+from prompt_tuning.data.text.special_tokens import CONFIG_FILE, read_json_object
 
 if TYPE_CHECKING:
     import jinja2

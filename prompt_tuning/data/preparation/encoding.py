@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.chat import TEMPLATE_FILE
-from prompt_tuning.data.preparation.settings import TokenizerChoice
-from prompt_tuning.data.preparation.words import word_encoder
-from prompt_tuning.data.special_tokens import (
+from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
+from prompt_tuning.data.preparation.word_encoder import word_encoder
+from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
     MAP_FILE,
     ROLES,
@@ -17,13 +18,12 @@ from prompt_tuning.data.special_tokens import (
     read_settings,
     role_texts,
 )
-from prompt_tuning.data.tokenizers import (
+from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     continued_runs,
     load_tokenizer,
 )
-from prompt_tuning.errors import InputError
 
 ADDITIONAL = "additional_special_tokens"
 FILES = (

@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from prompt_tuning.data.preparation.settings import RecordFormat
-from prompt_tuning.data.preparation.spans import (
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation.preparation_settings import RecordFormat
+from prompt_tuning.data.preparation.record_spans import (
     MAXIMUM_RECORD,
     Span,
     leaves_open,
     spans,
 )
-from prompt_tuning.errors import InputError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".txt", *DELIMITERS)

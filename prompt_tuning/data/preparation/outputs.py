@@ -11,20 +11,20 @@ from typing import Any
 
 import yaml
 
+from prompt_tuning.data.preparation.append_logs import write_hdf5
 from prompt_tuning.data.preparation.encoding import (
     MODEL_CONFIG,
     open_tokenizer,
     save_tokenizer,
 )
 from prompt_tuning.data.preparation.inputs import InputFile
-from prompt_tuning.data.preparation.logs import write_hdf5
-from prompt_tuning.data.preparation.order import DEV, SPLIT_NAMES, TEST, TRAIN
-from prompt_tuning.data.preparation.progress import Finished
+from prompt_tuning.data.preparation.packing_progress import Finished
+from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import Found
+from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
+from prompt_tuning.data.preparation.record_tasks import columns
 from prompt_tuning.data.preparation.reporting import Reporter
-from prompt_tuning.data.preparation.settings import Preparation
 from prompt_tuning.data.preparation.splits import TEXTS, file_names
-from prompt_tuning.data.preparation.work import columns
 
 METADATA = "metadata.yaml"
 METRICS = "metrics.json"

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from prompt_tuning.data.preparation.metrics import PER_OCTAVE, SplitMetrics
-from prompt_tuning.losses.weights import COMPLETION, PADDING, PROMPT, SEPARATOR
+from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
+from prompt_tuning.data.preparation.preparation_metrics import PER_OCTAVE, SplitMetrics
 
 KINDS = {
     PROMPT: ("prompt", "#8aa4c8"),

@@ -12,9 +12,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.inputs import InputFile
-from prompt_tuning.data.preparation.spans import spans
-from prompt_tuning.errors import InputError
+from prompt_tuning.data.preparation.record_spans import spans
 
 _FIELDS = 4
 _BUFFERED = 1 << 14

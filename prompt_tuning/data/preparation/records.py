@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.inputs import InputFile, cells, decoded
-from prompt_tuning.data.preparation.settings import RecordFormat
-from prompt_tuning.data.templates import Template, parse_template
-from prompt_tuning.errors import InputError
+from prompt_tuning.data.preparation.preparation_settings import RecordFormat
+from prompt_tuning.data.text.templates import Template, parse_template
 
 NO_CATEGORY = -1
 MOST_WEIGHT = float(np.finfo(np.float32).max)

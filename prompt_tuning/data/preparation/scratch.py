@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from prompt_tuning.disk import sync, sync_path
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.fsync import sync, sync_path
 
 NEW = "new"
 INDEX = "index"

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from prompt_tuning.data.preparation.logs import AppendLog, SequenceLog
-from prompt_tuning.data.preparation.metrics import SplitMetrics, no_metrics
-from prompt_tuning.data.preparation.order import SPLIT_NAMES, TEST
-from prompt_tuning.data.preparation.packing import Packer
-from prompt_tuning.data.preparation.settings import Preparation, parse_packing
-from prompt_tuning.data.preparation.work import Done, columns
-from prompt_tuning.errors import InputError
-from prompt_tuning.losses.weights import COMPLETION, SEPARATOR
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
+from prompt_tuning.data.preparation.append_logs import AppendLog, SequenceLog
+from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics, no_metrics
+from prompt_tuning.data.preparation.preparation_settings import (
+    Preparation,
+    parse_packing,
+)
+from prompt_tuning.data.preparation.record_order import SPLIT_NAMES, TEST
+from prompt_tuning.data.preparation.record_tasks import Done, columns
+from prompt_tuning.data.preparation.sequence_packing import Packer
 
 Arrays = Mapping[str, np.ndarray]
 TEXTS = "test.jsonl"

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
-from prompt_tuning.data.preparation.prepare import prepare
-from prompt_tuning.data.preparation.settings import Preparation, TokenizerChoice
-from tests.data.preparation.small_tokenizer import write_tokenizer
+from prompt_tuning.data.preparation.preparation import prepare
+from prompt_tuning.data.preparation.preparation_settings import (
+    Preparation,
+    TokenizerChoice,
+)
+from tests.support.small_tokenizer import write_tokenizer
 
 
 @pytest.fixture

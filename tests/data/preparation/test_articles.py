@@ -3,10 +3,10 @@
 import pytest
 
 from prompt_tuning.data.preparation.articles import ArticleMaker
+from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
-from prompt_tuning.data.preparation.settings import TextFormat
-from prompt_tuning.data.tokenizers import continued_pair, load_tokenizer
-from tests.shared_data import SHARED, needs_shared
+from prompt_tuning.data.text.tokenizers import continued_pair, load_tokenizer
+from tests.support.shared_data import SHARED, needs_shared
 
 STORIES = SHARED / "data/models/stories260k"
 T5 = SHARED / "data/tokenizers/t5"

@@ -5,15 +5,18 @@ import json
 
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.articles import ArticleMaker
 from prompt_tuning.data.preparation.chat import ChatTemplate, read_chat_template
 from prompt_tuning.data.preparation.encoding import open_tokenizer, special_texts
+from prompt_tuning.data.preparation.preparation_settings import (
+    TextFormat,
+    TokenizerChoice,
+)
 from prompt_tuning.data.preparation.records import Record, Turn
-from prompt_tuning.data.preparation.settings import TextFormat, TokenizerChoice
-from prompt_tuning.data.tokenizers import load_tokenizer
-from prompt_tuning.errors import InputError
-from tests.data.preparation.small_tokenizer import CHAT, EOS, write_tokenizer
-from tests.shared_data import SHARED, needs_shared
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
 
 GPT2 = SHARED / "data/tokenizers/gpt2"
 

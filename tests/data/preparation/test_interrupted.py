@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from prompt_tuning.data.preparation import parallel
-from prompt_tuning.data.preparation import prepare as module
-from prompt_tuning.data.preparation import progress as progress_module
-from prompt_tuning.data.preparation.parallel import do_tasks
-from prompt_tuning.data.preparation.prepare import prepare
-from prompt_tuning.data.preparation.scratch import open_scratch, scratch_folder
-from prompt_tuning.data.preparation.settings import (
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation import packing_progress as progress_module
+from prompt_tuning.data.preparation import preparation as module
+from prompt_tuning.data.preparation import worker_processes
+from prompt_tuning.data.preparation.preparation import prepare
+from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
     Share,
     Splits,
     TextFormat,
     TokenizerChoice,
 )
-from prompt_tuning.errors import InputError
-from tests.data.preparation.prepared_files import snapshot
-from tests.data.preparation.small_tokenizer import CHAT, write_tokenizer
+from prompt_tuning.data.preparation.scratch import open_scratch, scratch_folder
+from prompt_tuning.data.preparation.worker_processes import do_tasks
+from tests.support.prepared_files import snapshot
+from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 ROOT = Path(__file__).parents[3]
 LINES = 3000
@@ -71,7 +71,7 @@ def whole(inputs, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
     """Many tasks of few lines; how lines are cut into tasks changes no byte."""
-    monkeypatch.setattr(parallel, "TASK_RECORDS", 300)
+    monkeypatch.setattr(worker_processes, "TASK_RECORDS", 300)
 
 
 class Killed(BaseException):

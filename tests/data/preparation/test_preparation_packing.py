@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from prompt_tuning.data.preparation.packing import Packer
-from prompt_tuning.data.preparation.settings import PACKINGS, parse_packing
-from prompt_tuning.errors import InputError
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation.preparation_settings import PACKINGS, parse_packing
+from prompt_tuning.data.preparation.sequence_packing import Packer
 
 LENGTH = 5
 PADDING = -7

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from prompt_tuning.data.examples import load_examples
-from prompt_tuning.data.preparation.prepare import prepare
-from prompt_tuning.data.preparation.settings import (
+from prompt_tuning.data.examples.example_table import load_examples
+from prompt_tuning.data.preparation.preparation import prepare
+from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
     RecordFormat,
     Share,
@@ -19,17 +19,17 @@ from prompt_tuning.data.preparation.settings import (
     TextFormat,
     TokenizerChoice,
 )
-from prompt_tuning.data.sources import Hdf5Rows
-from prompt_tuning.data.tokenizers import load_tokenizer
-from tests.data.preparation.prepared_files import (
+from prompt_tuning.data.rows.row_sources import Hdf5Rows
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support.prepared_files import (
     columns,
     pairs,
     snapshot,
     texts,
     write_jsonl,
 )
-from tests.data.preparation.small_tokenizer import EOS
-from tests.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_tokenizer import EOS
 
 PREPARED = SHARED / "data/data_prep"
 GPT2 = SHARED / "data/tokenizers/gpt2"

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from prompt_tuning.data.preparation.order import (
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation.preparation_settings import (
+    Share,
+    Splits,
+    parse_share,
+)
+from prompt_tuning.data.preparation.record_order import (
     DEV,
     TEST,
     TRAIN,
@@ -9,8 +15,6 @@ from prompt_tuning.data.preparation.order import (
     RecordOrder,
     record_order,
 )
-from prompt_tuning.data.preparation.settings import Share, Splits, parse_share
-from prompt_tuning.errors import InputError
 
 
 def everything(order, split):

@@ -5,16 +5,16 @@ import shutil
 
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.encoding import (
     open_tokenizer,
     save_tokenizer,
     tokenizer_files,
 )
-from prompt_tuning.data.preparation.settings import TokenizerChoice
-from prompt_tuning.data.tokenizers import load_tokenizer
-from prompt_tuning.errors import InputError
-from tests.data.preparation.small_tokenizer import CHAT, EOS, PAD, write_tokenizer
-from tests.shared_data import SHARED, needs_shared
+from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_tokenizer import CHAT, EOS, PAD, write_tokenizer
 
 TOKENIZERS = SHARED / "data/tokenizers"
 STORIES = SHARED / "data/models/stories260k"

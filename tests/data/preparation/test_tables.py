@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_tuning.data.preparation import spans
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation import record_spans
 from prompt_tuning.data.preparation.inputs import InputFile, cells, input_files
+from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
-from prompt_tuning.data.preparation.settings import RecordFormat
-from prompt_tuning.errors import InputError
-from tests.data.preparation.prepared_files import texts
-from tests.data.preparation.small_tokenizer import EOS
+from tests.support.prepared_files import texts
+from tests.support.small_tokenizer import EOS
 
 
 def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
@@ -96,7 +96,7 @@ def found(tmp_path, content: bytes) -> list[bytes]:
     table = tmp_path / "table.csv"
     table.write_bytes(content)
     told: list[bytes] = []
-    lying = list(spans.spans(table, b",", told.append))
+    lying = list(record_spans.spans(table, b",", told.append))
     assert b"".join(told) == content
     assert [content[: span.start].count(b"\n") + 1 for span in lying] == [
         span.line for span in lying
@@ -113,8 +113,8 @@ def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path):
 
 
 def test_records_longer_than_the_longest_stand_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(spans, "MAXIMUM_RECORD", 16)
-    monkeypatch.setattr(spans, "_PIECE", 5)
+    monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 16)
+    monkeypatch.setattr(record_spans, "_PIECE", 5)
     short, long = [b'a,"b\nc"\n', b"d,e\n"], b"x" * 40 + b"\n"
     assert found(tmp_path, short[0] + long + short[1]) == [short[0], long, short[1]]
     assert found(tmp_path, short[1] + b"x" * 40) == [short[1], b"x" * 40]

@@ -6,10 +6,10 @@ import pytest
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from prompt_tuning.data.preparation import words
-from prompt_tuning.data.tokenizers import HuggingFaceTokenizer, load_tokenizer
-from tests.data.preparation.small_tokenizer import EOS, write_tokenizer
-from tests.shared_data import SHARED, needs_shared
+from prompt_tuning.data.preparation import word_encoder
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_tokenizer import EOS, write_tokenizer
 
 GPT2 = SHARED / "data/tokenizers/gpt2"
 CHARACTERS = [
@@ -28,7 +28,7 @@ def small(tmp_path):
 
 
 def check_hostile(tokenizer: tokenizers.Tokenizer):
-    encode = words.word_encoder(tokenizer)
+    encode = word_encoder.word_encoder(tokenizer)
     assert encode is not None
     draw = random.Random(0)
     for _ in range(4000):
@@ -45,7 +45,7 @@ def test_gpt2s_ids_are_the_tokenizers():
     tokenizer = load_tokenizer(GPT2)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     check_hostile(tokenizer.tokenizer)
-    encode = words.word_encoder(tokenizer.tokenizer)
+    encode = word_encoder.word_encoder(tokenizer.tokenizer)
     assert encode is not None
     text = (SHARED / "data/text/tinyshakespeare/input.txt").read_text("utf-8")
     for at in range(0, len(text), 50_000):
@@ -54,7 +54,7 @@ def test_gpt2s_ids_are_the_tokenizers():
 
 
 def test_added_tokens_are_found_in_the_text(small):
-    encode = words.word_encoder(small)
+    encode = word_encoder.word_encoder(small)
     assert encode is not None
     text = f"the end{EOS}the rest"
     assert small.token_to_id(EOS) in encode(text)
@@ -62,8 +62,8 @@ def test_added_tokens_are_found_in_the_text(small):
 
 
 def test_kept_words_have_a_bound(small, monkeypatch):
-    monkeypatch.setattr(words, "CACHED_WORDS", 3)
-    encode = words.word_encoder(small)
+    monkeypatch.setattr(word_encoder, "CACHED_WORDS", 3)
+    encode = word_encoder.word_encoder(small)
     assert encode is not None
     text = "one two three four five six one"
     assert encode(text) == encode(text) == small.encode(text).ids
@@ -72,10 +72,10 @@ def test_kept_words_have_a_bound(small, monkeypatch):
 
 def test_tokenizers_that_cut_otherwise_are_left_alone(small):
     small.normalizer = normalizers.Lowercase()
-    assert words.word_encoder(small) is None
+    assert word_encoder.word_encoder(small) is None
     small.normalizer = None
-    assert words.word_encoder(small) is not None
+    assert word_encoder.word_encoder(small) is not None
     small.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert words.word_encoder(small) is None
+    assert word_encoder.word_encoder(small) is None
     small.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert words.word_encoder(small) is None
+    assert word_encoder.word_encoder(small) is None

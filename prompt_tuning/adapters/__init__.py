@@ -1,0 +1,1 @@
+"""Trained parameters as files: read, merged into weights, converted."""

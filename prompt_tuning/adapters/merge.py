@@ -1,0 +1,135 @@
+"""LoRA and IA3 multiplied into the weights of a Hugging Face model.
+
+What comes out is an ordinary model without adapters: `w + scaling * a @ b` for LoRA
+(Hu et al. 2021, section 4.1); for IA3 the columns of a kernel and its bias times the
+scale, or its rows where the input is scaled. All other arrays and files are copied.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from prompt_tuning.adapters.adapter import IA3, LORA, Adapter
+from prompt_tuning.adapters.peft.conversion import check_projections
+from prompt_tuning.adapters.peft.ia3 import SCALE, scale_of
+from prompt_tuning.adapters.peft.lora import A, factors_of
+from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core import atomic_files
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families.hf_config import read_config
+
+INDEX = "model.safetensors.index.json"
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)
+
+
+def write_merged(
+    folder: Path, base: Path, adapters: Sequence[Adapter], *, force: bool = False
+) -> None:
+    """Writes a model with adapters in its weights.
+
+    The arrays stay in the files, and in the types, that they have in the base model.
+
+    Args:
+      folder: where to write.
+      base: the Hugging Face folder of the frozen model.
+      adapters: of kind LORA or IA3, in the order in which they act.
+      force: whether a model that was written here before is replaced.
+
+    Raises:
+      InputError: if an adapter is of another kind, or does not belong to the model.
+    """
+    stored = open_safetensors(base)
+    known = projections(read_config(base), stored)
+    for adapter in adapters:
+        if adapter.kind not in (LORA, IA3):
+            raise InputError(
+                f"an adapter of kind {adapter.kind} is no change of weights; only "
+                "LORA and IA3 are merged"
+            )
+        check_projections(adapter, known)
+    holders = by_module(known)
+    copied = [path for name in COPIED for path in base.glob(name) if path.is_file()]
+    if (base / INDEX).is_file():
+        copied.append(base / INDEX)
+    files: dict[str, list[str]] = {}
+    for name, tensor in stored.items():
+        files.setdefault(Path(tensor.source).name, []).append(name)
+
+    def write(directory: Path) -> None:
+        for path in copied:
+            shutil.copyfile(path, directory / path.name)
+        for file, names in files.items():
+            arrays = {n: _merged(n, stored[n], holders, adapters) for n in names}
+            save_file(arrays, directory / file, metadata={"format": "pt"})
+
+    mine = {*(path.name for path in copied), *files}
+    atomic_files.write_folder(folder, write, known=mine, force=force)
+
+
+def _merged(
+    name: str,
+    tensor: StoredTensor,
+    holders: Mapping[str, list[Projection]],
+    adapters: Sequence[Adapter],
+) -> np.ndarray:
+    """One stored array with what adapters make of it; the same bits if nothing."""
+    module, _, leaf = name.rpartition(".")
+    parts = [part for part in holders.get(module, ()) if _adapted(part, adapters)]
+    array = tensor.read()
+    if not parts or leaf not in ("weight", "bias"):
+        return np.ascontiguousarray(array)
+    wide = array.astype(np.float32)
+    for part in parts:
+        index, count = part.part
+        columns = wide.T if leaf == "weight" and not part.in_first else wide
+        own = np.split(columns, count, axis=-1)[index]
+        change = _change_kernel if leaf == "weight" else _change_bias
+        # A LoRA reads the input as it is before IA3 scales it.
+        for adapter in sorted(adapters, key=lambda x: not _scales_input(x, part)):
+            change(own, part, module, adapter)
+    return wide.astype(array.dtype)
+
+
+def _adapted(projection: Projection, adapters: Sequence[Adapter]) -> bool:
+    leaves = (f"{projection.path}/{A}", f"{projection.path}/{SCALE}")
+    return any(leaf in adapter.parameters for leaf in leaves for adapter in adapters)
+
+
+def _scales_input(adapter: Adapter, projection: Projection) -> bool:
+    return adapter.kind == IA3 and projection.scales_input
+
+
+def _change_kernel(
+    kernel: np.ndarray, projection: Projection, module: str, adapter: Adapter
+) -> None:
+    """Changes a kernel `[in, out]` in its place."""
+    if adapter.kind == IA3:
+        scale = scale_of(adapter.parameters, projection, module)
+        kernel *= scale[:, None] if projection.scales_input else scale
+        return
+    factors = factors_of(adapter.parameters, adapter.scalings, projection, module)
+    if factors is not None:
+        kernel += factors.scaling * (factors.a @ factors.b)
+
+
+def _change_bias(
+    bias: np.ndarray, projection: Projection, module: str, adapter: Adapter
+) -> None:
+    """Changes a bias `[out]` in its place."""
+    if adapter.kind == IA3 and not _scales_input(adapter, projection):
+        bias *= scale_of(adapter.parameters, projection, module)

@@ -1,0 +1,315 @@
+"""Adapters of PEFT as ours, and ours as PEFT's.
+
+Between the files (`folder`) and our parameters by path (`adapter`) there are only
+names, axes and scalings; no number is changed where both can say the same thing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prompt_tuning.adapters.adapter import (
+    IA3,
+    LORA,
+    MULTITASK,
+    PREFIX,
+    PROMPT,
+    Adapter,
+    Arrays,
+)
+from prompt_tuning.adapters.peft.folder import AdapterFolder
+from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
+from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
+from prompt_tuning.adapters.peft.modules import (
+    Projection,
+    by_module,
+    full_name,
+    matching,
+    projections,
+    shortest_names,
+)
+from prompt_tuning.adapters.peft.peft_settings import (
+    DEFAULTS,
+    Settings,
+    check_supported,
+    rank_of,
+    scaling_of,
+)
+from prompt_tuning.adapters.peft.prompts import (
+    STACKS,
+    read_multitask,
+    read_prefix,
+    read_prompt_tuning,
+    write_multitask,
+    write_prefix,
+    write_prompt_tuning,
+)
+from prompt_tuning.adapters.peft.shape_checks import (
+    COLUMNS,
+    EMBEDDINGS,
+    LORA_A,
+    LORA_B,
+    ROWS,
+    module_of,
+)
+from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+
+READ = (PROMPT, "P_TUNING", MULTITASK, PREFIX, LORA, IA3)
+TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
+_ENDINGS = {LORA: (LORA_A, LORA_B), IA3: (IA3_ENDING,)}
+_NAMES = {
+    PROMPT: {EMBEDDINGS},
+    "P_TUNING": {EMBEDDINGS},
+    PREFIX: {EMBEDDINGS},
+    MULTITASK: {EMBEDDINGS, COLUMNS, ROWS},
+}
+
+
+def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapter:
+    """An adapter in our terms.
+
+    Args:
+      folder: as `read_folder` gives it.
+      config: the model that it is for.
+      source: where it comes from, for messages.
+
+    Raises:
+      InputError: for a method or variant that we do not have, a tensor that does not
+        belong to it, or one whose shape is not the model's.
+    """
+    kind, settings, tensors = folder.kind, folder.settings, folder.tensors
+    if kind not in READ:
+        raise InputError(
+            f"{source} has peft_type {kind!r}, expected one of {', '.join(READ)}"
+        )
+    check_supported(settings, source)
+    _check_names(kind, tensors, source)
+    if kind in (LORA, IA3):
+        return _projections_from(folder, config, source)
+    if kind == PREFIX:
+        return read_prefix(tensors, settings, config, source)
+    width = tensors[EMBEDDINGS].shape[1]
+    if width != config.width:
+        raise InputError(
+            f"{source} has vectors of {width} numbers, but the model's width is "
+            f"{config.width}; was it trained on another model?"
+        )
+    stack = STACKS[config.architecture]
+    if kind == MULTITASK:
+        return read_multitask(tensors, settings, stack, source)
+    return read_prompt_tuning(tensors, settings, stack)
+
+
+def to_peft(
+    adapter: Adapter,
+    config: ModelConfig | None,
+    *,
+    base_model: str | None = None,
+    task_type: str | None = None,
+) -> AdapterFolder:
+    """An adapter as PEFT keeps it.
+
+    Settings that it was read with stay, unknown ones too, unless they would now be
+    wrong; the others are PEFT's defaults.
+
+    Args:
+      adapter: ours.
+      config: the model that it is for; None where that is not known, which is enough
+        for prompts at the input.
+      base_model: `base_model_name_or_path`; what it was if None.
+      task_type: what it was, else by the model, if None.
+
+    Raises:
+      InputError: if PEFT has no form for it, or its shapes are not the model's.
+    """
+    tensors, found = _tensors_of(adapter, config)
+    settings = _with_defaults(adapter) | found
+    settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
+    if base_model is not None:
+        settings["base_model_name_or_path"] = base_model
+    return AdapterFolder(settings, tensors)
+
+
+def _tensors_of(
+    adapter: Adapter, config: ModelConfig | None
+) -> tuple[Arrays, dict[str, Any]]:
+    """PEFT's tensors, and the settings that follow from them."""
+    if adapter.kind in (PROMPT, MULTITASK):
+        _check_stacks(adapter, config)
+        write = write_prompt_tuning if adapter.kind == PROMPT else write_multitask
+        tensors, found = write(adapter)
+        return tensors, found | _described(config)
+    if adapter.kind not in (LORA, IA3, PREFIX):
+        raise InputError(
+            f"PEFT has no method {adapter.kind}; of a decoder-only model's run, "
+            "a prefix that does the same is written"
+        )
+    if config is None:
+        raise InputError(
+            f"an adapter of kind {adapter.kind} is named and shaped by its model: say "
+            "which one it is for (convert --base_model)"
+        )
+    if adapter.kind == PREFIX:
+        return write_prefix(adapter, config)
+    return _projections_to(adapter, config)
+
+
+def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
+    """Refuses a prompt of an encoder-decoder's decoder alone.
+
+    Raises:
+      InputError: since PEFT would put it into the encoder.
+    """
+    if (
+        config is not None
+        and config.architecture == "encoder_decoder"
+        and not any(path.startswith("encoder/") for path in adapter.parameters)
+    ):
+        raise InputError(
+            "PEFT has no prompt for the decoder of an encoder-decoder alone: give the "
+            "encoder one of the same length, or train a key/value prefix"
+        )
+
+
+def _with_defaults(adapter: Adapter) -> dict[str, Any]:
+    kind = {"peft_type": adapter.kind}
+    return DEFAULTS[adapter.kind] | kind | dict(adapter.settings)
+
+
+def _task(adapter: Adapter, config: ModelConfig | None) -> str:
+    if config is not None:
+        return TASKS[config.architecture]
+    encoder = any(path.startswith("encoder/") for path in adapter.parameters)
+    return TASKS["encoder_decoder" if encoder else "decoder_only"]
+
+
+def _described(config: ModelConfig | None) -> dict[str, Any]:
+    """What PEFT notes of the model; it fills in what is missing."""
+    if config is None:
+        return {}
+    # It takes the layers of an encoder-decoder's encoder.
+    return {
+        "num_attention_heads": config.heads,
+        "num_layers": config.encoder_layers or config.layers,
+    }
+
+
+def _check_names(kind: str, tensors: Arrays, source: str) -> None:
+    """Refuses tensors that do not belong to the method, which nothing would read."""
+    endings, names = _ENDINGS.get(kind, ()), _NAMES.get(kind, set())
+    others = [n for n in tensors if n not in names and not n.endswith(endings or "\0")]
+    if others:
+        raise InputError(
+            f"{source} holds {others[0]} and {len(others) - 1} other tensors that do "
+            f"not belong to {kind}; whole modules that were trained beside it are not "
+            "read"
+        )
+
+
+def _projections_from(
+    folder: AdapterFolder, config: ModelConfig, source: str
+) -> Adapter:
+    known = projections(config)
+    modules = set(by_module(known))
+    given = sorted({module_of(name) for name in folder.tensors})
+    names = {full_name(module, modules, source): module for module in given}
+    if folder.kind == IA3:
+        parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
+    else:
+        parameters, scalings = read_lora(
+            folder.tensors, names, folder.settings, known, source
+        )
+    return Adapter(
+        kind=folder.kind,
+        parameters=parameters,
+        scalings=scalings,
+        settings=folder.settings,
+    )
+
+
+def _projections_to(
+    adapter: Adapter, config: ModelConfig
+) -> tuple[Arrays, dict[str, Any]]:
+    """Tensors of LoRA or IA3, and the settings by which PEFT finds their modules."""
+    known = projections(config)
+    check_projections(adapter, known)
+    settings = _with_defaults(adapter)
+    found: dict[str, Any] = {}
+    if adapter.kind == IA3:
+        tensors = write_ia3(adapter.parameters, known)
+    else:
+        tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
+        if not _says(settings, tensors, scalings):
+            found |= lora_settings(tensors, scalings, settings)
+    holders = by_module(known)
+    modules = {module_of(name) for name in tensors}
+    found["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
+    if not _finds(settings, modules, holders):
+        found |= _targets(adapter.kind, modules, holders)
+    return tensors, found
+
+
+def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None:
+    """Refuses a LoRA or IA3 of what is no projection of the model.
+
+    Args:
+      adapter: ours.
+      known: the model's projections.
+
+    Raises:
+      InputError: with the first parameter that has no place, or if there is none.
+    """
+    for path in adapter.parameters:
+        projection, _, leaf = path.partition("/adapters/")
+        if projection not in known or not leaf.startswith(f"{adapter.kind.lower()}/"):
+            raise InputError(
+                f"{path} is no {adapter.kind} of a projection of this model; was it "
+                "trained on another model?"
+            )
+    if not adapter.parameters:
+        raise InputError(f"there is no {adapter.kind} to write")
+
+
+def _says(settings: Settings, tensors: Arrays, scalings: Mapping[str, float]) -> bool:
+    """Whether the settings already give every module its rank and scaling."""
+    ranks = {module_of(name): len(x) for name, x in tensors.items() if LORA_A in name}
+    return all(
+        rank_of(settings, module) == ranks[module]
+        and scaling_of(settings, module) == scaling
+        for module, scaling in scalings.items()
+    )
+
+
+def _finds(
+    settings: Settings, modules: set[str], holders: Mapping[str, list[Projection]]
+) -> bool:
+    """Whether PEFT would find exactly these modules by the settings."""
+    narrowed = ("exclude_modules", "layers_to_transform", "layers_pattern")
+    if any(settings.get(name) for name in narrowed):
+        return False
+    inputs = {module for module in modules if holders[module][0].scales_input}
+    return matching(settings["target_modules"], holders) == modules and (
+        settings["peft_type"] != IA3
+        or matching(settings["feedforward_modules"], modules) == inputs
+    )
+
+
+def _targets(
+    kind: str, modules: set[str], holders: Mapping[str, list[Projection]]
+) -> dict[str, Any]:
+    """The settings by which PEFT finds exactly these modules.
+
+    IA3's feed-forward modules must be among its targets under the same names.
+    """
+    narrowed: dict[str, Any] = {"exclude_modules": None}
+    if kind == LORA:
+        narrowed |= {"layers_to_transform": None, "layers_pattern": None}
+        return narrowed | {"target_modules": shortest_names(modules, holders)}
+    inputs = {module for module in modules if holders[module][0].scales_input}
+    before = shortest_names(inputs, holders)
+    after = shortest_names(modules - inputs, holders)
+    return narrowed | {
+        "target_modules": sorted(before + after),
+        "feedforward_modules": before,
+    }

@@ -1,0 +1,229 @@
+"""LoRA between PEFT's tensors and our parameters (Hu et al. 2021).
+
+PEFT keeps `A [r, in]` and `B [out, r]` for each module of each layer, and adds
+`alpha / r * B A x`; we keep `a [L, in, r]` and `b [L, r, out]` for each projection.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from prompt_tuning.adapters.adapter import Arrays
+from prompt_tuning.adapters.peft.modules import Projection, by_module
+from prompt_tuning.adapters.peft.peft_settings import Settings, divisor, scaling_of
+from prompt_tuning.adapters.peft.shape_checks import LORA_A, LORA_B, MODEL_PREFIX
+from prompt_tuning.core.errors import InputError
+
+A, B = "adapters/lora/a", "adapters/lora/b"
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """The LoRA of one projection in one layer: `scaling * x @ a @ b`."""
+
+    a: Float[np.ndarray, "in r"]
+    b: Float[np.ndarray, "r out"]
+    scaling: float
+
+
+def read_lora(
+    tensors: Arrays,
+    names: Mapping[str, str],
+    settings: Settings,
+    known: Mapping[str, Projection],
+    source: str,
+) -> tuple[Arrays, dict[str, float]]:
+    """Our parameters and scalings.
+
+    Layers of lower rank are filled up with zeros, layers without a LoRA are zero, and
+    where layers differ in scaling the difference goes into `b`.
+
+    Args:
+      tensors: PEFT's.
+      names: for the full name of each adapted module, its name in `tensors`.
+      settings: of the adapter.
+      known: the model's projections.
+      source: for messages.
+
+    Raises:
+      InputError: for a shape that is not the projection's.
+    """
+    parameters: Arrays = {}
+    scalings = {}
+    for path, projection in known.items():
+        layers = [
+            _factors(tensors, names[module], projection, settings, source)
+            if module in names
+            else None
+            for module in projection.modules
+        ]
+        present = [factors for factors in layers if factors is not None]
+        if not present:
+            continue
+        scalings[path] = scaling = present[0].scaling
+        rank = max(factors.a.shape[1] for factors in present)
+        a = np.zeros((len(layers), projection.size_in, rank), np.float32)
+        b = np.zeros((len(layers), rank, projection.size_out), np.float32)
+        for layer, factors in enumerate(layers):
+            if factors is not None:
+                own = factors.a.shape[1]
+                a[layer, :, :own] = factors.a
+                b[layer, :own] = _rescaled(factors, scaling)
+        parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
+    return parameters, scalings
+
+
+def _factors(
+    tensors: Arrays,
+    module: str,
+    projection: Projection,
+    settings: Settings,
+    source: str,
+) -> Factors:
+    a = tensors[f"{MODEL_PREFIX}{module}{LORA_A}"]
+    b = tensors[f"{MODEL_PREFIX}{module}{LORA_B}"]
+    index, parts = projection.part
+    sizes = (projection.size_in, projection.size_out * parts)
+    if (a.shape[1], b.shape[0]) != sizes:
+        raise InputError(
+            f"{source}: the LoRA of {module} goes from {a.shape[1]} to {b.shape[0]} "
+            f"numbers, but the model's projection from {sizes[0]} to {sizes[1]}; was "
+            "it made for another model?"
+        )
+    return Factors(a.T, np.split(b, parts)[index].T, scaling_of(settings, module))
+
+
+def write_lora(
+    parameters: Arrays,
+    scalings: Mapping[str, float],
+    known: Mapping[str, Projection],
+) -> tuple[Arrays, dict[str, float]]:
+    """PEFT's tensors, and the scaling of each module.
+
+    Args:
+      parameters: ours.
+      scalings: by the path of each projection that has a LoRA.
+      known: the model's projections.
+
+    Raises:
+      InputError: for a shape that is not the projection's, or no scaling.
+    """
+    tensors: Arrays = {}
+    found: dict[str, float] = {}
+    for module, parts in by_module(known).items():
+        own = [factors_of(parameters, scalings, part, module) for part in parts]
+        if all(factors is None for factors in own):
+            continue
+        whole = fused(own, [part.size_out for part in parts])
+        tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(whole.a.T)
+        tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(whole.b.T)
+        found[module] = whole.scaling
+    return tensors, found
+
+
+def factors_of(
+    parameters: Arrays,
+    scalings: Mapping[str, float],
+    projection: Projection,
+    module: str,
+) -> Factors | None:
+    """The LoRA that we have for one projection in one layer, if there is one.
+
+    Args:
+      parameters: ours.
+      scalings: by the path of each projection that has a LoRA.
+      projection: of the model.
+      module: of the layer.
+
+    Raises:
+      InputError: for a shape that is not the projection's, or no scaling.
+    """
+    path = projection.path
+    if f"{path}/{A}" not in parameters:
+        return None
+    a, b = parameters[f"{path}/{A}"], parameters[f"{path}/{B}"]
+    layers, rank = len(projection.modules), a.shape[-1]
+    expected = (layers, projection.size_in, rank), (layers, rank, projection.size_out)
+    if (a.shape, b.shape) != expected:
+        raise InputError(
+            f"{path} has a LoRA of shapes {a.shape} and {b.shape}, expected "
+            f"{expected[0]} and {expected[1]}; was it trained on another model?"
+        )
+    if path not in scalings:
+        raise InputError(f"the LoRA of {path} has no scaling (alpha / r)")
+    layer = projection.modules.index(module)
+    return Factors(a[layer], b[layer], scalings[path])
+
+
+def fused(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
+    """One LoRA for projections that lie side by side in one module.
+
+    Where all start from the same `a` theirs is kept, and a projection that has none
+    gets zeros in `b`. Otherwise each keeps its own place in the rank:
+    `[a_1 a_2]` and `[[b_1, 0], [0, b_2]]`.
+
+    Args:
+      parts: of each projection, at least one of them not None.
+      sizes: numbers that each puts out.
+    """
+    present = [part for part in parts if part is not None]
+    first = present[0]
+    alike = all(
+        part.scaling == first.scaling and np.array_equal(part.a, first.a)
+        for part in present
+    )
+    ranks = [0 if part is None else part.a.shape[1] for part in parts]
+    starts = [0] * len(parts) if alike else [sum(ranks[:i]) for i in range(len(parts))]
+    rank = first.a.shape[1] if alike else sum(ranks)
+    b = np.zeros((rank, sum(sizes)), np.float32)
+    for index, part in enumerate(parts):
+        if part is not None:
+            rows = slice(starts[index], starts[index] + ranks[index])
+            columns = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+            b[rows, columns] = _rescaled(part, first.scaling)
+    a = first.a if alike else np.concatenate([part.a for part in present], axis=1)
+    return Factors(a, b, first.scaling)
+
+
+def lora_settings(
+    tensors: Arrays, scalings: Mapping[str, float], settings: Settings
+) -> dict[str, object]:
+    """`r` and `lora_alpha`, with patterns for the modules that differ.
+
+    Args:
+      tensors: PEFT's.
+      scalings: of each module.
+      settings: of the adapter to be; they say whether alpha is divided by `sqrt(r)`.
+    """
+    ranks = {
+        module: len(tensors[f"{MODEL_PREFIX}{module}{LORA_A}"]) for module in scalings
+    }
+    alphas = {
+        module: _alpha(scaling, divisor(settings, ranks[module]))
+        for module, scaling in scalings.items()
+    }
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    alpha = Counter(alphas.values()).most_common(1)[0][0]
+    return {
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
+        "alpha_pattern": {name: x for name, x in alphas.items() if x != alpha},
+    }
+
+
+def _rescaled(factors: Factors, scaling: float) -> Float[np.ndarray, "r out"]:
+    """`b` under another scaling; the same bits if it is the same."""
+    if factors.scaling == scaling:
+        return factors.b
+    return (factors.b * np.float64(factors.scaling / scaling)).astype(np.float32)
+
+
+def _alpha(scaling: float, divided_by: float) -> float | int:
+    """Alpha, whole where only rounding has made it a fraction."""
+    alpha = scaling * divided_by
+    whole = round(alpha)
+    return whole if abs(alpha - whole) <= 1e-9 * max(1.0, abs(alpha)) else alpha

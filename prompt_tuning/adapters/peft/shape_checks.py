@@ -1,0 +1,148 @@
+"""Whether the arrays of a PEFT adapter have the shapes that its settings say."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from prompt_tuning.adapters.peft.peft_settings import (
+    Settings,
+    positive,
+    rank_of,
+    setting,
+    submodules,
+)
+from prompt_tuning.core.errors import InputError
+
+Tensors = Mapping[str, np.ndarray]
+EMBEDDINGS = "prompt_embeddings"
+COLUMNS = "prefix_task_cols"
+ROWS = "prefix_task_rows"
+MODEL_PREFIX = "base_model.model."
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+IA3 = ".ia3_l"
+
+
+def check_shapes(settings: Settings, tensors: Tensors, source: str) -> None:
+    """Compares shapes with settings, for the kinds that are known here.
+
+    Args:
+      settings: of the adapter.
+      tensors: by PEFT's names.
+      source: for the message.
+
+    Raises:
+      InputError: for the first array that is missing or of another shape.
+    """
+    check = _CHECKS.get(settings["peft_type"])
+    if check is not None:
+        check(settings, tensors, source)
+
+
+def needed(tensors: Tensors, name: str, axes: int, source: str) -> np.ndarray:
+    """An array by name.
+
+    Raises:
+      InputError: if it is missing or has another number of axes.
+    """
+    if name not in tensors:
+        raise InputError(f"{source} has {sorted(tensors)}, expected {name!r}")
+    if tensors[name].ndim != axes:
+        raise InputError(
+            f"{source}: {name} has shape {tensors[name].shape}, expected {axes} axes"
+        )
+    return tensors[name]
+
+
+def _rows(settings: Settings, tensors: Tensors, source: str) -> int:
+    """Checks the shared rows of a prompt; returns how many there are."""
+    found = needed(tensors, EMBEDDINGS, 2, source)
+    length = positive(settings, "num_virtual_tokens", source)
+    count = submodules(settings, source)
+    width = setting(settings, "token_dim")
+    if len(found) not in (length, length * count):
+        raise InputError(
+            f"{source}: {EMBEDDINGS} has shape {found.shape}, expected {length} rows "
+            f"or {count} times as many, as its settings say"
+        )
+    if width is not None and found.shape[1] != width:
+        raise InputError(
+            f"{source}: {EMBEDDINGS} has shape {found.shape}, but token_dim is {width}"
+        )
+    return len(found)
+
+
+def _multitask(settings: Settings, tensors: Tensors, source: str) -> None:
+    rows = _rows(settings, tensors, source)
+    width = tensors[EMBEDDINGS].shape[1]
+    tasks = positive(settings, "num_tasks", source)
+    rank = positive(settings, "num_ranks", source)
+    for name, shape in ((COLUMNS, (tasks, rows, rank)), (ROWS, (tasks, rank, width))):
+        found = needed(tensors, name, 3, source)
+        if found.shape != shape:
+            raise InputError(
+                f"{source}: {name} has shape {found.shape}, expected {shape}: tasks "
+                "and ranks of its settings"
+            )
+
+
+def _prefix(settings: Settings, tensors: Tensors, source: str) -> None:
+    found = needed(tensors, EMBEDDINGS, 2, source)
+    length, layers, width = (
+        positive(settings, name, source)
+        for name in ("num_virtual_tokens", "num_layers", "token_dim")
+    )
+    heads = positive(settings, "num_attention_heads", source)
+    if width % heads:
+        raise InputError(
+            f"{source} has token_dim {width}, no multiple of its {heads} heads"
+        )
+    if found.shape != (length, 2 * layers * width):
+        raise InputError(
+            f"{source}: {EMBEDDINGS} has shape {found.shape}, expected "
+            f"{(length, 2 * layers * width)}: a key and a value of {width} numbers for "
+            f"each of {layers} layers"
+        )
+
+
+def _lora(settings: Settings, tensors: Tensors, source: str) -> None:
+    for name, array in tensors.items():
+        if not name.endswith((LORA_A, LORA_B)):
+            continue
+        module = module_of(name)
+        rank = rank_of(settings, module)
+        inner = array.shape[0 if name.endswith(LORA_A) else -1] if array.ndim else 0
+        if array.ndim != 2 or inner != rank:
+            raise InputError(
+                f"{source}: {name} has shape {array.shape}, expected rank {rank}, as "
+                "r or rank_pattern says"
+            )
+        twin = LORA_B if name.endswith(LORA_A) else LORA_A
+        if name.removesuffix(LORA_A).removesuffix(LORA_B) + twin not in tensors:
+            raise InputError(f"{source} has {name}, but not its {twin[1:]}")
+
+
+def _ia3(settings: Settings, tensors: Tensors, source: str) -> None:
+    for name, array in tensors.items():
+        if name.endswith(IA3) and (array.ndim != 2 or 1 not in array.shape):
+            raise InputError(
+                f"{source}: {name} has shape {array.shape}, expected [out, 1] or "
+                "[1, in]"
+            )
+
+
+def module_of(name: str) -> str:
+    """The module that a tensor of LoRA or IA3 belongs to, as transformers names it."""
+    name = name.removeprefix(MODEL_PREFIX)
+    for ending in (LORA_A, LORA_B, IA3):
+        name = name.removesuffix(ending)
+    return name
+
+
+_CHECKS = {
+    "PROMPT_TUNING": _rows,
+    "P_TUNING": _rows,
+    "MULTITASK_PROMPT_TUNING": _multitask,
+    "PREFIX_TUNING": _prefix,
+    "LORA": _lora,
+    "IA3": _ia3,
+}

@@ -1,0 +1,169 @@
+"""Reads one prompt from any of the files that people have.
+
+NumPy files (with `.npy` or, as google-research/prompt-tuning released them, without),
+safetensors files of one tensor, the checkpoints and run directories of this library,
+and PEFT adapters of the kinds PROMPT_TUNING and P_TUNING. Nothing is unpickled.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from prompt_tuning.adapters.peft import folder as peft_folder
+from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
+from prompt_tuning.checkpoints.formats.safetensors import read_header
+from prompt_tuning.checkpoints.run_store import checkpoint_files, checkpoint_store
+from prompt_tuning.core.errors import InputError
+
+SAFETENSORS = ".safetensors"
+ADAPTER_KINDS = ("PROMPT_TUNING", "P_TUNING")
+
+_NUMPY_MAGIC = b"\x93NUMPY"
+_logger = logging.getLogger(__name__)
+
+
+def read_prompt(
+    path: Path | str, on_damage: checkpoint_store.OnDamage = _logger.warning
+) -> Float[np.ndarray, "P D"]:
+    """Reads prompt vectors; their width is the caller's to check.
+
+    Args:
+      path: a NumPy or safetensors file, a checkpoint directory, a run directory (its
+        best checkpoint if the run kept one, else its latest), or a PEFT adapter's
+        folder.
+      on_damage: called with a message for each damaged checkpoint of a run directory
+        that is passed over.
+
+    Returns:
+      The vectors in float32, whatever floating type the file has.
+
+    Raises:
+      InputError: if there is nothing there that is a prompt.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _checked(read_array(path), path)
+    if not path.is_dir():
+        raise InputError(f"{path} does not exist; expected a prompt's file or folder")
+    checkpoint = find_checkpoint(path, on_damage)
+    if checkpoint is not None:
+        return _checked(_read_checkpoint(checkpoint), path)
+    if peft_folder.find_folder(path) is not None:
+        return _checked(_read_adapter(path), path)
+    raise InputError(
+        f"{path} holds no prompt: expected {checkpoint_store.FOLDER}/checkpoint_*, "
+        f"{checkpoint_files.STATE_FILE} or {peft_folder.CONFIG} in it"
+    )
+
+
+def find_checkpoint(
+    path: Path, on_damage: checkpoint_store.OnDamage = _logger.warning
+) -> Path | None:
+    """The checkpoint that a folder is or holds; of a run the best, else the latest.
+
+    Raises:
+      InputError: if there are checkpoints and all are damaged.
+    """
+    names = {child.name for child in path.iterdir()} if path.is_dir() else set()
+    if checkpoint_files.STATE_FILE in names:
+        return path
+    folder = (
+        path / checkpoint_store.FOLDER if checkpoint_store.FOLDER in names else path
+    )
+    if checkpoint_store.steps_in(folder):
+        return checkpoint_store.best_or_latest(folder, on_damage)
+    return None
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The one array of a file, of NumPy's format whatever its name, or safetensors.
+
+    Raises:
+      InputError: if it is damaged, of another format, or holds several arrays.
+    """
+    if path.suffix != SAFETENSORS:
+        return _read_numpy(path)
+    if (path.parent / peft_folder.CONFIG).is_file():
+        raise InputError(f"{path} is a part of an adapter; name its folder")
+    stored = read_header(path)
+    if len(stored) != 1:
+        raise InputError(
+            f"{path} holds {len(stored)} tensors, expected one: {sorted(stored)[:5]}"
+        )
+    return next(iter(stored.values())).read()
+
+
+def _checked(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
+    """Refuses what cannot be prompt vectors, and casts the rest.
+
+    Raises:
+      InputError: unless the array is `[P, D]`, not empty, floating and finite.
+    """
+    if array.ndim != 2 or not array.size:
+        raise InputError(
+            f"{path} holds an array of shape {array.shape}, expected prompt vectors "
+            "[P, D]"
+        )
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise InputError(f"{path} holds {array.dtype}, expected floating numbers")
+    prompt = array.astype(np.float32)
+    if not np.isfinite(prompt).all():
+        count = int((~np.isfinite(prompt)).sum())
+        raise InputError(f"{path}: {count} of {prompt.size} numbers are not finite")
+    return prompt
+
+
+def _read_numpy(path: Path) -> np.ndarray:
+    """The array of a file in NumPy's format, whatever its name.
+
+    Raises:
+      InputError: if it is of another format, truncated, or holds pickled objects.
+    """
+    with path.open("rb") as file:
+        start = file.read(len(_NUMPY_MAGIC))
+        if start != _NUMPY_MAGIC:
+            raise InputError(
+                f"{path} begins with {start!r}, expected NumPy's {_NUMPY_MAGIC!r}; a "
+                "PEFT adapter is named by its folder, and pickles are never read"
+            )
+        file.seek(0)
+        try:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def _read_checkpoint(directory: Path) -> np.ndarray:
+    """The one trained leaf of a checkpoint.
+
+    Raises:
+      InputError: if it is damaged, or holds several trained leaves.
+    """
+    state = checkpoint_files.verify(directory)
+    if len(state["trained"]) != 1:
+        names = [leaf.get("file", path) for path, leaf in state["trained"].items()]
+        raise InputError(
+            f"{directory} holds {len(names)} trained leaves, expected one prompt; name "
+            f"the file of the one that you mean: {names}"
+        )
+    return next(iter(checkpoint_files.read_trained(directory, state).values()))
+
+
+def _read_adapter(folder: Path) -> np.ndarray:
+    """The vectors of a PEFT adapter that go before the input.
+
+    PEFT saves, for an encoder-decoder, a second half that it neither trains nor uses
+    (one per transformer submodule); only the first `num_virtual_tokens` rows count.
+
+    Raises:
+      InputError: if it cannot be read, or is of another kind.
+    """
+    adapter = peft_folder.read_folder(folder)
+    if adapter.kind not in ADAPTER_KINDS:
+        raise InputError(
+            f"{folder} has peft_type {adapter.kind!r}; only "
+            f"{' and '.join(ADAPTER_KINDS)} save vectors that go before the input"
+        )
+    return adapter.tensors[EMBEDDINGS][: adapter.settings["num_virtual_tokens"]]

@@ -1,0 +1,297 @@
+"""The restore plan: what becomes of every parameter, decided before any is read.
+
+Each parameter is restored from named arrays of the checkpoint or fresh because an entry
+of the assignment map says so; each array that no parameter reads is ignored, by name.
+There is no fourth case: whatever else happens is an error.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
+from prompt_tuning.checkpoints.stored_tensors import (
+    PartReader,
+    Recipe,
+    StoredTensor,
+    assemble_parts,
+    check_recipe,
+)
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization import QUANTIZED, scale_path
+from prompt_tuning.core.slices import whole
+
+AssignmentMap = Sequence[tuple[str, str | None]]
+FreshBy = Mapping[str, str] | Callable[[str], str]
+
+PROMPT_IS_FRESH = (r".*/prompt/.*", None)
+TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
+LISTED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RestorePlan:
+    """What becomes of every parameter of a model and every array of a checkpoint.
+
+    Attributes:
+      origin: the file or folder that the checkpoint lies in.
+      abstract: shape and dtype of every parameter.
+      restored: the recipes of those that are read.
+      fresh: what initialises the others.
+      stored: the checkpoint.
+    """
+
+    origin: str
+    abstract: Mapping[str, jax.ShapeDtypeStruct]
+    restored: Mapping[str, Recipe]
+    fresh: Mapping[str, str]
+    stored: Mapping[str, StoredTensor]
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the stored arrays that no parameter reads."""
+        used = {name for recipe in self.restored.values() for name in recipe.sources}
+        return tuple(name for name in self.stored if name not in used)
+
+    @property
+    def quantized(self) -> tuple[str, ...]:
+        """Paths of the kernels that are kept in int8, restored or fresh."""
+        return _quantized(self.abstract)
+
+    def readers(
+        self, dtype: DTypeLike | None = None
+    ) -> Iterator[tuple[str, PartReader]]:
+        """What reads parts of each restored parameter.
+
+        A kernel that the model has in int8 is quantised on its way in, and its scales
+        come after it.
+
+        Args:
+          dtype: of all that are not quantised; that of each abstract leaf if None.
+        """
+        kernels = self.quantized
+        scales = set(map(scale_path, kernels))
+        for path, recipe in self.restored.items():
+            leaf = self.abstract[path]
+            shape = tuple(leaf.shape)
+            if path in kernels:
+                kernel = QuantizedKernel(path, shape, recipe, self.stored)
+                yield path, kernel.read
+                yield scale_path(path), kernel.read_scales
+            elif path not in scales:
+                kept = np.dtype(leaf.dtype if dtype is None else dtype)
+                own = (path, shape, kept, recipe, self.stored)
+                yield path, functools.partial(assemble_parts, *own)
+
+    def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Reads the restored parameters, one at a time, and keeps none.
+
+        Args:
+          dtype: as for `readers`.
+
+        Raises:
+          InputError: if the checkpoint turns out to be damaged.
+        """
+        for path, read in self.readers(dtype):
+            yield path, read([whole(self.abstract[path].shape)])[0]
+
+    def restore(self, dtype: DTypeLike | None = None) -> dict[str, np.ndarray]:
+        """All that `read` gives, by path."""
+        return dict(self.read(dtype))
+
+    def report(self) -> str:
+        """A table of counts, then what is fresh and what is ignored, by name."""
+        ignored = {name: self.stored[name] for name in self.ignored}
+        lines = [
+            f"checkpoint {self.origin}",
+            f"{'':8} {'arrays':>8} {'parameters':>16} {'bytes':>18}",
+            _count_row("restored", [self.abstract[path] for path in self.restored])
+            + f"   from {len(self.stored) - len(ignored)} of {len(self.stored)} stored",
+            *self._quantized_rows(),
+            _count_row("fresh", [self.abstract[path] for path in self.fresh]),
+            _count_row("ignored", list(ignored.values())),
+        ]
+        if self.fresh:
+            lines += ["fresh, initialised by:"]
+            lines += [
+                f"  {path} {tuple(self.abstract[path].shape)}: {by}"
+                for path, by in self.fresh.items()
+            ]
+        if ignored:
+            lines += ["ignored, stored but read by no parameter:"]
+            lines += _listed(
+                [
+                    f"{name} {tensor.shape} {tensor.dtype.name}, in {tensor.source}"
+                    for name, tensor in ignored.items()
+                ]
+            )
+        return "\n".join(lines)
+
+    def _quantized_rows(self) -> list[str]:
+        kernels = [self.abstract[path] for path in self.quantized]
+        if not kernels:
+            return []
+        row = _count_row(f"  {QUANTIZED}", kernels)
+        return [f"{row}   of these, quantised to one float32 scale a channel"]
+
+
+def plan_restore(
+    abstract: Mapping[str, jax.ShapeDtypeStruct],
+    recipes: Mapping[str, Recipe],
+    stored: Mapping[str, StoredTensor],
+    *,
+    assignment_map: AssignmentMap = TUNED_ARE_FRESH,
+    fallback_to_scratch: bool = True,
+    fresh_by: FreshBy | None = None,
+) -> RestorePlan:
+    r"""Decides what becomes of every parameter, and checks every shape.
+
+    The assignment map has T5X's semantics (`t5x.state_utils.apply_assignment_map`): of
+    the first pattern that matches the whole path, None means that the parameter is not
+    read, and a string names what is read in its place: another of our paths, or a
+    stored array as it is; `\1` is the pattern's first group. A parameter without a
+    match is read by its own recipe. The scales of an int8 kernel share its fate: they
+    follow from its weights, and the map knows nothing of them.
+
+    Args:
+      abstract: shape and dtype of every parameter, by path.
+      recipes: how the family makes parameters of stored arrays.
+      stored: the opened checkpoint.
+      assignment_map: (pattern, source) pairs; each pattern must match a parameter,
+        except those of `TUNED_ARE_FRESH`, since a model may have no prompt or adapter.
+      fallback_to_scratch: whether any parameter may be fresh.
+      fresh_by: what initialises a fresh parameter, for the report.
+
+    Raises:
+      InputError: for a parameter without a source, a fresh one where none may be, a
+        shape that differs, and a pattern that is invalid or matches nothing.
+    """
+    if not stored:
+        raise InputError("the checkpoint holds no arrays")
+    scales = {scale_path(path): path for path in _quantized(abstract)}
+    own = [path for path in abstract if path not in scales]
+    _check_patterns(assignment_map, own)
+    origin = os.path.commonpath([tensor.source for tensor in stored.values()])
+    sources = {path: _assigned(path, assignment_map) for path in own}
+    restored = {
+        path: recipes.get(source, Recipe((source,)))
+        for path, source in sources.items()
+        if source is not None
+    }
+    _check_sources(restored, stored, origin)
+    for path, recipe in restored.items():
+        check_recipe(path, tuple(abstract[path].shape), recipe, stored)
+    restored |= {
+        scale: restored[path] for scale, path in scales.items() if path in restored
+    }
+    fresh = {
+        path: _description(path, fresh_by) for path in abstract if path not in restored
+    }
+    if not fallback_to_scratch:
+        _refuse_fresh(list(fresh))
+    return RestorePlan(origin, abstract, restored, fresh, stored)
+
+
+def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
+    return tuple(path for path, leaf in abstract.items() if leaf.dtype == np.int8)
+
+
+def _refuse_fresh(fresh: list[str]) -> None:
+    if fresh:
+        raise InputError(
+            "fallback_to_scratch is False, but the assignment map reads these from "
+            "nowhere:\n" + "\n".join(_listed(fresh))
+        )
+
+
+def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None:
+    for entry in assignment_map:
+        try:
+            pattern = re.compile(entry[0])
+        except re.error as error:
+            raise InputError(
+                f"the assignment map has the invalid pattern {entry[0]!r}: {error}"
+            ) from error
+        if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, paths)):
+            continue
+        raise InputError(
+            f"the assignment map's pattern {entry[0]!r} matches no whole path of a "
+            f"parameter; nearest: {_nearest(entry[0], paths)}"
+        )
+
+
+def _assigned(path: str, assignment_map: AssignmentMap) -> str | None:
+    """What a parameter is read from; None if from nowhere."""
+    for pattern, source in assignment_map:
+        if match := re.fullmatch(pattern, path):
+            try:
+                return None if source is None else match.expand(source)
+            except (re.error, IndexError) as error:
+                raise InputError(
+                    f"the assignment map's source {source!r} does not go with its "
+                    f"pattern {pattern!r}: {error}"
+                ) from error
+    return path
+
+
+def _description(path: str, fresh_by: FreshBy | None) -> str:
+    default = "its own initialiser"
+    if fresh_by is None:
+        return default
+    if isinstance(fresh_by, Mapping):
+        return fresh_by.get(path, default)
+    return fresh_by(path)
+
+
+def _check_sources(
+    restored: Mapping[str, Recipe],
+    stored: Mapping[str, StoredTensor],
+    origin: str,
+) -> None:
+    missing = [
+        (path, name)
+        for path, recipe in restored.items()
+        for name in recipe.sources
+        if name not in stored
+    ]
+
+    def describe(needed: tuple[str, str]) -> str:
+        path, name = needed
+        return f"{path} needs {name}; nearest: {_nearest(name, stored)}"
+
+    if missing:
+        raise InputError(
+            f"{origin} has {len(stored)} arrays, but lacks {len(missing)} more:\n"
+            + "\n".join(_listed(missing, describe))
+            + "\nTo initialise a parameter instead, give the assignment map an entry "
+            "(pattern of its path, None)."
+        )
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.0)
+    return ", ".join(close)
+
+
+def _listed(rows: Sequence, describe: Callable[..., str] = str) -> list[str]:
+    """The first rows, indented, and how many more there are."""
+    shown = [f"  {describe(row)}" for row in rows[:LISTED]]
+    more = len(rows) - LISTED
+    return [*shown, f"  and {more} more"] if more > 0 else shown
+
+
+def _count_row(name: str, arrays: Sequence[jax.ShapeDtypeStruct | StoredTensor]) -> str:
+    sizes = [math.prod(array.shape) for array in arrays]
+    total = sum(
+        size * np.dtype(array.dtype).itemsize
+        for size, array in zip(sizes, arrays, strict=True)
+    )
+    return f"{name:8} {len(arrays):>8,} {sum(sizes):>16,} {total:>18,}"

@@ -1,0 +1,71 @@
+"""JSON that knows when it was damaged."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.fsync import sync
+
+
+def sealed(content: dict[str, Any]) -> str:
+    """The text of a JSON file with a checksum of the rest in it.
+
+    Raises:
+      InputError: if the content is not JSON.
+    """
+    try:
+        # What a reader will see: string keys, lists for tuples.
+        content = json.loads(json.dumps(content, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the state of a run must be finite JSON, but: {error}"
+        ) from error
+    return json.dumps(content | {"checksum": _checksum(content)}, indent=1) + "\n"
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Writes and syncs such a file.
+
+    Raises:
+      InputError: if the content is not JSON.
+    """
+    with path.open("w") as file:
+        file.write(sealed(content))
+        sync(file)
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Reads such a file and checks it against its own checksum.
+
+    Raises:
+      InputError: if it is missing or damaged.
+    """
+    try:
+        state = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: the checkpoint is incomplete") from error
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: not JSON ({error})") from error
+    if not isinstance(state, dict) or "checksum" not in state:
+        raise InputError(f"{path} is no checkpoint's state: it holds no checksum")
+    expected, found = state.pop("checksum"), _checksum(state)
+    if found != expected:
+        raise InputError(
+            f"{path} is damaged: its content has SHA-256 {found}, expected {expected}"
+        )
+    return state
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    """SHA-256 of the state's canonical JSON, white space aside."""
+    canonical = json.dumps(state, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}

@@ -1,0 +1,271 @@
+"""gin, and the only place that knows of it.
+
+What is bound here are plain dataclasses, classes and functions of the package; bound
+in gin, each is a factory that is called to build the thing.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import inspect
+import os
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin import config as gin_config
+
+from prompt_tuning.config.run import DataSource, Evaluation, Run
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.losses.objective import (
+    ClassObjective,
+    ContextDistillation,
+    PolicyGradient,
+    TokenObjective,
+)
+from prompt_tuning.models.build import Prompt
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import PromptFactory
+from prompt_tuning.prompts import initializers, multitask, prefix
+from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
+from prompt_tuning.prompts.dropped import DroppedPrompt
+from prompt_tuning.prompts.projection_adapters import IA3, LoRA
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.reparameterized import MLPPrompt, ResidualPrompt
+from prompt_tuning.prompts.soft import InferenceOnlyPrompt, SoftPrompt
+from prompt_tuning.prompts.wayward import WaywardPrompt
+from prompt_tuning.sharding.axis_rules import AxisRules
+from prompt_tuning.sharding.mesh import MeshShape
+
+PACKAGE = Path(__file__).parents[1]
+# In a checkout the configs lie beside the package, in a wheel inside it.
+CONFIG_FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
+
+FACTORIES = (
+    Run,
+    Pretrained,
+    Prompting,
+    Rematerialization,
+    DataSource,
+    Evaluation,
+    TokenObjective,
+    ClassObjective,
+    PolicyGradient,
+    ContextDistillation,
+    MeshShape,
+    AxisRules,
+    parameter_groups.ParameterGroup,
+    parameter_groups.adafactor,
+    parameter_groups.adamw,
+    parameter_groups.warmup_linear_decay,
+    t5_config,
+    SoftPrompt,
+    InferenceOnlyPrompt,
+    multitask.AddMultiTaskPrompt,
+    multitask.ConcatTimeMultiTaskPrompt,
+    multitask.ConcatFeaturesMultiTaskPrompt,
+    multitask.ProjectMultiTaskPrompt,
+    multitask.FactorizedMultiTaskPrompt,
+    multitask.factors_of_ones,
+    multitask.normal_factors,
+    MLPPrompt,
+    ResidualPrompt,
+    WaywardPrompt,
+    DroppedPrompt,
+    DeepPrompt,
+    AddedDeepPrompt,
+    prefix.KeyValuePrefix,
+    prefix.ProjectedKeyValuePrefix,
+    prefix.normal,
+    LoRA,
+    IA3,
+    initializers.uniform,
+    initializers.from_file,
+    initializers.from_sampled_vocabulary,
+    initializers.from_class_labels,
+    initializers.from_text,
+    initializers.from_template,
+)
+
+# What gin raises, and what the factories raise for values of a wrong type.
+PROBLEMS = (
+    OSError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    AttributeError,
+    ImportError,
+    NameError,
+    RuntimeError,
+    tokenize.TokenError,
+)
+
+
+@functools.cache
+def register() -> None:
+    """Makes the package's factories known to gin, once."""
+    for factory in FACTORIES:
+        gin.external_configurable(factory, module="prompt_tuning")
+    # gin also looks into importable packages; it takes a folder `runs/` of the working
+    # directory for one, and fails there before it comes to our folders.
+    gin_config._FILE_READERS[:] = [(open, os.path.isfile)]
+    for folder in filter(Path.is_dir, CONFIG_FOLDERS):
+        gin.add_config_file_search_path(str(folder))
+
+
+def read_run(
+    files: Sequence[str], bindings: Sequence[str], directory: str | None = None
+) -> Run:
+    """Parses gin files and bindings, and builds the run that they describe.
+
+    Args:
+      files: paths, or names below `configs/` such as "runs/first_prompt.gin".
+      bindings: such as `Run.steps = 10`; they override the files.
+      directory: of the run, in place of the one that the config names.
+
+    Raises:
+      InputError: for a missing file or include, a misspelt name or parameter, and
+        whatever the values themselves are refused for.
+    """
+    register()
+    gin.clear_config()
+    for file in files:
+        with _explained(f"the config {file}"):
+            gin.parse_config_file(file)
+    for binding in bindings:
+        with _explained(f"--gin.{binding.replace(' = ', '=', 1)}"):
+            gin.parse_config(binding)
+    _check_macros(bindings)
+    if directory is not None:
+        gin.bind_parameter("Run.directory", directory)
+    with _explained(f"the config {', '.join(files) or '(no file)'}"):
+        gin.finalize()
+        run = gin.get_configurable(Run)()
+    return dataclasses.replace(
+        run,
+        prompt=run.prompt and _Explained(run.prompt),
+        decoder_prompt=run.decoder_prompt and _Explained(run.decoder_prompt),
+    )
+
+
+def _check_macros(bindings: Sequence[str]) -> None:
+    """Refuses a macro of the command line that nothing refers to.
+
+    Raises:
+      InputError: with the nearest macros that are used.
+    """
+    used = sorted(set(re.findall(r"%(\w+)", gin.config_str())))
+    for binding in bindings:
+        name = binding.partition("=")[0].strip()
+        if re.fullmatch(r"\w+", name) and name not in used:
+            raise InputError(
+                f"--gin.{name} is used by nothing in the config{_nearest(name, used)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Explained:
+    """A factory that gin builds from its bindings only once it is called."""
+
+    factory: PromptFactory
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The initialiser that is bound, as `functools.partial` would name it."""
+        try:
+            name = f"{self.factory.__name__}.initializer"
+            return {"initializer": gin.query_parameter(name)}
+        except ValueError:
+            return {}
+
+    def __call__(self, *arguments: Any) -> Prompt:
+        # What else is raised there is ours or the machine's, and not the config's.
+        with _explained("the config's prompt", (ValueError, TypeError)):
+            return self.factory(*arguments)
+
+
+@contextlib.contextmanager
+def _explained(
+    what: str, problems: tuple[type[Exception], ...] = PROBLEMS
+) -> Iterator[None]:
+    """Turns what gin raises into an `InputError` with what is of use in it."""
+    try:
+        yield
+    except InputError as problem:
+        # Without the chain of gin's calls that led there.
+        raise InputError(_without_calls(str(problem))) from problem
+    except problems as problem:
+        raise InputError(f"{what} cannot be used: {_explain(problem)}") from problem
+
+
+def _explain(problem: Exception) -> str:
+    text = _without_calls(str(problem))
+    if isinstance(problem, OSError):
+        missing, found = re.match(r"Unable to open file: (.*)\. Searched", text), text
+        if missing is not None:
+            found = f"{missing[1]} is missing" + "".join(text.partition("\n")[1:])
+        folders = " or ".join(str(f) for f in CONFIG_FOLDERS if f.is_dir())
+        return (
+            f"{found}\nnames are looked for in the working directory and in {folders}"
+        )
+    if "No bindings specified for" in text:
+        return _unbound_macros()
+    if isinstance(problem, SyntaxError) or "malformed node" in text:
+        line = (getattr(problem, "text", None) or "").strip()
+        return (
+            f"a value cannot be parsed{f' in the line {line!r}' if line else ''}; text "
+            "needs quotes inside the shell's: --gin.MODEL='\"folder\"'"
+        )
+    if isinstance(problem, ValueError) and "n't have a parameter" in text:
+        name, parameter = re.findall(r"'([\w.]+)'", text)[:2]
+        return text + _nearest(parameter, _parameters(name))
+    if "No configurable matching" in text:
+        found = re.findall(r"'([^']*)'", text)[0]
+        return text + _nearest(found, [factory.__name__ for factory in FACTORIES])
+    return text + _callee(problem)
+
+
+def _callee(problem: Exception) -> str:
+    """Which factory of the config raised it, as gin says."""
+    found = re.search(r"In call to configurable '([\w.]+)'", str(problem))
+    return f", in {found[1]}" if found else ""
+
+
+def _parameters(name: str) -> list[str]:
+    """The parameters of a factory, which gin may name with its module."""
+    named = [f for f in FACTORIES if f.__name__ == name.rpartition(".")[2]]
+    return [p for f in named for p in inspect.signature(f).parameters]
+
+
+def _nearest(found: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(found, known, n=3) or sorted(known)
+    return f"\nexpected {' or '.join(near)}"
+
+
+def _unbound_macros() -> str:
+    config = gin.config_str()
+    bound = set(re.findall(r"^(\w+) = ", config, re.MULTILINE))
+    unbound = sorted(set(re.findall(r"%(\w+)", config)) - bound)
+    examples = " ".join(f"--gin.{name}=..." for name in unbound)
+    return f"it needs {', '.join(unbound)}; set {examples}"
+
+
+def _without_calls(text: str) -> str:
+    return text.partition("\n  In call to configurable")[0]
+
+
+def bound_config() -> str:
+    """All values that files and bindings gave, by name; known once a run is read."""
+    return gin.config_str()
+
+
+def operative_config() -> str:
+    """All values in use, defaults included; as a gin file it starts the run again."""
+    return gin.operative_config_str()

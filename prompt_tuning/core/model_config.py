@@ -1,0 +1,244 @@
+"""What a frozen model is made of, as named choices.
+
+One description covers the decoder-only families (Llama, Qwen2, GPT-2) and the
+encoder-decoder one (T5 1.0 and 1.1): they differ in the norm, in how positions enter,
+in the feed-forward layer, in their biases and in the head, and in nothing else.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization import QUANTIZED
+from prompt_tuning.core.rematerialization import Rematerialization
+
+Architecture = Literal["decoder_only", "encoder_decoder"]
+Norm = Literal["rms", "layer"]
+Positions = Literal["rotary", "learned", "relative"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Biases = Literal["none", "qkv", "all"]
+
+FLOAT16_REASON = (
+    "float16 overflows at 65,504, which T5's residual stream and a prompt trained at "
+    "learning rate 0.3 both pass; use bfloat16 or float32"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """How a model's rotary frequencies were lowered to reach further (Llama 3.1).
+
+    Wavelengths above `original_positions / low_frequency_factor` are stretched by
+    `factor`, those below `original_positions / high_frequency_factor` are left, and
+    between them the two are mixed. Equal factors of 0 stretch all ("linear").
+
+    Attributes:
+      factor: by which low frequencies are divided.
+      low_frequency_factor: see above.
+      high_frequency_factor: see above.
+      original_positions: positions that the model was first trained on.
+    """
+
+    factor: float
+    low_frequency_factor: float = 0.0
+    high_frequency_factor: float = 0.0
+    original_positions: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape and the named choices of one frozen model.
+
+    Attributes:
+      architecture: decoder-only or encoder-decoder.
+      vocabulary_size: rows `V` of the embedding table, padding rows included.
+      width: model width `D`.
+      feed_forward_width: `F`.
+      layers: blocks `L` of the decoder.
+      encoder_layers: blocks of the encoder; 0 for a decoder-only model.
+      heads: query heads `H`.
+      key_value_heads: key/value heads `G`; `H` is a multiple of it.
+      head_width: `K`.
+      norm: root-mean-square (scale only) or layer norm (scale and bias).
+      norm_epsilon: added to the mean square.
+      positions: rotary on queries and keys, a learned table added to the input, or
+        T5's relative position bias on the scores.
+      maximum_positions: the longest sequence, prompt vectors included; None if the
+        positions have no end (T5).
+      rotary_base: base of the rotary frequencies.
+      rotary_scaling: how they were lowered, or None.
+      relative_buckets: buckets of the relative position bias.
+      relative_maximum_distance: distance from which all share the last bucket.
+      activation: of the feed-forward layer.
+      gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
+      biases: which projections have one.
+      tied_head: whether the head is the embedding table.
+      scale_tied_hidden: whether a tied head sees hidden states times `D ** -0.5`
+        (T5 1.0).
+      scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
+        into the initialisation of the query projection.
+      bos_id: token that begins every row, if the model has one.
+      eos_id: token that ends a completion, if the model has one.
+      pad_id: token in the place of padding; any, since lengths are kept apart.
+      decoder_start_id: first input of an encoder-decoder's decoder.
+      dropout_rate: of embeddings, attention weights, feed-forward activations and
+        block outputs, in training only.
+      compute_dtype: of activations, "float32" or "bfloat16".
+      rematerialization: what the backward pass computes again.
+      encoder_rematerialization: the same of the encoder; as in the decoder if None.
+      parameter_dtype: of the frozen weights, "float32" or "bfloat16"; or "int8" for
+        the projections of the blocks, with one scale for each output channel, and
+        bfloat16 for all else.
+    """
+
+    architecture: Architecture
+    vocabulary_size: int
+    width: int
+    feed_forward_width: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_width: int
+    norm: Norm
+    positions: Positions
+    activation: Activation
+    gated: bool
+    tied_head: bool
+    encoder_layers: int = 0
+    norm_epsilon: float = 1e-6
+    maximum_positions: int | None = None
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    relative_buckets: int = 32
+    relative_maximum_distance: int = 128
+    biases: Biases = "none"
+    scale_tied_hidden: bool = False
+    scale_scores: bool = True
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id: int = 0
+    decoder_start_id: int = 0
+    dropout_rate: float = 0.0
+    compute_dtype: str = "float32"
+    parameter_dtype: str = "float32"
+    rematerialization: Rematerialization = dataclasses.field(
+        default_factory=Rematerialization
+    )
+    encoder_rematerialization: Rematerialization | None = None
+
+    def __post_init__(self):
+        for name in ("compute_dtype", "parameter_dtype"):
+            check_dtype(name, getattr(self, name))
+        if self.heads % self.key_value_heads:
+            raise InputError(
+                f"{self.heads} query heads cannot share {self.key_value_heads} "
+                "key/value heads: the first must be a multiple of the second"
+            )
+        if self.positions == "relative" and self.architecture == "decoder_only":
+            raise InputError(
+                "relative positions are for encoder-decoder models: a decoder-only "
+                "model's rows stand at positions of their own"
+            )
+        if self.positions == "learned" and self.maximum_positions is None:
+            raise InputError("learned positions need maximum_positions, found None")
+        if not 0 <= self.dropout_rate < 1:
+            raise InputError(
+                f"dropout_rate is {self.dropout_rate}, expected a number in [0, 1)"
+            )
+        self.rematerialization.check_layers("decoder", self.layers)
+        if self.encoder_layers:
+            self.of_encoder.check_layers("encoder", self.encoder_layers)
+
+    @property
+    def of_encoder(self) -> Rematerialization:
+        """What the encoder's backward pass computes again."""
+        return self.encoder_rematerialization or self.rematerialization
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of activations."""
+        return jnp.dtype(self.compute_dtype)
+
+
+def check_dtype(name: str, value: str) -> None:
+    """Refuses every floating type but the two that training is stable in.
+
+    Raises:
+      InputError: for float16 (with the reason), for int8 as anything but the type of
+        weights, and for any unknown name.
+    """
+    if value in ("float16", "half", "fp16"):
+        raise InputError(f"{name} is {value!r}: {FLOAT16_REASON}")
+    accepted = ["float32", "bfloat16"]
+    if name == "parameter_dtype":
+        accepted.append(QUANTIZED)
+    if value not in accepted:
+        listed = " or ".join(map(repr, accepted))
+        hint = "; int8 is for parameter_dtype" if value == QUANTIZED else ""
+        raise InputError(f"{name} is {value!r}, expected {listed}{hint}")
+
+
+def t5_config(
+    *,
+    width: int,
+    feed_forward_width: int,
+    layers: int,
+    heads: int,
+    head_width: int = 64,
+    encoder_layers: int | None = None,
+    vocabulary_size: int = 32_128,
+    version: Literal["1.0", "1.1"] = "1.1",
+    **choices,
+) -> ModelConfig:
+    """The config of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
+
+    Args:
+      width: `D`.
+      feed_forward_width: `F`.
+      layers: blocks of the decoder, and of the encoder unless `encoder_layers` says.
+      heads: `H`.
+      head_width: `K`; `H * K` may differ from `D`.
+      encoder_layers: blocks of the encoder.
+      vocabulary_size: `V`.
+      version: "1.0" or "1.1".
+      **choices: any other field of `ModelConfig` that describes the checkpoint.
+
+    Raises:
+      InputError: for a version that is not known, and for what `Pretrained` chooses.
+    """
+    if version not in ("1.0", "1.1"):
+        raise InputError(f"T5 version is {version!r}, expected '1.0' or '1.1'")
+    elsewhere = set(choices) & {
+        "compute_dtype",
+        "parameter_dtype",
+        "dropout_rate",
+        "rematerialization",
+        "encoder_rematerialization",
+    }
+    if elsewhere:
+        raise InputError(f"set Pretrained.{min(elsewhere)} in place of t5_config's")
+    original = version == "1.0"
+    return ModelConfig(
+        **{
+            "architecture": "encoder_decoder",
+            "vocabulary_size": vocabulary_size,
+            "width": width,
+            "feed_forward_width": feed_forward_width,
+            "layers": layers,
+            "encoder_layers": layers if encoder_layers is None else encoder_layers,
+            "heads": heads,
+            "key_value_heads": heads,
+            "head_width": head_width,
+            "norm": "rms",
+            "positions": "relative",
+            "activation": "relu" if original else "gelu_tanh",
+            "gated": not original,
+            "tied_head": original,
+            "scale_tied_hidden": original,
+            "scale_scores": False,
+            "eos_id": 1,
+        }
+        | choices
+    )

@@ -1,0 +1,1 @@
+"""Batches of examples and their order."""

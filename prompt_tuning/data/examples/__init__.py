@@ -1,0 +1,1 @@
+"""Rows cut into examples."""

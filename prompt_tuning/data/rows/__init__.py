@@ -1,0 +1,1 @@
+"""Rows of token ids and types, read from files."""

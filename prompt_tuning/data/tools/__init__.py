@@ -1,0 +1,1 @@
+"""Tools that display and rewrite data files."""

@@ -1,0 +1,237 @@
+"""Rank classification: the label that the model finds most likely (its verbalizer)."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.buckets import round_up
+from prompt_tuning.data.examples.candidates import Candidates, given_part, labelled
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.generation.engine import strip_end
+from prompt_tuning.generation.text_generation import check_prompt_ids
+from prompt_tuning.models.scoring import row_nll
+from prompt_tuning.pretrained.data_source import DataSource
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.shard_map import of_rows
+from prompt_tuning.streaming.streamed_function import of_batch
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def batch_row_nll(
+    graph: nnx.GraphDef, layout: Layout | None, parameters: Parameters, batch: Batch
+) -> Float[Array, "B"]:
+    """The nats of each row; see `row_nll`."""
+    run = of_rows(layout, graph, functools.partial(row_nll, graph))
+    return run(parameters, batch)
+
+
+def _row_nll(
+    model: PromptedModel, parameters: Parameters, batch: Batch
+) -> Float[Array, "B"]:
+    if model.kept.streamed:
+        everything = model.kept.with_streamed(parameters)
+        return of_batch(model.graph, row_nll).forth({}, everything, batch)
+    return batch_row_nll(model.graph, model.layout, parameters, batch)
+
+
+def rank_labels(
+    model: PromptedModel,
+    parameters: Parameters,
+    given: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int]],
+    *,
+    add_eos: bool,
+    length_normalize: bool = False,
+    batch_size: int = 64,
+    prompt_ids: Sequence[int] | None = None,
+) -> Float[np.ndarray, "n C"]:
+    """The nats that each label costs after each given row; the least is the answer.
+
+    Args:
+      model: of which graph and config are used.
+      parameters: all parameters by path.
+      given: token ids of each example.
+      labels: token ids of the `C` labels.
+      add_eos: whether the end-of-sequence token counts, which tells a label from a
+        longer one that begins with it.
+      length_normalize: whether a label costs the mean of its tokens' nats, not the sum.
+      batch_size: rows that run together.
+      prompt_ids: which prompt each example has, of a model with several; else None.
+
+    Raises:
+      InputError: as `check_prompt_ids`.
+    """
+    check_prompt_ids(model, prompt_ids, len(given))
+    labels = closed(labels, model, add_eos)
+    tasks = [0] * len(given) if prompt_ids is None else prompt_ids
+    examples = [
+        labelled(model.config.architecture, list(row), list(label), task)
+        for row, task in zip(given, tasks, strict=True)
+        for label in labels
+    ]
+    nats = completion_nats(
+        model,
+        parameters,
+        examples,
+        batch_size=batch_size,
+        prompt_ids=prompt_ids is not None,
+    )
+    lengths = [len(label) for label in labels] if length_normalize else 1
+    return nats.reshape(len(given), len(labels)) / np.array(lengths)
+
+
+def completion_nats(
+    model: PromptedModel,
+    parameters: Parameters,
+    examples: Sequence[Example],
+    *,
+    batch_size: int,
+    prompt_ids: bool,
+) -> Float[np.ndarray, "n"]:
+    """The nats that what carries weight in each example costs.
+
+    Args:
+      model: of which graph and config are used.
+      parameters: all parameters by path.
+      examples: as `labelled` makes them.
+      batch_size: rows that run together.
+      prompt_ids: whether the examples say which prompt they have.
+    """
+    # Sorted by length, so that a batch is padded little and few shapes are compiled.
+    order = np.argsort([len(example.inputs) for example in examples], kind="stable")
+    nats = np.zeros(len(examples))
+    most = max(int(np.count_nonzero(example.weights)) for example in examples)
+    if model.layout is not None:
+        batch_size = model.layout.dividable(batch_size)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        filled = np.full(batch_size, FILLING)
+        filled[: len(rows)] = rows
+        longest = max(len(examples[row].inputs) for row in rows)
+        length = round_up(longest)
+        if model.maximum_length is not None:
+            length = min(length, model.maximum_length)
+        targets = length if model.config.architecture == "decoder_only" else most
+        planned = PlannedBatch(filled, length, targets, most)
+        batch = build_batch(
+            examples, planned, model.config.pad_id, prompt_ids=prompt_ids
+        )
+        found = _row_nll(model, parameters, batch)
+        nats[rows] = np.asarray(found)[: len(rows)]
+    return nats
+
+
+def closed(
+    labels: Sequence[Sequence[int]], model: PromptedModel, add_eos: bool
+) -> list[list[int]]:
+    """The labels with the token that ends them, where it counts."""
+    end = [model.config.eos_id] if add_eos and model.config.eos_id is not None else []
+    return [[*label, *end] for label in labels]
+
+
+def candidates(
+    model: PromptedModel, data: DataSource, examples: Examples, labels: Sequence[str]
+) -> Candidates:
+    """The examples of a task with classes, each with every label.
+
+    Args:
+      model: that scores the labels.
+      data: how the examples were read.
+      examples: each of which has one of the labels for its completion.
+      labels: verbalizers.
+
+    Raises:
+      InputError: if a label gives no token, an example's completion is none of them,
+        or it does not fit with each.
+    """
+    encoded = encode_labels(model, data, labels)
+    wanted = [completion(examples[i], model) for i in range(len(examples))]
+    return Candidates(
+        examples,
+        closed(encoded, model, data.add_eos),
+        gold_labels(model, wanted, encoded, labels),
+        architecture=model.config.architecture,
+        maximum_length=model.maximum_length,
+        predicts_first_token=model.predicts_first_token,
+        skip_too_long=data.on_too_long == "skip",
+    )
+
+
+def encode_labels(
+    model: PromptedModel, data: DataSource, labels: Sequence[str]
+) -> list[list[int]]:
+    """Token ids of the labels as completions have them, without what ends them.
+
+    Raises:
+      InputError: if a label gives no token, or two the same.
+    """
+    tokenizer = model.needed_tokenizer()
+    encoded: list[list[int]] = []
+    for label in labels:
+        ids = tokenizer.encode_continuation(data.joiner + label)
+        if model.config.architecture == "encoder_decoder":
+            ids = tokenizer.encode(label)
+        if not ids:
+            raise InputError(
+                f"the label {label!r} gives no token, so it cannot be ranked; use "
+                "another verbalizer"
+            )
+        if ids in encoded:
+            raise InputError(
+                f"the labels {labels[encoded.index(ids)]!r} and {label!r} give the "
+                "same tokens, so neither can win; use another verbalizer"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def gold_labels(
+    model: PromptedModel,
+    wanted: Sequence[list[int]],
+    encoded: Sequence[list[int]],
+    labels: Sequence[str],
+) -> list[int]:
+    """Which of the labels each completion is.
+
+    Args:
+      model: gives the tokenizer.
+      wanted: token ids of the completions.
+      encoded: token ids of the labels.
+      labels: their texts.
+
+    Raises:
+      InputError: for the first completion that is none of them.
+    """
+    gold = []
+    for index, ids in enumerate(wanted):
+        if ids not in encoded:
+            text = model.needed_tokenizer().decode(ids)
+            raise InputError(
+                f"example {index} has the completion {text!r}, which is none of "
+                f"the labels {list(labels)}"
+            )
+        gold.append(encoded.index(ids))
+    return gold
+
+
+def given(example: Example, model: PromptedModel) -> list[int]:
+    """What the model is given of an example, to continue or to answer."""
+    return given_part(example, model.config.architecture).tolist()
+
+
+def completion(example: Example, model: PromptedModel) -> list[int]:
+    """What is wanted of the model, without the token that ends it."""
+    # Nothing of an encoder-decoder's targets is given: its prefix length is 0.
+    targets = example.targets[example.prefix_length :]
+    return strip_end(targets.tolist(), model.config.eos_id)

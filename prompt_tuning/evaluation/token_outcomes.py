@@ -1,0 +1,110 @@
+"""What each target token costs, and whether it scored highest."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Bool, Float, Int
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
+from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.evaluation.metric_sums import Tally, exponential_ratio, ratio
+from prompt_tuning.losses.cross_entropy import TokenLoss
+from prompt_tuning.models.scoring import token_losses
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.shard_map import of_rows
+from prompt_tuning.streaming.streamed_function import of_batch
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def batch_losses(
+    graph: nnx.GraphDef, layout: Layout | None, parameters: Parameters, batch: Batch
+) -> TokenLoss:
+    """The outcome at each of the batch's loss positions; see `token_losses`."""
+    run = of_rows(layout, graph, functools.partial(token_losses, graph))
+    return run(parameters, batch)
+
+
+def _losses(model: PromptedModel, parameters: Parameters, batch: Batch) -> TokenLoss:
+    if model.kept.streamed:
+        everything = model.kept.with_streamed(parameters)
+        return of_batch(model.graph, token_losses).forth({}, everything, batch)
+    return batch_losses(model.graph, model.layout, parameters, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenOutcomes:
+    """The outcome at every target that carries weight, example after example.
+
+    Attributes:
+      examples: how many there are, `E`.
+      example: of which example each target is, `[t]`.
+      weight: of its loss, `[t]`.
+      nll: its negative log likelihood in nats, `[t]`.
+      correct: whether no token scored higher, `[t]`.
+    """
+
+    examples: int
+    example: Int[np.ndarray, "t"]
+    weight: Float[np.ndarray, "t"]
+    nll: Float[np.ndarray, "t"]
+    correct: Bool[np.ndarray, "t"]
+
+    def tallies(self, chosen: Bool[np.ndarray, "t"] | None = None) -> dict[str, Tally]:
+        """Loss, perplexity and accuracy, of all targets or of the chosen ones.
+
+        An example without a chosen target adds nothing.
+        """
+        weight = self.weight if chosen is None else self.weight * chosen
+        weights = self._sums(weight)
+        nats = np.stack([self._sums(weight * self.nll), weights], axis=1)
+        right = np.stack([self._sums(weight * self.correct), weights], axis=1)
+        return {
+            "loss": Tally(nats, ratio, lower_is_better=True),
+            "perplexity": Tally(nats, exponential_ratio, lower_is_better=True),
+            "accuracy": Tally(right, ratio),
+        }
+
+    def _sums(self, values: Float[np.ndarray, "t"]) -> Float[np.ndarray, "E"]:
+        return np.bincount(self.example, values, minlength=self.examples)
+
+
+def token_outcomes(
+    model: PromptedModel, parameters: Parameters, examples: Examples, plan: BatchPlan
+) -> TokenOutcomes:
+    """Reads every example once.
+
+    Args:
+      model: of which graph and config are used.
+      parameters: all that are in memory, by path.
+      examples: what the plan's rows are numbers of.
+      plan: one pass over all of them.
+    """
+    counts = examples.weight_counts
+    starts = np.cumsum(counts) - counts
+    # Weight, nats, and whether it is right.
+    found = np.zeros((3, int(counts.sum())))
+    batches = stream_batches(
+        examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
+    )
+    for index, batch in enumerate(batches):
+        outcome = jax.device_get(_losses(model, parameters, batch))
+        arrays = np.stack([batch.loss_weights, outcome.nll, outcome.correct])
+        rows = plan.batch(index).rows
+        for place, row in enumerate(rows.reshape(len(rows), -1).tolist()):
+            at = 0
+            for number in (number for number in row if number != FILLING):
+                start, count = int(starts[number]), int(counts[number])
+                own = arrays[:, place, at : at + count]
+                found[:, start : start + count] = own
+                at += count
+    example = np.repeat(np.arange(len(examples)), counts)
+    return TokenOutcomes(
+        len(examples), example, found[0], found[1], found[2].astype(bool)
+    )

@@ -1,0 +1,1 @@
+"""Model families: their configs and the names of their stored parameters."""

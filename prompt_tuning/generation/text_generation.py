@@ -1,0 +1,212 @@
+"""Generation for many rows of any lengths, in batches of few shapes."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.data.text.tokenizers import Tokenizer, given_ids
+from prompt_tuning.generation.engine import continue_rows, pad_rows, strip_end
+from prompt_tuning.generation.sampling import Sampler, greedy
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+LENGTH_MULTIPLE = 16
+GENERATES = "continuing a text reads all weights for each token"
+
+
+def continue_all(
+    model: PromptedModel,
+    parameters: Parameters,
+    rows: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    batch_size: int = 64,
+    sampler: Sampler = greedy,
+    seed: int = 0,
+    prompt_ids: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Continues every row; the outcome does not depend on how rows are batched.
+
+    Args:
+      model: of which graph and config are used.
+      parameters: all parameters by path.
+      rows: token ids, each at least one token where the model has no prompt.
+      new_tokens: how many tokens at most.
+      batch_size: rows that run together.
+      sampler: chooses the next token.
+      seed: of sampling; row `i` draws with a key of its own.
+      prompt_ids: which prompt each row has, of a model with several; else None.
+
+    Returns:
+      the new tokens of each row, without the one that ended it.
+
+    Raises:
+      InputError: if the batch size is not positive, or the weights are streamed, and
+        as `check_rows` and `check_prompt_ids`.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}, expected at least 1")
+    model.kept.refuse_streamed(GENERATES)
+    check_rows(model, rows, new_tokens)
+    check_prompt_ids(model, prompt_ids, len(rows))
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    base = jax.random.key(seed)
+    found: dict[int, list[int]] = {}
+    size = min(batch_size, len(rows))
+    if model.layout is not None:
+        size = model.layout.dividable(size)
+    for start in range(0, len(rows), size or 1):
+        chosen = order[start : start + size]
+        filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
+        tokens, lengths = _padded(model, [rows[index] for index in filled])
+        made = continue_rows(
+            parameters,
+            tokens,
+            lengths,
+            jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.array(filled)),
+            None if prompt_ids is None else jnp.array([prompt_ids[i] for i in filled]),
+            graph=model.graph,
+            new_tokens=new_tokens,
+            sampler=sampler,
+            eos_id=model.config.eos_id,
+            pad_id=model.config.pad_id,
+            layout=model.layout,
+        )
+        for index, row in zip(chosen, made.tolist(), strict=False):
+            found[index] = strip_end(row, model.config.eos_id)
+    return [found[index] for index in range(len(rows))]
+
+
+def _padded(
+    model: PromptedModel, rows: Sequence[Sequence[int]]
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
+    """Rows padded to one of few lengths, and never past the last learned position."""
+    longest = max(1, *(len(row) for row in rows))
+    length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    room = model.maximum_length
+    length = length if room is None else min(length, room)
+    return pad_rows(rows, model.config.pad_id, length)
+
+
+def check_rows(
+    model: PromptedModel, rows: Sequence[Sequence[int]], new_tokens: int
+) -> None:
+    """Refuses rows that cannot be continued.
+
+    Raises:
+      InputError: if no new token is asked for, a row and the new tokens do not fit the
+        model's positions, or a row is empty and no prompt stands before it.
+    """
+    if new_tokens < 1:
+        raise InputError(f"{new_tokens} new tokens were asked for, expected at least 1")
+    lengths = [len(row) for row in rows]
+    room = model.maximum_length
+    if room is not None and max(lengths, default=0) + new_tokens > room:
+        positions = model.config.maximum_positions or 0
+        taken = f" and the prompt takes {positions - room}" if positions > room else ""
+        raise InputError(
+            f"a row of {max(lengths)} tokens and {new_tokens} new ones do not fit: the "
+            f"model has {positions} positions{taken}"
+        )
+    if not all(lengths) and not model.predicts_without_text:
+        raise InputError(
+            f"row {lengths.index(0)} has no token, and without prompt vectors or a "
+            "beginning-of-sequence token there is nothing to continue"
+        )
+
+
+def check_prompt_ids(
+    model: PromptedModel, prompt_ids: Sequence[int] | None, rows: int
+) -> None:
+    """Refuses rows that do not say which of the model's prompts they have.
+
+    Raises:
+      InputError: if the model has several and there is no id for each row, or one is
+        out of range; or if there are ids, and one prompt.
+    """
+    count = model.prompt_count
+    if prompt_ids is None:
+        if count > 1:
+            raise InputError(
+                f"the model has {count} prompts, and nothing says which a row has: "
+                f"pass prompt_ids (generate: --prompt_id), 0 to {count - 1}"
+            )
+        return
+    if count == 1:
+        raise InputError(
+            "prompt ids were given, but the model has one prompt for all rows: leave "
+            "them out"
+        )
+    if len(prompt_ids) != rows:
+        raise InputError(f"{len(prompt_ids)} prompt ids, expected {rows}, one a row")
+    outside = [number for number in prompt_ids if not 0 <= number < count]
+    if outside:
+        raise InputError(
+            f"the prompt id {outside[0]} was given, expected 0 to {count - 1}"
+        )
+
+
+def continue_texts(
+    model: PromptedModel,
+    parameters: Parameters,
+    texts: Sequence[str],
+    *,
+    new_tokens: int,
+    batch_size: int = 64,
+    sampler: Sampler = greedy,
+    seed: int = 0,
+    prompt_ids: Sequence[int] | None = None,
+    template: TokenTemplate | None = None,
+) -> list[str]:
+    """Continues every text; arguments and errors as for `continue_all`.
+
+    With a template, that of the data, each text stands where its only key does.
+    """
+    tokenizer = model.needed_tokenizer()
+    rows = [given_row(model, text, template) for text in texts]
+    made = continue_all(
+        model,
+        parameters,
+        rows,
+        new_tokens=new_tokens,
+        batch_size=batch_size,
+        sampler=sampler,
+        seed=seed,
+        prompt_ids=prompt_ids,
+    )
+    if model.config.architecture == "encoder_decoder":
+        return [tokenizer.decode(row) for row in made]
+    size = model.config.vocabulary_size
+    return [
+        continuation_text(tokenizer, [i for i in row if i < size], new)
+        for row, new in zip(rows, made, strict=True)
+    ]
+
+
+def continuation_text(
+    tokenizer: Tokenizer, given: Sequence[int], new: Sequence[int]
+) -> str:
+    """What new ids add to the text of those given.
+
+    Decoded alone they would lose a space at their head: sentencepiece takes it for the
+    one that it puts before every text.
+    """
+    before, whole = tokenizer.decode(given), tokenizer.decode([*given, *new])
+    return whole.removeprefix(before) if before else tokenizer.decode(new)
+
+
+def given_row(
+    model: PromptedModel, text: str, template: TokenTemplate | None = None
+) -> list[int]:
+    """The ids of a given text as training sees them: BOS first, or EOS last."""
+    tokenizer = model.needed_tokenizer()
+    ids = tokenizer.encode(text) if template is None else template.given_text(text)
+    if model.config.architecture == "decoder_only":
+        return [*given_ids(tokenizer, ""), *ids]
+    eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+    return ids if eos is None else [*ids, eos]

@@ -1,0 +1,72 @@
+"""A model's losses on a batch."""
+
+from typing import cast
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.losses.cross_entropy import TokenLoss
+from prompt_tuning.losses.objective import (
+    NATS_PER_WEIGHT,
+    Objective,
+    Sums,
+    target_losses,
+)
+from prompt_tuning.models.language_model import LanguageModel, Prefix
+
+
+def token_losses(
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None = None,
+) -> TokenLoss:
+    """Runs the model; gives the outcome `[B, m]` at each of `batch.loss_positions`.
+
+    Args:
+      graph: the model's structure.
+      parameters: all of its parameters.
+      batch: one batch, without an accumulation axis.
+      key: for dropout; None for none.
+    """
+    model = merged_model(graph, parameters)
+    return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
+
+
+def merged_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
+    """The model with its parameters in place."""
+    return cast(LanguageModel, merge(graph, parameters))
+
+
+def row_nll(
+    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
+) -> Float[Array, "B"]:
+    """The weighted negative log likelihood of each row, in nats."""
+    outcome = token_losses(graph, parameters, batch)
+    return jnp.sum(batch.loss_weights * outcome.nll, axis=1)
+
+
+def loss_sums(
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+    key: Key[Array, ""] | None = None,
+    objective: Objective = NATS_PER_WEIGHT,
+    prefix: Prefix = None,
+) -> Sums:
+    """What a batch adds up to.
+
+    Args:
+      graph: the model's structure.
+      parameters: all of its parameters.
+      batch: one batch, without an accumulation axis.
+      key: for dropout; None for none.
+      objective: what is added up.
+      prefix: what the model's `prefix` gave, where it was run before.
+    """
+    model = merged_model(graph, parameters)
+    hidden = model.hidden(batch, key, prefix=prefix)
+    return objective.sums(hidden, model.head_kernel(), batch, parameters)

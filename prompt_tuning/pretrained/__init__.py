@@ -1,0 +1,1 @@
+"""A frozen model opened from a checkpoint, with prompts and adapters attached."""

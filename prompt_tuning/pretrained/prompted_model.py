@@ -1,0 +1,281 @@
+"""A frozen model from a checkpoint, with a prompt in front of it.
+
+The checkpoint is opened and described first (`plan_restore` checks every shape), the
+prompt is started from its vocabulary, and only then is anything read.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Key
+
+from prompt_tuning import processes
+from prompt_tuning.checkpoints.fingerprint import sampled
+from prompt_tuning.checkpoints.restore_plan import RestorePlan, plan_restore
+from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
+from prompt_tuning.checkpoints.stored_tensors import PartReader
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Build, Parameters, describe, named_key, split
+from prompt_tuning.core.slices import whole
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.models.build import build_model
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.source import (
+    Pretrained,
+    find_tokenizer,
+    open_checkpoint,
+    open_embeddings,
+)
+from prompt_tuning.pretrained.tuning import Started, Tuning
+from prompt_tuning.pretrained.weight_storage import Kept, check_place
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.placement import TEMPLATE
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import InputPrompt
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.sharding.mesh_layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptedModel:
+    """A model that is described and checked; its parameters are read when asked for.
+
+    Attributes:
+      config: the frozen model's.
+      graph: its structure, prompt included.
+      prompts: the prompt modules as they start.
+      prompting: how the prompt stands among the text.
+      tokenizer: None where the checkpoint has none.
+      plan: what is restored, fresh and ignored.
+      initialize: computes the fresh parameters by path.
+      placement: where the parameters lie on a mesh; None on one device.
+      kept: the weights of blocks that are not on the device.
+    """
+
+    config: ModelConfig
+    graph: nnx.GraphDef
+    prompts: Started
+    prompting: Prompting
+    tokenizer: Tokenizer | None
+    plan: RestorePlan
+    initialize: Callable[[], Parameters]
+    placement: Placement | None = None
+    kept: Kept = dataclasses.field(default_factory=Kept)
+
+    @property
+    def layout(self) -> Layout | None:
+        """The model's place on a mesh."""
+        return None if self.placement is None else self.placement.layout
+
+    def read_parameters(self) -> Parameters:
+        """Restores and initialises all parameters but those that are streamed, by path.
+
+        On a mesh a process reads of the checkpoint what its own devices have.
+
+        Raises:
+          InputError: if the checkpoint turns out to be damaged, or another process's
+            has other numbers.
+        """
+        processes.check_same("weights in its checkpoint", lambda: sampled(self.plan))
+        found = self.initialize()
+        for path, read in self.plan.readers():
+            if path not in self.kept.streamed:
+                # One after the other, so that a host never holds all of another
+                # device's.
+                found[path] = self._restore(path, read).block_until_ready()
+        return {path: found[path] for path in self.plan.abstract if path in found}
+
+    def _restore(self, path: str, read: PartReader) -> Array:
+        if self.placement is not None:
+            return self.placement.restore(path, read)
+        (array,) = read([whole(self.plan.abstract[path].shape)])
+        return self.kept.put(path, array)
+
+    def put(self, leaves: Mapping[str, Leaf]) -> Parameters:
+        """Some parameters, from elsewhere, where the model computes."""
+        return {path: self._put(path, leaf) for path, leaf in leaves.items()}
+
+    def _put(self, path: str, array: Leaf) -> Array:
+        if self.placement is None:
+            return self.kept.put(path, np.asarray(array))
+        return self.placement.put(path, array)
+
+    @property
+    def prompt_length(self) -> int:
+        """Vectors `P` of the prompt, or positions of a prefix; 0 without one."""
+        return 0 if self.prompts.prompt is None else self.prompts.prompt.length
+
+    @property
+    def prompt_count(self) -> int:
+        """How many prompts an example chooses from, `N`."""
+        return self.prompts.count
+
+    @property
+    def drops(self) -> bool:
+        """Whether something is dropped in training, which takes a random key."""
+        prompts = (self.prompts.prompt, self.prompts.decoder_prompt)
+        return self.config.dropout_rate > 0 or any(
+            prompt is not None and prompt.drops for prompt in prompts
+        )
+
+    @property
+    def maximum_length(self) -> int | None:
+        """Tokens that fit beside the prompt; None if positions have no end.
+
+        The vectors that a template places are counted among the tokens.
+        """
+        if self.config.maximum_positions is None:
+            return None
+        among_tokens = self.prompting.placement == TEMPLATE
+        return self.config.maximum_positions - (
+            0 if among_tokens else self.prompt_length
+        )
+
+    @property
+    def predicts_without_text(self) -> bool:
+        """Whether something predicts what follows a row that has no token."""
+        if self.config.architecture == "encoder_decoder":
+            return self.prompt_length > 0
+        return isinstance(self.prompts.prompt, InputPrompt)
+
+    @property
+    def predicts_first_token(self) -> bool:
+        """Whether a prompt vector stands before every row's first token."""
+        in_input = isinstance(self.prompts.prompt, InputPrompt)
+        return in_input and self.prompting.placement == "prefix"
+
+    def needed_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+          InputError: if there is none.
+        """
+        if self.tokenizer is None:
+            raise InputError(
+                f"{self.plan.origin} has no tokenizer beside it; set "
+                "Pretrained.tokenizer to a tokenizer.json, a .model file or a folder"
+            )
+        return self.tokenizer
+
+
+def open_pretrained(
+    source: Pretrained,
+    tuning: Tuning | None = None,
+    *,
+    key: Key[Array, ""],
+    mesh: MeshShape | None = None,
+) -> PromptedModel:
+    """Opens a frozen model and starts what is trained beside it.
+
+    Of the checkpoint nothing is read but the rows of the embedding table that a prompt
+    starts from.
+
+    Args:
+      source: the checkpoint and the types to compute in.
+      tuning: prompts and adapters; None for the model alone.
+      key: of everything that is fresh.
+      mesh: the devices that the model is divided among; None for one device.
+
+    Raises:
+      InputError: if the checkpoint does not give what the model needs, or the model
+        cannot be divided.
+    """
+    again = (source.rematerialization, source.encoder_rematerialization)
+    check_place(source.weights, mesh is not None, again)
+    config, recipes, stored = open_checkpoint(source)
+    tokenizer = find_tokenizer(source)
+    tuning, started = tuning or Tuning(), Started()
+    if tuning.prompt is not None or tuning.decoder_prompt is not None:
+        vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
+        started = tuning.start(key, vocabulary, config)
+        _check_positions(config, started)
+
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
+        return split(build_tuned(key, config, started, tuning))
+
+    model_key = named_key(key, "model")
+    graph, abstract = describe(build, model_key)
+    placement = None
+    if mesh is not None:
+        placement = Placement.create(mesh.layout(config), graph, abstract)
+    plan = plan_restore(
+        abstract,
+        recipes,
+        stored,
+        assignment_map=source.assignment_map,
+        fallback_to_scratch=source.fallback_to_scratch,
+        fresh_by=lambda path: _initialised_by(path, tuning),
+    )
+    return PromptedModel(
+        config=config,
+        graph=graph,
+        prompts=started,
+        prompting=tuning.prompting or Prompting(),
+        tokenizer=tokenizer,
+        plan=plan,
+        initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
+        placement=placement,
+        kept=Kept.create(source.weights, graph, plan),
+    )
+
+
+def build_tuned(
+    key: Key[Array, ""], config: ModelConfig, started: Started, tuning: Tuning
+) -> LanguageModel:
+    """The model with what is trained beside it; see `build_model`."""
+    return build_model(
+        key,
+        config,
+        started.prompt,
+        tuning.prompting,
+        decoder_prompt=started.decoder_prompt,
+        decoder_prompting=tuning.decoder_prompting,
+        adapters=tuning.adapters,
+    )
+
+
+def _initialize(
+    build: Build,
+    key: Key[Array, ""],
+    paths: Sequence[str],
+    placement: Placement | None,
+) -> Parameters:
+    """The parameters that `build` gives at some paths; no other's initialiser runs.
+
+    On a mesh each device computes its own part.
+    """
+
+    def initialize(key: Key[Array, ""]) -> Parameters:
+        parameters = build(key)[1]
+        chosen = {path: parameters[path] for path in paths}
+        return chosen if placement is None else placement.filled(chosen)
+
+    if placement is None:
+        return jax.jit(initialize)(key)
+    shardings = {path: placement.shardings[path] for path in paths}
+    return jax.jit(initialize, out_shardings=shardings)(key)
+
+
+def _check_positions(config: ModelConfig, started: Started) -> None:
+    length = 0 if started.prompt is None else started.prompt.length
+    if config.maximum_positions is not None and length >= config.maximum_positions:
+        raise InputError(
+            f"a prompt of {length} vectors leaves no room for text: the model has "
+            f"{config.maximum_positions} positions"
+        )
+
+
+def _initialised_by(path: str, tuning: Tuning) -> str:
+    if "/adapters/" in path:
+        return "the adapter, to change nothing"
+    if "/prompt/" not in path:
+        return "the module's initialiser"
+    decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None
+    factory = tuning.decoder_prompt if decoder else tuning.prompt
+    bound = getattr(factory, "keywords", {}).get("initializer")
+    return f"the prompt's initialiser{f' {bound}' if bound else ''}"

@@ -1,0 +1,158 @@
+"""Where a frozen model comes from: a checkpoint, opened without reading its arrays."""
+
+import dataclasses
+from pathlib import Path
+
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
+from prompt_tuning.checkpoints.stored_table import StoredTable
+from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.data.text.tokenizers import Tokenizer, load_tokenizer
+from prompt_tuning.families import parameter_names, t5x
+from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.prompts.initializers import Vocabulary
+
+BUNDLED = Path(__file__).parents[1] / "bundled"
+BUNDLED_PREFIX = "bundled:"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """Where a frozen model comes from, and what it computes in.
+
+    Attributes:
+      checkpoint: a Hugging Face folder, a T5X checkpoint, or the name of a bundled
+        model such as "bundled:skills-decoder".
+      config: for a T5X checkpoint, which does not describe itself; None otherwise.
+      tokenizer: file or folder; the checkpoint's folder if None.
+      compute_dtype: of activations, "float32" or "bfloat16".
+      parameter_dtype: of the frozen weights, cast once on reading: "float32",
+        "bfloat16", or "int8" for the blocks' projections and bfloat16 for all else.
+      weights: where those of the blocks are kept: on the "device"; in "pinned_host"
+        memory, whence each block is brought to the device; or "streamed", layer by
+        layer from the checkpoint's files, where a model is larger than that too.
+      dropout_rate: in training.
+      rematerialization: what the backward pass computes again in place of keeping it;
+        nothing if None.
+      encoder_rematerialization: the same of an encoder; as in the decoder if None.
+      eos_id: the token that ends a text, where the checkpoint names several or none.
+      assignment_map: (regex, source or None) pairs; see `plan_restore`.
+      fallback_to_scratch: whether parameters that the map gives no source may be fresh.
+    """
+
+    checkpoint: str
+    config: ModelConfig | None = None
+    tokenizer: str | None = None
+    compute_dtype: str = "float32"
+    parameter_dtype: str = "float32"
+    weights: str = "device"
+    dropout_rate: float = 0.0
+    rematerialization: Rematerialization | None = None
+    encoder_rematerialization: Rematerialization | None = None
+    eos_id: int | None = None
+    assignment_map: AssignmentMap = TUNED_ARE_FRESH
+    fallback_to_scratch: bool = True
+
+    def __post_init__(self):
+        check_fields(self)
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's place on the disk.
+
+        Raises:
+          InputError: if there is no such bundled model.
+        """
+        if not self.checkpoint.startswith(BUNDLED_PREFIX):
+            return Path(self.checkpoint)
+        name = self.checkpoint.removeprefix(BUNDLED_PREFIX)
+        if not (BUNDLED / name).is_dir():
+            names = sorted(folder.name for folder in BUNDLED.glob("*-*"))
+            raise InputError(
+                f"no model {name!r} is bundled; there are {', '.join(names)}"
+            )
+        return BUNDLED / name
+
+
+def open_checkpoint(
+    source: Pretrained,
+) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
+    """Opens a checkpoint of either kind without reading its arrays.
+
+    Returns:
+      the model's config, the recipes of its parameters, and the stored arrays.
+    """
+    choices = {
+        "compute_dtype": source.compute_dtype,
+        "parameter_dtype": source.parameter_dtype,
+        "dropout_rate": source.dropout_rate,
+        "rematerialization": source.rematerialization or Rematerialization(),
+        "encoder_rematerialization": source.encoder_rematerialization,
+    }
+    if source.eos_id is not None:
+        choices["eos_id"] = source.eos_id
+    path = source.path
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist; expected a Hugging Face folder or a T5X checkpoint"
+        )
+    if (path / "config.json").exists():
+        if source.config is not None:
+            raise InputError(
+                f"{path} describes itself in config.json; let Pretrained.config be None"
+            )
+        config = read_config(path, **choices)
+        stored = open_safetensors(path)
+        return config, parameter_names.recipes(config, stored), stored
+    if source.config is None:
+        raise InputError(
+            f"{path} has no config.json. If it is a T5X checkpoint, set "
+            "Pretrained.config, for example by models/t5_1_1_base.gin"
+        )
+    config = dataclasses.replace(source.config, **choices)
+    return config, t5x.recipes(config), t5x.open_t5x(path)
+
+
+def read_vocabulary(source: Pretrained) -> Vocabulary:
+    """The embedding table and the tokenizer of a checkpoint, and nothing else of it.
+
+    The table's rows are read when they are asked for.
+
+    Raises:
+      InputError: if the checkpoint cannot be read.
+    """
+    config, recipes, stored = open_checkpoint(source)
+    return Vocabulary(open_embeddings(config, recipes, stored), find_tokenizer(source))
+
+
+def find_tokenizer(source: Pretrained) -> Tokenizer | None:
+    """The tokenizer that the source names or that lies beside it; None without one."""
+    if source.tokenizer is not None:
+        return load_tokenizer(Path(source.tokenizer))
+    folder = source.path if source.path.is_dir() else source.path.parent
+    if any(folder.glob("tokenizer.json")) or any(folder.glob("*.model")):
+        return load_tokenizer(folder)
+    return None
+
+
+def open_embeddings(
+    config: ModelConfig, recipes: dict[str, Recipe], stored: dict[str, StoredTensor]
+) -> StoredTable:
+    """The embedding table among what `open_checkpoint` gave; nothing is read of it.
+
+    Raises:
+      InputError: if there is none, or its shape is not the config's.
+    """
+    path = "token_embedder/embedding"
+    missing = [name for name in recipes[path].sources if name not in stored]
+    if missing:
+        raise InputError(
+            f"the checkpoint has no array {missing[0]}, the embedding table; it holds "
+            f"{', '.join(sorted(stored)[:5])}, ..."
+        )
+    shape = (config.vocabulary_size, config.width)
+    return StoredTable(path, shape, recipes[path], stored)

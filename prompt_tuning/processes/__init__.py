@@ -1,0 +1,12 @@
+"""Several processes that run one command together."""
+
+from prompt_tuning.processes.group import (
+    Launch,
+    check_same,
+    count,
+    is_first,
+    on_first,
+    run_together,
+)
+
+__all__ = ["Launch", "check_same", "count", "is_first", "on_first", "run_together"]

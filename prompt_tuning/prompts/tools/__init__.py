@@ -1,0 +1,1 @@
+"""Tools that inspect, compare and recycle prompts."""

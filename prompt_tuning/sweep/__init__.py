@@ -1,0 +1,1 @@
+"""Sweeps: many prompts trained at once over one frozen model."""

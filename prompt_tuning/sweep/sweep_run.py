@@ -1,0 +1,359 @@
+"""A sweep: `K` prompts trained at once over one copy of a frozen model.
+
+Each member is an ordinary run with a directory of its own below the sweep's, and may
+be evaluated, used and gone on with like any other. Members differ in their prompt, its
+optimiser and their seeds alone, so that one step moves them all.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Key
+
+from prompt_tuning.checkpoints.run_store.checkpoint_store import holds_checkpoints
+from prompt_tuning.config.run import Run
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.compiled_step import CompiledStep
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters, describe, split
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.losses.normalizers import TOTAL_TARGETS
+from prompt_tuning.losses.objective import TokenObjective
+from prompt_tuning.pretrained.prompted_model import build_tuned
+from prompt_tuning.pretrained.tuning import Started
+from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
+from prompt_tuning.sweep.sweep_batches import load_for_all, reads_own_batches
+from prompt_tuning.sweep.sweep_step import (
+    PROMPT,
+    States,
+    compile_sweep_step,
+    prompt_counts,
+)
+from prompt_tuning.training.loop import Training
+from prompt_tuning.training.run_plan import Opened
+from prompt_tuning.training.step import Metrics, compile_step
+
+MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedMember:
+    """A member before anything of the model is read.
+
+    Attributes:
+      name: of its directory.
+      varies: what tells it from the others, as a person wrote it.
+      opened: its run.
+      config: the run's operative config.
+    """
+
+    name: str
+    varies: Mapping[str, str]
+    opened: Opened
+    config: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A member that is ready to step.
+
+    Attributes:
+      name: of its directory.
+      varies: what tells it from the others, as a person wrote it.
+      training: its run; it shares the frozen parameters with the others.
+      config: the run's operative config.
+    """
+
+    name: str
+    varies: Mapping[str, str]
+    training: Training
+    config: str
+
+    @property
+    def directory(self) -> Path:
+        """Where its run is kept."""
+        return Path(self.training.run.directory)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Runs that are ready to step together.
+
+    Attributes:
+      directory: of the sweep; each member's lies in it.
+      members: the runs.
+      step: the compiled step of all.
+      own_batches: whether each member reads batches of its own.
+    """
+
+    directory: Path
+    members: tuple[Member, ...]
+    step: CompiledStep
+    own_batches: bool
+
+    @property
+    def frozen(self) -> Parameters:
+        """The frozen parameters, which all members share."""
+        return self.members[0].training.frozen
+
+    @property
+    def run(self) -> Run:
+        """The first member's run; in steps, data and the like it stands for all."""
+        return self.members[0].training.run
+
+    def advance(
+        self, states: States, batch: Batch
+    ) -> tuple[States, tuple[Metrics, ...]]:
+        """One step of all members; the states given are used up.
+
+        Args:
+          states: of the members.
+          batch: that all share, or all members' on a leading axis `K`.
+        """
+        placement = self.members[0].training.model.placement
+        if placement is not None:
+            batch = placement.put_rows(batch)
+        return self.step(states, self.frozen, batch)
+
+    def report(self) -> str:
+        """What the first member reports, and what the members share."""
+        count = len(self.members)
+        rows = f"{count} members, one copy of the frozen parameters; " + (
+            "each reads batches of its own, padded to the widest (Run.data_seed would "
+            "let them share)"
+            if self.own_batches
+            else "all read the same batches"
+        )
+        return f"{self.members[0].training.report()}\n{rows}"
+
+
+def check_alike(runs: Mapping[str, Run]) -> None:
+    """Refuses runs that differ in what members of one sweep must share.
+
+    Args:
+      runs: by the member's name.
+
+    Raises:
+      InputError: with the first setting that differs.
+    """
+    (first_name, first), *others = runs.items()
+    if first.early_stopping:
+        raise InputError(
+            f"Run.early_stopping is {first.early_stopping}, but members of a sweep "
+            "step together: set it to 0; the best checkpoint of each is kept anyway"
+        )
+    for name, run in others:
+        for field in dataclasses.fields(Run):
+            if field.name in MAY_DIFFER:
+                continue
+            path, mine, theirs = _difference(
+                f"Run.{field.name}",
+                getattr(first, field.name),
+                getattr(run, field.name),
+            )
+            if path:
+                raise InputError(
+                    f"{path} is {mine!r} in member {first_name} and {theirs!r} in "
+                    f"member {name}; members of one sweep share the model, the data "
+                    "and the steps, and may differ in their prompt, groups (such as "
+                    "the learning rate), seed and data_seed alone. Start one sweep "
+                    "for each value"
+                )
+
+
+def _difference(path: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+    """The innermost setting that differs; an empty path where none does."""
+    if one == other:
+        return "", None, None
+    if dataclasses.is_dataclass(one) and type(one) is type(other):
+        for field in dataclasses.fields(one):
+            found = _difference(
+                f"{path}.{field.name}",
+                getattr(one, field.name),
+                getattr(other, field.name),
+            )
+            if found[0]:
+                return found
+    return path, one, other
+
+
+def prepare_sweep(
+    directory: Path, members: Sequence[OpenedMember], at_once: int | None = None
+) -> Sweep:
+    """Checks that the members can step together, then reads the frozen model, once.
+
+    Args:
+      directory: of the sweep.
+      members: the runs, opened.
+      at_once: members whose gradients are computed at once; None for the device's own.
+
+    Raises:
+      InputError: if something cannot be used, or members differ in what they must
+        share.
+    """
+    check_alike({member.name: member.opened.run for member in members})
+    _check_trained(members)
+    opened = [member.opened for member in members]
+    own_batches = _own_batches(opened)
+    examples = load_for_all(opened)
+    longest = max(opened, key=lambda member: member.model.prompt_length)
+    objective = longest.objective(examples)
+    # All orders as for the longest prompt, which leaves the least room for text.
+    plans = [dataclasses.replace(longest, run=m.run).plan(examples) for m in opened]
+    evaluators = _evaluators(opened)
+    drops = longest.model.drops
+    opened[0].model.kept.refuse_streamed("a sweep steps many members at once")
+    parameters = opened[0].model.read_parameters()
+    _, frozen = parameter_groups.partition(parameters, opened[0].labels)
+    # One that has no checkpoint yet sends all of them back to the start.
+    resumes = all(holds_checkpoints(this.run.directory) for this in opened)
+    transfers = [None if resumes else this.transfer() for this in opened]
+    prepared = []
+    for member, plan, transfer in zip(members, plans, transfers, strict=True):
+        this = member.opened
+        training = Training(
+            run=this.run,
+            model=this.model,
+            frozen=frozen,
+            start=this.start(parameters | this.model.initialize(), transfer),
+            step=compile_step(
+                this.model.graph,
+                this.optimizer,
+                dropout=drops,
+                objective=objective,
+                placement=this.model.placement,
+            ),
+            examples=examples,
+            plan=plan,
+            evaluator=evaluators.get(this.model.graph),
+            transfer=transfer,
+        )
+        prepared.append(Member(member.name, member.varies, training, member.config))
+    step = compile_sweep_step(
+        _graph(longest, [member.training.start.trained for member in prepared]),
+        [this.optimizer for this in opened],
+        own_batches=own_batches,
+        dropout=drops,
+        objective=objective,
+        at_once=at_once,
+        placements=[p for m in opened if (p := m.model.placement) is not None],
+    )
+    return Sweep(directory, tuple(prepared), step, own_batches)
+
+
+def _own_batches(opened: Sequence[Opened]) -> bool:
+    """Whether members read batches of their own.
+
+    Raises:
+      InputError: if those would be padded to each other, and past a token budget or
+        where the loss counts padding.
+    """
+    own = reads_own_batches(opened)
+    objective = opened[0].run.objective
+    counts_padding = (
+        isinstance(objective, TokenObjective) and objective.normalizer == TOTAL_TARGETS
+    )
+    if own and counts_padding:
+        raise InputError(
+            "members read their rows in orders of their own, padded to each other, and "
+            f"TokenObjective.normalizer is {TOTAL_TARGETS!r}, which counts that "
+            "padding, so a member's loss would depend on the others; set "
+            "Run.data_seed, so that they share batches, or another normalizer"
+        )
+    if own and opened[0].data.batch_tokens is not None:
+        raise InputError(
+            "members read their rows in orders of their own, and DataSource."
+            "batch_tokens gives each batches of other shapes, which cannot be stacked "
+            "within the budget; set Run.data_seed, so that they share batches, or "
+            "DataSource.batch_tokens = None"
+        )
+    return own
+
+
+def _evaluators(opened: Sequence[Opened]) -> dict[nnx.GraphDef, Evaluator]:
+    """One for each prompt length: held-out files are read as rarely as possible."""
+    found = {}
+    for member in opened:
+        if member.model.graph not in found:
+            evaluator = member.evaluator()
+            if evaluator is not None:
+                found[member.model.graph] = evaluator
+    skipped = {evaluator.skipped for evaluator in found.values()}
+    if len(skipped) > 1:
+        raise InputError(
+            f"prompts of these lengths leave out {sorted(skipped)} held-out rows as "
+            "too long, so members would be compared on different rows; shorten rows "
+            "or sweep over shorter prompts"
+        )
+    return found
+
+
+def _graph(longest: Opened, trained: Sequence[Parameters]) -> nnx.GraphDef:
+    """The structure that all members fit: with room for the longest prompt."""
+    model = longest.model
+    if not prompt_counts(trained):
+        return model.graph
+
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
+        vectors = jnp.zeros((model.prompt_length, model.config.width))
+        started = Started(PaddedPrompt(vectors, model.prompt_length))
+        return split(build_tuned(key, model.config, started, longest.run.tuning))
+
+    return describe(build, jax.random.key(0))[0]
+
+
+def _check_trained(members: Sequence[OpenedMember]) -> None:
+    """Refuses members whose trained parameters cannot be stacked.
+
+    Raises:
+      InputError: with the first parameter that stands against it.
+    """
+    first = members[0]
+    wanted = first.opened.model.plan.abstract
+    for member in members[1:]:
+        model, labels = member.opened.model, member.opened.labels
+        for path in labels.keys() ^ first.opened.labels.keys():
+            raise InputError(
+                f"{path} is trained in only one of the members {first.name} and "
+                f"{member.name}; members of one sweep train the same parameters"
+            )
+        for path in labels:
+            found, expected = model.plan.abstract[path].shape, wanted[path].shape
+            same_width = found[1:] == expected[1:] and path.endswith(PROMPT)
+            if found != expected and not same_width:
+                raise InputError(
+                    f"{path} has shape {expected} in member {first.name} and {found} "
+                    f"in member {member.name}; only soft prompts may differ, and in "
+                    "length alone"
+                )
+        fresh = [path for path in model.plan.fresh if path not in labels]
+        differ = member.opened.run.seed != first.opened.run.seed
+        prompts = [path for path in fresh if path.endswith(PROMPT)]
+        if prompts or (fresh and differ):
+            raise InputError(
+                f"{(prompts or fresh)[0]} is frozen and fresh: {first.name} and "
+                f"{member.name} may start it otherwise, and would not share the frozen "
+                "model then. Train it, or restore it from the checkpoint"
+            )
+        if _kinds_differ(first.opened, member.opened):
+            raise InputError(
+                f"the prompts of {first.name} and {member.name} are of different "
+                "kinds; sweep over one kind at a time"
+            )
+
+
+def _kinds_differ(one: Opened, other: Opened) -> bool:
+    """Whether two members differ in structure, a trained prompt's length aside."""
+    if one.model.prompt_length == other.model.prompt_length:
+        return one.model.graph != other.model.graph
+    trains_prompt = any(path.endswith(PROMPT) for path in one.labels)
+    prompts = (one.model.prompts.prompt, other.model.prompts.prompt)
+    soft = all(type(prompt) is SoftPrompt for prompt in prompts)
+    soft &= one.model.prompts.decoder_prompt is None
+    return not (trains_prompt and soft)

@@ -1,0 +1,188 @@
+"""What a sweep came to: read from its members' logs and checkpoints, kept as JSON."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_store import (
+    FOLDER,
+    KeepBest,
+    best_step,
+)
+from prompt_tuning.sweep.sweep_loop import SWEEP_FILE, read_diverged
+from prompt_tuning.sweep.sweep_run import Sweep
+from prompt_tuning.training.metrics_log import METRICS_FILE
+from prompt_tuning.training.run_directory import write_atomically
+
+BEST_FILE = "best.json"
+EVALUATION = "evaluation/"
+TRAINING_LOSS: KeepBest = ("train loss", "min")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one member came to.
+
+    Attributes:
+      name: of the member and its directory.
+      varies: what tells it from the others.
+      log: its lines, one mapping each.
+      diverged: why it was given up, or None.
+      best_step: of the checkpoint that evaluation and generation use, where it was
+        chosen by a metric; None elsewhere.
+      best_value: what members are compared by: the metric at that step, or where
+        nothing is evaluated the mean training loss of the last tenth of the log; None
+        where the member has neither.
+    """
+
+    name: str
+    varies: Mapping[str, str]
+    log: Sequence[Mapping[str, int | float]]
+    diverged: str | None
+    best_step: int | None
+    best_value: float | None
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """The steps at which the log has a metric, and its values."""
+        return [
+            (int(line["step"]), line[metric]) for line in self.log if metric in line
+        ]
+
+    def last(self, metric: str) -> float | None:
+        """The newest value of a metric, if the log has any."""
+        curve = self.curve(metric)
+        return curve[-1][1] if curve else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a sweep came to.
+
+    Attributes:
+      results: of the members, in their order.
+      by: the metric that members are compared by, and "min" or "max".
+      best: the name of the best, None where no member has the metric.
+    """
+
+    results: Sequence[Result]
+    by: KeepBest
+    best: str | None
+
+    @property
+    def evaluated(self) -> list[str]:
+        """Names of what was measured on held-out data, as in the log."""
+        lines = (line for result in self.results for line in result.log)
+        names = (name for line in lines for name in line)
+        return list(dict.fromkeys(n for n in names if n.startswith(EVALUATION)))
+
+
+def summarise(sweep: Sweep) -> Summary:
+    """Reads what the members have left on the disk."""
+    run = sweep.run
+    by = TRAINING_LOSS
+    if run.evaluation is not None and run.keep_best is not None:
+        by = (run.keep_best[0], run.keep_best[1])
+    results = [
+        _read_result(member.directory, member.name, member.varies, by)
+        for member in sweep.members
+    ]
+    sign = 1 if by[1] == "min" else -1
+    ranked = [
+        (sign * result.best_value, place)
+        for place, result in enumerate(results)
+        if result.best_value is not None
+    ]
+    return Summary(results, by, results[min(ranked)[1]].name if ranked else None)
+
+
+def _read_result(
+    directory: Path, name: str, varies: Mapping[str, str], by: KeepBest
+) -> Result:
+    file = directory / METRICS_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    log = [json.loads(line) for line in lines]
+    found = read_diverged(directory)
+    diverged = None if found is None else found[1]
+    step, value = None, None
+    if by == TRAINING_LOSS:
+        losses = [line["loss"] for line in log if "loss" in line]
+        tail = losses[-max(1, len(losses) // 10) :]
+        if tail and diverged is None:
+            value = sum(tail) / len(tail)
+    else:
+        folder = directory / FOLDER
+        step = best_step(folder, by, lambda _: None)
+        if step is not None:
+            state = checkpoint_files.read_state(folder / f"checkpoint_{step}")
+            value = state["metrics"][by[0]]
+    return Result(name, varies, log, diverged, step, value)
+
+
+def write_summary(directory: Path, summary: Summary) -> None:
+    """Writes `sweep.json`, and `best.json`, which names the best member's directory."""
+    evaluated = [name.removeprefix(EVALUATION) for name in summary.evaluated]
+    members: dict[str, Any] = {
+        result.name: {
+            "varies": dict(result.varies),
+            "steps": max((int(line["step"]) for line in result.log), default=0),
+            "diverged": result.diverged,
+            "training_loss": result.last("loss"),
+            "evaluation": {n: result.last(EVALUATION + n) for n in evaluated},
+            "best": {"step": result.best_step, "value": result.best_value},
+        }
+        for result in summary.results
+    }
+    content = {"by": list(summary.by), "best": summary.best, "members": members}
+    write_atomically(directory / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    if summary.best is not None:
+        best = {"directory": summary.best, **members[summary.best]["best"]}
+        write_atomically(directory / BEST_FILE, json.dumps(best, indent=1) + "\n")
+    else:
+        (directory / BEST_FILE).unlink(missing_ok=True)
+
+
+def best_member(directory: Path) -> Path | None:
+    """The run directory of a sweep's best member; None without a sweep."""
+    file = directory / BEST_FILE
+    if not file.exists():
+        return None
+    return directory / json.loads(file.read_text())["directory"]
+
+
+def table(summary: Summary) -> Table:
+    """The members with what varies and what they came to, the best one marked."""
+    varied, metric = list(summary.results[0].varies), summary.by[0]
+    made = Table(
+        title=f"{len(summary.results)} members, at the end and at their best",
+        caption="* best" + ", x diverged" * any(r.diverged for r in summary.results),
+    )
+    made.add_column("", no_wrap=True)
+    for name in varied:
+        made.add_column(name, overflow="fold", min_width=min(len(name), 16))
+    made.add_column("train\nloss", justify="right", no_wrap=True)
+    for name in summary.evaluated:
+        shown = name.removeprefix(EVALUATION).replace("_", "\n")
+        made.add_column(shown, justify="right", no_wrap=True)
+    made.add_column(f"best\n{metric}", justify="right")
+    for result in summary.results:
+        best = result.name == summary.best
+        at = "" if result.best_step is None else f" @{result.best_step}"
+        made.add_row(
+            "*" * best + "x" * bool(result.diverged),
+            *(escape(result.varies[name]) for name in varied),
+            _shown(result.last("loss")),
+            *(_shown(result.last(name)) for name in summary.evaluated),
+            _shown(result.best_value) + at,
+            style="bold" if best else None,
+        )
+    return made
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,72 @@
+"""Numbers that are no longer finite end a run before they are saved."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.sharding.array_placement import Placement, largest_of_each
+from prompt_tuning.training.state import TrainState
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or a trained number is no longer finite; nothing of it was saved."""
+
+
+def largest_on_host(state: TrainState) -> dict[str, float]:
+    """The largest absolute value of each leaf that is saved, by its name."""
+    return _named(
+        jax.tree.map(
+            lambda leaf: np.max(np.abs(leaf), initial=0),
+            (state.trained, state.optimizer_state),
+        )
+    )
+
+
+def largest_on_devices(
+    state: TrainState, placement: Placement | None
+) -> dict[str, float]:
+    """The same, found where the leaves lie; every process finds the same numbers."""
+    leaves = (state.trained, state.optimizer_state)
+    reduce = jax.jit(largest_of_each) if placement is None else placement.largest
+    return _named(jax.device_get(reduce(leaves)))
+
+
+def _named(largest: tuple[dict[str, Any], Any]) -> dict[str, float]:
+    trained, optimizer_state = largest
+    own = {f"optimiser's {p}": x for p, x in named_leaves(optimizer_state).items()}
+    return {name: float(x) for name, x in (trained | own).items()}
+
+
+def refuse_not_finite(
+    when: str, found: Mapping[str, Any], store: CheckpointStore
+) -> None:
+    """Ends the run where a number is not finite.
+
+    Args:
+      when: the numbers were found, for the message.
+      found: by name.
+      store: of the last good checkpoint; a save that is under way ends first.
+
+    Raises:
+      NotFiniteError: with the first such number, and what was kept.
+    """
+    bad = [name for name, value in found.items() if not math.isfinite(value)]
+    if not bad:
+        return
+    name = "loss" if "loss" in bad else bad[0]
+    store.wait()
+    steps = store.steps()
+    kept = (
+        f"the checkpoint of step {steps[-1]} is kept as the last good one"
+        if steps
+        else "no checkpoint had been written yet"
+    )
+    raise NotFiniteError(
+        f"the {name} {when} is {found[name]}; {kept}. Lower the learning rate, "
+        "clip the gradient, or start the prompt from vocabulary rows"
+    )

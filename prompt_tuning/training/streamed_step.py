@@ -1,0 +1,146 @@
+"""The training step over frozen weights that are brought in layer by layer."""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Int, Key
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters, merge, optional_key
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Objective, Sums
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.streaming.layered_weights import LayeredWeight, Reader
+from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import Metrics, batch_metrics, step_key, update
+
+
+class StreamedStep:
+    """`train_step`, of which one layer's frozen weights are on the device at a time.
+
+    Forth and back each read the streamed weights once, for all micro-batches. What they
+    share of the model runs with each of them, so that this is so.
+    """
+
+    def __init__(
+        self,
+        graph: nnx.GraphDef,
+        optimizer: optax.GradientTransformation,
+        streamed: Mapping[str, LayeredWeight],
+        *,
+        dropout: bool,
+        objective: Objective = NATS_PER_WEIGHT,
+        reader: Reader | None = None,
+    ):
+        """Sets the step up; arguments as for `compile_step`.
+
+        Args:
+          graph: the model's structure.
+          optimizer: of the trained parameters.
+          streamed: the frozen parameters that are not in memory, by path.
+          dropout: whether the model drops out.
+          objective: what is descended.
+          reader: brings layers in.
+        """
+        self._graph, self._objective, self._dropout = graph, objective, dropout
+        self._streamed = dict(streamed)
+        self._sums = StreamedFunction(self._sums_of_one, reader)
+        finish = functools.partial(self._finish, optimizer=optimizer)
+        self._finished = jax.jit(finish, donate_argnums=0)
+
+    def __call__(
+        self, state: TrainState, frozen: Parameters, batch: Batch
+    ) -> tuple[TrainState, Metrics]:
+        """One step; the state given is used up.
+
+        Args:
+          state: before the step.
+          frozen: the frozen parameters that are in memory.
+          batch: one batch, or micro-batches on a leading axis.
+
+        Returns:
+          the next state, and the metrics of `train_step`.
+        """
+        key = step_key(state, self._dropout)
+        gradient, sums = self.gradient(state.trained, frozen, batch, key)
+        return self._finished(state, frozen, gradient, batch, sums)
+
+    def gradient(
+        self,
+        trained: Parameters,
+        frozen: Parameters,
+        batch: Batch,
+        key: Key[Array, ""] | None,
+    ) -> tuple[Parameters, Sums]:
+        """The gradient of the batch's loss, a prompt's penalty not in it.
+
+        Arguments as for `gradients`, which returns the same.
+        """
+        share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
+        of_sums = Sums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+        micro_batches: list[tuple[Any, ...]] = [(batch, key, None)]
+        if batch.tokens.ndim > 2:
+            micro_batches = [
+                (jax.tree.map(operator.itemgetter(i), batch), key, jnp.int32(i))
+                for i in range(len(batch.tokens))
+            ]
+        gradient, found = self._sums.forth_and_back(
+            trained,
+            frozen | self._streamed,
+            micro_batches,
+            [of_sums] * len(micro_batches),
+        )
+        return gradient, jax.tree.map(lambda *parts: sum(parts), *found)
+
+    def _sums_of_one(
+        self,
+        trained: Parameters,
+        frozen: Parameters,
+        batch: Batch,
+        key: Key[Array, ""] | None,
+        index: Int[Array, ""] | None,
+    ) -> Sums:
+        """What a batch adds up to, or the micro-batch of that number."""
+        sums = functools.partial(loss_sums, self._graph, trained | frozen, batch)
+        if index is None:
+            return sums(key, self._objective)
+        prefix = self._model(trained | frozen).prefix(optional_key(key, "prefix"))
+        own_key = None if key is None else jax.random.fold_in(key, index)
+        return sums(own_key, self._objective, prefix)
+
+    def _finish(
+        self,
+        state: TrainState,
+        frozen: Parameters,
+        gradient: Parameters,
+        batch: Batch,
+        sums: Sums,
+        *,
+        optimizer: optax.GradientTransformation,
+    ) -> tuple[TrainState, Metrics]:
+        """The penalty, the metrics and the update; no block is run."""
+        frozen = frozen | cast(Parameters, self._abstract)
+
+        def penalty(trained: Parameters) -> Array:
+            return self._model(trained | frozen).penalty()
+
+        if self._model(state.trained | frozen).has_penalty:
+            own = jax.grad(penalty)(state.trained)
+            gradient = jax.tree.map(jnp.add, gradient, own)
+        parameters = state.trained | frozen
+        metrics = batch_metrics(self._graph, parameters, batch, sums, self._objective)
+        return update(state, gradient, metrics, optimizer)
+
+    @property
+    def _abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return {path: leaf.abstract for path, leaf in self._streamed.items()}
+
+    def _model(self, parameters: Parameters) -> LanguageModel:
+        return cast(LanguageModel, merge(self._graph, parameters))

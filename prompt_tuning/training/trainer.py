@@ -1,0 +1,91 @@
+"""A run that is ready to step: everything opened, checked and read."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batch_plan import BatchPlan
+from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.step import Metrics
+from prompt_tuning.training.transfer import Transfer
+
+Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
+"""Of a state (which it uses up), frozen parameters and a batch, the next state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A run that is ready to step.
+
+    Attributes:
+      run: what was asked for.
+      model: the frozen model and the prompt as they start.
+      frozen: its frozen parameters, but for those that are streamed.
+      start: the state before the first step.
+      step: the compiled step.
+      examples: training examples.
+      plan: their order.
+      evaluator: measures held-out data, or None.
+      transfer: what the start is from, if anything.
+    """
+
+    run: Run
+    model: PromptedModel
+    frozen: Parameters
+    start: TrainState
+    step: Step
+    examples: Examples | Candidates
+    plan: BatchPlan
+    evaluator: Evaluator | None
+    transfer: Transfer | None = None
+
+    def parameters(self, trained: Parameters) -> Parameters:
+        """All parameters that are in memory, the trained ones as given."""
+        return trained | self.frozen
+
+    def advance(
+        self, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """One step; the state given is used up."""
+        placement = self.model.placement
+        if placement is not None:
+            batch = placement.put_rows(batch)
+        return self.step(state, self.frozen, batch)
+
+    @property
+    def fingerprint(self) -> str:
+        """By which the run knows its frozen model again."""
+        frozen = self.model.kept.with_streamed(self.frozen)
+        return fingerprint(frozen, self.model.placement)
+
+    def report(self) -> str:
+        """What is restored, trained and frozen, with counts and bytes."""
+        rows = [self.model.plan.report()]
+        if self.transfer is not None:
+            rows.append(self.transfer.report())
+        elif self.run.start_from is not None:
+            rows.append(
+                f"start_from {self.run.start_from}: ignored, the run goes on from a "
+                "checkpoint of its own"
+            )
+        groups = {"trained": self.start.trained, "frozen": self.frozen}
+        if self.model.kept.streamed:
+            groups["streamed"] = self.model.kept.streamed
+        for name, leaves in groups.items():
+            # Without what pads a vocabulary on a mesh.
+            counts = {p: math.prod(self.model.plan.abstract[p].shape) for p in leaves}
+            count = sum(counts.values())
+            size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
+            rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
+        rows.append(f"{len(self.examples)} training examples")
+        if self.examples.skipped:
+            rows.append(f"{self.examples.skipped} left out because they are too long")
+        return "\n".join(rows)

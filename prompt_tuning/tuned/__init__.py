@@ -1,0 +1,1 @@
+"""Uses of what a run trained: evaluation, ensembles, export."""

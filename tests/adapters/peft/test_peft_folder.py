@@ -1,0 +1,246 @@
+"""The two files of a PEFT adapter, against those that PEFT 0.21.2 wrote."""
+
+import json
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.adapters.peft.folder import (
+    AdapterFolder,
+    find_folder,
+    read_folder,
+    write_folder,
+)
+from prompt_tuning.core.errors import InputError
+from tests.support.shared_data import SHARED, needs_shared
+
+PEFT = SHARED / "data/peft"
+FOLDERS = sorted(path.parent for path in PEFT.glob("*/*/adapter_config.json"))
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+SETTINGS = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4, "of_tomorrow": [1]}
+PREFIX = {
+    "peft_type": "PREFIX_TUNING",
+    "num_virtual_tokens": 4,
+    "num_layers": 1,
+    "token_dim": 2,
+    "num_attention_heads": 1,
+}
+TASKS = SETTINGS | {
+    "peft_type": "MULTITASK_PROMPT_TUNING",
+    "num_tasks": 2,
+    "num_ranks": 1,
+}
+LORA = {"peft_type": "LORA", "r": 2, "rank_pattern": {"b": 3}}
+A, B = (f"base_model.model.a.lora_{x}.weight" for x in "AB")
+
+
+def made(folder, rows=ROWS, **settings):
+    write_folder(
+        folder, AdapterFolder(SETTINGS | settings, {"prompt_embeddings": rows})
+    )
+    return folder
+
+
+@needs_shared
+def test_there_are_adapters_of_six_kinds():
+    kinds = {json.loads((f / FILES[0]).read_text())["peft_type"] for f in FOLDERS}
+    assert len(kinds) == 6 and len(FOLDERS) == 22
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f"{f.parent.name}/{f.name}")
+def test_what_peft_wrote_is_written_again_byte_for_byte(folder, tmp_path):
+    write_folder(tmp_path / "again", read_folder(folder))
+    assert {path.name for path in (tmp_path / "again").iterdir()} == set(FILES)
+    for name in FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_unknown_settings_are_kept(tmp_path):
+    folder = read_folder(made(tmp_path / "adapter"))
+    assert folder.kind == "PROMPT_TUNING"
+    assert folder.settings == SETTINGS
+    np.testing.assert_array_equal(folder.tensors["prompt_embeddings"], ROWS)
+
+
+def test_tensors_are_written_in_the_order_of_their_axes(tmp_path):
+    made(tmp_path / "adapter", ROWS.reshape(3, 4).T)
+    stored = load_file(tmp_path / "adapter" / FILES[1])["prompt_embeddings"]
+    np.testing.assert_array_equal(stored, ROWS.reshape(3, 4).T)
+
+
+def test_a_bfloat16_adapter_is_read_as_float32(tmp_path):
+    folder = made(tmp_path / "adapter")
+    half = {"prompt_embeddings": ROWS.astype(ml_dtypes.bfloat16)}
+    save_file(half, folder / FILES[1])
+    found = read_folder(folder).tensors["prompt_embeddings"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, ROWS)
+
+
+def test_an_adapter_with_a_name_lies_one_folder_below(tmp_path):
+    made(tmp_path / "saved" / "mine")
+    assert find_folder(tmp_path / "saved") == tmp_path / "saved" / "mine"
+    assert read_folder(tmp_path / "saved").settings == SETTINGS
+    made(tmp_path / "saved" / "yours")
+    with pytest.raises(InputError, match=r"several adapters.*mine.*yours"):
+        read_folder(tmp_path / "saved")
+
+
+def test_nothing_there(tmp_path):
+    assert find_folder(tmp_path) is None
+    assert find_folder(tmp_path / "none") is None
+    with pytest.raises(InputError, match=r"holds no adapter_config\.json"):
+        read_folder(tmp_path)
+
+
+def test_a_pickle_is_refused_with_the_reason(tmp_path):
+    folder = made(tmp_path / "adapter")
+    (folder / FILES[1]).rename(folder / "adapter_model.bin")
+    with pytest.raises(InputError, match=r"pickle, which could run anything.*safe_ser"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "is not JSON"), ("[]", "no 'peft_type'"), ("{}", "no 'peft_type'")],
+)
+def test_damaged_settings_are_refused(content, message, tmp_path):
+    folder = made(tmp_path / "adapter")
+    (folder / FILES[0]).write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (ROWS.astype(np.int32), "int32, expected floating"),
+        (np.where(ROWS == 5, np.inf, ROWS), "not finite"),
+    ],
+)
+def test_numbers_that_are_no_parameters_are_refused(array, message, tmp_path):
+    folder = made(tmp_path / "adapter")
+    save_file({"prompt_embeddings": array}, folder / FILES[1])
+    with pytest.raises(InputError, match=message):
+        read_folder(folder)
+
+
+SHAPES = {
+    "rows": (SETTINGS, {"prompt_embeddings": ROWS[:3]}, "expected 4 rows"),
+    "axes": (SETTINGS, {"prompt_embeddings": ROWS[0]}, "expected 2 axes"),
+    "name": (SETTINGS, {"prompt": ROWS}, "expected 'prompt_embeddings'"),
+    "length": (SETTINGS | {"num_virtual_tokens": 0}, {"prompt_embeddings": ROWS}, "0,"),
+    "width": (SETTINGS | {"token_dim": 4}, {"prompt_embeddings": ROWS}, "token_dim is"),
+    "stacks": (
+        SETTINGS | {"num_transformer_submodules": 3},
+        {"prompt_embeddings": ROWS},
+        "expected 1 or 2",
+    ),
+    "prefix": (PREFIX, {"prompt_embeddings": ROWS}, r"expected \(4, 4\)"),
+    "heads": (
+        PREFIX | {"num_attention_heads": 3},
+        {"prompt_embeddings": ROWS},
+        "its 3",
+    ),
+    "columns": (
+        TASKS,
+        {"prompt_embeddings": ROWS, "prefix_task_cols": ROWS.reshape(1, 4, 3)},
+        r"prefix_task_cols has shape \(1, 4, 3\), expected \(2, 4, 1\)",
+    ),
+    "rank": (LORA, {A: ROWS[:3], B: ROWS[:, :2]}, "lora_A.*expected rank 2"),
+    "pattern": (
+        LORA,
+        {A.replace(".a.", ".x.b."): ROWS, B.replace(".a.", ".x.b."): ROWS},
+        "lora_A.*expected rank 3",
+    ),
+    "half": (LORA, {A: ROWS[:2]}, "not its lora_B"),
+    "no regex": (LORA | {"rank_pattern": {"(": 1}}, {A: ROWS[:2]}, "no regular"),
+    "scale": (
+        {"peft_type": "IA3"},
+        {"base_model.model.a.ia3_l": ROWS},
+        r"expected \[out, 1\] or",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "message"), SHAPES.values(), ids=SHAPES
+)
+def test_shapes_that_the_settings_do_not_say(settings, tensors, message, tmp_path):
+    folder = tmp_path / "adapter"
+    with pytest.raises(InputError, match=message):
+        write_folder(folder, AdapterFolder(settings, tensors))
+    assert not list(tmp_path.iterdir())
+    folder.mkdir()
+    (folder / FILES[0]).write_text(json.dumps(settings))
+    save_file(
+        {n: np.ascontiguousarray(x) for n, x in tensors.items()}, folder / FILES[1]
+    )
+    with pytest.raises(InputError, match=message):
+        read_folder(folder)
+
+
+def test_only_float32_is_written(tmp_path):
+    with pytest.raises(InputError, match="float64, expected float32"):
+        made(tmp_path / "adapter", ROWS.astype(float))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_is_replaced_only_by_force(tmp_path):
+    folder = made(tmp_path / "adapter")
+    (folder / "README.md").write_text("card")
+    again = AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS})
+    with pytest.raises(InputError, match=r"already; --force replaces them"):
+        write_folder(folder, again)
+    write_folder(folder, again, force=True)
+    found = read_folder(folder)
+    np.testing.assert_array_equal(found.tensors["prompt_embeddings"], -ROWS)
+    assert (folder / "README.md").read_text() == "card"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("stranger", ["model.safetensors", "mine.txt"])
+def test_what_is_no_adapter_is_never_replaced(stranger, tmp_path):
+    folder = made(tmp_path / "adapter")
+    (folder / stranger).touch()
+    with pytest.raises(InputError, match=f"holds {stranger}, which would be lost"):
+        write_folder(folder, AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS}))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is no folder"):
+        made(tmp_path / "file")
+
+
+def test_a_write_that_is_killed_leaves_what_was_there(tmp_path, monkeypatch):
+    folder = made(tmp_path / "adapter")
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(*_):
+        raise KilledError
+
+    again = AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS})
+    renames = Path.rename
+    for name in ("fsync", "rename"):
+        with monkeypatch.context() as patch:
+            if name == "fsync":
+                patch.setattr(os, "fsync", kill)
+            else:
+                # The second rename, when the old folder has stepped aside.
+                patch.setattr(
+                    Path,
+                    "rename",
+                    lambda path, to: (
+                        kill() if path.name == "new" else renames(path, to)
+                    ),
+                )
+            with pytest.raises(KilledError):
+                write_folder(folder, again, force=True)
+        stored = read_folder(folder).tensors["prompt_embeddings"]
+        np.testing.assert_array_equal(stored, ROWS)
+        assert list(tmp_path.iterdir()) == [folder]

@@ -1,0 +1,134 @@
+"""An adapter changes our model as it changes PEFT's, whoever wrote it."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from prompt_tuning.adapters.peft.conversion import from_peft, to_peft
+from prompt_tuning.adapters.peft.folder import read_folder, write_folder
+from prompt_tuning.families.hf_config import read_config
+from tests.support.adapters import (
+    assert_same_logits,
+    batch_of,
+    needs_peft,
+    our_logits,
+    peft_logits,
+    random_adapter,
+    restored,
+)
+from tests.support.shared_data import SHARED, needs_shared
+
+PEFT = SHARED / "data/peft"
+CASES = [
+    f"{path.parent.parent.name}/{path.parent.name}"
+    for path in sorted(PEFT.glob("*/*/adapter_config.json"))
+]
+TOKENS = ("input_ids", "attention_mask")
+TASK_IDS = [0, 1, 2]
+
+pytestmark = needs_shared
+
+
+@functools.cache
+def reference(model):
+    return dict(np.load(PEFT / model / "ref.npz"))
+
+
+def config_of(model):
+    return read_config(PEFT / model / "base")
+
+
+def tokens_of(model):
+    names = (*TOKENS, "labels") if model.startswith("t5") else TOKENS
+    return {name: reference(model)[name] for name in names}
+
+
+def read(case):
+    folder = PEFT / case
+    config = read_config(folder.parent / "base")
+    return from_peft(read_folder(folder), config, case)
+
+
+def logits_of(model, adapter):
+    task_ids = TASK_IDS if adapter.kind.startswith("MULTI") else None
+    graph, parameters = restored(PEFT / model / "base", adapter)
+    batch = batch_of(tokens_of(model), task_ids)
+    return our_logits(parameters, batch, graph=graph)
+
+
+MODELS = (
+    "llama_gqa_untied",
+    "gpt2_tied",
+    "qwen2_bias_tied",
+    "t5v11_untied_gated",
+    "t5_orig_tied_relu",
+)
+STABILISED = "qwen2_bias_tied"
+OURS = {
+    f"{model} {kind} {regex}".strip(): (model, kind, regex)
+    for model in MODELS
+    for kind, regex in (
+        ("PROMPT_TUNING", ""),
+        ("PREFIX_TUNING", ""),
+        ("MULTITASK_PROMPT_TUNING", ""),
+        ("LORA", ""),
+        ("IA3", ""),
+        ("LORA", "decoder/layers/self_attention/value"),
+        ("IA3", "decoder/layers/mlp"),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """What PEFT makes of all our adapters, each written without settings of its own.
+
+    Those of one model are written with alpha divided by the root of the rank.
+    """
+    folder = tmp_path_factory.mktemp("peft")
+    jobs = {}
+    for model in MODELS:
+        np.savez(folder / f"{model}.npz", **tokens_of(model))
+
+    def add(name, model, adapter, **settings):
+        base, number = PEFT / model / "base", str(len(jobs))
+        made = to_peft(adapter, config_of(model), base_model=str(base))
+        write_folder(folder / number, made)
+        jobs[name] = {
+            "base": base,
+            "adapter": folder / number,
+            "tokens": folder / f"{model}.npz",
+            "task_ids": TASK_IDS if adapter.kind.startswith("MULTI") else None,
+            **settings,
+        }
+
+    for name, (model, kind, regex) in OURS.items():
+        adapter = random_adapter(config_of(model), kind, regex)
+        if model == STABILISED and kind == "LORA":
+            settings = {"peft_type": "LORA", "use_rslora": True}
+            adapter = dataclasses.replace(adapter, settings=settings)
+        add(name, model, adapter, double=True)
+    for case in CASES:
+        bare = dataclasses.replace(read(case), settings={}, unused=None)
+        add(case, case.split("/")[0], bare)
+    return peft_logits(folder, jobs)
+
+
+@needs_peft
+@pytest.mark.parametrize("case", CASES)
+def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
+    model, name = case.split("/")
+    expected = reference(model)[f"{name}.logits"]
+    np.testing.assert_allclose(theirs[case], expected, atol=1e-5)
+
+
+@needs_peft
+@pytest.mark.parametrize("name", OURS)
+def test_what_we_wrote_changes_pefts_model_as_ours(name, theirs):
+    model, kind, regex = OURS[name]
+    ours = logits_of(model, random_adapter(config_of(model), kind, regex))
+    assert_same_logits(ours, theirs[name], tokens_of(model))
+    base = reference(model)["base.logits"]
+    assert np.abs(theirs[name][:, -base.shape[1] :] - base).max() > 0.1

@@ -1,0 +1,321 @@
+"""Prompts and prefixes of PEFT as our parameters, and back."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.peft.conversion import from_peft, to_peft
+from prompt_tuning.adapters.peft.folder import AdapterFolder
+from prompt_tuning.adapters.peft.prompts import as_multitask
+from prompt_tuning.core.errors import InputError
+from tests.support.dummies import GPT2, LLAMA, T5_GATED
+
+P, N, R = 3, 2, 2
+D = LLAMA.width
+random = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def folder(kind, tensors, **settings):
+    found = {"peft_type": kind, "num_virtual_tokens": P} | settings
+    return AdapterFolder(found, tensors)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == np.float32
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_a_decoder_keeps_its_prompt():
+    rows = normal(P, D)
+    adapter = from_peft(
+        folder("PROMPT_TUNING", {"prompt_embeddings": rows}), LLAMA, "here"
+    )
+    assert adapter.kind == "PROMPT_TUNING" and adapter.unused is None
+    assert_same(adapter.parameters, {"decoder/prompt/prompt": rows})
+
+
+def test_of_an_encoder_decoder_only_the_first_half_is_used_and_both_are_kept():
+    rows = normal(2 * P, D)
+    theirs = folder(
+        "PROMPT_TUNING", {"prompt_embeddings": rows}, num_transformer_submodules=2
+    )
+    adapter = from_peft(theirs, T5_GATED, "here")
+    assert_same(adapter.parameters, {"encoder/prompt/prompt": rows[:P]})
+    assert_same(to_peft(adapter, T5_GATED).tensors, theirs.tensors)
+
+
+def test_a_prompt_of_an_encoder_is_written_with_the_half_that_peft_expects():
+    rows, other = normal(P, D), normal(P, D)
+    ours = {"encoder/prompt/prompt": rows}
+    made = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
+    both = np.concatenate([rows, np.zeros((P, D))])
+    assert_same(made.tensors, {"prompt_embeddings": both})
+    assert made.settings["num_transformer_submodules"] == 2
+    ours = {"decoder/prompt/prompt": other} | ours
+    made = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
+    assert_same(made.tensors, {"prompt_embeddings": np.concatenate([rows, other])})
+
+
+def test_settings_are_those_of_the_model_and_the_task():
+    ours = {"decoder/prompt/prompt": normal(P, D)}
+    adapter = Adapter(kind="PROMPT_TUNING", parameters=ours)
+    settings = to_peft(adapter, LLAMA, base_model="some/model").settings
+    # The 17 keys that PEFT 0.21.2 writes.
+    assert len(settings) == 17
+    expected = {
+        "base_model_name_or_path": "some/model",
+        "inference_mode": True,
+        "num_attention_heads": 4,
+        "num_layers": 2,
+        "num_transformer_submodules": 1,
+        "num_virtual_tokens": P,
+        "peft_type": "PROMPT_TUNING",
+        "task_type": "CAUSAL_LM",
+        "token_dim": D,
+    }
+    assert expected.items() <= settings.items()
+    alone = to_peft(adapter, None).settings
+    assert alone["task_type"] == "CAUSAL_LM" and alone["num_layers"] is None
+    assert to_peft(adapter, LLAMA, task_type="SEQ_CLS").settings["task_type"] == (
+        "SEQ_CLS"
+    )
+
+
+def test_settings_that_were_read_stay_unless_they_would_be_wrong():
+    rows = normal(P, D)
+    theirs = folder(
+        "PROMPT_TUNING",
+        {"prompt_embeddings": rows},
+        prompt_tuning_init="TEXT",
+        of_tomorrow=7,
+        revision="main",
+        token_dim=D,
+    )
+    adapter = from_peft(theirs, LLAMA, "here")
+    longer = {"decoder/prompt/prompt": normal(P + 1, D)}
+    settings = to_peft(dataclasses.replace(adapter, parameters=longer), LLAMA).settings
+    assert settings["num_virtual_tokens"] == P + 1
+    kept = {"prompt_tuning_init": "TEXT", "of_tomorrow": 7, "revision": "main"}
+    assert kept.items() <= settings.items()
+
+
+def test_p_tuning_is_read_as_the_plain_prompt_that_it_has_become():
+    rows = normal(P, D)
+    theirs = folder(
+        "P_TUNING",
+        {"prompt_embeddings": rows},
+        encoder_reparameterization_type="LSTM",
+        base_model_name_or_path="some/model",
+    )
+    adapter = from_peft(theirs, LLAMA, "here")
+    assert_same(adapter.parameters, {"decoder/prompt/prompt": rows})
+    again = to_peft(adapter, LLAMA)
+    assert again.kind == "PROMPT_TUNING"
+    assert again.settings["base_model_name_or_path"] == "some/model"
+    assert "encoder_reparameterization_type" not in again.settings
+
+
+def mpt(rows, **settings):
+    tensors = {
+        "prompt_embeddings": normal(rows, D),
+        "prefix_task_cols": normal(N, rows, R),
+        "prefix_task_rows": normal(N, R, D),
+    }
+    settings = {"num_tasks": N, "num_ranks": R} | settings
+    return folder("MULTITASK_PROMPT_TUNING", tensors, **settings)
+
+
+def prompts(tensors):
+    """The prompts of all tasks, as Wang et al. define them."""
+    factor = tensors["prefix_task_cols"] @ tensors["prefix_task_rows"]
+    return tensors["prompt_embeddings"] * factor
+
+
+def test_factorised_prompts_of_tasks_there_and_back():
+    theirs = mpt(P)
+    adapter = from_peft(theirs, LLAMA, "here")
+    names = ("shared", "columns", "rows")
+    stored = ("prompt_embeddings", "prefix_task_cols", "prefix_task_rows")
+    expected = {
+        f"decoder/prompt/{ours}": theirs.tensors[name]
+        for ours, name in zip(names, stored, strict=True)
+    }
+    assert_same(adapter.parameters, expected)
+    assert_same(to_peft(adapter, LLAMA).tensors, theirs.tensors)
+
+
+def test_the_second_half_of_an_encoder_decoders_tasks_is_the_decoders():
+    theirs = mpt(2 * P, num_transformer_submodules=2)
+    adapter = from_peft(theirs, T5_GATED, "here")
+    for stack, part in (("encoder", slice(P)), ("decoder", slice(P, None))):
+        own = {n.split("/")[2]: x for n, x in adapter.parameters.items() if stack in n}
+        found = own["shared"] * (own["columns"] @ own["rows"])
+        np.testing.assert_array_equal(found, prompts(theirs.tensors)[:, part])
+    made = to_peft(adapter, T5_GATED)
+    assert_same(made.tensors, theirs.tensors)
+    assert made.settings["num_transformer_submodules"] == 2
+    with pytest.raises(InputError, match="decoder alone"):
+        from_peft(theirs, LLAMA, "here")
+
+
+def test_stacks_that_differ_in_rows_share_the_rank():
+    theirs = mpt(2 * P, num_transformer_submodules=2)
+    adapter = from_peft(theirs, T5_GATED, "here")
+    other = normal(N, 1, D)
+    ours = adapter.parameters | {
+        "decoder/prompt/rows": other,
+        "decoder/prompt/columns": adapter.parameters["decoder/prompt/columns"][..., :1],
+    }
+    made = to_peft(dataclasses.replace(adapter, parameters=ours), T5_GATED)
+    assert made.settings["num_ranks"] == R + 1
+    expected = np.concatenate(
+        [
+            ours[f"{s}/prompt/shared"]
+            * (ours[f"{s}/prompt/columns"] @ ours[f"{s}/prompt/rows"])
+            for s in ("encoder", "decoder")
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(prompts(made.tensors), expected, rtol=1e-6)
+
+
+def test_tasks_of_an_encoder_alone_leave_the_decoder_as_it_is():
+    adapter = as_multitask({"encoder": normal(N, P, D)})
+    made = to_peft(adapter, T5_GATED)
+    # With 2, PEFT would put P vectors before the decoder's input.
+    assert made.settings["num_transformer_submodules"] == 1
+
+
+@pytest.mark.parametrize("length", [3, 20])
+def test_any_prompts_of_tasks_have_a_factorised_form_of_the_same_bits(length):
+    vectors = normal(N, length, D)
+    made = to_peft(as_multitask({"decoder": vectors}), LLAMA)
+    np.testing.assert_array_equal(prompts(made.tensors), vectors)
+    assert made.settings["num_tasks"] == N
+    assert made.settings["num_ranks"] == min(length, D)
+    found = from_peft(made, LLAMA, "here")
+    assert found.parameters["decoder/prompt/shared"].shape == (length, D)
+
+
+def prefix(config, stored_layers, **settings):
+    heads, width = config.key_value_heads, config.head_width
+    count = 1 if config.architecture == "decoder_only" else 2
+    found = {
+        "num_layers": stored_layers,
+        "num_attention_heads": heads,
+        "token_dim": heads * width,
+        "num_transformer_submodules": count,
+    }
+    flat = normal(P, stored_layers * 2 * heads * width)
+    return folder("PREFIX_TUNING", {"prompt_embeddings": flat}, **(found | settings))
+
+
+def cache(theirs):
+    """Keys and values of each layer `[P, G, K]`, by PEFT 0.21.2's own steps.
+
+    `PeftModel.get_prompt`: the flat rows are cut into 2 L tables of `[P, G, K]`; for
+    two submodules the tables are doubled; each layer gets the next 2 or 4, of which the
+    last two, those of cross-attention, are thrown away.
+    """
+    settings, flat = theirs.settings, theirs.tensors["prompt_embeddings"]
+    heads, count = settings["num_attention_heads"], settings["num_layers"]
+    tables = flat.reshape(P, 2 * count, heads, settings["token_dim"] // heads)
+    tables = list(np.moveaxis(tables, 1, 0))
+    each = 2 * settings["num_transformer_submodules"]
+    tables *= settings["num_transformer_submodules"]
+    layers = [tables[i : i + each] for i in range(0, len(tables), each)]
+    return [np.stack(layer[:2]) for layer in layers]
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["grouped heads", "all heads"])
+def test_a_decoders_prefix_is_the_cache_that_peft_makes(config):
+    theirs = prefix(config, config.layers, prefix_projection=True)
+    adapter = from_peft(theirs, config, "here")
+    expected = np.stack(cache(theirs))
+    assert expected.shape == (
+        *(config.layers, 2, P),
+        *(config.key_value_heads, config.head_width),
+    )
+    assert_same(adapter.parameters, {"decoder/prompt/prompt": expected})
+    again = to_peft(adapter, config)
+    assert_same(again.tensors, theirs.tensors)
+    assert again.settings["prefix_projection"] is True
+    fresh = to_peft(
+        Adapter(kind="PREFIX_TUNING", parameters=adapter.parameters), config
+    )
+    assert fresh.settings["prefix_projection"] is False
+    assert fresh.settings["token_dim"] == config.key_value_heads * config.head_width
+    assert fresh.settings["num_attention_heads"] == config.key_value_heads
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+def test_a_t5s_prefix_is_the_cache_that_peft_makes(layers):
+    config = dataclasses.replace(T5_GATED, layers=layers)
+    theirs = prefix(config, layers)
+    adapter = from_peft(theirs, config, "here")
+    expected = np.stack(cache(theirs))
+    assert_same(adapter.parameters, {"decoder/prompt/prompt": expected})
+    # Layers that PEFT does not read are kept as they are.
+    assert (adapter.unused is None) == (layers % 2 == 1)
+    assert_same(to_peft(adapter, config).tensors, theirs.tensors)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+def test_any_prefix_of_a_t5_is_written_so_that_peft_reads_it(layers):
+    config = dataclasses.replace(T5_GATED, layers=layers)
+    ours = normal(layers, 2, P, config.heads, config.head_width)
+    parameters = {"decoder/prompt/prompt": ours}
+    made = to_peft(Adapter(kind="PREFIX_TUNING", parameters=parameters), config)
+    np.testing.assert_array_equal(np.stack(cache(made))[:layers], ours)
+    # T5's own d_model is not heads * d_kv; PEFT must be told.
+    assert made.settings["token_dim"] == config.heads * config.head_width
+    assert_same(from_peft(made, config, "here").parameters, parameters)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "config", "message"),
+    [
+        (folder("PROMPT_TUNING", {"prompt_embeddings": normal(P, D + 1)}), LLAMA, "17"),
+        (prefix(GPT2, 2), LLAMA, "2 layers of 4 key/value heads"),
+        (prefix(LLAMA, 1), LLAMA, "1 layers of 2 key/value heads"),
+        (folder("ADALORA", {}), LLAMA, "peft_type 'ADALORA', expected one of"),
+        (
+            folder("PROMPT_TUNING", {"prompt_embeddings": normal(P, D), "score": D}),
+            LLAMA,
+            "holds score and 0 other",
+        ),
+        (
+            folder(
+                "PROMPT_TUNING",
+                {"prompt_embeddings": normal(P, D)},
+                modules_to_save=["score"],
+            ),
+            LLAMA,
+            "whole modules were trained",
+        ),
+    ],
+)
+def test_what_does_not_belong_to_the_model_is_refused(theirs, config, message):
+    with pytest.raises(InputError, match=message):
+        from_peft(theirs, config, "here")
+
+
+def test_what_peft_has_no_form_for_is_refused():
+    ours = {"decoder/prompt/prompt": normal(P, D)}
+    with pytest.raises(InputError, match="say which one it is for"):
+        to_peft(Adapter(kind="PREFIX_TUNING", parameters=ours), None)
+    with pytest.raises(InputError, match=r"prefix has shape \(3, 16\)"):
+        to_peft(Adapter(kind="PREFIX_TUNING", parameters=ours), LLAMA)
+    ours["encoder/prompt/prompt"] = normal(P + 1, D)
+    with pytest.raises(InputError, match="one length for both"):
+        to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
+    with pytest.raises(InputError, match=r"needs encoder/prompt/shared"):
+        to_peft(Adapter(kind="MULTITASK_PROMPT_TUNING", parameters=ours), T5_GATED)

@@ -1,0 +1,196 @@
+"""Adapters in every kind of file, as our parameters by path."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from prompt_tuning.adapters.adapter import ADDED_DEEP, Adapter
+from prompt_tuning.adapters.adapter_files import (
+    kind_of,
+    read_adapter,
+    write_array,
+    write_checkpoint,
+    write_t5x,
+)
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.core.errors import InputError
+from tests.support.adapters import random_adapter
+from tests.support.dummies import LLAMA, T5_GATED
+from tests.support.shared_data import SHARED, needs_shared
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+ENCODER, DECODER = "encoder/prompt/prompt", "decoder/prompt/prompt"
+KINDS = ("PROMPT_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING", "LORA", "IA3")
+
+
+def prompt(path=DECODER, array=ROWS):
+    return Adapter(kind="PROMPT_TUNING", parameters={path: array})
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(found[path], array)
+
+
+# Of a T5's tasks PEFT stores rows that both stacks share, so other factors come back.
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [(LLAMA, kind) for kind in KINDS]
+    + [(T5_GATED, kind) for kind in KINDS if not kind.startswith("MULTI")],
+)
+def test_a_peft_folder_and_a_checkpoint_hold_the_same(kind, config, tmp_path):
+    adapter = random_adapter(config, kind)
+    write_folder(tmp_path / "peft", to_peft(adapter, config))
+    checkpoint = write_checkpoint(tmp_path / "run", adapter, "somewhere")
+    for path in (tmp_path / "peft", tmp_path / "run", checkpoint):
+        found = read_adapter(path, config)
+        assert found.kind == kind
+        assert found.scalings == pytest.approx(adapter.scalings)
+        assert_same(found.parameters, adapter.parameters)
+        assert_same(read_adapter(path, config).parameters, adapter.parameters)
+    state = json.loads((checkpoint / "state.json").read_text())
+    assert state["step"] == 0 and state["extra"]["source"] == "somewhere"
+
+
+def test_leaves_that_a_module_has_to_evaluate_are_no_adapter(tmp_path):
+    trained = {"decoder/prompt/inner/prompt": ROWS, "decoder/prompt/bias": ROWS[0]}
+    CheckpointStore(tmp_path).save(3, trained, (), {})
+    with pytest.raises(InputError, match="not one adapter of a kind"):
+        read_adapter(tmp_path, None)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ""])
+def test_a_lone_array_belongs_where_the_model_has_its_prompt(suffix, tmp_path):
+    file = tmp_path / f"mine{suffix}"
+    write_array(file, prompt())
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    for config, path in ((LLAMA, DECODER), (T5_GATED, ENCODER), (None, DECODER)):
+        assert_same(read_adapter(file, config).parameters, {path: ROWS})
+
+
+def test_the_name_of_a_lone_array_goes_first(tmp_path):
+    for name in ("decoder.prompt.prompt.prompt", "decoder.prompt.prompt.npy"):
+        with (tmp_path / name).open("wb") as file:
+            np.save(file, ROWS)
+        found = read_adapter(tmp_path / name, T5_GATED).parameters
+        assert_same(found, {DECODER: ROWS})
+
+
+def test_a_prefix_is_known_by_its_axes(tmp_path):
+    adapter = random_adapter(LLAMA, "PREFIX_TUNING")
+    write_array(tmp_path / "prefix.npy", adapter)
+    found = read_adapter(tmp_path / "prefix.npy", None)
+    assert found.kind == "PREFIX_TUNING"
+    assert_same(found.parameters, adapter.parameters)
+
+
+def test_servers_get_one_tensor_of_rows(tmp_path):
+    write_array(tmp_path / "prompt.safetensors", prompt(array=ROWS.T))
+    (tensor,) = load_file(tmp_path / "prompt.safetensors").values()
+    np.testing.assert_array_equal(tensor, ROWS.T)
+    assert tensor.dtype == np.float32
+
+
+def test_t5x_has_one_module_more_in_its_names(tmp_path):
+    both = Adapter(kind="PROMPT_TUNING", parameters={ENCODER: ROWS, DECODER: ROWS + 1})
+    files = write_t5x(tmp_path / "t5x", both)
+    assert [file.name for file in files] == [
+        "encoder.prompt.prompt.prompt",
+        "decoder.prompt.prompt.prompt",
+    ]
+    with files[0].open("rb") as file:
+        np.testing.assert_array_equal(np.load(file, allow_pickle=False), ROWS)
+    assert_same(read_adapter(tmp_path / "t5x", None).parameters, both.parameters)
+    with pytest.raises(InputError, match="no names for an adapter of kind LORA"):
+        write_t5x(tmp_path / "lora", random_adapter(LLAMA, "LORA"))
+
+
+@needs_shared
+def test_a_released_prompt(tmp_path):
+    source = SHARED / "data/prompts/released/rte.npy"
+    target = tmp_path / "encoder.prompt.prompt.prompt"
+    target.write_bytes(source.read_bytes())
+    found = read_adapter(tmp_path, T5_GATED).parameters
+    assert_same(found, {ENCODER: np.load(source).astype(np.float32)})
+    assert found[ENCODER].shape == (100, 768)
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    write_array(tmp_path / "prompt.npy", prompt())
+    with pytest.raises(InputError, match="is there already; --force"):
+        write_array(tmp_path / "prompt.npy", prompt(array=-ROWS))
+    write_array(tmp_path / "prompt.npy", prompt(array=-ROWS), force=True)
+    assert_same(
+        read_adapter(tmp_path / "prompt.npy", None).parameters, {DECODER: -ROWS}
+    )
+    with pytest.raises(InputError, match=r"holds prompt\.npy, which would be lost"):
+        write_checkpoint(tmp_path, prompt(), "")
+    write_checkpoint(tmp_path / "run", prompt(), "")
+    with pytest.raises(InputError, match="which would be lost"):
+        write_checkpoint(tmp_path / "run", prompt(), "")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (ROWS[0], r"shape \(3,\), expected a prompt \[P, D\], a deep one"),
+        (ROWS.astype(int), "int64, expected floating"),
+        (np.full((2, 2), np.nan), "not finite"),
+        (ROWS[:0], r"shape \(0, 3\)"),
+    ],
+)
+def test_arrays_that_are_no_adapter_are_refused(array, message, tmp_path):
+    np.save(tmp_path / "prompt.npy", array)
+    with pytest.raises(InputError, match=message):
+        read_adapter(tmp_path / "prompt.npy", None)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_adapter(tmp_path / "none", None)
+    with pytest.raises(InputError, match=r"no adapter: expected PEFT's files"):
+        read_adapter(tmp_path, None)
+    write_folder(tmp_path / "peft", to_peft(prompt(), None))
+    with pytest.raises(InputError, match="say which one it is for"):
+        read_adapter(tmp_path / "peft", None)
+
+
+def test_kinds_by_names_and_axes():
+    deep = {DECODER: np.zeros((2, 4, 3), np.float32)}
+    assert kind_of(deep, "here") == "DEEP_PROMPT"
+    lora = random_adapter(LLAMA, "LORA").parameters
+    assert kind_of(lora, "here") == "LORA"
+    with pytest.raises(InputError, match=r"here holds .*not one adapter"):
+        kind_of(lora | deep, "here")
+    several = dataclasses.replace(prompt(), parameters={ENCODER: ROWS, DECODER: ROWS})
+    with pytest.raises(InputError, match="has 2 arrays"):
+        write_array(Path("nowhere"), several)
+
+
+def test_an_added_deep_prompt_is_told_from_one_that_replaces(tmp_path):
+    start = "encoder/prompt"
+    leaves = {f"{start}/prompt": ROWS, f"{start}/added": np.stack([ROWS, -ROWS])}
+    assert kind_of(leaves, "here") == ADDED_DEEP
+    write_checkpoint(tmp_path / "it", Adapter(kind=ADDED_DEEP, parameters=leaves), "")
+    back = read_adapter(tmp_path / "it", T5_GATED)
+    assert back.kind == ADDED_DEEP
+    assert_same(back.parameters, leaves)
+
+
+def test_a_lone_prefix_of_an_encoder_says_so_in_its_files_name(tmp_path):
+    table = np.ones((2, 2, 3, 4, 3), np.float32)
+    path = "encoder/prompt/prompt"
+    adapter = Adapter(kind="PREFIX_TUNING", parameters={path: table})
+    with pytest.raises(InputError, match=r"name the file encoder\.prompt\.prompt\.npy"):
+        write_array(tmp_path / "mine.npy", adapter)
+    assert not list(tmp_path.iterdir())
+    write_array(tmp_path / "encoder.prompt.prompt.npy", adapter)
+    back = read_adapter(tmp_path / "encoder.prompt.prompt.npy", T5_GATED)
+    assert_same(back.parameters, {path: table})

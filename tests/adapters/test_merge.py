@@ -1,0 +1,152 @@
+"""A model with adapters in its weights is the model with the adapters."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.merge import write_merged
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families.hf_config import read_config
+from tests.support.adapters import (
+    assert_same_logits,
+    batch_of,
+    needs_peft,
+    our_logits,
+    peft_logits,
+    random_adapter,
+    restored,
+)
+from tests.support.shared_data import SHARED, needs_shared
+
+PEFT = SHARED / "data/peft"
+MODELS = ("llama_gqa_untied", "qwen2_bias_tied", "gpt2_tied", "t5v11_untied_gated")
+CASES = [(model, kind) for model in MODELS for kind in ("LORA", "IA3")]
+
+pytestmark = needs_shared
+
+
+def tokens_of(model):
+    found = np.load(PEFT / model / "ref.npz")
+    names = ["input_ids", "attention_mask"] + ["labels"] * model.startswith("t5")
+    return {name: found[name] for name in names}
+
+
+def adapter_of(model, kind):
+    return random_adapter(read_config(PEFT / model / "base"), kind)
+
+
+def logits_of(model, base, adapter):
+    graph, parameters = restored(base, adapter)
+    return np.asarray(our_logits(parameters, batch_of(tokens_of(model)), graph=graph))
+
+
+@pytest.mark.parametrize(("model", "kind"), CASES)
+def test_merged_logits_are_those_with_the_adapter(model, kind, tmp_path):
+    adapter, base = adapter_of(model, kind), PEFT / model / "base"
+    write_merged(tmp_path / "merged", base, [adapter])
+    expected = logits_of(model, base, adapter)
+    merged = logits_of(model, tmp_path / "merged", None)
+    np.testing.assert_allclose(merged, expected, atol=3e-4)
+    assert np.abs(expected - logits_of(model, base, None)).max() > 0.1
+    for name in ("config.json", "generation_config.json"):
+        assert (tmp_path / "merged" / name).read_bytes() == (base / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("merged")
+    jobs = {}
+    for model, kind in CASES:
+        tokens, merged = folder / f"{model}.npz", folder / f"{model}-{kind}"
+        np.savez(tokens, **tokens_of(model))
+        write_merged(merged, PEFT / model / "base", [adapter_of(model, kind)])
+        jobs[f"{model}-{kind}"] = {"base": merged, "tokens": tokens, "double": True}
+    return peft_logits(folder, jobs)
+
+
+@needs_peft
+@pytest.mark.parametrize(("model", "kind"), CASES)
+def test_plain_transformers_gives_our_logits(model, kind, theirs):
+    ours = logits_of(model, PEFT / model / "base", adapter_of(model, kind))
+    assert_same_logits(ours, theirs[f"{model}-{kind}"], tokens_of(model))
+
+
+def test_only_what_is_adapted_changes(tmp_path):
+    base = PEFT / "gpt2_tied/base"
+    path = "decoder/layers/self_attention/key"
+    scale = {f"{path}/adapters/ia3/scale": np.full((2, 48), 2, np.float32)}
+    write_merged(tmp_path / "new", base, [Adapter(kind="IA3", parameters=scale)])
+    before, after = (
+        load_file(x / "model.safetensors") for x in (base, tmp_path / "new")
+    )
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        expected = array.copy()
+        if "c_attn" in name:
+            # Keys are the second third of the columns, weights and biases alike.
+            expected[..., 48:96] *= 2
+        np.testing.assert_array_equal(after[name], expected)
+
+
+def test_a_lora_reads_the_input_before_ia3_scales_it(tmp_path):
+    base = PEFT / "llama_gqa_untied/base"
+    down, name = "decoder/layers/mlp/down", "model.layers.1.mlp.down_proj.weight"
+    random = np.random.default_rng(0)
+    a, b, scale = (
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ((3, 96, 2), (3, 2, 48), (3, 96))
+    )
+    lora = Adapter(
+        kind="LORA",
+        parameters={f"{down}/adapters/lora/a": a, f"{down}/adapters/lora/b": b},
+        scalings={down: 0.5},
+    )
+    ia3 = Adapter(kind="IA3", parameters={f"{down}/adapters/ia3/scale": scale})
+    write_merged(tmp_path / "new", base, [lora, ia3])
+    kernel = load_file(base / "model.safetensors")[name].T
+    merged = load_file(tmp_path / "new/model.safetensors")[name].T
+    x = random.standard_normal(96)
+    expected = (x * scale[1]) @ kernel + 0.5 * x @ a[1] @ b[1]
+    np.testing.assert_allclose(x @ merged, expected, rtol=1e-4)
+
+
+def test_a_checkpoint_in_several_files_stays_so(tmp_path):
+    whole = PEFT / "llama_gqa_untied/base"
+    base = shutil.copytree(whole, tmp_path / "base")
+    arrays = load_file(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
+    files = {"one.safetensors": {}, "two.safetensors": {}}
+    for number, (name, array) in enumerate(arrays.items()):
+        list(files.values())[number % 2][name] = array
+    for file, held in files.items():
+        save_file(held, base / file)
+    index = {"weight_map": {name: f for f, held in files.items() for name in held}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+    adapter = adapter_of("llama_gqa_untied", "LORA")
+    write_merged(tmp_path / "parts", base, [adapter])
+    write_merged(tmp_path / "whole", whole, [adapter])
+    expected = load_file(tmp_path / "whole/model.safetensors")
+    for file, held in files.items():
+        for name, array in load_file(tmp_path / "parts" / file).items():
+            assert name in held
+            np.testing.assert_array_equal(array, expected.pop(name))
+    assert not expected
+    assert (tmp_path / "parts/model.safetensors.index.json").is_file()
+
+
+def test_what_is_no_change_of_weights_is_refused(tmp_path):
+    base = PEFT / "llama_gqa_untied/base"
+    prompt = adapter_of("llama_gqa_untied", "PROMPT_TUNING")
+    with pytest.raises(InputError, match="PROMPT_TUNING is no change of weights"):
+        write_merged(tmp_path / "new", base, [prompt])
+    with pytest.raises(InputError, match="is no LORA of a projection"):
+        write_merged(tmp_path / "new", base, [adapter_of("t5v11_untied_gated", "LORA")])
+    with pytest.raises(InputError, match="was it trained on another model"):
+        write_merged(tmp_path / "new", base, [adapter_of("qwen2_bias_tied", "LORA")])
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InputError, match="already; --force"):
+        write_merged(base, base, [adapter_of("llama_gqa_untied", "LORA")])

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from prompt_tuning.checkpoints.formats.msgpack import PackedFile, Span
+
+
+def packed(path: Path, value: object) -> PackedFile:
+    path.write_bytes(msgpack.packb(value))  # type: ignore[arg-type]
+    return PackedFile(path)
+
+
+def test_values_of_every_kind_are_those_that_msgpack_packs(tmp_path):
+    sizes = (0, 1, 15, 16, 31, 32, 255, 256, 65_535, 65_536)
+    numbers = [sign * (2**bits + by) for bits in (5, 7, 8, 15, 16, 31, 32, 62)
+               for by in (-1, 0) for sign in (1, -1)]  # fmt: skip
+    value = {
+        "numbers": [*numbers, 2**64 - 1, 0.5, -1e300, None, True, False],
+        "texts": ["é" * (size // 2) + "x" * (size % 2) for size in sizes],
+        "lists": [list(range(size % 7)) for size in sizes] + [[1] * 300],
+        "maps": [{str(i): i for i in range(size)} for size in (0, 15, 16, 300)],
+    }
+    assert packed(tmp_path / "file", value).value() == value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdd\x00\x00\x00\x02\x01\xa1b",
+        b"\xdf\x00\x00\x00\x02\xa1a\x01\xa1b\x02",
+        b"\x92\xdd\x00\x00\x00\x00\xdf\x00\x00\x00\x00",
+    ],
+)
+def test_lengths_of_lists_and_maps_in_32_bits_are_read_as_msgpack_does(data, tmp_path):
+    (tmp_path / "file").write_bytes(data)
+    assert PackedFile(tmp_path / "file").value() == msgpack.unpackb(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 8, 16, 17, 255, 256, 65_535, 65_536])
+def test_bytes_and_extensions_come_as_their_place(size, tmp_path):
+    data = bytes(i % 251 for i in range(size))
+    file = packed(tmp_path / "file", [data, msgpack.ExtType(5, data)])
+    plain, extension = file.value()
+    assert (plain.code, extension.code) == (None, 5)
+    for span in (plain, extension):
+        assert isinstance(span, Span)
+        assert file.data[span.start : span.start + span.size] == data
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "empty"),
+        (b"\xc1", "byte 0 is 0xc1"),
+        (b"\x92\x01", "cut short: 1 more"),
+        (b"\xdb\x00\x00", "cut short: 2 more"),
+        (b"\xa3ab", "cut short: 1 more"),
+        (b"\x01\x02", "1 bytes follow"),
+        (b"\x81\x90\x01", "tree of names"),
+        (b"\x91" * 100_000, "tree of names"),
+        (b"\xa1\xff", "decode"),
+    ],
+)
+def test_what_is_no_msgpack_is_refused(data, expected, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=expected):
+        PackedFile(file).value()

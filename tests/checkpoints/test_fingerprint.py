@@ -1,0 +1,100 @@
+"""Checkpoints that differ are told apart by some of their numbers."""
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.checkpoints.fingerprint import sampled
+from prompt_tuning.checkpoints.restore_plan import RestorePlan, plan_restore
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    StoredTensor,
+    layered,
+    transpose,
+)
+
+LAYERS = 6
+SHAPES = {"kernel": (LAYERS, 40, 30), "scale": (7,), "table": (500, 40)}
+RECIPES = {
+    "kernel": layered("layer_{}", LAYERS, transpose),
+    "scale": Recipe(("scale",)),
+    "table": Recipe(("table",)),
+}
+
+
+def stored(pieces: tuple[int, int] | None = None, dtype: str = "f4", **changes):
+    """A checkpoint, some of whose arrays have other numbers; and what is read of it."""
+    random, found, asked = np.random.default_rng(0), {}, []
+    shapes = {f"layer_{i}": (30, 40) for i in range(LAYERS)}
+    shapes |= {"scale": (7,), "table": (500, 40)}
+    for name, shape in shapes.items():
+        array = random.standard_normal(shape).astype(dtype)
+        if name in changes:
+            changes[name](array)
+
+        def read(block, array=array):
+            asked.append(array[block].nbytes)
+            return array[block]
+
+        own = pieces if len(shape) == 2 else None
+        found[name] = StoredTensor(shape, array.dtype, "/ckpt/file", read, own)
+    return found, asked
+
+
+def plan(tensors, dtype: str = "float32", **paths: None) -> RestorePlan:
+    abstract = {path: jax.ShapeDtypeStruct(x, dtype) for path, x in SHAPES.items()}
+    assigned = [(path, None) for path in paths]
+    return plan_restore(abstract, RECIPES, tensors, assignment_map=assigned)
+
+
+def lines(*arguments, **changes) -> dict[str, str]:
+    found = sampled(plan(stored(*arguments, **changes)[0]))
+    return dict(line.split(": ") for line in found)
+
+
+def double(array: np.ndarray) -> None:
+    array *= 2
+
+
+@pytest.mark.parametrize("pieces", [None, (16, 16)])
+@pytest.mark.parametrize(
+    ("changed", "path"), [("layer_5", "kernel"), ("scale", "scale"), ("table", "table")]
+)
+def test_the_line_of_what_differs_is_another(pieces, changed, path):
+    one, same = lines(pieces), lines(pieces)
+    other = lines(pieces, **{changed: double})
+    assert one == same and one.keys() == SHAPES.keys()
+    assert [p for p in one if one[p] != other[p]] == [path]
+
+
+def test_another_type_is_another_checkpoint():
+    assert all(x != lines(dtype="f8")[path] for path, x in lines().items())
+
+
+def test_what_is_not_restored_is_not_looked_at():
+    tensors, _ = stored()
+    found = sampled(plan(tensors, scale=None))
+    assert [line.partition(":")[0] for line in found] == ["kernel", "table"]
+
+
+@pytest.mark.parametrize("pieces", [None, (16, 16)])
+def test_little_is_read(pieces):
+    tensors, asked = stored(pieces)
+    sampled(plan(tensors))
+    if pieces is None:
+        assert len(asked) <= 64 + LAYERS + 64 + 7
+        assert max(asked) <= 4 * 64
+    else:
+        # One piece of some of the layers, one of the table, and the scale.
+        assert len(asked) == 4 + 1 + 7
+        assert max(asked) == 4 * 16 * 16
+
+
+def test_scales_of_int8_are_of_the_same_arrays():
+    tensors, asked = stored()
+    abstract = {
+        "kernel": jax.ShapeDtypeStruct((LAYERS, 40, 30), np.int8),
+        "kernel_scale": jax.ShapeDtypeStruct((LAYERS, 30), np.float32),
+    }
+    found = sampled(plan_restore(abstract, RECIPES, tensors))
+    assert len(found) == 1 and len(asked) <= 64 + LAYERS

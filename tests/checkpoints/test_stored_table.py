@@ -1,0 +1,239 @@
+"""What is read of a checkpoint's embedding table for a prompt to start from it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import serialization
+from safetensors.numpy import save_file
+
+from prompt_tuning.checkpoints.formats import zarr
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.formats.zarr import open_zarr
+from prompt_tuning.checkpoints.stored_table import StoredTable
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    StoredTensor,
+    assemble,
+    identity,
+    transpose,
+)
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families import t5x
+from prompt_tuning.pretrained import source as pretrained_source
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts import initializers
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.tools.recycling import share_tokens
+from tests.support.dummies import LetterTokenizer
+from tests.support.small_runs import DECODER, write_model
+
+V, D = 300, 8
+NUMBERS = np.random.default_rng(0).standard_normal((V, D), np.float32)
+CHUNK = 50
+KEY = jax.random.key(0)
+
+
+def of_safetensors(folder: Path, array: np.ndarray) -> StoredTensor:
+    save_file({"x": np.ascontiguousarray(array)}, folder / "model.safetensors")
+    return open_safetensors(folder)["x"]
+
+
+def of_msgpack(folder: Path, array: np.ndarray) -> StoredTensor:
+    tree = {"version": 3, "optimizer": {"target": {"x": array}}}
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+    return t5x.open_t5x(folder / "checkpoint")["x"]
+
+
+def of_zarr(folder: Path, array: np.ndarray) -> StoredTensor:
+    metadata = {
+        "zarr_format": 2,
+        "shape": array.shape,
+        "chunks": [CHUNK, D // 2],
+        "dtype": "<f4",
+        "compressor": None,
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+    }
+    (folder / ".zarray").write_text(json.dumps(metadata))
+    for i in range(V // CHUNK):
+        for j in range(2):
+            rows, columns = slice(i * CHUNK, (i + 1) * CHUNK), slice(4 * j, 4 * j + 4)
+            (folder / f"{i}.{j}").write_bytes(array[rows, columns].tobytes())
+    return open_zarr(folder)
+
+
+SOURCES: dict[str, tuple[Callable[[Path, np.ndarray], StoredTensor], type, bool]] = {
+    "safetensors": (of_safetensors, np.float32, False),
+    "safetensors, bfloat16": (of_safetensors, ml_dtypes.bfloat16, False),
+    "safetensors, transposed": (of_safetensors, np.float32, True),
+    "msgpack": (of_msgpack, np.float32, False),
+    "msgpack in pieces": (of_msgpack, np.float32, False),
+    "zarr": (of_zarr, np.float32, False),
+}
+
+
+class Read:
+    """What is asked of stored arrays: bytes in their files, and the most at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.bytes = self.most = 0
+        read = StoredTensor.read
+
+        def counting(tensor, block=None):
+            found = read(tensor, block)
+            self.bytes += found.nbytes
+            self.most = max(self.most, found.nbytes)
+            return found
+
+        monkeypatch.setattr(StoredTensor, "read", counting)
+
+
+@pytest.fixture
+def read(monkeypatch) -> Read:
+    return Read(monkeypatch)
+
+
+@pytest.fixture(params=SOURCES)
+def source(request, tmp_path, monkeypatch) -> tuple[StoredTable, np.ndarray, int]:
+    """A table in a checkpoint, all of it, and the bytes of a row of it."""
+    write, dtype, transposed = SOURCES[request.param]
+    # Flax then cuts it within a row.
+    if request.param == "msgpack in pieces":
+        monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 1000)
+    array = NUMBERS.astype(dtype)
+    tensor = write(tmp_path, array.T if transposed else array)
+    recipe = Recipe(("x",), transform=transpose if transposed else identity)
+    stored = {"x": tensor}
+    whole = assemble("table", (V, D), np.dtype(np.float32), recipe, stored)
+    table = StoredTable("table", (V, D), recipe, stored)
+    return table, whole, D * tensor.dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    "ids", [[7], [299, 0, 7, 8, 9, 7], [50, 49, 51, 120], list(range(100))]
+)
+def test_rows_are_those_of_the_table_and_each_is_read_once(source, ids, read):
+    table, whole, row = source
+    found = Vocabulary(table).rows(ids)
+    np.testing.assert_array_equal(found, whole[ids])
+    assert found.dtype == np.float32
+    if table._unpacked is None:
+        assert read.bytes == len(set(ids)) * row
+    else:
+        assert read.most <= CHUNK * row
+
+
+@pytest.mark.parametrize(
+    "index", [3, -1, slice(None, None, 7), [True] * V, ([[1, 2]],)]
+)
+def test_an_index_means_what_numpy_means_by_it(source, index):
+    table, whole, _ = source
+    np.testing.assert_array_equal(table[index], whole[index])
+
+
+def test_a_table_is_read_whole_in_blocks(source, read, monkeypatch):
+    table, whole, row = source
+    monkeypatch.setattr(table, "_most", 40)
+    np.testing.assert_array_equal(np.asarray(table), whole)
+    np.testing.assert_array_equal(jnp.asarray(table), whole)
+    assert len(table) == V and table.shape == whole.shape
+    assert read.bytes == 2 * V * row
+    assert read.most <= CHUNK * row
+
+
+def test_a_chunk_is_unpacked_once_for_all_rows_in_it(tmp_path, monkeypatch):
+    table = StoredTable("x", (V, D), Recipe(("x",)), {"x": of_zarr(tmp_path, NUMBERS)})
+    unpacked, chunk = [], zarr._read_chunk
+
+    def counting(layout, index):
+        unpacked.append(index)
+        return chunk(layout, index)
+
+    monkeypatch.setattr(zarr, "_read_chunk", counting)
+    ids = [0, 210, 30, 15, 249]
+    np.testing.assert_array_equal(table[ids], NUMBERS[ids])
+    assert sorted(unpacked) == [(0, 0), (0, 1), (4, 0), (4, 1)]
+
+
+INITIALIZERS = {
+    "sampled vocabulary": (initializers.from_sampled_vocabulary(None), 6),
+    "common vocabulary": (initializers.from_sampled_vocabulary(20), 6),
+    "class labels": (initializers.from_class_labels(["ab", "cad"]), 4),
+    "text": (initializers.from_text("heed"), 3),
+    "template": (initializers.from_template('{soft:"fig"}{prompt}{soft:3}'), 3),
+    "uniform": (initializers.uniform(), 0),
+}
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_prompts_start_alike_and_read_the_rows_that_they_need(source, name, read):
+    table, whole, row = source
+    initializer, used = INITIALIZERS[name]
+    expected, found = (
+        np.asarray(initializer(KEY, (6, D), Vocabulary(each, LetterTokenizer())))
+        for each in (whole, table)
+    )
+    np.testing.assert_array_equal(found, expected)
+    if table._unpacked is None:
+        assert read.bytes <= (used + 1) * row
+    elif used == 0:
+        assert not read.bytes
+
+
+def test_recycling_reads_the_tokens_that_both_have(tmp_path, read):
+    tensor = of_safetensors(tmp_path, NUMBERS)
+    table = StoredTable("x", (V, D), Recipe(("x",)), {"x": tensor})
+    kept, stored = (Vocabulary(x, LetterTokenizer()) for x in (NUMBERS, table))
+    asked = [share_tokens(kept, x, skip_first=2, words=5) for x in (kept, stored)]
+    np.testing.assert_array_equal(asked[0].target, asked[1].target)
+    assert read.bytes == 5 * 4 * D
+
+
+def test_a_token_that_the_table_has_no_row_of_is_refused(source):
+    table, _, _ = source
+    for ids in ([1, V], [-1]):
+        with pytest.raises(InputError, match=rf"from token {ids[-1]}, but the model's"):
+            Vocabulary(table).rows(ids)
+
+
+@pytest.fixture
+def decoder(tmp_path) -> Pretrained:
+    folder = write_model(tmp_path / "decoder", DECODER)
+    return Pretrained(checkpoint=str(folder))
+
+
+def test_opening_a_run_reads_what_its_prompt_starts_from(decoder, read):
+    start = initializers.from_sampled_vocabulary(20)
+
+    def prompt(key, vocabulary):
+        return SoftPrompt(key, vocabulary, length=4, initializer=start)
+
+    model = open_pretrained(decoder, Tuning(prompt=prompt), key=KEY)
+    started = model.prompts.prompt
+    assert isinstance(started, SoftPrompt)
+    assert read.bytes == 4 * 4 * model.config.width
+    (table,) = (
+        array for path, array in model.plan.read() if path.endswith("r/embedding")
+    )
+    for vector in np.asarray(started()):
+        assert any(np.array_equal(vector, row) for row in table[:20])
+
+
+def test_a_table_of_another_shape_is_refused_before_it_is_read(decoder, read):
+    config, recipes, stored = pretrained_source.open_checkpoint(decoder)
+    name = recipes["token_embedder/embedding"].sources[0]
+    tensor = stored[name]
+    stored[name] = StoredTensor((3, 2), tensor.dtype, "here", tensor.read_block)
+    with pytest.raises(InputError, match=r"in here has shape \(3, 2\)"):
+        pretrained_source.open_embeddings(config, recipes, stored)
+    assert not read.bytes

@@ -1,0 +1,341 @@
+"""What is computed again: the same numbers, for less memory and more products."""
+
+import dataclasses
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.rematerialization import (
+    Rematerialization,
+    named,
+    rematerialized,
+)
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Sums
+from prompt_tuning.models import transformer
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.sharding import shard_map
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.training.step import forth_and_back, gradients
+from scripts import hlo
+from tests.support import dummies, meshes
+
+L = 4
+NAMES = ("query", "keys", "values", "attention", "gate", "up")
+NOTHING = Rematerialization(policy="nothing")
+HOWS = {
+    "dots": Rematerialization(policy="dots"),
+    "attention": Rematerialization(policy="attention"),
+    "names": Rematerialization(policy="names", names=["attention", "up"]),
+    "nothing": NOTHING,
+    "all but the last two": Rematerialization(policy="dots", skip_last=2),
+    "the two in the middle": Rematerialization(
+        policy="attention", skip_first=1, skip_last=1
+    ),
+}
+WRAPPED = {
+    "outer offloaded": Rematerialization(offload=True),
+    "both": Rematerialization(policy="nothing", offload=True),
+    "both, all but first and last": Rematerialization(
+        policy="nothing", offload=True, skip_first=1, skip_last=1
+    ),
+}
+ROWS = [(4, 3), (2, 5), (6, 1)]
+
+
+def deep(config: ModelConfig, how: Rematerialization | None = None) -> ModelConfig:
+    """The config with dropout, more blocks, and what is computed again."""
+    return dataclasses.replace(
+        dummies.with_dropout(config),
+        layers=L,
+        encoder_layers=L if config.encoder_layers else 0,
+        rematerialization=how or Rematerialization(),
+    )
+
+
+def outcome(config: ModelConfig, regex: str = ".*/prompt/.*", seed: int = 0):
+    """Sums and gradient of a batch with dropout."""
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows(ROWS))
+    trained, frozen = parted(parameters, regex)
+    compute = jax.jit(functools.partial(gradients, graph))
+    gradient, sums = compute(trained, frozen, batch, jax.random.key(seed))
+    return sums, gradient
+
+
+def parted(parameters, regex):
+    groups = [
+        parameter_groups.ParameterGroup((regex,), parameter_groups.adafactor(0.3))
+    ]
+    return parameter_groups.partition(
+        parameters, parameter_groups.label(parameters, groups)
+    )
+
+
+@functools.cache
+def plain(family: str, regex: str = ".*/prompt/.*"):
+    """The same with everything kept."""
+    return outcome(deep(dummies.FAMILIES[family]), regex)
+
+
+def assert_same(found, expected):
+    (sums, gradient), (expected_sums, expected_gradient) = found, expected
+    assert float(expected_sums.loss) > 1
+    np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=1e-6)
+    for path, want in expected_gradient.items():
+        largest = float(np.abs(want).max())
+        assert largest > 1e-4, path
+        np.testing.assert_allclose(
+            gradient[path], want, atol=2e-6 * largest, err_msg=path
+        )
+
+
+@pytest.mark.parametrize(
+    ("how", "family"),
+    [*((how, "llama") for how in HOWS), ("attention", "t5_gated")],
+)
+def test_no_policy_changes_a_number_and_dropout_draws_the_same_masks(how, family):
+    assert_same(outcome(deep(dummies.FAMILIES[family], HOWS[how])), plain(family))
+
+
+@pytest.mark.parametrize(
+    ("how", "family"),
+    [*((how, "llama") for how in WRAPPED), ("both", "t5_gated")],
+)
+def test_the_wrapper_s_combinations_equal_the_plain_model(how, family):
+    assert_same(outcome(deep(dummies.FAMILIES[family], WRAPPED[how])), plain(family))
+
+
+def test_other_masks_give_another_loss():
+    sums, _ = outcome(deep(dummies.LLAMA), seed=1)
+    assert abs(float(sums.loss - plain("llama")[0].loss)) > 0.1
+
+
+def test_gradients_of_weights_are_the_same_where_scans_read_them_by_number():
+    cut = HOWS["the two in the middle"]
+    weights = ".*(prompt/prompt|kernel|scale|embedding)"
+    found = outcome(deep(dummies.T5_GATED, cut), weights)
+    assert_same(found, plain("t5_gated", weights))
+
+
+def test_an_encoder_may_have_a_policy_of_its_own():
+    config = dataclasses.replace(
+        deep(dummies.T5_GATED, Rematerialization(policy="dots", skip_first=1)),
+        encoder_rematerialization=NOTHING,
+    )
+    assert config.of_encoder == NOTHING
+    assert_same(outcome(config), plain("t5_gated"))
+
+
+@functools.cache
+def cost(how: Rematerialization, family: str = "llama") -> tuple[int, int]:
+    """FLOPs and temporary bytes of the gradient of a batch of a wider model."""
+    config = dataclasses.replace(
+        dummies.FAMILIES[family],
+        width=32,
+        feed_forward_width=88,
+        layers=6,
+        encoder_layers=6 if dummies.FAMILIES[family].encoder_layers else 0,
+        head_width=8,
+        maximum_positions=128,
+        rematerialization=how,
+    )
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows([(32, 32)] * 8))
+    trained, frozen = parted(parameters, ".*/prompt/.*")
+    compute = jax.jit(lambda t, f, b: gradients(graph, t, f, b, None))
+    compiled = compute.lower(trained, frozen, batch).compile()
+    memory = cast(Any, compiled.memory_analysis())
+    return hlo.matmul_flops(compiled), memory.temp_size_in_bytes
+
+
+def test_what_is_kept_is_not_multiplied_again():
+    none, kept = cost(Rematerialization())
+    again, least = cost(NOTHING)
+    # A step is one way forth and one back of the same products; this is forth twice.
+    assert 1.3 * none < again < 1.6 * none
+    flops = [none, again]
+    sizes = [kept, least]
+    for how in (
+        Rematerialization(policy="dots"),
+        Rematerialization(policy="names", names=NAMES),
+        Rematerialization(policy="attention"),
+    ):
+        found, size = cost(how)
+        flops.insert(-1, found)
+        sizes.insert(-1, size)
+    assert sorted(flops) == flops and len(set(flops)) > 3
+    assert sorted(sizes, reverse=True) == sizes and len(set(sizes)) > 3
+
+
+def test_blocks_that_are_left_out_multiply_nothing_again():
+    none, again = cost(Rematerialization())[0], cost(NOTHING)[0]
+    half, _ = cost(Rematerialization(policy="nothing", skip_first=1, skip_last=2))
+    assert half - none == pytest.approx((again - none) / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_what_enters_a_block_and_no_more_is_kept_of_it(family):
+    kept, least = cost(Rematerialization(), family)[1], cost(NOTHING, family)[1]
+    assert least < 0.35 * kept
+
+
+def test_offloaded_is_what_enters_each_block():
+    config = deep(dummies.LLAMA, Rematerialization(offload=True))
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows(ROWS))
+    trained, frozen = parted(parameters, ".*/prompt/.*")
+    traced = jax.make_jaxpr(lambda t, f, b: gradients(graph, t, f, b, None))(
+        trained, frozen, batch
+    )
+    positions = dummies.P + len(ROWS) * batch.tokens.shape[1]
+    assert f"f32<host>[{L},{positions},{config.width}]" in str(traced)
+
+
+def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
+    """Temporary bytes of a gradient on a mesh of eight, and those of all blocks."""
+    width, base = 64, dummies.FAMILIES[family]
+    config = dataclasses.replace(
+        base,
+        width=width,
+        feed_forward_width=4 * width,
+        layers=8,
+        encoder_layers=8 if base.encoder_layers else 0,
+        heads=8,
+        key_value_heads=8,
+        head_width=8,
+        vocabulary_size=32,
+        rematerialization=how,
+    )
+    graph, parameters = dummies.prompted(config)
+    layout = meshes.layout_of(MeshShape(data=1, fsdp=8), config)
+    placement = meshes.placed(layout, graph, parameters)
+    put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
+    trained, frozen = parted(put, ".*/prompt/.*")
+    zeros = jnp.zeros(())
+
+    def outputs(parameters, batch, key, prefix):
+        return loss_sums(graph, parameters, batch, key, NATS_PER_WEIGHT, prefix)
+
+    def on_device(trained, frozen, batch):
+        weights = Sums(jnp.ones(()), zeros, zeros)
+        return forth_and_back(graph, outputs, weights, trained, frozen, batch, None)
+
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3)] * 8))
+    compute = jax.jit(
+        lambda t, f, b: shard_map.gradient_of_sums(layout, graph, on_device, t, f, b)
+    )
+    compiled = compute.lower(trained, frozen, placement.put_rows(batch)).compile()
+    memory = cast(Any, compiled.memory_analysis())
+    blocks = sum(x.nbytes for path, x in parameters.items() if "/layers/" in path)
+    return memory.temp_size_in_bytes, blocks
+
+
+MIDDLE = Rematerialization(policy="attention", skip_first=2, skip_last=2)
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("llama", Rematerialization()),
+        ("llama", HOWS["dots"]),
+        ("llama", MIDDLE),
+        ("t5_gated", MIDDLE),
+    ],
+)
+def test_weights_that_devices_gather_are_not_kept_for_the_way_back(family, how):
+    found, blocks = gathered_bytes(family, how)
+    # Two blocks at once, of 8 or 16, and the activations.
+    assert found < 0.4 * blocks
+
+
+def test_gathered_weights_would_be_kept_of_every_block(monkeypatch):
+    monkeypatch.setattr(transformer.collectives, "gathers", lambda *_: False)
+    found, blocks = gathered_bytes("llama", Rematerialization())
+    assert found > blocks
+
+
+class Scaled(nnx.Module):
+    """A module whose call has keywords, and outputs that are no arrays."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.array([2.0, 3.0]))
+
+    def __call__(self, x, *, shift, mode="sine", given=None):
+        assert given is None
+        y = jnp.sin(x * self.scale[...] + shift) if mode == "sine" else x
+        return {"y": y, "mode": mode, "counts": (x.shape[0], None), "half": 0.5}
+
+
+@pytest.mark.parametrize("policy", ["none", "dots", "attention", "nothing"])
+def test_any_module_keeps_its_keywords_and_its_other_outputs(policy):
+    module, x = Scaled(), jnp.array([0.1, 0.2])
+    call = rematerialized(module, Rematerialization(policy=policy))
+    seen = []
+
+    @jax.jit
+    def loss(x, shift):
+        found = call(x, shift=shift, mode="sine")
+        seen.append({name: found[name] for name in ("mode", "counts", "half")})
+        return found["y"].sum()
+
+    gradient = jax.grad(loss, argnums=(0, 1))(x, jnp.float32(0.3))
+    inner = np.array([2.0, 3.0]) * np.array([0.1, 0.2]) + 0.3
+    np.testing.assert_allclose(gradient[0], [2, 3] * np.cos(inner), rtol=1e-6)
+    np.testing.assert_allclose(gradient[1], np.cos(inner).sum(), rtol=1e-6)
+    assert seen[0] == {"mode": "sine", "counts": (2, None), "half": 0.5}
+
+
+def test_a_wrapped_function_computes_twice_what_it_does_not_keep():
+    def sines(function):
+        traced = jax.make_jaxpr(jax.grad(lambda x: function(x)))(1.0)
+        return str(traced).count(" sin ")
+
+    def function(x):
+        return jnp.sin(named(jnp.sin(x), "first"))
+
+    kept = Rematerialization(policy="names", names=["first"])
+    assert sines(rematerialized(function, NOTHING)) > sines(
+        rematerialized(function, kept)
+    )
+
+
+def test_a_policy_of_jax_is_taken_too():
+    everything = jax.checkpoint_policies.everything_saveable
+    call = rematerialized(jnp.sin, everything)
+    np.testing.assert_allclose(jax.grad(call)(0.5), np.cos(0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"policy": "all"}, "policy is 'all', expected one of 'none', 'dots'"),
+        ({"policy": "names"}, "names are for policy 'names', which needs some"),
+        ({"names": ["up"]}, "names are for policy 'names', which needs some"),
+        ({"policy": "names", "names": "up"}, "expected a list of texts"),
+        ({"policy": "dots", "skip_last": -1}, "skip_last is -1, expected a number"),
+        ({"skip_first": 2}, "its policy is 'none' and nothing is offloaded"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        Rematerialization(**fields)
+
+
+def test_some_block_must_be_left():
+    how = Rematerialization(policy="nothing", skip_first=2, skip_last=2)
+    with pytest.raises(InputError, match="2 \\+ 2 blocks of a decoder that has 4"):
+        deep(dummies.LLAMA, how)
+
+
+def test_a_name_that_no_block_has_is_refused_with_those_there_are():
+    how = Rematerialization(policy="names", names=["gate"])
+    with pytest.raises(InputError, match="'gate', but the blocks name attention, "):
+        outcome(deep(dummies.GPT2, how))

@@ -1,0 +1,153 @@
+"""Examples of a task with classes, as rows."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.batching.batch_plan import FILLING, BucketPlan, PlannedBatch
+from prompt_tuning.data.batching.batches import build_batch, stream_batches
+from prompt_tuning.data.examples.candidates import Candidates, labelled
+
+LABELS = [[20], [21, 22], [23, 24, 25]]
+GIVEN = [[3, 4], [5], [6, 7, 8, 9], [3, 5, 7]]
+GOLD = [2, 0, 1, 1]
+PAD = 1
+
+
+def table(architecture, **choices):
+    rows = [
+        labelled(architecture, row, LABELS[gold])
+        for row, gold in zip(GIVEN, GOLD, strict=True)
+    ]
+    return Candidates(rows, LABELS, GOLD, architecture=architecture, **choices)
+
+
+def plan_of(candidates, *, same_tokens, **choices):
+    return BucketPlan(
+        candidates.input_lengths,
+        candidates.target_lengths,
+        candidates.weight_counts,
+        seed=0,
+        same_tokens=same_tokens,
+        rows_per_example=candidates.classes,
+        **choices,
+    )
+
+
+def test_a_decoder_reads_each_label_behind_what_is_given():
+    planned = PlannedBatch(np.array([1, FILLING]), 5, 5, 3)
+    batch = build_batch(table("decoder_only"), planned, PAD)
+    np.testing.assert_array_equal(
+        batch.tokens[:3],
+        [[5, 20, 1, 1, 1], [5, 21, 22, 1, 1], [5, 23, 24, 25, 1]],
+    )
+    np.testing.assert_array_equal(batch.targets, batch.tokens)
+    np.testing.assert_array_equal(batch.lengths, [2, 3, 4, 1, 1, 1])
+    np.testing.assert_array_equal(batch.prefix_lengths, [1, 1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(
+        batch.loss_weights[:3], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    )
+    np.testing.assert_array_equal(
+        batch.loss_positions[:3], [[1, 0, 0], [1, 2, 0], [1, 2, 3]]
+    )
+    assert not batch.loss_weights[3:].any()
+    assert batch.gold.tolist() == [0, FILLING]
+
+
+def test_an_encoder_reads_what_is_given_and_the_decoder_each_label():
+    planned = PlannedBatch(np.array([0, 3]), 4, 3, 3)
+    batch = build_batch(table("encoder_decoder"), planned, PAD)
+    np.testing.assert_array_equal(batch.tokens, [[3, 4, 1, 1]] * 3 + [[3, 5, 7, 1]] * 3)
+    np.testing.assert_array_equal(
+        batch.targets, [[20, 1, 1], [21, 22, 1], [23, 24, 25]] * 2
+    )
+    np.testing.assert_array_equal(
+        batch.loss_weights, [[1, 0, 0], [1, 1, 0], [1, 1, 1]] * 2
+    )
+    assert batch.gold.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
+def test_the_lengths_are_those_of_the_longest_row(architecture):
+    candidates = table(architecture)
+    assert len(candidates) == 4
+    for index in range(4):
+        rows = candidates[index]
+        found = [
+            candidates.input_lengths[index],
+            candidates.target_lengths[index],
+            candidates.weight_counts[index],
+        ]
+        longest = [
+            max(len(row.inputs) for row in rows),
+            max(len(row.targets) for row in rows),
+            max(np.count_nonzero(row.weights) for row in rows),
+        ]
+        assert found == longest
+
+
+@pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_epoch_holds_each_example_once_with_all_its_labels(architecture, accumulate):
+    candidates = table(architecture)
+    plan = plan_of(
+        candidates,
+        same_tokens=architecture == "decoder_only",
+        batch_size=3,
+        accumulate=accumulate,
+    )
+    stop = plan.batches_per_epoch
+    batches = list(stream_batches(candidates, plan, 0, stop, pad_id=PAD))
+    met = []
+    for batch in batches:
+        if accumulate == 2:
+            assert batch.gold.shape == (2, 3) and batch.tokens.shape[:2] == (2, 9)
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        rows = np.split(batch.tokens, len(batch.gold))
+        for group, gold in zip(rows, batch.gold, strict=True):
+            if gold != FILLING:
+                met.append((group[0][group[0] < 20][group[0][group[0] < 20] > 1], gold))
+    found = sorted((row.tolist(), int(gold)) for row, gold in met)
+    assert found == sorted(zip(GIVEN, GOLD, strict=True))
+
+
+def test_a_budget_of_tokens_is_of_all_rows():
+    candidates = table("decoder_only")
+    plan = plan_of(candidates, same_tokens=True, batch_tokens=60)
+    for planned in itertools.islice(plan.one_pass(), 9):
+        batch = build_batch(candidates, planned, PAD)
+        assert batch.tokens.size <= 60
+    with pytest.raises(InputError, match=r"batch_tokens is 23, but .* has 24 tokens"):
+        plan_of(candidates, same_tokens=True, batch_tokens=23)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "room", "first"),
+    [("decoder_only", 6, 2), ("encoder_decoder", 3, 2)],
+)
+def test_what_does_not_fit_with_each_label_is_refused_or_left_out(
+    architecture, room, first
+):
+    message = f"example {first} has 4 given tokens, and the longest label 3: expected"
+    with pytest.raises(InputError, match=message):
+        table(architecture, maximum_length=room)
+    kept = table(architecture, maximum_length=room, skip_too_long=True)
+    assert len(kept) == 3 and kept.skipped == 1
+    assert kept.gold.tolist() == [2, 0, 1]
+    assert kept[2][0].inputs[:3].tolist() == GIVEN[3]
+    with pytest.raises(InputError, match="expected at most 2 in a row"):
+        table(architecture, maximum_length=2, skip_too_long=True)
+
+
+def test_a_label_that_nothing_stands_before_is_refused():
+    rows = [labelled("decoder_only", [], [20])]
+
+    def build(**choices):
+        return Candidates(rows, LABELS, [0], architecture="decoder_only", **choices)
+
+    assert len(build()) == 1
+    with pytest.raises(InputError, match="example 0 has no given token, and no prompt"):
+        build(predicts_first_token=False)

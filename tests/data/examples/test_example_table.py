@@ -1,0 +1,476 @@
+import json
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.data.examples.example_table import Limits, load_examples
+from prompt_tuning.data.examples.row_readers import turns
+from prompt_tuning.data.rows.tasks import Tasks, TaskToken
+from prompt_tuning.data.text.templates import TokenTemplate, parse_template
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support.dummies import LetterTokenizer
+from tests.support.shared_data import SHARED, needs_shared
+
+PREPARED = SHARED / "data/data_prep"
+TUNING = PREPARED / "generative_tuning/data_prepped_generative_tuning.hdf5"
+PRETRAINING = PREPARED / "pretraining/data_prepped_pretraining.hdf5"
+
+# The two examples of "Backpropagation best practices".
+FIRST = [9, 5, 6, 10, 7, 8, 2]
+SECOND = [9, 5, 6, 10, 7, 8, 2, 69, 69, 69, 69]
+
+
+def write(path, input_ids, token_types=None):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("input_ids", data=np.array(input_ids, np.int32))
+        if token_types is not None:
+            types = np.array(token_types, np.int32)
+            file.create_dataset("token_type_ids", data=types)
+    return path
+
+
+def load(path, architecture: Architecture = "decoder_only", **choices: Any):
+    choices = {"tokenizer": None, "vocabulary_size": 70} | choices
+    return load_examples(path, architecture=architecture, **choices)
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "learned", "prefix_length"),
+    [
+        (FIRST, [0, 0, 0, 1, 1, 1, 3], [10, 7, 8, 2], 3),
+        (FIRST, [1, 1, 0, 0, 1, 1, 3], [9, 5, 7, 8, 2], 0),
+        (SECOND, [0, 0, 0, 1, 1, 1, 3, 2, 2, 2, 2], [10, 7, 8, 2], 3),
+    ],
+)
+def test_published_examples(tmp_path, ids, types, learned, prefix_length):
+    examples = load(write(tmp_path / "a.hdf5", [ids], [types]))
+    example = examples[0]
+    assert example.inputs.tolist() == FIRST
+    assert example.targets.tolist() == FIRST
+    assert example.targets[example.weights == 1].tolist() == learned
+    assert example.prefix_length == prefix_length
+    assert examples.input_lengths.tolist() == [7]
+    assert examples.target_lengths.tolist() == [7]
+    assert examples.weight_counts.tolist() == [len(learned)]
+
+
+def test_a_first_token_that_nothing_predicts_carries_no_weight(tmp_path):
+    path = write(tmp_path / "a.hdf5", [[9, 5, 6]])
+    prompted = load(path, use_token_type_ids=False)
+    assert prompted[0].weights.tolist() == [1, 1, 1]
+    bare = load(path, use_token_type_ids=False, predicts_first_token=False)
+    assert bare[0].weights.tolist() == [0, 1, 1]
+    after_bos = load(path, use_token_type_ids=False, bos_id=9)
+    assert after_bos[0].weights.tolist() == [0, 1, 1]
+    assert after_bos[0].prefix_length == 1
+    assert after_bos.weight_counts.tolist() == [2]
+
+
+def test_prompt_tokens_weigh_what_they_are_told_to(tmp_path):
+    path = write(tmp_path / "a.hdf5", [[9, 5, 6]], [[0, 0, 1]])
+    example = load(path, prompt_loss_weight=0.25)[0]
+    assert example.weights.tolist() == [0.25, 0.25, 1]
+    every = load(path, use_token_type_ids=False)[0]
+    assert every.weights.tolist() == [1, 1, 1]
+    assert every.prefix_length == 2
+
+
+@needs_shared
+def test_prepared_files_become_examples_of_their_real_tokens():
+    tuning = load(TUNING, vocabulary_size=50257)
+    assert len(tuning) == 99
+    # By type: 12,034 of the prompt, 837 of completions, 99 separators.
+    assert tuning.input_lengths.sum() == 12034 + 837 + 99
+    assert (tuning.input_lengths.min(), tuning.input_lengths.max()) == (20, 510)
+    assert tuning.weight_counts.sum() == 837 + 99
+    assert sum(example.prefix_length for example in map(tuning.__getitem__, range(99)))
+    both = load([TUNING, PRETRAINING], vocabulary_size=50257)
+    # Its 52 rows hold 100 articles, of which one ends where its row does.
+    assert len(both) == 99 + 52 + 100 - 1
+    assert both.weight_counts[99:].sum() == 52920 + 100
+    assert both[99].prefix_length == 0
+    first = load(PRETRAINING, vocabulary_size=50257, maximum_examples=3)
+    assert len(first) == 3
+    np.testing.assert_array_equal(first[2].inputs, both[101].inputs)
+
+
+@needs_shared
+def test_length_tables_are_those_of_the_examples():
+    examples = load(TUNING, "encoder_decoder", vocabulary_size=50257, eos_id=50256)
+    read = [examples[index] for index in range(len(examples))]
+    assert examples.input_lengths.tolist() == [len(e.inputs) for e in read]
+    assert examples.target_lengths.tolist() == [len(e.targets) for e in read]
+    assert examples.weight_counts.tolist() == [
+        np.count_nonzero(e.weights) for e in read
+    ]
+    # The separator that closes each row is the EOS of its target.
+    assert examples.target_lengths.sum() == 837 + 99
+    assert examples.input_lengths.sum() == 12034 + 99
+
+
+def test_each_turn_of_a_row_is_an_example_of_an_encoder_decoder(tmp_path):
+    ids = [[4, 9, 5, 10, 7, 2, 6, 8, 2, 69, 69], [9, 5, 10, 7, 8, 9, 6, 2, 10, 11, 12]]
+    types = [[0, 0, 0, 1, 1, 3, 0, 1, 3, 2, 2], [0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    examples = load(path, "encoder_decoder", eos_id=2, bos_id=4)
+    found = [
+        (examples[i].inputs.tolist(), examples[i].targets.tolist()) for i in range(4)
+    ]
+    assert len(examples) == 4
+    assert found == [
+        ([9, 5, 2], [10, 7, 2]),
+        ([6, 2], [8, 2]),
+        ([9, 5, 2], [10, 7, 8, 2]),
+        ([9, 6, 2], [10, 11, 12, 2]),
+    ]
+    assert examples[0].weights.tolist() == [1, 1, 1]
+    assert examples.input_lengths.tolist() == [3, 2, 3, 3]
+
+
+def test_turns_begin_where_a_prompt_follows_a_completion():
+    types = np.array([0, 0, 1, 2, 3, 2, 0, 2, 0, 1])
+    assert turns(types) == [(0, 6), (6, 10)]
+
+
+@needs_shared
+def test_lines_of_a_movie_review_for_t5(tmp_path):
+    path = tmp_path / "reviews.jsonl"
+    path.write_text(json.dumps({"prompt": "good movie", "completion": "positive"}))
+    tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
+    example = load(path, "encoder_decoder", tokenizer=tokenizer, vocabulary_size=32128)[
+        0
+    ]
+    assert tokenizer.decode(example.inputs) == "good movie"
+    assert [tokenizer.token(int(i)) for i in example.targets] == [
+        "\u2581positive",
+        "</s>",
+    ]
+    assert example.inputs[-1] == 1
+
+
+@needs_shared
+def test_questions_alone_are_texts_to_learn():
+    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+    examples = load(
+        SHARED / "data/text/gsm8k/test.jsonl",
+        tokenizer=tokenizer,
+        vocabulary_size=512,
+        prompt_key=None,
+        completion_key="question",
+        maximum_examples=5,
+    )
+    assert len(examples) == 5
+    example = examples[0]
+    assert tokenizer.decode(example.inputs).startswith("Janet\u2019s ducks lay 16 eggs")
+    # BOS is given, everything else learned, EOS too.
+    assert example.weights.tolist() == [0] + [1] * (len(example.inputs) - 1)
+    assert example.prefix_length == 1
+
+
+def test_rows_that_are_too_long_are_refused_or_counted(tmp_path):
+    rows = [[9, 5, 6], [9, 5, 69], [9, 69, 69]]
+    types = [[0, 1, 3], [0, 1, 2], [1, 2, 2]]
+    path = write(tmp_path / "a.hdf5", rows, types)
+    with pytest.raises(
+        InputError, match=r"a\.hdf5, row 0: 3 tokens, expected at most 2"
+    ):
+        load(path, maximum_length=2)
+    examples = load(path, maximum_length=2, on_too_long="skip")
+    assert examples.skipped == 1
+    assert examples.input_lengths.tolist() == [2, 1]
+    assert examples[1].inputs.tolist() == [9]
+    with pytest.raises(IndexError):
+        examples[2]
+
+
+BAD_ROWS = [
+    (
+        [[9, 5], [9, 70]],
+        [[0, 1], [0, 1]],
+        {},
+        "row 1, token 1: input_ids is 70, expected",
+    ),
+    (
+        [[9, 5], [-1, 5]],
+        None,
+        {"use_token_type_ids": False},
+        "row 1, .* is -1, expected",
+    ),
+    (
+        [[9, 5], [9, 5]],
+        [[0, 1], [0, 4]],
+        {},
+        "row 1, token 1: token_type_ids is 4, exp",
+    ),
+    ([[9, 5]], [[0, -1]], {}, "row 0, token 1: token_type_ids is -1, expected 0 to 3"),
+    ([[9, 5], [9, 5]], [[0, 1], [0, 0]], {}, "row 1: no token carries weight"),
+    ([[9, 5], [9, 5]], [[0, 1], [2, 2]], {}, "row 1: no token carries weight"),
+    ([[9, 5]], [[1, 0]], {"bos_id": 9}, "row 0: no token carries weight"),
+    (
+        [[9, 5]],
+        [[1, 0]],
+        {"predicts_first_token": False},
+        "row 0: no token carries weight",
+    ),
+    ([[9, 5]], None, {}, "row 0: use_token_type_ids is set, but the data has no"),
+    ([[9, 5]], [[0, 1]], {"prompt_loss_weight": -1.0}, "prompt_loss_weight is -1"),
+    (
+        [[9, 5]],
+        [[0, 1]],
+        {"maximum_length": 1, "on_too_long": "skip"},
+        "row 0, and all 1 rows: longer than the 1 tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ids", "types", "choices", "message"), BAD_ROWS)
+def test_rows_that_cannot_be_used_are_refused(tmp_path, ids, types, choices, message):
+    path = write(tmp_path / "bad.hdf5", ids, types)
+    with pytest.raises(InputError, match=r"bad\.hdf5, .*" + message):
+        load(path, **choices)
+
+
+BAD_TURNS = [
+    ([[1, 1, 3]], {}, "row 0, from token 0: no prompt .type 0. before the completion"),
+    ([[1, 0, 1]], {}, "row 0, from token 0: no prompt .type 0. before the completion"),
+    ([[0, 1, 0]], {}, "row 0, from token 2: no token carries weight"),
+    ([[0, 0, 0]], {}, "row 0, from token 0: no token carries weight"),
+    (None, {}, "row 0: no token_type_ids, which an encoder-decoder model needs"),
+    ([[0, 1, 3]], {"prompt_loss_weight": 0.1}, "prompt_loss_weight is 0.1, but"),
+    ([[0, 1, 3]], {"use_token_type_ids": False}, "use_token_type_ids is False, but"),
+    ([[0, 1, 3]], {"joiner": " "}, "joiner is ' ', but prompt and completion"),
+    ([[0, 1, 3]], {"eos_id": None}, "neither the tokenizer nor eos_id says"),
+]
+
+
+@pytest.mark.parametrize(("types", "choices", "message"), BAD_TURNS)
+def test_rows_that_no_encoder_decoder_can_use_are_refused(
+    tmp_path, types, choices, message
+):
+    path = write(tmp_path / "bad.hdf5", [[9, 5, 2]], types)
+    with pytest.raises(InputError, match=message):
+        load(path, "encoder_decoder", **({"eos_id": 2} | choices))
+
+
+def test_files_of_two_kinds_are_refused(tmp_path):
+    table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
+    lines = tmp_path / "b.jsonl"
+    lines.write_text('{"prompt": "a", "completion": "b"}')
+    other = tmp_path / "c.txt"
+    other.write_text("a")
+    for files in ([table, lines], other):
+        with pytest.raises(InputError, match=r"expected all to end in \.hdf5 or \.h5"):
+            load(files)
+    with pytest.raises(InputError, match="expected a tokenizer"):
+        load(lines)
+    with pytest.raises(InputError, match=r"absent\.h5 is missing"):
+        load(tmp_path / "absent.h5")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"on_too_long": "cut"}, "on_too_long is 'cut', expected 'error' or 'skip'"),
+        ({"maximum_examples": 0}, "maximum_examples is 0, expected 1 or more"),
+        ({"maximum_length": 0}, "maximum_length is 0, expected 1 or more"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(choice, message):
+    with pytest.raises(InputError, match=message):
+        Limits(vocabulary_size=70, **choice)
+
+
+def with_column(path, name, values):
+    with h5py.File(path, "a") as file:
+        file[name] = values
+    return path
+
+
+def tasks_of(examples):
+    return [examples[i].prompt_id for i in range(len(examples))]
+
+
+def test_a_column_of_tasks(tmp_path):
+    rows, types = [[9, 5, 6, 7], [9, 5, 2, 6]], [[0, 1, 0, 1], [0, 1, 2, 2]]
+    path = with_column(write(tmp_path / "a.hdf5", rows, types), "prompt_ids", [2, 0])
+    tasks = Tasks(3, "prompt_ids")
+    examples = load(path, tasks=tasks)
+    assert examples.has_prompt_ids
+    assert tasks_of(examples) == [2, 0]
+    assert examples[0].inputs.tolist() == [9, 5, 6, 7]
+    # Each turn of a row is of the row's task.
+    turned = load(path, "encoder_decoder", eos_id=2, tasks=tasks)
+    assert tasks_of(turned) == [2, 2, 0]
+    plain = load(path)
+    assert not plain.has_prompt_ids
+    assert tasks_of(plain) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"prompt_ids": [0, 3]}, "row 1: the task is 3, expected 0 to 2"),
+        ({"prompt_ids": [-1, 0]}, "row 0: the task is -1, expected 0 to 2"),
+        ({"tasks": [0, 1]}, "expected 'prompt_ids', the task of each row"),
+        ({"prompt_ids": [0]}, "prompt_ids has 1 rows, expected 2"),
+        ({"prompt_ids": [[0], [1]]}, r"shape \(2, 1\), expected \[rows\]"),
+        ({"prompt_ids": [0.0, 1.0]}, "type float64, expected an integer type"),
+    ],
+)
+def test_columns_that_name_no_prompt_are_refused(tmp_path, column, message):
+    path = write(tmp_path / "a.hdf5", [[9, 5], [9, 6]], [[0, 1], [0, 1]])
+    with pytest.raises(InputError, match=r"a\.hdf5.*" + message):
+        load(with_column(path, *column.popitem()), tasks=Tasks(3, "prompt_ids"))
+
+
+def test_a_token_that_says_the_task_is_no_part_of_a_row(tmp_path):
+    # Sentinels 68 and 67 stand for tasks 0 and 1; the rest is a row of its own.
+    rows = [[68, *FIRST], [67, 9, 5, 10, 2, 0, 0, 0]]
+    types = [[0, 0, 0, 0, 1, 1, 1, 3], [0, 0, 1, 1, 3, 2, 2, 2]]
+    path = write(tmp_path / "a.hdf5", rows, types)
+    examples = load(path, tasks=Tasks(2, token=TaskToken(69)))
+    assert tasks_of(examples) == [0, 1]
+    assert [examples[i].inputs.tolist() for i in (0, 1)] == [FIRST, [9, 5, 10, 2]]
+    assert examples[0].weights.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert [examples[i].prefix_length for i in (0, 1)] == [3, 1]
+    assert examples.input_lengths.tolist() == [7, 4]
+    assert examples.weight_counts.tolist() == [4, 3]
+    without = load(
+        path, "encoder_decoder", eos_id=2, tasks=Tasks(2, token=TaskToken(69))
+    )
+    assert tasks_of(without) == [0, 1]
+    assert without[1].inputs.tolist() == [9, 2]
+    assert without.input_lengths.tolist() == [4, 2]
+
+
+def test_each_turn_says_its_own_task(tmp_path):
+    ids = [[1, 9, 10, 2, 0, 6, 8, 2]]
+    path = write(tmp_path / "a.hdf5", ids, [[0, 0, 1, 3, 0, 0, 1, 3]])
+    choices = {"eos_id": 2, "tasks": Tasks(2, token=TaskToken())}
+    examples = load(path, "encoder_decoder", **choices)
+    assert tasks_of(examples) == [1, 0]
+    assert [examples[i].inputs.tolist() for i in (0, 1)] == [[9, 2], [6, 2]]
+
+
+def test_rows_without_types_lose_their_task_token_too(tmp_path):
+    path = write(tmp_path / "a.hdf5", [[1, 9, 5], [0, 6, 7]])
+    tasks = Tasks(2, token=TaskToken())
+    examples = load(path, use_token_type_ids=False, bos_id=9, tasks=tasks)
+    assert tasks_of(examples) == [1, 0]
+    # BOS stands behind the token, and is given.
+    assert examples[0].inputs.tolist() == [9, 5]
+    assert examples[0].weights.tolist() == [0, 1]
+    assert examples[1].weights.tolist() == [1, 1]
+
+
+class Beginning(LetterTokenizer):
+    """Letters behind a BOS, 26; EOS is 27."""
+
+    bos_id: int | None = 26
+    eos_id: int | None = 27
+    add_bos = True
+
+
+def lines(path, *objects):
+    path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+    return path
+
+
+def test_a_task_token_of_a_line_stands_behind_bos(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"prompt": "bxy", "completion": "z"})
+    tasks = Tasks(2, token=TaskToken())
+    example = load(path, tokenizer=Beginning(), tasks=tasks)[0]
+    assert example.prompt_id == 1
+    assert example.inputs.tolist() == [26, 23, 24, 25, 27]
+    assert example.weights.tolist() == [0, 0, 0, 1, 1]
+    separate = load(path, "encoder_decoder", tokenizer=Beginning(), tasks=tasks)[0]
+    assert (separate.prompt_id, separate.inputs.tolist()) == (1, [23, 24, 27])
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "architecture", "message"),
+    [
+        ([[5, 9]], [[0, 1]], "decoder_only", "row 0: the task is 5, .*token 0 says"),
+        ([[1]], [[1]], "decoder_only", "row 0: no token carries weight"),
+        ([[1, 2]], [[2, 2]], "decoder_only", "row 0: token 0 was to say the task"),
+        ([[1, 9]], [[0, 1]], "encoder_decoder", "no prompt .type 0. after the task"),
+    ],
+)
+def test_rows_without_a_task_are_refused(tmp_path, ids, types, architecture, message):
+    path = write(tmp_path / "a.hdf5", ids, types)
+    with pytest.raises(InputError, match=message):
+        load(path, architecture, eos_id=2, tasks=Tasks(2, token=TaskToken()))
+
+
+def test_lines_name_their_task(tmp_path):
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"prompt": "a", "completion": "b", "task": "rte"},
+        {"prompt": "a", "completion": "b", "task": "boolq"},
+    )
+    tasks = Tasks(2, "task", ["boolq", "rte"])
+    examples = load(path, tokenizer=Beginning(), tasks=tasks)
+    assert tasks_of(examples) == [1, 0]
+    with pytest.raises(InputError, match=r"a\.jsonl, line 1: 'task' is 'rte', expect"):
+        load(path, tokenizer=Beginning(), tasks=Tasks(2, "task"))
+    with pytest.raises(InputError, match=r"line 1: found the keys .* expected 'id'"):
+        load(path, tokenizer=Beginning(), tasks=Tasks(2, "id"))
+    numbered = lines(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b", "t": 4})
+    with pytest.raises(InputError, match="line 1: the task is 4, expected 0 to 1"):
+        load(numbered, tokenizer=Beginning(), tasks=Tasks(2, "t"))
+    table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
+    with pytest.raises(InputError, match=r"prompt_id_names are .* numbers its tasks"):
+        load(table, tasks=tasks)
+
+
+TEMPLATE = "{soft:2}a{text}{soft:1}"
+
+
+def template_of(text, separate=False):
+    return TokenTemplate(parse_template(text), Beginning(), 28, separate)
+
+
+def test_vectors_of_a_template_stand_in_the_row_and_are_not_learned(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
+    choices = {"tokenizer": Beginning(), "vocabulary_size": 28}
+    template = template_of(TEMPLATE)
+    example = load(path, template=template, **choices)[0]
+    assert example.inputs.tolist() == [26, 28, 29, 0, 1, 2, 30, 3, 4, 27]
+    assert example.weights.tolist() == [0] * 7 + [1] * 3
+    assert example.prefix_length == 7
+    # Given text may be learned, vectors not.
+    learned = load(path, template=template, prompt_loss_weight=0.5, **choices)[0]
+    assert learned.weights.tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 1, 1, 1]
+    every = load(path, template=template, use_token_type_ids=False, **choices)
+    assert every[0].weights.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 1, 1]
+    assert every.weight_counts.tolist() == [6]
+
+
+def test_an_encoder_reads_a_template_with_eos_behind_it(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
+    examples = load(
+        path,
+        "encoder_decoder",
+        tokenizer=Beginning(),
+        vocabulary_size=28,
+        template=template_of(TEMPLATE, separate=True),
+    )
+    assert examples[0].inputs.tolist() == [28, 29, 0, 1, 2, 30, 27]
+    assert examples[0].targets.tolist() == [3, 4, 27]
+
+
+def test_a_template_takes_texts_of_lines_alone(tmp_path):
+    table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
+    with pytest.raises(InputError, match="holds token ids, not texts"):
+        load(table, template=template_of(TEMPLATE))
+    path = lines(tmp_path / "a.jsonl", {"txt": "bc", "completion": "de"})
+    choices = {"tokenizer": Beginning(), "vocabulary_size": 28}
+    with pytest.raises(InputError, match=r"line 1: found .* with DataSource\.templ"):
+        load(path, template=template_of(TEMPLATE), **choices)
+    small = TokenTemplate(parse_template("{txt}{soft:1}"), Beginning(), 2)
+    with pytest.raises(InputError, match="line 1: a text gives token 4, expected 0 to"):
+        load(path, template=small, tokenizer=Beginning(), vocabulary_size=2)

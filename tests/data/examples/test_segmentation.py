@@ -1,0 +1,203 @@
+"""Rows of several articles, each closed by a separator (type 3)."""
+
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.packed_plan import PackedPlan
+from prompt_tuning.data.examples.example_table import load_examples
+from prompt_tuning.data.rows.tasks import Tasks, TaskToken
+from prompt_tuning.data.rows.token_columns import Columns
+from tests.support.shared_data import SHARED, needs_shared
+
+PRETRAINING = SHARED / "data/data_prep/pretraining/data_prepped_pretraining.hdf5"
+
+# Two articles and padding; one article that fills a row.
+IDS = [[9, 5, 10, 2, 6, 8, 2, 0], [9, 5, 6, 7, 7, 7, 7, 2]]
+TYPES = [[0, 0, 1, 3, 0, 1, 3, 2], [0, 0, 0, 1, 1, 1, 1, 3]]
+ARTICLES = [[9, 5, 10, 2], [6, 8, 2], [9, 5, 6, 7, 7, 7, 7, 2]]
+
+
+def write(path, input_ids, token_types=None, **columns):
+    with h5py.File(path, "w") as file:
+        file["input_ids"] = np.array(input_ids, np.int32)
+        if token_types is not None:
+            file["token_type_ids"] = np.array(token_types, np.int32)
+        for name, values in columns.items():
+            file[name] = values
+    return path
+
+
+def load(path, architecture: Architecture = "decoder_only", **choices: Any):
+    choices = {"tokenizer": None, "vocabulary_size": 70} | choices
+    return load_examples(path, architecture=architecture, **choices)
+
+
+def read(examples):
+    return [examples[i] for i in range(len(examples))]
+
+
+def inputs(examples):
+    return [example.inputs.tolist() for example in read(examples)]
+
+
+def weights(examples):
+    return [example.weights.tolist() for example in read(examples)]
+
+
+def test_each_article_of_a_row_is_an_example(tmp_path):
+    examples = load(write(tmp_path / "a.hdf5", IDS, TYPES))
+    assert inputs(examples) == ARTICLES
+    assert weights(examples) == [[0, 0, 1, 1], [0, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
+    assert [example.prefix_length for example in read(examples)] == [2, 1, 3]
+    assert examples.input_lengths.tolist() == [4, 3, 8]
+    assert examples.target_lengths.tolist() == [4, 3, 8]
+    assert examples.weight_counts.tolist() == [2, 2, 5]
+    assert [examples.span(i) for i in range(3)] == [(0, 0, 4), (0, 4, 7), (1, 0, 8)]
+
+
+def test_articles_that_are_not_separated_are_one_example_to_a_row(tmp_path):
+    path = write(tmp_path / "a.hdf5", IDS, TYPES)
+    examples = load(path, separate_articles=False)
+    assert inputs(examples) == [IDS[0][:7], IDS[1]]
+    assert weights(examples)[0] == [0, 0, 1, 1, 0, 1, 1]
+    with pytest.raises(InputError, match=r"separate_articles is False, but .* encoder"):
+        load(path, "encoder_decoder", eos_id=2, separate_articles=False)
+
+
+def test_every_article_begins_with_what_nothing_need_predict(tmp_path):
+    """As at a row's start: BOS, and in a model without a prompt the first token."""
+    ids, types = [[1, 5, 2, 1, 6, 7, 2]], [[1, 1, 3, 1, 1, 1, 3]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    assert weights(load(path)) == [[1, 1, 1], [1, 1, 1, 1]]
+    assert weights(load(path, bos_id=1)) == [[0, 1, 1], [0, 1, 1, 1]]
+    bare = load(path, predicts_first_token=False)
+    assert weights(bare) == [[0, 1, 1], [0, 1, 1, 1]]
+    assert bare.weight_counts.tolist() == [2, 3]
+
+
+def test_padding_between_articles_is_of_neither(tmp_path):
+    ids, types = [[5, 2, 0, 0, 6, 7, 2, 0]], [[1, 3, 2, 2, 0, 1, 3, 2]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    examples = load(path)
+    assert [examples.span(i)[1] for i in range(2)] == [0, 4]
+    assert inputs(examples) == [[5, 2], [6, 7, 2]]
+    # Where types say no weights, all that the row has is learned, padding too.
+    every = load(path, use_token_type_ids=False)
+    assert inputs(every) == [[5, 2, 0, 0], [6, 7, 2, 0]]
+    assert every.weight_counts.tolist() == [4, 4]
+
+
+def test_an_article_in_which_nothing_is_learned_is_left_out(tmp_path):
+    ids, types = [[5, 6, 7, 2, 8, 9], [5, 6, 7, 7, 7, 7]], [[0] * 6, [0] * 6]
+    types[0] = [0, 0, 1, 3, 0, 0]
+    path = write(tmp_path / "a.hdf5", ids[:1], types[:1])
+    assert inputs(load(path)) == [[5, 6, 7, 2]]
+    path = write(tmp_path / "b.hdf5", ids, types)
+    with pytest.raises(InputError, match="row 1: no token carries weight"):
+        load(path)
+
+
+def test_a_separator_at_a_rows_start_is_learned_though_it_is_bos(tmp_path):
+    """GPT-2 has one id for both; `full` packing may cut a row before the separator."""
+    ids, types = [[2, 5, 6, 2], [2, 0, 0, 0]], [[3, 0, 1, 3], [3, 2, 2, 2]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    examples = load(path, bos_id=2)
+    assert inputs(examples) == [[2], [5, 6, 2], [2]]
+    assert weights(examples) == [[1], [0, 1, 1], [1]]
+    assert [example.prefix_length for example in read(examples)] == [0, 1, 0]
+    whole = load(path, bos_id=2, separate_articles=False)
+    assert weights(whole) == [[1, 0, 1, 1], [1]]
+    # Nothing predicts it in a model without a prompt: what remains is the next article.
+    path = write(tmp_path / "b.hdf5", ids[:1], types[:1])
+    bare = load(path, bos_id=2, predicts_first_token=False)
+    assert inputs(bare) == [[5, 6, 2]]
+
+
+def test_what_a_row_says_is_of_each_of_its_articles(tmp_path):
+    path = write(
+        tmp_path / "a.hdf5",
+        *(IDS, TYPES),
+        prompt_ids=[2, 0],
+        advantages=np.arange(16.0).reshape(2, 8),
+        example_weights=[2.0, 0.5],
+    )
+    columns = Columns(advantages="advantages", example_weights="example_weights")
+    found = read(load(path, tasks=Tasks(3, "prompt_ids"), columns=columns))
+    assert [example.prompt_id for example in found] == [2, 2, 0]
+    assert [max(example.weights) for example in found] == [2, 2, 0.5]
+    said = [example.advantages for example in found]
+    assert said[1] is not None and said[1].tolist() == [4, 5, 6]
+
+
+def test_each_article_says_its_own_task(tmp_path):
+    ids, types = [[1, 9, 10, 2, 0, 6, 8, 2]], [[0, 0, 1, 3, 0, 0, 1, 3]]
+    tasks = Tasks(2, token=TaskToken())
+    examples = load(write(tmp_path / "a.hdf5", ids, types), tasks=tasks)
+    assert [example.prompt_id for example in read(examples)] == [1, 0]
+    assert inputs(examples) == [[9, 10, 2], [6, 8, 2]]
+    assert weights(examples) == [[0, 1, 1], [0, 1, 1]]
+    assert examples.input_lengths.tolist() == [3, 3]
+    assert examples.weight_counts.tolist() == [2, 2]
+    ended = write(tmp_path / "b.hdf5", [[1, 9, 2, 2]], [[0, 1, 3, 3]])
+    with pytest.raises(InputError, match="row 0: token 3 was to say the task"):
+        load(ended, tasks=tasks)
+
+
+def test_long_rows_of_short_articles_fit(tmp_path):
+    path = write(tmp_path / "a.hdf5", IDS, TYPES)
+    examples = load(path, maximum_length=4, on_too_long="skip")
+    assert inputs(examples) == ARTICLES[:2]
+    assert examples.skipped == 1
+    assert inputs(load(path, maximum_examples=2)) == ARTICLES[:2]
+
+
+def test_articles_are_packed_again_apart_from_each_other(tmp_path):
+    examples = load(write(tmp_path / "a.hdf5", IDS, TYPES))
+    lengths, counts = examples.input_lengths, examples.weight_counts
+    plan = PackedPlan(lengths, counts, batch_size=2, length=8, seed=0, shuffle=False)
+    batch = build_batch(examples, plan.batch(0), 0)
+    assert sorted(batch.lengths.tolist()) == [7, 8]
+    assert sorted(map(max, batch.segment_ids.tolist())) == [1, 2]
+
+
+@needs_shared
+def test_pretraining_rows_become_the_articles_and_their_parts():
+    with h5py.File(PRETRAINING) as file:
+        types = np.array(file["token_type_ids"])
+    ends_a_row = [int(row[row != 2][-1] == 3) for row in types]
+    examples = load(PRETRAINING, vocabulary_size=50257, bos_id=50256)
+    # 52 rows, and 100 separators that each begin another example unless a row ends.
+    assert len(examples) == 52 + 100 - sum(ends_a_row)
+    assert examples.weight_counts.sum() == 52920 + 100
+    whole = load(PRETRAINING, vocabulary_size=50257, separate_articles=False)
+    assert len(whole) == 52
+    assert whole.weight_counts.sum() == 52920 + 100
+    joined = np.concatenate([example.inputs for example in read(examples)])
+    rows = np.concatenate([example.inputs for example in read(whole)])
+    np.testing.assert_array_equal(joined, rows)
+
+
+@needs_shared
+def test_articles_are_the_same_however_a_file_was_packed(tmp_path):
+    source = SHARED / "data/data_prep/generative_tuning"
+    source = source / "example_generative_tuning_data.jsonl"
+    tables = []
+    for packing in ("single::drop", "greedy::drop"):
+        output = tmp_path / packing[:6]
+        options = ("--output", output, "--packing", packing, "--length", 1024)
+        tokenizer = ("--tokenizer", SHARED / "data/tokenizers/gpt2")
+        assert main(["prepare", *map(str, (source, *options, *tokenizer))]) == 0
+        files = sorted(output.glob("train_*.hdf5"))
+        tables.append(load(files, vocabulary_size=50257, bos_id=50256))
+        assert len(tables[-1]) == 99
+    for alone, shared in zip(*map(read, tables), strict=True):
+        assert alone.inputs.tolist() == shared.inputs.tolist()
+        assert alone.weights.tolist() == shared.weights.tolist()
+        assert alone.prefix_length == shared.prefix_length

@@ -1,0 +1,262 @@
+import json
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.row_sources import Hdf5Rows, JsonlRows
+from prompt_tuning.data.text.tokenizers import load_tokenizer, separate_pair
+from tests.support.shared_data import SHARED, needs_shared
+
+PREPARED = SHARED / "data/data_prep"
+TUNING = PREPARED / "generative_tuning/data_prepped_generative_tuning.hdf5"
+PRETRAINING = PREPARED / "pretraining/data_prepped_pretraining.hdf5"
+
+
+class Letters:
+    """A tokenizer whose ids are the places of letters in the alphabet, from 3."""
+
+    vocabulary_size = 29
+    bos_id: int | None = 1
+    eos_id: int | None = 2
+    pad_id = 0
+    add_bos = True
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") + 3 for letter in text]
+
+    def encode_continuation(self, text):
+        return self.encode(text)
+
+    def decode(self, ids):
+        return "".join(self.token(i) for i in ids if i > 2)
+
+    def token(self, id):
+        return chr(id - 3 + ord("a"))
+
+
+def typed_row(rows, index):
+    ids, types, _ = rows[index]
+    assert types is not None
+    return ids, types
+
+
+def write_hdf5(path, **data_sets):
+    with h5py.File(path, "w") as file:
+        for name, values in data_sets.items():
+            file.create_dataset(name, data=values)
+    return path
+
+
+def write_lines(path, *lines):
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@needs_shared
+def test_prepared_files_are_read_as_they_were_written():
+    rows = Hdf5Rows([TUNING, PRETRAINING])
+    assert len(rows) == 99 + 52
+    ids, types = typed_row(rows, 0)
+    # "Write a title for this sentence" in GPT-2's vocabulary.
+    assert ids[:6].tolist() == [16594, 257, 3670, 329, 428, 6827]
+    assert ids.shape == types.shape == (1024,)
+    assert ids.dtype == types.dtype == np.int32
+    assert set(ids[types >= 2].tolist()) == {50256}
+    # The pretraining file has no prompt; its rows follow the first file's.
+    assert typed_row(rows, 99)[1][0] == 1
+    assert rows.place(99) == f"{PRETRAINING}, row 0"
+    counts = np.zeros(4, int)
+    for block in rows.blocks():
+        assert block.token_types is not None
+        counts += np.bincount(block.token_types.ravel(), minlength=4)
+    assert counts.tolist() == [12034, 837 + 52920, 88406 + 228, 99 + 100]
+
+
+@needs_shared
+def test_lines_become_the_rows_that_generative_data_prep_made_of_them(tmp_path):
+    """Its rule: one space between the texts, first token of the completion."""
+    source = PREPARED / "generative_tuning/example_generative_tuning_data.jsonl"
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    stripped = [
+        {"prompt": e["prompt"].rstrip(" "), "completion": e["completion"].lstrip(" ")}
+        for e in lines
+    ]
+    file = write_lines(tmp_path / "pairs.jsonl", *map(json.dumps, stripped))
+    tokenizer = load_tokenizer(SHARED / "data/tokenizers/gpt2")
+    rows = JsonlRows(file, tokenizer, joiner=" ")
+    every = [typed_row(rows, index) for index in range(len(rows))]
+    fitting = [row for row in every if len(row[0]) <= 1024]
+    assert len(fitting) == 99
+    written = Hdf5Rows(TUNING)
+    for index, (ids, types) in enumerate(fitting):
+        prepared, prepared_types = typed_row(written, index)
+        np.testing.assert_array_equal(ids, prepared[: len(ids)])
+        np.testing.assert_array_equal(types, prepared_types[: len(ids)])
+
+
+@needs_shared
+def test_a_line_of_the_story_model_reads_back_as_its_text(tmp_path):
+    line = json.dumps({"prompt": "hello=", "completion": "olleh"})
+    file = write_lines(tmp_path / "pairs.jsonl", line)
+    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+    ids, types = typed_row(JsonlRows(file, tokenizer), 0)
+    assert (ids[0], types[0]) == (1, 0)
+    assert (ids[-1], types[-1]) == (2, 3)
+    assert tokenizer.decode(ids) == "hello=olleh"
+    assert tokenizer.decode(ids[types == 0]) == "hello="
+
+
+def test_a_pair_becomes_ids_and_types(tmp_path):
+    line = json.dumps({"prompt": "ab", "completion": "ba"})
+    file = write_lines(tmp_path / "pairs.jsonl", line, "", line)
+    rows = JsonlRows(file, Letters())
+    assert len(rows) == 2
+    ids, types = typed_row(rows, 0)
+    assert ids.tolist() == [1, 3, 4, 4, 3, 2]
+    assert types.tolist() == [0, 0, 0, 1, 1, 3]
+    assert rows.place(1) == f"{file}, line 3"
+    open_ended = JsonlRows(file, Letters(), add_eos=False, joiner="z")
+    ids, types = typed_row(open_ended, 0)
+    assert ids.tolist() == [1, 3, 4, 28, 4, 3]
+    assert types.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_texts_without_a_prompt(tmp_path):
+    file = write_lines(tmp_path / "texts.jsonl", '{"question": "abc", "answer": 7}')
+    rows = JsonlRows(
+        file, Letters(), prompt_key=None, completion_key="question", joiner="z"
+    )
+    ids, types = typed_row(rows, 0)
+    assert ids.tolist() == [1, 3, 4, 5, 2]
+    assert types.tolist() == [0, 1, 1, 1, 3]
+
+
+@needs_shared
+def test_the_answer_to_an_encoder_is_a_text_of_its_own(tmp_path):
+    line = json.dumps({"prompt": "good movie", "completion": "positive"})
+    file = write_lines(tmp_path / "pairs.jsonl", line)
+    tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
+    ids, types = typed_row(JsonlRows(file, tokenizer, encode_pair=separate_pair), 0)
+    assert [tokenizer.token(int(i)) for i in ids[types == 1]] == ["\u2581positive"]
+
+
+def test_blocks_fill_shorter_rows_with_padding(tmp_path):
+    lines = [json.dumps({"prompt": "", "completion": text}) for text in ("abc", "a")]
+    (block,) = JsonlRows(write_lines(tmp_path / "a.jsonl", *lines), Letters()).blocks()
+    assert block.token_types is not None
+    assert block.token_types.tolist() == [[0, 1, 1, 1, 3], [0, 1, 3, 2, 2]]
+
+
+def test_blocks_join_files_of_different_length(tmp_path):
+    first = write_hdf5(tmp_path / "a.hdf5", input_ids=np.full((2, 3), 7))
+    second = write_hdf5(tmp_path / "b.hdf5", input_ids=np.full((1, 5), 8, np.uint16))
+    rows = Hdf5Rows([first, str(second)])
+    assert [(block.start, block.input_ids.shape) for block in rows.blocks()] == [
+        (0, (2, 3)),
+        (2, (1, 5)),
+    ]
+    assert rows[2].input_ids.tolist() == [8] * 5
+    assert rows[2].token_types is None
+    with pytest.raises(IndexError):
+        rows[3]
+
+
+ROWS = np.zeros((2, 3), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("data_sets", "message"),
+    [
+        ({}, r"has the data sets \[\], expected 'input_ids'"),
+        ({"tokens": ROWS}, r"\['tokens'\], expected 'input_ids'"),
+        ({"input_ids": ROWS[0]}, r"input_ids has shape \(3,\), expected \[rows, l"),
+        ({"input_ids": ROWS[:0]}, r"input_ids has shape \(0, 3\)"),
+        ({"input_ids": h5py.Empty("i4")}, "input_ids has shape None"),
+        ({"input_ids": ROWS.astype(float)}, "has type float64, expected an integer"),
+        (
+            {"input_ids": ROWS, "token_type_ids": ROWS[:, :2]},
+            r"token_type_ids has shape \(2, 2\), expected that of input_ids, \(2, 3\)",
+        ),
+    ],
+)
+def test_hdf5_files_that_hold_something_else_are_refused(tmp_path, data_sets, message):
+    path = write_hdf5(tmp_path / "bad.hdf5", **data_sets)
+    with pytest.raises(InputError, match=re.escape(str(path)) + ".*" + message):
+        Hdf5Rows(path)
+
+
+def test_files_that_cannot_be_opened_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"absent\.hdf5 is missing"):
+        Hdf5Rows(tmp_path / "absent.hdf5")
+    with pytest.raises(InputError, match="is a folder"):
+        Hdf5Rows(tmp_path)
+    with pytest.raises(InputError, match="the list is empty"):
+        Hdf5Rows([])
+    text = write_lines(tmp_path / "text.hdf5", "not HDF5")
+    with pytest.raises(InputError, match=r"text\.hdf5 cannot be opened as HDF5"):
+        Hdf5Rows(text)
+    whole = write_hdf5(tmp_path / "whole.hdf5", input_ids=np.zeros((100, 100), int))
+    cut = tmp_path / "cut.hdf5"
+    cut.write_bytes(whole.read_bytes()[:40_000])
+    with pytest.raises(InputError, match=r"cut\.hdf5 cannot be opened.*truncated"):
+        Hdf5Rows(cut)
+
+
+def test_damaged_rows_are_refused_when_they_are_read(tmp_path):
+    path = tmp_path / "damaged.hdf5"
+    with h5py.File(path, "w") as file:
+        values = np.arange(1000, dtype=np.int32).reshape(10, 100)
+        stored = file.create_dataset("input_ids", data=values, compression="gzip")
+        offset = stored.id.get_chunk_info(0).byte_offset
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 50] = bytes(50)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"damaged\.hdf5, rows 0 to 9, cannot be read"):
+        list(Hdf5Rows(path).blocks())
+
+
+def test_files_with_and_without_types_do_not_mix(tmp_path):
+    typed = write_hdf5(tmp_path / "a.hdf5", input_ids=ROWS, token_type_ids=ROWS)
+    plain = write_hdf5(tmp_path / "b.hdf5", input_ids=ROWS)
+    with pytest.raises(InputError, match=r"a\.hdf5 and .*b\.hdf5 only one has"):
+        Hdf5Rows([typed, plain])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", ', "line 2: not JSON"),
+        ('["a", "b"]', "line 2: found a list, expected an object"),
+        ('{"prompt": "a"}', r"line 2: found the keys \['prompt'\], expected 'complet"),
+        ('{"prompt": 3, "completion": "a"}', "line 2: 'prompt' is a int, expected a s"),
+    ],
+)
+def test_lines_that_are_no_pair_are_refused(tmp_path, line, message):
+    good = '{"prompt": "a", "completion": "b"}'
+    path = write_lines(tmp_path / "pairs.jsonl", good, line, good)
+    with pytest.raises(InputError, match=r"pairs\.jsonl, " + message):
+        JsonlRows(path, Letters())
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes('{"completion": "é"}'.encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin\.jsonl, line 1: not JSON in UTF-8"):
+        JsonlRows(path, Letters())
+
+
+def test_empty_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"empty\.jsonl has no line"):
+        JsonlRows(write_lines(tmp_path / "empty.jsonl"), Letters())
+
+
+def test_a_row_cannot_be_closed_without_eos(tmp_path):
+    endless = Letters()
+    endless.eos_id = None
+    path = write_lines(tmp_path / "a.jsonl", '{"prompt": "a", "completion": "b"}')
+    with pytest.raises(InputError, match="names no EOS"):
+        JsonlRows(path, endless)
+    assert JsonlRows(path, endless, add_eos=False)[0].input_ids.tolist() == [1, 3, 4]

@@ -1,0 +1,280 @@
+"""Weights and advantages that the data says of its tokens and rows."""
+
+import json
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.data.batching.batch_plan import PlannedBatch
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.example_table import load_examples
+from prompt_tuning.data.rows.token_columns import Balance, Columns
+from tests.support import dummies
+
+IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 11, 0], [12, 13, 14, 15, 16]], np.int32)
+TYPES = np.array([[0, 0, 1, 1, 3], [0, 1, 1, 3, 2], [0, 1, 1, 1, 3]], np.int32)
+LEARNED = np.isin(TYPES, (1, 3))
+WEIGHTS = np.where(TYPES == 2, 0, np.arange(1, 16).reshape(3, 5) / 8).astype("f4")
+
+
+def write(path, **columns):
+    with h5py.File(path, "w") as file:
+        file["input_ids"], file["token_type_ids"] = IDS, TYPES
+        for name, values in columns.items():
+            file[name] = values
+    return path
+
+
+READING = ("prompt_loss_weight", "use_token_type_ids", "bos_id", "predicts_first_token")
+
+
+def load(path, architecture: Architecture = "decoder_only", **choices: Any):
+    reading = {name: choices.pop(name) for name in READING if name in choices}
+    return load_examples(
+        path,
+        architecture=architecture,
+        tokenizer=dummies.LetterTokenizer(),
+        vocabulary_size=31,
+        eos_id=7,
+        add_eos=False,
+        columns=Columns(**choices) if choices else None,
+        **reading,
+    )
+
+
+def weights(examples):
+    return [examples[i].weights.tolist() for i in range(len(examples))]
+
+
+def without_padding(table):
+    return [row[types != 2].tolist() for row, types in zip(table, TYPES, strict=True)]
+
+
+def test_loss_weights_multiply_the_weights_of_the_types(tmp_path):
+    path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS)
+    expected = np.where(LEARNED, WEIGHTS, np.where(TYPES == 0, 0.5 * WEIGHTS, 0))
+    examples = load(path, prompt_loss_weight=0.5)
+    assert weights(examples) == without_padding(expected)
+    assert examples.weight_counts.tolist() == [5, 4, 5]
+    plain = load(path, loss_weights=False)
+    assert weights(plain) == without_padding(LEARNED.astype("f4"))
+
+
+def test_a_target_whose_loss_weight_is_zero_is_not_computed(tmp_path):
+    chosen = WEIGHTS * (np.arange(5) != 3)
+    examples = load(write(tmp_path / "a.hdf5", loss_weights=chosen))
+    assert examples.weight_counts.tolist() == [2, 2, 3]
+    rows = np.array([0, 2])
+    batch = build_batch(examples, PlannedBatch(rows, 5, 5, 3, True), 0)
+    assert batch.loss_positions.tolist() == [[2, 4, 0], [1, 2, 4]]
+    np.testing.assert_allclose(
+        batch.loss_weights, [[0.375, 0.625, 0], [1.5, 1.625, 1.875]]
+    )
+
+
+def test_an_encoder_decoder_weighs_its_targets(tmp_path):
+    path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS)
+    examples = load(path, "encoder_decoder")
+    # The first row ends with EOS; to the others it is added, worth the last token.
+    assert examples[0].targets.tolist() == [5, 6, 7]
+    assert weights(examples) == [
+        [0.375, 0.5, 0.625],
+        [0.875, 1.0, 1.125, 1.125],
+        [1.5, 1.625, 1.75, 1.875, 1.875],
+    ]
+
+
+def test_every_row_weighs_what_the_data_says(tmp_path):
+    of_rows = np.array([2.0, 0.5, 1.0])
+    path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS, example_weights=of_rows)
+    examples = load(path, example_weights="example_weights")
+    expected = np.where(LEARNED, WEIGHTS * of_rows[:, None], 0)
+    assert weights(examples) == without_padding(expected)
+    assert weights(load(path)) == without_padding(np.where(LEARNED, WEIGHTS, 0))
+
+
+def write_lines(path, *lines):
+    texts = ({"prompt": "ab", "completion": "cd"} | line for line in lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in texts))
+    return path
+
+
+def test_lines_say_weights_classes_and_advantages(tmp_path):
+    path = write_lines(
+        tmp_path / "a.jsonl",
+        {"w": 2, "label": "x", "a": -1.5},
+        {"w": 0.5, "label": "x", "a": 0},
+        {"w": 1, "label": "y", "a": 3},
+    )
+    assert weights(load(path)) == [[0, 0, 1, 1]] * 3
+    examples = load(path, example_weights="w", balance="label", advantages="a")
+    # Two of "x" and one of "y": 3 / (2 * 2) and 3 / (2 * 1).
+    assert weights(examples) == [[0, 0, w, w] for w in (1.5, 0.375, 1.5)]
+    said = [examples[i].advantages for i in range(3)]
+    assert [x is not None and x.tolist() for x in said] == [
+        [-1.5] * 4,
+        [0] * 4,
+        [3] * 4,
+    ]
+
+
+def test_all_classes_weigh_the_same_together(tmp_path):
+    labels = np.array([4, 7, 7])
+    examples = load(write(tmp_path / "a.hdf5", label=labels), balance="label")
+    each = [max(row) for row in weights(examples)]
+    np.testing.assert_allclose(each, [3 / 2, 3 / 4, 3 / 4])
+    assert sum(each) == 3
+
+
+def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
+    categories = np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, -1], [1, 0, 0, 0, 0]])
+    path = write(tmp_path / "a.hdf5", category_ids=categories)
+    examples = load(path, balance="category_ids")
+    # Of ten learned tokens two are of category 1.
+    table = np.where(categories == 1, 10 / (2 * 2), 10 / (2 * 8))
+    expected = np.where(LEARNED, table, 0).astype("f4")
+    assert weights(examples) == without_padding(expected)
+    assert sum(map(sum, weights(examples))) == LEARNED.sum()
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {},
+        {"prompt_loss_weight": 0.5},
+        {"use_token_type_ids": False, "loss_weights": False},
+        {"use_token_type_ids": False, "bos_id": 8, "loss_weights": False},
+        {"prompt_loss_weight": 0.5, "predicts_first_token": False},
+        {"example_weights": "of_rows"},
+        {"architecture": "encoder_decoder"},
+    ],
+)
+def test_classes_of_tokens_weigh_the_same_whatever_says_the_weights(tmp_path, reading):
+    categories = np.array([[0, 0, 5, 5, 5], [5, 5, 0, 0, 5], [0, 0, 0, 0, 0]])
+    # The rows end with EOS, so that an encoder-decoder has no target but theirs.
+    ids = np.where(TYPES == 3, 7, IDS)
+    path = write(
+        tmp_path / "a.hdf5",
+        loss_weights=WEIGHTS,
+        category_ids=categories,
+        of_rows=np.array([2.0, 0.5, 1.0]),
+    )
+    with h5py.File(path, "a") as file:
+        file["input_ids"][:] = ids  # pyright: ignore
+    plain, balanced = (
+        load(path, **reading),
+        load(path, balance="category_ids", **reading),
+    )
+    total = dict.fromkeys((0, 5), 0.0)
+    for index in range(len(balanced)):
+        row, start, stop = balanced.span(index)
+        of_row = categories[row, start:stop]
+        if reading.get("architecture"):
+            of_row = of_row[LEARNED[row, start:stop]]
+        for name in total:
+            total[name] += balanced[index].weights[of_row == name].sum()
+    whole = sum(plain[index].weights.sum() for index in range(len(plain)))
+    np.testing.assert_allclose(list(total.values()), whole / 2, rtol=1e-6)
+
+
+def test_no_class_weighs_one():
+    balance = Balance({-1: 50, 0: 1, 1: 3})
+    np.testing.assert_allclose(
+        balance.of(np.array([[-1, 0], [1, 1]])), [[1, 2], [2 / 3, 2 / 3]]
+    )
+
+
+@pytest.mark.parametrize("of_tokens", [True, False])
+def test_advantages_go_where_the_targets_are(tmp_path, of_tokens):
+    given = np.arange(15).reshape(3, 5) - 7.0 if of_tokens else np.array([2.0, 0, -1])
+    path = write(tmp_path / "a.hdf5", advantages=given)
+    examples = load(path, advantages="advantages")
+    assert examples.has_advantages
+    rows = np.array([2, 1])
+    planned = PlannedBatch(rows, 5, 5, 4, True)
+    batch = build_batch(examples, planned, 0, advantages=True)
+    expected = [[4, 5, 6, 7], [-1, 0, 1, 0]] if of_tokens else [[-1] * 4, [0] * 4]
+    assert batch.advantages.tolist() == expected
+    assert build_batch(examples, planned, 0).advantages is None
+
+
+def test_examples_with_classes_weigh_what_their_answers_do(tmp_path):
+    of_rows = np.array([2.0, 0.5, 1.0])
+    path = write(tmp_path / "a.hdf5", example_weights=of_rows)
+    examples = load(path, example_weights="example_weights", prompt_loss_weight=0.1)
+    found = Candidates(examples, [[1], [2]], [0, 1, 0], architecture="decoder_only")
+    assert found.weights.tolist() == [2, 0.5, 1]
+    rows = np.array([1, -1, 0])
+    batch = build_batch(found, PlannedBatch(rows, 4, 4, 1, True), 0)
+    assert batch.example_weights.tolist() == [0.5, 0, 2]
+
+
+def changed(table, row, token, value):
+    copy = np.array(table, np.float32)
+    copy[row, token] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("value", "row", "token", "message"),
+    [
+        (-0.5, 1, 2, r"row 1, token 2: loss_weights is -0.5, expected a finite"),
+        (np.nan, 2, 0, r"row 2, token 0: loss_weights is nan, expected a finite"),
+        (np.inf, 0, 4, r"row 0, token 4: loss_weights is inf, expected a finite"),
+        (1.0, 1, 4, r"row 1, token 4: loss_weights is 1.0, expected 0: .* padding"),
+    ],
+)
+def test_what_is_no_loss_weight_is_refused(tmp_path, value, row, token, message):
+    bad = changed(WEIGHTS, row, token, value)
+    with pytest.raises(InputError, match=message):
+        load(write(tmp_path / "a.hdf5", loss_weights=bad))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
+def test_what_is_no_example_weight_is_refused(tmp_path, value):
+    path = write(tmp_path / "a.hdf5", example_weights=np.array([1, 1, value]))
+    with pytest.raises(InputError, match=r"a.hdf5, row 2: example_weights is"):
+        load(path, example_weights="example_weights")
+    lines = write_lines(tmp_path / "a.jsonl", {"w": 1}, {"w": value})
+    with pytest.raises(InputError, match=r"a.jsonl, line 2: w is"):
+        load(lines, example_weights="w")
+
+
+def test_columns_that_are_missing_or_of_another_kind_are_refused(tmp_path):
+    path = write(tmp_path / "a.hdf5", label=np.array([0.5, 1, 2]), short=np.ones(2))
+    with pytest.raises(InputError, match=r"'w', which DataSource.example_weight_key"):
+        load(path, example_weights="w")
+    with pytest.raises(
+        InputError, match=r"label has type float64, expected an integer"
+    ):
+        load(path, balance="label")
+    with pytest.raises(InputError, match=r"short has 2 rows, expected 3"):
+        load(path, advantages="short")
+    other = write(tmp_path / "b.hdf5", loss_weights=WEIGHTS)
+    with pytest.raises(InputError, match=r"only one has loss_weights"):
+        load([path, other])
+    lines = write_lines(tmp_path / "a.jsonl", {"w": "much", "label": [1]})
+    with pytest.raises(
+        InputError, match=r"line 1: 'w' is 'much', expected int or float"
+    ):
+        load(lines, example_weights="w")
+    with pytest.raises(InputError, match=r"line 1: 'label' is \[1\], expected str or"):
+        load(lines, balance="label")
+    with pytest.raises(
+        InputError, match=r"name the keys with DataSource.advantages_key"
+    ):
+        load(lines, advantages="a")
+
+
+def test_a_row_whose_weights_are_all_zero_is_refused(tmp_path):
+    bad = WEIGHTS * (np.arange(3) != 1)[:, None]
+    path = write(tmp_path / "a.hdf5", loss_weights=bad)
+    with pytest.raises(InputError, match=r"row 1: no token carries weight"):
+        load(path)
+    with pytest.raises(InputError, match=r"row 1, from token 0: no token carries"):
+        load(path, "encoder_decoder")

@@ -1,0 +1,218 @@
+import json
+import shutil
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.tokenizers import (
+    continued_pair,
+    given_ids,
+    load_tokenizer,
+    separate_pair,
+)
+from tests.support.shared_data import SHARED, needs_shared
+
+STORIES = SHARED / "data/models/stories260k"
+GPT2 = SHARED / "data/tokenizers/gpt2"
+T5 = SHARED / "data/tokenizers/t5"
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return load_tokenizer(STORIES)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return load_tokenizer(GPT2)
+
+
+@pytest.fixture(scope="module")
+def t5():
+    return load_tokenizer(T5)
+
+
+@needs_shared
+def test_special_tokens_are_those_of_the_models(stories, gpt2, t5):
+    def special(tokenizer):
+        return tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
+
+    assert special(stories) == (1, 2, 2, True)
+    assert special(gpt2) == (50256, 50256, 50256, False)
+    assert special(t5) == (None, 1, 0, False)
+    sizes = [each.vocabulary_size for each in (stories, gpt2, t5)]
+    assert sizes == [512, 50257, 32000]
+
+
+@needs_shared
+@pytest.mark.parametrize("folder", [STORIES, GPT2, T5])
+def test_decoding_an_encoded_text_gives_the_text(folder):
+    tokenizer = load_tokenizer(folder)
+    text = "Once upon a time, there was a little girl named Lily."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@needs_shared
+def test_byte_level_ids_are_the_published_ones(gpt2):
+    # "Hello world" of OpenAI's encoder.
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert gpt2.token(995) == "\u0120world"
+    assert gpt2.decode([15496, 995, 50256]) == "Hello world"
+    odd = "  two  spaces,\n\ttab, é, 日本 "
+    assert gpt2.decode(gpt2.encode(odd)) == odd
+
+
+@needs_shared
+@pytest.mark.parametrize("folder", [STORIES, GPT2, T5])
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("hello=", "olleh"),
+        ("Question: why?", " Because."),
+        ("Once upon a", " time"),
+        ("Answer: ", "yes"),
+        ("", "Once upon a time"),
+    ],
+)
+def test_a_pair_decodes_to_the_exact_text(folder, prompt, completion):
+    tokenizer = load_tokenizer(folder)
+    prompt_ids, completion_ids = continued_pair(tokenizer, prompt, completion)
+    assert prompt_ids == tokenizer.encode(prompt)
+    assert tokenizer.decode(prompt_ids + completion_ids) == prompt + completion
+
+
+@needs_shared
+def test_separate_texts_each_begin_a_text(t5):
+    prompt, completion = separate_pair(t5, "good movie", "positive")
+    assert t5.decode(completion) == "positive"
+    assert t5.token(completion[0]) == "\u2581positive"
+    assert prompt == t5.encode("good movie")
+
+
+@needs_shared
+def test_given_ids_begin_with_bos_where_the_model_expects_it(stories, gpt2):
+    assert given_ids(stories, "Once upon a time") == [1, 403, 407, 261, 378]
+    assert given_ids(gpt2, "Hello world") == [15496, 995]
+
+
+@needs_shared
+def test_special_and_unknown_ids_have_no_text(stories, t5):
+    ids = stories.encode("a time")
+    assert stories.decode([1, *ids, 2]) == "a time"
+    assert stories.token(1) == "<s>"
+    # T5's sentinels lie past the file's vocabulary.
+    assert t5.decode([*t5.encode("a time"), 32099, 1, 0]) == "a time"
+    assert t5.token(32099) == "<unused 32099>"
+
+
+@needs_shared
+def test_arguments_override_files():
+    tokenizer = load_tokenizer(T5, bos_id=0, add_bos=True, pad_id=3)
+    assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.pad_id) == (0, True, 3)
+    with pytest.raises(InputError, match="names no BOS"):
+        load_tokenizer(T5, add_bos=True)
+
+
+def words_tokenizer(folder, **model):
+    """A tokenizer.json of three words after a leading-space mark, BOS first."""
+    vocabulary = {"<s>": 0, "</s>": 1, "?": 2, "\u2581": 3, "a": 4, "b": 5, ".": 6}
+    content = {
+        "version": "1.0",
+        "truncation": {
+            "max_length": 2,
+            "strategy": "LongestFirst",
+            "stride": 0,
+            "direction": "Right",
+        },
+        "added_tokens": [
+            {
+                "id": i,
+                "content": token,
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
+            for i, token in enumerate(["<s>", "</s>"])
+        ],
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": "\u2581",
+            "prepend_scheme": "always",
+            "split": True,
+        },
+        "decoder": {
+            "type": "Metaspace",
+            "replacement": "\u2581",
+            "prepend_scheme": "always",
+            "split": True,
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        },
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "?"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_tokenizer_json_and_its_config_are_read(tmp_path):
+    words_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 1)
+    assert tokenizer.add_bos
+    assert tokenizer.vocabulary_size == 7
+    # Longer than the length that the file says to cut texts to.
+    assert tokenizer.encode("a b a") == [3, 4, 3, 5, 3, 4]
+    assert tokenizer.encode_continuation("b") == [5]
+    assert continued_pair(tokenizer, "a", "b a") == ([3, 4], [5, 3, 4])
+    assert tokenizer.decode([0, 3, 4, 5, 1]) == "ab"
+
+
+def test_the_older_map_of_special_tokens_is_read(tmp_path):
+    """Over the config, unless that has `added_tokens_decoder`: as transformers does."""
+    words_tokenizer(tmp_path)
+    tokens = {"eos_token": {"content": "?"}, "pad_token": "."}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(tokens))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 2, 6)
+    config = {"eos_token": "</s>", "added_tokens_decoder": {}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (None, 1, 1)
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no such file or folder"):
+        load_tokenizer(tmp_path / "absent")
+    with pytest.raises(InputError, match=r"0 \.model files"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.model", b"not a model", "not a sentencepiece model"),
+        ("tokenizer.json", b"{", "is not JSON"),
+        ("tokenizer.json", b"[]", "holds a list, expected an object"),
+        ("tokenizer.json", b"{}", "is not a tokenizer.json"),
+    ],
+)
+def test_an_unusable_tokenizer_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@needs_shared
+def test_the_only_model_file_of_a_folder_is_read(tmp_path, t5):
+    shutil.copy(T5 / "spiece.model", tmp_path / "other.model")
+    assert load_tokenizer(tmp_path).encode("good") == t5.encode("good")

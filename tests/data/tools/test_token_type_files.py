@@ -1,0 +1,313 @@
+"""Types added to HDF5 files in place: right, whole, or not at all."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.row_sources import Hdf5Rows
+from prompt_tuning.data.tools import token_type_files
+from prompt_tuning.data.tools.token_type_files import add_token_types
+from prompt_tuning.data.tools.type_rules import AllCompletion, GivenTypes, PromptLengths
+from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_runs import files, write_rows
+
+__all__ = ["files"]
+
+ROWS = np.array([[7, 5, 8, 2, 0], [7, 7, 5, 8, 2], [5, 9, 9, 2, 0]], np.int32)
+EXPECTED = [[0, 0, 1, 3, 2], [0, 0, 0, 1, 3], [0, 1, 1, 3, 2]]
+BY_SEPARATOR = ["--until_last", "5", "--end", "2", "--padding", "0"]
+
+
+def write(path: Path, ids: np.ndarray = ROWS, **others: np.ndarray) -> Path:
+    with h5py.File(path, "w") as file:
+        file.attrs["made_by"] = "hand"
+        file.create_dataset(
+            "input_ids", data=ids, compression="gzip", maxshape=(None, ids.shape[1])
+        )
+        for name, values in others.items():
+            file.create_dataset(name, data=values).attrs["unit"] = name
+    return path
+
+
+def data_set(file: h5py.File, name: str) -> h5py.Dataset:
+    found = file[name]
+    assert isinstance(found, h5py.Dataset)
+    return found
+
+
+def read(path: Path) -> dict[str, list]:
+    with h5py.File(path) as file:
+        return {str(name): data_set(file, str(name))[:].tolist() for name in file}
+
+
+def beside(path: Path) -> list[str]:
+    """The names in a file's folder."""
+    return [found.name for found in path.parent.iterdir()]
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    return write(tmp_path / "rows.hdf5", category_ids=np.array([4, 5, 6]))
+
+
+def run(*arguments) -> int:
+    return main(["token-types", *map(str, arguments)])
+
+
+def test_the_command_adds_types_and_leaves_the_rest(rows, capsys):
+    assert run(rows, *BY_SEPARATOR) == 0
+    printed = capsys.readouterr().out
+    assert [int(x) for x in printed.splitlines()[3].split("│")[2:7]] == [3, 6, 4, 2, 3]
+    found = read(rows)
+    assert found == {
+        "input_ids": ROWS.tolist(),
+        "token_type_ids": EXPECTED,
+        "category_ids": [4, 5, 6],
+    }
+    with h5py.File(rows) as file:
+        assert file.attrs["made_by"] == "hand"
+        assert file["category_ids"].attrs["unit"] == "category_ids"
+        types = data_set(file, "token_type_ids")
+        assert (types.dtype, types.compression, types.maxshape) == (
+            np.dtype("i4"),
+            "gzip",
+            (None, 5),
+        )
+    types = Hdf5Rows(rows)[1].token_types
+    assert types is not None and types.tolist() == EXPECTED[1]
+    assert beside(rows) == ["rows.hdf5"]
+
+
+def test_prepare_adds_types_too(rows):
+    assert main(["prepare", "--add-token-types", str(rows), *BY_SEPARATOR]) == 0
+    assert read(rows)["token_type_ids"] == EXPECTED
+
+
+def test_tokens_may_be_written_as_text(tmp_path, files):
+    """In the small runs' tokenizer, where each letter is a token."""
+    pairs = [("ab=", "AB"), ("c=", "C=")]
+    file = write_rows(tmp_path / "rows.hdf5", pairs, length=8)
+    wanted = read(file)["token_type_ids"]
+    rule = ("--until_first", "=", "--end", "EOS", "--padding", "PAD", "--replace")
+    assert run(file, *rule, "--tokenizer", files.decoder) == 0
+    assert read(file)["token_type_ids"] == wanted
+
+
+@pytest.mark.parametrize(
+    "rule", [("--all_completion",), ("--lengths", 2), ("--array", "types.npy")]
+)
+def test_an_option_that_a_rule_does_not_use_is_refused(rows, capsys, rule):
+    assert run(rows, *rule, "--learn_others") == 2
+    assert "--learn_others is of articles without a token" in capsys.readouterr().err
+
+
+def test_types_that_are_there_are_replaced_only_when_asked(rows, capsys):
+    add_token_types(rows, AllCompletion())
+    before = rows.read_bytes()
+    assert run(rows, *BY_SEPARATOR) == 2
+    assert "has token_type_ids already; --replace" in capsys.readouterr().err
+    assert rows.read_bytes() == before
+    assert run(rows, *BY_SEPARATOR, "--replace") == 0
+    assert read(rows)["token_type_ids"] == EXPECTED
+
+
+def test_an_array_is_counted_through_several_files(tmp_path):
+    files = [write(tmp_path / f"{name}.hdf5", ROWS[:2]) for name in "ab"]
+    np.save(tmp_path / "types.npy", np.array([*EXPECTED, [1, 1, 1, 1, 1]]))
+    assert run(*files, "--array", tmp_path / "types.npy") == 0
+    assert read(files[0])["token_type_ids"] == EXPECTED[:2]
+    assert read(files[1])["token_type_ids"] == [EXPECTED[2], [1, 1, 1, 1, 1]]
+
+
+def test_lengths_come_as_a_number_or_as_a_file(rows, tmp_path, capsys):
+    np.save(tmp_path / "lengths.npy", np.array([2, 3, 1]))
+    ends = ("--end", 2, "--padding", 0)
+    assert run(rows, "--lengths", tmp_path / "lengths.npy", *ends) == 0
+    assert read(rows)["token_type_ids"] == EXPECTED
+    assert run(rows, "--lengths", 5, *ends[2:], "--replace") == 0
+    assert "3 rows have nothing to learn" in capsys.readouterr().out
+
+
+def test_rows_of_several_blocks_are_all_typed(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_type_files, "ROWS_PER_BLOCK", 2)
+    file = write(tmp_path / "many.hdf5", np.full((7, 3), 9, np.int32))
+    (typed,) = add_token_types(file, PromptLengths(np.array([0, 1, 2, 3, 2, 1, 0])))
+    assert typed.counts.tolist() == [9, 12, 0, 0] and typed.unlearned == 1
+    assert [row.count(0) for row in read(file)["token_type_ids"]] == [
+        0,
+        1,
+        2,
+        3,
+        2,
+        1,
+        0,
+    ]
+
+
+@needs_shared
+def test_the_published_files_types_follow_from_a_rule(tmp_path):
+    """Single articles: what `generative_tuning` has is given, closed and filled."""
+    folder = SHARED / "data/data_prep/generative_tuning"
+    source = folder / "data_prepped_generative_tuning.hdf5"
+    file = tmp_path / "rows.hdf5"
+    file.write_bytes(source.read_bytes())
+    wanted = read(file)["token_type_ids"]
+    lengths = [row.count(0) for row in wanted]
+    np.save(tmp_path / "lengths.npy", np.array(lengths))
+    end = ("--end", 50256, "--padding", 50256, "--replace")
+    assert run(file, "--lengths", tmp_path / "lengths.npy", *end) == 0
+    assert read(file)["token_type_ids"] == wanted
+
+
+def refused(capsys, *arguments) -> str:
+    assert run(*arguments) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
+    before = rows.read_bytes()
+    other = write(tmp_path / "other.hdf5", np.array([[7, 7, 7, 2, 0]], np.int32))
+    found = refused(capsys, rows, other, *BY_SEPARATOR)
+    assert f"{other}: row 3: the article at token 0 has no separator (5)" in found
+    np.save(tmp_path / "two.npy", np.zeros((2, 5), int))
+    assert "is for 2 rows" in refused(capsys, rows, "--array", tmp_path / "two.npy")
+    np.save(tmp_path / "flat.npy", np.zeros(3, int))
+    found = refused(capsys, rows, "--array", tmp_path / "flat.npy")
+    assert "shape (3,), expected [rows, length]" in found
+    np.save(tmp_path / "real.npy", np.zeros((3, 5)))
+    found = refused(capsys, rows, "--array", tmp_path / "real.npy")
+    assert "holds float64, expected an array of integers" in found
+    assert "is no number" in refused(capsys, rows, "--until_last", "SEP")
+    assert "named twice" in refused(capsys, rows, rows, "--all_completion")
+    (tmp_path / "text.hdf5").write_text("id,text\n")
+    found = refused(capsys, tmp_path / "text.hdf5", "--all_completion")
+    assert "cannot be opened as HDF5" in found
+    floats = write(tmp_path / "floats.hdf5", ROWS.astype("f4"))
+    assert "expected integers [rows, length]" in refused(
+        capsys, floats, "--all_completion"
+    )
+    assert rows.read_bytes() == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("damaged", ["input_ids", "token_type_ids"])
+def test_a_copy_that_is_not_right_replaces_nothing(rows, damaged, monkeypatch):
+    before = rows.read_bytes()
+    copy = token_type_files._copy
+
+    def failing(path, old, new, *arguments):
+        copy(path, old, new, *arguments)
+        spoilt = data_set(new, damaged)
+        spoilt[1, 2] = 1 - spoilt[1, 2]
+
+    monkeypatch.setattr(token_type_files, "_copy", failing)
+    with pytest.raises(InputError, match="written beside it is not right"):
+        add_token_types(rows, GivenTypes(np.array(EXPECTED)))
+    assert rows.read_bytes() == before
+    assert beside(rows) == ["rows.hdf5"]
+
+
+WEIGHTS = np.array([[1.0, np.nan], [np.nan, 0.5], [0.0, -0.0]], np.float32)
+
+
+def _zero_weights(new):
+    data_set(new, "loss_weights")[...] = 0
+
+
+def _zero_nested(new):
+    data_set(new, "group/deep/values")[2] = 0
+
+
+def _drop_nested(new):
+    del new["group/deep/values"]
+
+
+def _other_unit(new):
+    new["loss_weights"].attrs["unit"] = "other"
+
+
+def _other_group_attribute(new):
+    new["group/deep"].attrs["rate"] = 0.5
+
+
+def _lose_attribute(new):
+    del new.attrs["made_by"]
+
+
+def _other_text(new):
+    data_set(new, "texts")[1] = "c"
+
+
+def _other_scalar(new):
+    data_set(new, "scalar")[()] = 8
+
+
+SPOILT = [
+    None,
+    _zero_weights,
+    _zero_nested,
+    _drop_nested,
+    _other_unit,
+    _other_group_attribute,
+    _lose_attribute,
+    _other_text,
+    _other_scalar,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_all_that_is_kept_is_compared(tmp_path, spoil, monkeypatch):
+    """NaN is equal to itself; `None` spoils nothing."""
+    path = write(tmp_path / "rows.hdf5", loss_weights=WEIGHTS)
+    pair = np.dtype([("number", "i2"), ("name", "S3")], align=True)
+    with h5py.File(path, "a") as file:
+        file["group/deep/values"] = np.arange(4.0)
+        file["group/deep"].attrs["rate"] = np.nan
+        file["texts"] = ["a", "bé", ""]
+        file["scalar"] = 7
+        file["pairs"] = np.array([(1, b"a"), (2, b"b")], pair)
+        file["nothing"] = h5py.Empty("f4")
+        file["no_rows"] = np.zeros((0, 3), np.int32)
+        file.attrs["names"] = ["x", "y"]
+        file.attrs["nothing"] = h5py.Empty("f4")
+    before, copy = path.read_bytes(), token_type_files._copy
+
+    def failing(path, old, new, *arguments):
+        copy(path, old, new, *arguments)
+        if spoil is not None:
+            spoil(new)
+
+    monkeypatch.setattr(token_type_files, "_copy", failing)
+    monkeypatch.setattr(token_type_files, "ROWS_PER_BLOCK", 2)
+    if spoil is None:
+        add_token_types(path, GivenTypes(np.array(EXPECTED)))
+        with h5py.File(path) as file:
+            assert "nothing" in file.attrs and "token_type_ids" in file
+        return
+    with pytest.raises(InputError, match="written beside it is not right"):
+        add_token_types(path, GivenTypes(np.array(EXPECTED)))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_kill_leaves_the_old_file_or_the_new_one(rows, call, monkeypatch):
+    """In place of the first or the second call that brings something to the disk."""
+    before, calls = rows.read_bytes(), iter(range(1, 10))
+    sync = token_type_files.sync_path
+
+    def dying(path):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        sync(path)
+
+    monkeypatch.setattr(token_type_files, "sync_path", dying)
+    with pytest.raises(KeyboardInterrupt):
+        add_token_types(rows, GivenTypes(np.array(EXPECTED)))
+    if call == 1:
+        assert rows.read_bytes() == before
+    else:
+        assert read(rows)["token_type_ids"] == EXPECTED

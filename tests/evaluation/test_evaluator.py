@@ -1,0 +1,269 @@
+"""What is measured, against the model's own numbers worked out example by example."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.config.run import Evaluation, Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.evaluation.calibration import calibrated
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.ranking import encode_labels, given, rank_labels
+from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.tuned.load_tuned import load_tuned
+from tests.support.small_runs import LENGTH, Files, write_rows
+
+LABELS = ["fe", "nu", "se"]
+PAIRS = [(f"{'ab' * n}c=", LABELS[n % 3]) for n in (1, 2, 3, 4, 5, 6)]
+KINDS = ["x", "y", None, "x", "y", "y"]
+
+
+def write_lines(path: Path) -> Path:
+    lines = [
+        {"prompt": p, "completion": c, "kind": kind, "all": [c, "other words"]}
+        for (p, c), kind in zip(PAIRS, KINDS, strict=True)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model with a random prompt, and a config whose evaluation may be changed."""
+
+    run: Run
+    model: PromptedModel
+    parameters: Parameters
+
+    def evaluation(self, **changes) -> Evaluation:
+        assert self.run.evaluation is not None
+        data = {k: changes.pop(k) for k in ("files", "packing") if k in changes}
+        held_out = self.run.evaluation
+        return dataclasses.replace(
+            held_out, data=dataclasses.replace(held_out.data, **data), **changes
+        )
+
+    def evaluator(self, **changes) -> Evaluator:
+        return Evaluator(self.model, self.evaluation(**changes))
+
+    def measured(self, **changes) -> dict[str, float]:
+        return self.evaluator(**changes)(self.parameters)
+
+
+def read_case(files: Files, family: str, folder: Path) -> Case:
+    arguments = files.arguments(
+        folder / "run",
+        getattr(files, family),
+        EVALUATION_FILES=str(write_lines(folder / "data.jsonl")),
+    )
+    bindings = [line.removeprefix("--gin.") for line in arguments[1:]]
+    run = read_run(["runs/first_prompt.gin"], bindings)
+    prompt = np.random.default_rng(0).standard_normal((LENGTH, 16))
+    np.save(folder / "prompt.npy", 3 * prompt.astype("f4"))
+    return Case(run, *load_tuned(run, folder / "prompt.npy"))
+
+
+@pytest.fixture(scope="module", params=["decoder", "t5"])
+def case(request, files, tmp_path_factory) -> Case:
+    return read_case(files, request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def decoder(files, tmp_path_factory) -> Case:
+    return read_case(files, "decoder", tmp_path_factory.mktemp("decoder"))
+
+
+def completion_nats(case: Case) -> np.ndarray:
+    """The nats of each example's completion and the token that ends it."""
+    evaluation = case.evaluation()
+    examples = evaluation.data.load(case.model)
+    rows = [given(examples[i], case.model) for i in range(len(examples))]
+    labels = encode_labels(case.model, evaluation.data, LABELS)
+    nats = rank_labels(case.model, case.parameters, rows, labels, add_eos=True)
+    return nats[np.arange(len(PAIRS)), [LABELS.index(c) for _, c in PAIRS]]
+
+
+def test_loss_and_perplexity_are_of_all_learned_tokens(case):
+    found = case.measured(metrics=["perplexity"])
+    # Two letters and the end of each completion.
+    nats = completion_nats(case).sum() / (3 * len(PAIRS))
+    assert found["loss"] == pytest.approx(nats, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(np.exp(nats), rel=1e-5)
+
+
+def test_packed_rows_are_measured_as_whole_ones(case):
+    packed, whole = (case.measured(packing=packing) for packing in (True, False))
+    assert packed == pytest.approx(whole, rel=1e-5)
+
+
+def test_each_category_has_its_own_examples(case):
+    evaluator = case.evaluator(category_key="kind", labels=LABELS)
+    found = evaluator.measure(case.parameters)
+    nats = completion_nats(case)
+    assert list(found.by_category) == ["x", "y"]
+    for name, own in found.by_category.items():
+        inside = [kind == name for kind in KINDS]
+        assert own["loss"].value == pytest.approx(nats[inside].mean() / 3, rel=1e-5)
+        assert len(own["loss"].rows) == sum(inside) == len(own["label_accuracy"].rows)
+    assert found.tallies["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
+
+
+def test_text_metrics_compare_what_is_generated_with_the_references(case):
+    options = {"metrics": ["squad", "rouge", "bleu"], "new_tokens": 3}
+    given_texts = [prompt for prompt, _ in PAIRS]
+    made = continue_texts(case.model, case.parameters, given_texts, new_tokens=3)
+    wanted = {"squad_f1", "squad_exact_match", "rouge1", "rouge2", "rougeL", "bleu"}
+    assert case.measured(**options).keys() == wanted | {"loss", "accuracy"}
+    lines = [
+        {"prompt": p, "completion": c, "all": [c, text + "."]}
+        for (p, c), text in zip(PAIRS, made, strict=True)
+    ]
+    file = Path(case.run.directory).parent / "references.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = case.measured(files=str(file), references_key="all", **options)
+    assert found["squad_f1"] == found["squad_exact_match"] == 1
+
+
+def test_calibration_divides_by_what_a_text_without_content_gives(case):
+    evaluator = case.evaluator(labels=LABELS, calibrate=["n=", "a"])
+    found = evaluator.measure(case.parameters).ranking
+    assert found is not None and found.calibrated is not None
+    evaluation = case.evaluation()
+    data = evaluation.data
+    free = [(text, LABELS[0]) for text in ("n=", "a")]
+    file = Path(case.run.directory).parent / "free.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in free)
+    )
+    examples = dataclasses.replace(data, files=str(file)).load(case.model)
+    rows = [given(examples[i], case.model) for i in range(2)]
+    labels = encode_labels(case.model, data, LABELS)
+    without = rank_labels(case.model, case.parameters, rows, labels, add_eos=True)
+    expected = calibrated(found.nats, np.repeat(without[None], len(PAIRS), axis=0))
+    np.testing.assert_allclose(found.calibrated, expected, rtol=1e-4, atol=1e-4)
+    measured = case.measured(labels=LABELS, calibrate=["n=", "a"])
+    gold = np.array([LABELS.index(c) for _, c in PAIRS])
+    assert measured["calibrated_accuracy"] == np.mean(expected.argmin(1) == gold)
+    assert measured["label_accuracy"] == np.mean(found.nats.argmin(1) == gold)
+
+
+def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
+    """As where several short examples share a row of an HDF5 file."""
+    rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
+    categories = np.full((len(PAIRS), 24), -1)
+    categories[:, :] = 4
+    with h5py.File(rows, "a") as file:
+        types = file["token_type_ids"]
+        assert isinstance(types, h5py.Dataset)
+        categories[types[:] == 3] = 9
+        categories[1] = -1
+        file["category_ids"] = categories
+    options = {"files": str(rows), "category_key": "category_ids"}
+    found = decoder.evaluator(**options).measure(decoder.parameters)
+    assert list(found.by_category) == ["4", "9"]
+    letters, ends = (own["loss"].rows for own in found.by_category.values())
+    whole = np.delete(found.tallies["loss"].rows, 1, axis=0)
+    np.testing.assert_allclose(letters + ends, whole)
+    assert letters[:, 1].tolist() == [2] * 5 and ends[:, 1].tolist() == [1] * 5
+    names = tmp_path / "category_to_id.json"
+    names.write_text(json.dumps({"letters": 4, "ends": 9}))
+    named = decoder.evaluator(**options, category_names=str(names))
+    assert named.categories is not None
+    assert named.categories.names == ("letters", "ends")
+
+
+def test_articles_that_share_a_row_are_measured_one_by_one(decoder, tmp_path):
+    """As where `prepare --packing greedy::drop` has put several pairs into a row."""
+    alone = write_rows(tmp_path / "alone.hdf5", PAIRS)
+    with h5py.File(alone, "a") as file:
+        ids, types = np.array(file["input_ids"]), np.array(file["token_type_ids"])
+        file["category_ids"] = np.where(types == 2, -1, np.arange(6)[:, None] % 2)
+    together = tmp_path / "together.hdf5"
+    packed = np.zeros((3, 3, 64), np.int32)
+    packed[1], packed[2] = 2, -1
+    for row in range(3):
+        pair = slice(2 * row, 2 * row + 2)
+        real = types[pair] != 2
+        numbers = np.broadcast_to(np.arange(2)[:, None], real.shape)
+        for place, values in enumerate((ids[pair], types[pair], numbers)):
+            packed[place, row, : real.sum()] = values[real]
+    with h5py.File(together, "w") as file:
+        for name, table in zip(
+            ("input_ids", "token_type_ids", "category_ids"), packed, strict=True
+        ):
+            file[name] = table
+    options = {"labels": LABELS, "exact_match": True, "new_tokens": 3}
+    options |= {"category_key": "category_ids", "metrics": ["squad"]}
+    found = [
+        decoder.evaluator(files=str(file), **options).measure(decoder.parameters)
+        for file in (alone, together)
+    ]
+    assert found[1].made == found[0].made
+    for expected, tallies in zip(*(one.parts.values() for one in found), strict=True):
+        for name, tally in tallies.items():
+            np.testing.assert_allclose(tally.rows, expected[name].rows, rtol=1e-5)
+
+
+def test_advantages_are_of_training_alone(decoder):
+    """A setting without a scope is of both, and held-out data need not have them."""
+    data = dataclasses.replace(decoder.evaluation().data, advantages_key="advantages")
+    evaluation = dataclasses.replace(decoder.evaluation(), data=data)
+    found = Evaluator(decoder.model, evaluation)(decoder.parameters)
+    assert found == decoder.measured()
+
+
+def test_a_categorys_number_without_a_name_is_refused(decoder, tmp_path):
+    rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
+    options = {"files": str(rows), "category_key": "category_ids"}
+    with pytest.raises(InputError, match="expected 'category_ids'; Evaluation"):
+        decoder.evaluator(**options)
+    with h5py.File(rows, "a") as file:
+        file["category_ids"] = np.arange(len(PAIRS))
+    assert decoder.evaluator(**options).categories is not None
+    with pytest.raises(InputError, match="has category 2, expected -1 for none or one"):
+        decoder.evaluator(**options, category_names=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ["fe"]}, "expected at least two to rank"),
+        ({"labels": "fe"}, "is the text 'fe', expected a list"),
+        ({"labels": ["fe", "nu"]}, "example 1 has the completion 'se', which is none"),
+        ({"calibrate": ["n"]}, "no labels whose ranking could be calibrated"),
+        ({"labels": LABELS, "calibrate": []}, "calibrate is empty"),
+        ({"metrics": ["f1"]}, "has 'f1', expected some of perplexity, squad, rouge"),
+        ({"metrics": "squad"}, r"expected a list such as \['squad'\]"),
+        ({"references_key": "all"}, "nothing is compared with references"),
+        ({"metrics": ["squad"], "references_key": "kind"}, "line 3: 'kind' is null"),
+        ({"category_key": "sort"}, "expected 'sort'; name the keys with Evaluation.c"),
+        ({"category_key": "all"}, "'all' is a list, expected the category's name"),
+        ({"category_names": ["a"]}, "no category_key says where"),
+        ({"category_key": "kind", "category_names": ["a"]}, "lines name their categ"),
+        ({"resamples": 0}, "resamples is 0, expected at least 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(decoder, changes, message):
+    with pytest.raises(InputError, match=message):
+        decoder.evaluator(**changes)
+
+
+def test_an_empty_file_is_refused(decoder, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="has no line, expected at least one"):
+        decoder.evaluator(files=str(tmp_path / "empty.jsonl"))
+
+
+def test_the_best_may_be_chosen_by_any_metric_that_is_measured(decoder):
+    evaluator = decoder.evaluator(labels=LABELS, calibrate=["n"], metrics=["squad"])
+    for name in evaluator(decoder.parameters):
+        evaluator.check_metric(name)
+    with pytest.raises(InputError, match="'bleu', but the evaluation measures loss, a"):
+        evaluator.check_metric("bleu")

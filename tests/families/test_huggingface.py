@@ -1,0 +1,401 @@
+import json
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.checkpoints.restore_plan import plan_restore
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families import parameter_names
+from tests.support.expected_shapes import abstract
+from tests.support.shared_data import SHARED, needs_shared
+
+PEFT = SHARED / "data/peft"
+STORIES = SHARED / "data/models/stories260k"
+FOLDERS = {
+    "stories260k": STORIES,
+    **{
+        case: PEFT / case / "base"
+        for case in (
+            "llama_gqa_untied",
+            "qwen2_bias_tied",
+            "gpt2_tied",
+            "t5v11_untied_gated",
+            "t5_orig_tied_relu",
+        )
+    },
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 16,
+    "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 8,
+    "n_head": 2,
+    "n_layer": 1,
+    "n_positions": 32,
+    "vocab_size": 16,
+}
+T5 = {
+    "model_type": "t5",
+    "d_model": 8,
+    "d_ff": 12,
+    "d_kv": 3,
+    "num_layers": 1,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 4,
+    "vocab_size": 16,
+}
+
+
+def write(folder: Path, config: dict, **files: dict) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    for name, arrays in files.items():
+        save_file(arrays, folder / f"{name}.safetensors")
+    return folder
+
+
+def restore(folder: Path, **overrides):
+    config = parameter_names.read_config(folder, **overrides)
+    stored = parameter_names.open_safetensors(folder)
+    plan = plan_restore(
+        abstract(config), parameter_names.recipes(config, stored), stored
+    )
+    return plan, plan.restore()
+
+
+@needs_shared
+@pytest.mark.parametrize("case", FOLDERS)
+def test_every_array_is_restored_and_none_is_left_over(case):
+    plan, restored = restore(FOLDERS[case])
+    raw = load_file(FOLDERS[case] / "model.safetensors")
+    assert not plan.fresh
+    assert plan.ignored == ()
+    assert sum(map(np.size, restored.values())) == sum(map(np.size, raw.values()))
+
+
+@needs_shared
+def test_stories260k_has_the_parameters_its_source_counts():
+    _, restored = restore(STORIES)
+    assert sum(map(np.size, restored.values())) == 260_032
+
+
+@needs_shared
+@pytest.mark.parametrize("case", ["stories260k", "llama_gqa_untied", "qwen2_bias_tied"])
+def test_llama_layers_are_stacked_and_transposed_bit_for_bit(case):
+    _, restored = restore(FOLDERS[case])
+    raw = load_file(FOLDERS[case] / "model.safetensors")
+    for layer in range(restored["decoder/layers/mlp/up/kernel"].shape[0]):
+        stored = f"model.layers.{layer}."
+        for ours, theirs in {
+            "self_attention/query/kernel": "self_attn.q_proj.weight",
+            "self_attention/key/kernel": "self_attn.k_proj.weight",
+            "self_attention/value/kernel": "self_attn.v_proj.weight",
+            "self_attention/out/kernel": "self_attn.o_proj.weight",
+            "mlp/gate/kernel": "mlp.gate_proj.weight",
+            "mlp/up/kernel": "mlp.up_proj.weight",
+            "mlp/down/kernel": "mlp.down_proj.weight",
+            "self_attention_norm/scale": "input_layernorm.weight",
+            "mlp_norm/scale": "post_attention_layernorm.weight",
+        }.items():
+            np.testing.assert_array_equal(
+                restored[f"decoder/layers/{ours}"][layer], raw[stored + theirs].T
+            )
+    embedding = raw["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(restored["token_embedder/embedding"], embedding)
+    if case == "llama_gqa_untied":
+        np.testing.assert_array_equal(restored["head/kernel"], raw["lm_head.weight"])
+    if case == "qwen2_bias_tied":
+        np.testing.assert_array_equal(
+            restored["decoder/layers/self_attention/value/bias"][1],
+            raw["model.layers.1.self_attn.v_proj.bias"],
+        )
+
+
+@needs_shared
+def test_gpt2_projects_alike_through_the_split_and_the_fused_matrix():
+    _, restored = restore(FOLDERS["gpt2_tied"])
+    raw = load_file(FOLDERS["gpt2_tied"] / "model.safetensors")
+    parts = ("query", "key", "value")
+    for kind, theirs in (("kernel", "weight"), ("bias", "bias")):
+        ours = [restored[f"decoder/layers/self_attention/{p}/{kind}"] for p in parts]
+        assert ours[0].shape[-1] == 48
+        for layer in range(2):
+            np.testing.assert_array_equal(
+                np.concatenate([part[layer] for part in ours], axis=-1),
+                raw[f"transformer.h.{layer}.attn.c_attn.{theirs}"],
+            )
+    np.testing.assert_array_equal(
+        restored["decoder/layers/mlp/down/kernel"][1],
+        raw["transformer.h.1.mlp.c_proj.weight"],
+    )
+
+
+@needs_shared
+@pytest.mark.parametrize("case", ["t5v11_untied_gated", "t5_orig_tied_relu"])
+def test_t5_values_come_from_the_right_names(case):
+    _, restored = restore(FOLDERS[case])
+    raw = load_file(FOLDERS[case] / "model.safetensors")
+    plain = "wi_1" if case == "t5v11_untied_gated" else "wi"
+    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    for path, name in {
+        "encoder/relative_position_bias/embedding": f"encoder.{bias}",
+        "decoder/relative_position_bias/embedding": f"decoder.{bias}",
+        "encoder/layers/mlp/up/kernel": (
+            f"encoder.block.1.layer.1.DenseReluDense.{plain}.weight"
+        ),
+        "decoder/layers/mlp/up/kernel": (
+            f"decoder.block.1.layer.2.DenseReluDense.{plain}.weight"
+        ),
+        "decoder/layers/cross_attention/key/kernel": (
+            "decoder.block.1.layer.1.EncDecAttention.k.weight"
+        ),
+        "decoder/layers/cross_attention_norm/scale": (
+            "decoder.block.1.layer.1.layer_norm.weight"
+        ),
+    }.items():
+        ours = restored[path] if "bias" in path else restored[path][1]
+        np.testing.assert_array_equal(ours, raw[name].T)
+
+
+@needs_shared
+def test_configs_say_what_the_fixtures_are():
+    configs = {
+        case: parameter_names.read_config(path) for case, path in FOLDERS.items()
+    }
+    stories = configs["stories260k"]
+    assert (stories.heads, stories.key_value_heads, stories.head_width) == (8, 4, 8)
+    assert (stories.bos_id, stories.eos_id, stories.pad_id) == (1, 2, 0)
+    assert stories.tied_head and stories.maximum_positions == 512
+    assert configs["qwen2_bias_tied"].biases == "qkv"
+    assert configs["gpt2_tied"].activation == "gelu_tanh"
+    assert configs["gpt2_tied"].feed_forward_width == 4 * 48
+    original, gated = configs["t5_orig_tied_relu"], configs["t5v11_untied_gated"]
+    assert (original.tied_head, original.scale_tied_hidden) == (True, True)
+    assert (gated.tied_head, gated.scale_tied_hidden) == (False, False)
+    assert (gated.activation, gated.gated) == ("gelu_tanh", True)
+    assert (original.activation, original.gated) == ("relu", False)
+    assert original.eos_id == 1
+
+
+@needs_shared
+@pytest.mark.parametrize("case", ["gpt2_tied", "stories260k"])
+def test_names_may_lack_the_base_models_prefix(case, tmp_path):
+    raw = load_file(FOLDERS[case] / "model.safetensors")
+    bare = {name.partition(".")[2]: array for name, array in raw.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    shutil.copy(FOLDERS[case] / "config.json", tmp_path)
+    plan, restored = restore(tmp_path)
+    assert plan.ignored == ()
+    for path, array in restore(FOLDERS[case])[1].items():
+        np.testing.assert_array_equal(restored[path], array)
+
+
+@needs_shared
+def test_several_files_read_like_one_with_an_index_and_without(tmp_path):
+    raw = load_file(STORIES / "model.safetensors")
+    names = sorted(raw)
+    halves = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for file, part in halves.items():
+        save_file({name: raw[name] for name in part}, tmp_path / file)
+    shutil.copy(STORIES / "config.json", tmp_path)
+    without = restore(tmp_path)[1]
+    weight_map = {name: file for file, part in halves.items() for name in part}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    save_file({names[0]: np.zeros(1)}, tmp_path / "other.safetensors")
+    with_index = restore(tmp_path)[1]
+    for path, array in restore(STORIES)[1].items():
+        np.testing.assert_array_equal(without[path], array)
+        np.testing.assert_array_equal(with_index[path], array)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(InputError, match=r"'model-00002-of-00002.safetensors', which"):
+        parameter_names.open_safetensors(tmp_path)
+
+
+def test_one_name_in_two_files_is_refused(tmp_path):
+    for file in ("a", "b"):
+        save_file({"x": np.zeros(2)}, tmp_path / f"{file}.safetensors")
+    with pytest.raises(InputError, match=r"x is in both .*a\.safetensors and .*b\."):
+        parameter_names.open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.bfloat16, np.float16, np.float64, np.int32, np.bool_]
+)
+def test_stored_dtypes_are_read_as_they_are(dtype, tmp_path):
+    # An odd number of bytes in front leaves what follows unaligned.
+    array = np.arange(12).reshape(3, 4).astype(dtype)
+    arrays = {"a": np.zeros(3, np.int8), "b": array, "empty": np.zeros((0, 2), dtype)}
+    save_file(arrays, tmp_path / "model.safetensors")
+    stored = parameter_names.open_safetensors(tmp_path)
+    assert stored["b"].dtype == dtype
+    np.testing.assert_array_equal(stored["b"].read(), array)
+    assert stored["empty"].read().shape == (0, 2)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 20, 90, -1])
+def test_a_truncated_file_is_refused_with_its_sizes(kept, tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": np.ones((4, 4), np.float32)}, file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    size = len(whole[:kept])
+    with pytest.raises(InputError) as raised:
+        parameter_names.open_safetensors(tmp_path)
+    message = str(raised.value)
+    assert str(file) in message and f"{size:,} bytes" in message
+    header_end = 8 + int.from_bytes(whole[:8], "little")
+    if size > 8:
+        expected = header_end if size < header_end else len(whole)
+        assert f"{expected:,}" in message
+
+
+def test_a_longer_file_is_refused(tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": np.ones(4, np.float32)}, file)
+    file.write_bytes(file.read_bytes() + b"\0")
+    with pytest.raises(InputError, match="damaged"):
+        parameter_names.open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}, "dtype 'F4'"),
+        ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "12 bytes"),
+        ({"dtype": "F32", "shape": [2]}, "data_offsets"),
+        (7, "not as the format"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(entry, expected, tmp_path):
+    header = json.dumps({"x": entry}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(InputError, match=expected):
+        parameter_names.open_safetensors(tmp_path)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(InputError, match="nowhere is not a folder"):
+        parameter_names.open_safetensors(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"config\.json is missing"):
+        parameter_names.read_config(tmp_path / "nowhere")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"only pytorch_model\.bin.*pickle"):
+        parameter_names.open_safetensors(tmp_path)
+    pointer = b"version https://git-lfs.github.com/spec/v1\n"
+    (tmp_path / "model.safetensors").write_bytes(pointer)
+    with pytest.raises(InputError, match="Git LFS"):
+        parameter_names.open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "mamba"}, r"'mamba', expected one of llama, qwen2, gpt2, t5"),
+        (LLAMA | {"hidden_size": None}, "no 'hidden_size'"),
+        (LLAMA | {"hidden_act": "mish"}, "'mish'"),
+        (LLAMA | {"attention_bias": True}, "only one of attention_bias and mlp_bias"),
+        (LLAMA | {"eos_token_id": [2, 3]}, r"eos_token_id = \[2, 3\]"),
+        (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
+        (LLAMA | {"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
+        (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "sliding"),
+        ({"model_type": "gemma2"}, "'gemma2', expected one of"),
+        (LLAMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        (T5 | {"final_logit_softcapping": 30.0}, "expected None: scores are not cap"),
+        (GPT2 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "not implemented"),
+        (T5 | {"feed_forward_proj": "split-relu"}, "'split-relu'"),
+    ],
+)
+def test_a_config_that_cannot_be_followed_is_refused(config, expected, tmp_path):
+    write(tmp_path, config)
+    with pytest.raises(InputError, match=expected):
+        parameter_names.read_config(tmp_path, tied_head=True)
+
+
+@pytest.mark.parametrize("cap", ["final_logit_softcapping", "attn_logit_softcapping"])
+def test_a_cap_of_none_is_no_cap(cap, tmp_path):
+    write(tmp_path, LLAMA | {cap: None})
+    assert parameter_names.read_config(tmp_path, tied_head=True).layers == 1
+
+
+def test_invalid_json_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        parameter_names.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}},
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "default"}},
+    ],
+)
+def test_the_rotary_base_stands_in_one_of_two_places(rope, tmp_path):
+    write(tmp_path, LLAMA | rope)
+    assert parameter_names.read_config(tmp_path, tied_head=True).rotary_base == 500_000
+
+
+def test_ids_come_from_the_generation_config_where_the_config_has_none(tmp_path):
+    write(tmp_path, LLAMA | {"bos_token_id": 5, "eos_token_id": None})
+    generation = {"bos_token_id": 6, "eos_token_id": 7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    config = parameter_names.read_config(tmp_path, tied_head=True)
+    assert (config.bos_id, config.eos_id) == (5, 7)
+    assert parameter_names.read_config(tmp_path, tied_head=True, eos_id=9).eos_id == 9
+
+
+TABLE = np.arange(128, dtype=np.float32).reshape(16, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "expected"),
+    [
+        (T5, None, (True, True)),
+        (T5, TABLE, (True, True)),
+        (T5 | {"tie_word_embeddings": False}, TABLE + 1, (False, False)),
+        (T5 | {"tie_word_embeddings": False}, None, (True, False)),
+        (T5 | {"scale_decoder_outputs": False}, TABLE + 1, (False, False)),
+        (LLAMA, TABLE, (True, False)),
+        (LLAMA | {"tie_word_embeddings": False}, TABLE, (False, False)),
+    ],
+)
+def test_the_checkpoint_decides_whether_the_head_is_tied(
+    config, head, expected, tmp_path
+):
+    t5 = config["model_type"] == "t5"
+    arrays = {"shared.weight" if t5 else "model.embed_tokens.weight": TABLE}
+    if head is not None:
+        arrays["lm_head.weight"] = head.copy()
+    write(tmp_path, config, model=arrays)
+    read = parameter_names.read_config(tmp_path)
+    assert (read.tied_head, read.scale_tied_hidden) == expected
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5])
+def test_a_tied_head_that_differs_is_refused(config, tmp_path):
+    t5 = config["model_type"] == "t5"
+    name = "shared.weight" if t5 else "model.embed_tokens.weight"
+    write(tmp_path, config, model={name: TABLE, "lm_head.weight": TABLE + 1})
+    with pytest.raises(InputError, match=r"lm_head\.weight in .* differs"):
+        parameter_names.read_config(tmp_path)
+    assert parameter_names.read_config(tmp_path, tied_head=False).tied_head is False

@@ -1,0 +1,191 @@
+import dataclasses
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.checkpoints.restore_plan import RestorePlan
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.text.templates import TokenTemplate, parse_template
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.evaluation.ranking import rank_labels
+from prompt_tuning.generation.text_generation import (
+    continuation_text,
+    continue_all,
+    continue_texts,
+    given_row,
+)
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.tuning import Started
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
+from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import InputPrompt, SoftPrompt
+from tests.support.dummies import (
+    FAMILIES,
+    GPT2,
+    LLAMA,
+    LetterTokenizer,
+    P,
+    V,
+    prompted,
+    unprompted,
+    with_prompt,
+)
+from tests.support.shared_data import SHARED, needs_shared
+
+ROW = [4, 9, 2, 30, 7, 7, 1, 12, 5, 3]
+
+
+def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Parameters]:
+    """The same GPT-2 with fewer learned positions."""
+    make = prompted if prompt else unprompted
+    _, parameters = make(GPT2)
+    config = dataclasses.replace(GPT2, maximum_positions=positions)
+    graph, _ = make(config)
+    name = "position_embedder/embedding"
+    table = parameters[name][:positions]
+    plan = mock.Mock(spec=RestorePlan)
+    soft = SoftPrompt(jax.random.key(0), Vocabulary(np.zeros((1, 1))), length=P)
+    started = Started(soft if prompt else None)
+    model = PromptedModel(config, graph, started, Prompting(), None, plan, dict)
+    return model, parameters | {name: table}
+
+
+def test_rows_are_not_padded_past_the_last_learned_position():
+    # Room for 15 tokens beside the prompt; rows are otherwise padded to 16.
+    expected = continue_all(*model_with(64), [ROW], new_tokens=5)
+    short = model_with(P + 15)
+    assert continue_all(*short, [ROW], new_tokens=5) == expected
+    with pytest.raises(InputError, match="10 tokens and 6 new ones do not fit"):
+        continue_all(*short, [ROW], new_tokens=6)
+
+
+def test_without_a_prompt_there_must_be_something_to_continue():
+    with pytest.raises(InputError, match="row 1 has no token"):
+        continue_all(*model_with(64, prompt=False), [ROW, []], new_tokens=5)
+
+
+VOCABULARY = Vocabulary(np.zeros((V, 16), np.float32))
+
+
+def model_of(config, prompt: InputPrompt, prompting=None, tokenizer=None):
+    graph, parameters = with_prompt(config, prompt, prompting)
+    plan = mock.Mock(spec=RestorePlan)
+    prompting = prompting or Prompting()
+    model = PromptedModel(
+        config, graph, Started(prompt), prompting, tokenizer, plan, dict
+    )
+    return model, parameters
+
+
+def several(config) -> tuple[PromptedModel, Parameters]:
+    """Three prompts that give different texts."""
+    key = jax.random.key(1)
+    prompt = AddMultiTaskPrompt(
+        key,
+        VOCABULARY,
+        length=P,
+        tasks=3,
+        initializer=_normal,
+        task_initializer=_normal,
+    )
+    return model_of(config, prompt)
+
+
+def _normal(key, shape, vocabulary):
+    return jax.random.normal(key, shape)
+
+
+def one_of(config, model: PromptedModel, number: int):
+    """The model with one of the prompts alone."""
+    prompts = model.prompts.prompt
+    assert isinstance(prompts, InputPrompt)
+    soft = SoftPrompt(
+        jax.random.key(0),
+        VOCABULARY,
+        length=P,
+        initializer=lambda *_: prompts()[number],
+    )
+    return model_of(config, soft)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
+    config = FAMILIES[family]
+    model, parameters = several(config)
+    rows, labels = [ROW, ROW[:4], ROW[:7]], [[3, 4], [5]]
+    found = continue_all(model, parameters, rows, new_tokens=6, prompt_ids=[2, 0, 1])
+    nats = rank_labels(
+        model, parameters, rows, labels, add_eos=False, prompt_ids=[2, 0, 1]
+    )
+    for place, number in enumerate([2, 0, 1]):
+        alone = one_of(config, model, number)
+        assert [found[place]] == continue_all(*alone, [rows[place]], new_tokens=6)
+        own = rank_labels(*alone, [rows[place]], labels, add_eos=False)
+        np.testing.assert_allclose(nats[place], own[0], rtol=1e-5)
+    other = one_of(config, model, 0)
+    wrong = rank_labels(*other, [rows[0]], labels, add_eos=False)
+    assert np.abs(wrong - nats[0]).max() > 1e-2
+
+
+def test_rows_say_which_prompt_they_have():
+    model, parameters = several(LLAMA)
+    with pytest.raises(InputError, match=r"has 3 prompts, .* 0 to 2"):
+        continue_all(model, parameters, [ROW], new_tokens=5)
+    with pytest.raises(InputError, match="prompt id 3 was given, expected 0 to 2"):
+        continue_all(model, parameters, [ROW], new_tokens=5, prompt_ids=[3])
+    with pytest.raises(InputError, match="2 prompt ids, expected 1"):
+        continue_all(model, parameters, [ROW], new_tokens=5, prompt_ids=[0, 1])
+    with pytest.raises(InputError, match="one prompt for all rows"):
+        continue_all(*model_with(64), [ROW], new_tokens=5, prompt_ids=[0])
+
+
+class Letters(LetterTokenizer):
+    bos_id: int | None = 30
+    add_bos = True
+
+
+def test_a_text_is_continued_within_the_template_it_was_learned_in():
+    prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P, initializer=_normal)
+    tokenizer = Letters()
+    in_rows = Prompting(placement="template")
+    model, parameters = model_of(LLAMA, prompt, in_rows, tokenizer)
+    template = TokenTemplate(parse_template("{soft:3}{text}"), tokenizer, V)
+    assert given_row(model, "abc", template) == [30, V, V + 1, V + 2, 0, 1, 2]
+    # The prompt stands where "after_bos" puts it.
+    behind = model_of(LLAMA, prompt, Prompting(placement="after_bos"), tokenizer)
+    texts = ["abc", "", "hello"]
+    found = continue_texts(model, parameters, texts, new_tokens=6, template=template)
+    assert found == continue_texts(*behind, texts, new_tokens=6)
+    assert len(set(found)) == 3
+
+
+def test_an_encoder_reads_the_text_within_its_template():
+    config = dataclasses.replace(FAMILIES["t5_gated"], eos_id=1)
+    prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P)
+    model, _ = model_of(config, prompt, Prompting(placement="template"), Letters())
+    template = TokenTemplate(parse_template("d{soft:3}{x}"), LetterTokenizer(), V)
+    assert given_row(model, "abc", template) == [3, V, V + 1, V + 2, 0, 1, 2, 1]
+
+
+@needs_shared
+def test_a_continuation_keeps_the_space_at_its_head():
+    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+    given = [tokenizer.bos_id or 0, *tokenizer.encode("Once upon")]
+    new = tokenizer.encode_continuation(" a time")
+    assert continuation_text(tokenizer, given, new) == " a time"
+    assert continuation_text(tokenizer, given, []) == ""
+
+
+def test_a_prefix_alone_predicts_nothing():
+    model, parameters = model_with(64)
+    stack = StackShape(GPT2.layers, GPT2.key_value_heads, GPT2.head_width)
+    vocabulary = Vocabulary(np.zeros((1, 1)), None, stack)
+    prefix = KeyValuePrefix(jax.random.key(0), vocabulary, length=P)
+    prefixed = dataclasses.replace(model, prompts=Started(prefix))
+    with pytest.raises(InputError, match="row 1 has no token, and without prompt vec"):
+        continue_all(prefixed, parameters, [ROW, []], new_tokens=5)

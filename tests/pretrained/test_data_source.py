@@ -1,0 +1,223 @@
+"""Data files opened for a model: the plans that come of them, and what is refused."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.config.run import DataSource
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.batching.batch_plan import BucketPlan
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.packed_plan import PackedPlan
+from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import PromptFactory, Tuning
+from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
+from scripts import skills
+from tests.support.small_runs import LENGTH, files
+
+__all__ = ["files"]
+
+
+prompt = functools.partial(SoftPrompt, length=LENGTH)
+
+
+multitask = functools.partial(AddMultiTaskPrompt, length=LENGTH, tasks=3)
+
+
+def opened(folder, *, prompt: PromptFactory | None = prompt, prompting=None):
+    return open_pretrained(
+        Pretrained(checkpoint=str(folder)),
+        Tuning(prompt=prompt, prompting=prompting),
+        key=jax.random.key(0),
+    )
+
+
+@pytest.fixture(scope="module")
+def decoder(files):
+    return opened(files.decoder)
+
+
+def source(files, **choices):
+    return DataSource(files=str(files.train), **choices)
+
+
+def planned(data, model, **choices):
+    return data.plan(model, data.load(model), **({"shuffle": True} | choices))
+
+
+def test_batches_have_batch_size_rows(files, decoder):
+    plan = planned(source(files, batch_size=8), decoder)
+    assert isinstance(plan, BucketPlan)
+    assert {len(batch.rows) for batch in plan.one_pass()} == {8}
+
+
+def test_a_budget_of_tokens_stands_in_place_of_batch_size(files, decoder):
+    plan = planned(source(files, batch_size=8, batch_tokens=400), decoder)
+    sizes = {len(batch.rows) * batch.input_length for batch in plan.one_pass()}
+    assert max(sizes) <= 400
+    assert max(len(batch.rows) for batch in plan.one_pass()) > 8
+
+
+def test_packed_rows_have_the_length_asked_for(files, decoder):
+    data = source(files, packing=True, packed_length=60, batch_size=2)
+    plan = planned(data, decoder)
+    assert isinstance(plan, PackedPlan)
+    assert plan.shapes()[0].input_length == 60
+    rows = np.concatenate([batch.rows for batch in plan.one_pass()])
+    assert sorted(rows[rows >= 0]) == list(range(32))
+
+
+def test_packed_rows_fit_the_positions_beside_the_prompt(files, decoder):
+    data = source(files, packing=True, packed_length=64 - LENGTH + 1)
+    with pytest.raises(InputError, match="packed_length is 61, expected at most 60"):
+        planned(data, decoder)
+
+
+def test_examples_are_packed_wherever_the_prompt_stands(files):
+    for prompting in (
+        Prompting(prefix_attention=True),
+        Prompting(placement="after_bos"),
+        Prompting(execution="joined"),
+    ):
+        model = opened(files.decoder, prompting=prompting)
+        plan = planned(source(files, packing=True, batch_size=2), model)
+        assert isinstance(plan, PackedPlan)
+
+
+def test_an_encoder_decoder_has_inputs_and_targets_packed(files):
+    model = opened(files.t5)
+    data = source(files, packing=True, packed_length=40, batch_size=2)
+    examples = data.load(model)
+    plan = data.plan(model, examples, shuffle=True)
+    (shape,) = plan.shapes()
+    batches = [build_batch(examples, planned, 0) for planned in plan.one_pass()]
+    assert shape.input_length == 40
+    inputs = sum(int((batch.segment_ids > 0).sum()) for batch in batches)
+    targets = sum(int((batch.target_segment_ids > 0).sum()) for batch in batches)
+    assert inputs == examples.input_lengths.sum()
+    assert targets == examples.target_lengths.sum()
+    weight = sum(float(batch.loss_weights.sum()) for batch in batches)
+    assert weight == examples.weight_counts.sum()
+    assert max(int(batch.segment_ids.max()) for batch in batches) > 2
+
+
+def write_lines(path, **columns):
+    count = len(columns["completion"])
+    rows = [{key: values[i] for key, values in columns.items()} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_each_example_says_which_prompt_it_has(files, tmp_path):
+    model = opened(files.decoder, prompt=multitask)
+    assert model.prompt_count == 3
+    texts = {"prompt": ["ab", "cd"], "completion": ["e", "f"]}
+    path = write_lines(tmp_path / "a.jsonl", **texts, task=["wic", "rte"])
+    names = ["rte", "boolq", "wic"]
+    data = DataSource(files=str(path), prompt_id_key="task", prompt_id_names=names)
+    examples = data.load(model)
+    assert [examples[i].prompt_id for i in (0, 1)] == [2, 0]
+    # "a" and "c" are tokens 3 and 5, so sentinels from 6 down number them 2 and 0.
+    token = DataSource(
+        files=str(path), task_token="sentinel", sentinel_vocabulary_size=6
+    )
+    examples = token.load(model)
+    assert [examples[i].prompt_id for i in (0, 1)] == [2, 0]
+    assert len(examples[0].inputs) == 1 + 1 + 1 + 1
+    with pytest.raises(
+        InputError, match=r"task is -2, .*token 1 is 5, and task 0 is 3"
+    ):
+        DataSource(
+            files=str(path), task_token="sentinel", sentinel_vocabulary_size=4
+        ).load(model)
+    # Where nothing else is said, the last token of the vocabulary is the first task.
+    with pytest.raises(InputError, match=f"task 0 is {len(skills.VOCABULARY) - 1}"):
+        DataSource(files=str(path), task_token="sentinel").load(model)
+
+
+def test_data_and_prompt_agree_on_tasks(files, decoder):
+    several = opened(files.decoder, prompt=multitask)
+    with pytest.raises(InputError, match="3 prompts, and the data does not say"):
+        source(files).load(several)
+    with pytest.raises(InputError, match=r"prompt_id_key is 'task', but .* one prompt"):
+        source(files, prompt_id_key="task").load(decoder)
+    with pytest.raises(InputError, match=r"task_token is 'index', but .* one prompt"):
+        source(files, task_token="index").load(decoder)
+    both = source(files, prompt_id_key="task", task_token="index")
+    with pytest.raises(InputError, match="set one of them"):
+        both.load(several)
+    with pytest.raises(InputError, match="task_token is 'first', expected 'index'"):
+        source(files, task_token="first").load(several)
+
+
+IN_TEMPLATE = Prompting(placement="template")
+
+
+def test_a_template_goes_with_a_prompt_of_its_length(files, decoder):
+    model = opened(files.decoder, prompting=IN_TEMPLATE)
+    data = source(files, template="{soft:3}A: {prompt}{soft:1}")
+    example = data.load(model)[0]
+    first = model.config.vocabulary_size
+    soft = [id for id in example.inputs.tolist() if id >= first]
+    assert soft == [first, first + 1, first + 2, first + 3]
+    # The prompt's vectors are among the tokens, which have all positions.
+    assert model.maximum_length == 64
+    with pytest.raises(InputError, match=r"set and Prompting.placement is 'prefix'"):
+        data.load(decoder)
+    with pytest.raises(InputError, match=r"None and Prompting.placement is 'template'"):
+        source(files).load(model)
+    with pytest.raises(InputError, match=r"5 soft vectors \(5\), but the prompt has 4"):
+        source(files, template="{soft:5}{prompt}").load(model)
+    with pytest.raises(InputError, match=r"character 8, '{soft:x}'"):
+        source(files, template="{text} {soft:x}").load(model)
+    rows = DataSource(files=str(files.train_rows), template="{soft:4}{prompt}")
+    with pytest.raises(InputError, match="holds token ids"):
+        rows.load(model)
+
+
+def test_the_model_alone_reads_the_templates_text(files):
+    model = opened(files.decoder, prompt=None, prompting=IN_TEMPLATE)
+    data = source(files, template="A: {prompt}{soft:4}")
+    words = source(files, joiner="").load(opened(files.decoder, prompt=None))[0]
+    example = data.load(model)[0]
+    begin, *rest = words.inputs.tolist()
+    assert example.inputs.tolist() == [begin, *skills.encode("A: "), *rest]
+
+
+def test_a_task_is_not_taken_out_of_a_template(files):
+    model = opened(files.decoder, prompt=multitask, prompting=IN_TEMPLATE)
+    data = source(files, template="{soft:4}{prompt}", task_token="index")
+    with pytest.raises(InputError, match=r"say the task by DataSource.prompt_id_key"):
+        data.load(model)
+
+
+def test_a_weight_of_the_given_text_is_refused_beside_classes(files, decoder):
+    data = source(files, prompt_loss_weight=0.5)
+    found = Candidates(
+        data.load(decoder), [[5], [6]], [0] * 32, architecture="decoder_only"
+    )
+    with pytest.raises(InputError, match=r"prompt_loss_weight is 0.5, but .* labels"):
+        data.plan(decoder, found, shuffle=True)
+    assert len(source(files).plan(decoder, found, shuffle=True).batch(0).rows)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
+        ({"batch_tokens": 0}, "batch_tokens is 0, expected at least 1"),
+        ({"buckets": 0}, "buckets is 0, expected at least 1"),
+        ({"packed_length": 60}, "packed_length is 60, but rows are not packed"),
+        ({"packed_length": 0, "packing": True}, "packed_length is 0, expected"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(files, decoder, choices, message):
+    with pytest.raises(InputError, match=message):
+        source(files, **choices).load(decoder)

@@ -1,0 +1,142 @@
+"""Processes that are halted, not dead, and those that die when others are done."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from prompt_tuning.processes.crash_reporter import answers
+from prompt_tuning.processes.heartbeat import DONE, STOPPED, WAITS, Watcher
+from tests.support import several_processes
+
+COORDINATE = """
+import sys, jax
+jax.distributed.initialize(sys.argv[1], 1, 0)
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+class HaltedStore:
+    """JAX's store while process 0 is halted: no call comes back until it goes on."""
+
+    def __init__(self):
+        self.goes_on = threading.Event()
+        self.words = {}
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
+        assert allow_overwrite
+        self.goes_on.wait()
+        self.words[key] = value
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        self.goes_on.wait()
+        return [*self.words.items(), (f"{key}/0", str(time.monotonic()))]
+
+
+def test_a_call_that_does_not_come_back_is_found_out():
+    store, said = HaltedStore(), []
+    watcher = Watcher(store, 1, 2, 0.2, said.append)
+    begun = time.monotonic()
+    watcher.start()
+    while not said and time.monotonic() < begun + 10:
+        time.sleep(0.01)
+    # Not before the time, and not again once process 0 goes on.
+    assert time.monotonic() - begun > 0.2
+    assert said[0].startswith("process 0 of 2 has not answered for")
+    store.goes_on.set()
+    time.sleep(0.1)
+    before = len(said)
+    time.sleep(0.1)
+    assert len(said) == before
+    watcher.leave(DONE)
+    assert store.words["prompt_tuning/alive/1"] == DONE
+
+
+class SharedStore(dict):
+    """JAX's store, as all processes see it."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
+        assert allow_overwrite
+        self[key] = value
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        return list(self.items())
+
+
+def test_who_dies_after_another_is_done_is_found_out():
+    store, said = SharedStore(), []
+    first, second = (Watcher(store, n, 2, 0.5, said.append) for n in range(2))
+    first.start()
+    second.start()
+    # The first has nothing left to do, and waits for the second, which lives, ...
+    waiting = threading.Thread(target=first.finish, daemon=True)
+    waiting.start()
+    time.sleep(0.8)
+    assert waiting.is_alive() and not said
+    # ... and then says nothing more.
+    second.leave("5")
+    until = time.monotonic() + 10
+    while not said and time.monotonic() < until:
+        time.sleep(0.01)
+    assert said[0].startswith("process 1 of 2 has not been heard of")
+    store["prompt_tuning/alive/1"] = WAITS
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert store["prompt_tuning/alive/0"].startswith(WAITS)
+    first.leave(DONE)
+
+
+def test_all_that_are_left_say_who_is_gone_and_process_0_hears_that_they_did():
+    store, said = SharedStore(), {}
+
+    def stop(found: str) -> None:
+        said[1] = found
+        second.give_up(STOPPED)
+
+    first = Watcher(store, 0, 3, 0.3, lambda found: said.setdefault(0, found))
+    second = Watcher(store, 1, 3, 0.3, stop)
+    first.start()
+    second.start()
+    assert not first.others_left()
+    until = time.monotonic() + 10
+    while not (len(said) == 2 and first.others_left()):
+        assert time.monotonic() < until, said
+        time.sleep(0.01)
+    for found in said.values():
+        assert found.startswith("process 2 of 3 has not been heard of")
+    assert store["prompt_tuning/alive/1"] == STOPPED
+    first.leave(DONE)
+
+
+@pytest.fixture
+def coordinator():
+    """Process 0 of one, and where it listens."""
+    place = f"127.0.0.1:{several_processes.free_port()}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", COORDINATE, place],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listens\n"
+        yield process, place
+        process.kill()
+
+
+def test_a_halted_coordinator_does_not_answer(coordinator):
+    process, place = coordinator
+    assert answers(place, 60.0)
+    process.send_signal(signal.SIGSTOP)
+    # Until it stands still.
+    os.waitpid(process.pid, os.WUNTRACED)
+    assert not answers(place, 0.5)
+    process.kill()
+    process.wait()
+    assert not answers(place, 60.0)

@@ -1,0 +1,266 @@
+"""Several processes are one run: the same numbers, one writer, one end."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning import processes
+from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, CheckpointStore
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.processes import crash_reporter
+from prompt_tuning.processes.group import Launch
+from prompt_tuning.processes.heartbeat import DONE, STOPPED, Watcher
+from tests.support import several_processes
+from tests.support.small_runs import UPPER, logged, write_pairs
+
+ON_ALL = "--gin.Run.mesh=@MeshShape()"
+TEXTS = ["hello=", "a=", "world="]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Starts processes, and ends what a test leaves of them."""
+    started = []
+
+    def begin(*commands: list[str], devices: int = 1, **choices):
+        folder = tmp_path_factory.mktemp("processes") / "printed"
+        started.append(several_processes.start(folder, commands, devices, **choices))
+        return started[-1]
+
+    yield begin
+    for several in started:
+        several.end()
+
+
+def training(files, directory: Path, **macros) -> list[str]:
+    choices = {"Run__save_every": 2, "Run__keep_last": 3, "DataSource__buckets": 2}
+    choices |= macros
+    return ["train", *files.arguments(directory, **choices), ON_ALL]
+
+
+@pytest.fixture(scope="module")
+def of_two(files, start, tmp_path_factory) -> Path:
+    """A run of six steps by two processes."""
+    directory = tmp_path_factory.mktemp("two") / "run"
+    start(*[training(files, directory)] * 2).succeeded()
+    return directory
+
+
+def losses(directory: Path) -> list[float]:
+    return [line["loss"] for line in logged(directory) if "loss" in line]
+
+
+def prompt(directory: Path, step: int = 6) -> np.ndarray:
+    return read_prompt(directory / FOLDER / f"checkpoint_{step}")
+
+
+def test_two_processes_train_as_two_devices_of_one_do(files, start, of_two, tmp_path):
+    start(training(files, tmp_path / "run"), devices=2).succeeded()
+    np.testing.assert_allclose(prompt(of_two), prompt(tmp_path / "run"), atol=1e-6)
+    np.testing.assert_allclose(losses(of_two), losses(tmp_path / "run"), rtol=1e-6)
+    # Each line once: the second process writes none.
+    assert [x["step"] for x in logged(of_two) if "loss" in x] == [1, 2, 3, 4, 5, 6]
+    assert losses(of_two)[0] != losses(of_two)[5]
+
+
+def test_a_run_goes_on_on_other_numbers_of_processes(files, start, of_two, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(of_two, run)
+    for count, step in ((4, 2), (1, 4)):
+        for later in CheckpointStore(run).steps():
+            if later > step:
+                shutil.rmtree(run / FOLDER / f"checkpoint_{later}")
+        arguments = training(files, run, Run__save_every=2)
+        started = start(*[arguments] * count).succeeded()
+        assert f"going on from step {step}" in started.printed(0)
+        np.testing.assert_allclose(losses(run), losses(of_two), rtol=1e-5)
+        np.testing.assert_allclose(prompt(run), prompt(of_two), atol=1e-5)
+
+
+def test_two_processes_measure_and_generate_as_one(
+    files, start, of_two, tmp_path, capsys
+):
+    asked = ["evaluate", "--run", str(of_two)]
+    files_of = [tmp_path / f"{count}.jsonl" for count in (1, 2)]
+    alone, together = ([*asked, "--predictions", str(file)] for file in files_of)
+    evaluated = start(*[together] * 2)
+    generate = ["generate", "--run", str(of_two), "--new_tokens", "5"]
+    generated = start(*[[*generate, *TEXTS]] * 2, slurm=True)
+    assert main([*alone, "--gin.Run.mesh=None"]) == 0
+    assert main([*generate, *TEXTS, "--gin.Run.mesh=None"]) == 0
+    evaluated.succeeded()
+    found = [
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in files_of
+    ]
+    assert len(found[0]) == len(UPPER[32:])
+    for one, two in zip(*found, strict=True):
+        assert two.pop("scores") == pytest.approx(one.pop("scores"), rel=1e-5)
+        assert two == one
+    lines = capsys.readouterr().out.splitlines()
+    expected = [line for line in lines if line.startswith(tuple(TEXTS))]
+    printed = generated.succeeded().printed(0).splitlines()
+    assert [line for line in printed if "Gloo" not in line] == expected
+    assert all("Gloo" in line for line in generated.printed(1).splitlines())
+
+
+def endless(files, directory: Path) -> list[str]:
+    macros = {"Run__evaluation": None, "Run__keep_best": None, "DataSource__buckets": 1}
+    return training(files, directory, Run__steps=10**6, Run__save_every=5, **macros)
+
+
+def test_sigterm_to_one_stops_all_after_the_same_step(files, start, tmp_path):
+    started = start(*[endless(files, tmp_path / "run")] * 2)
+    started.wait_for(lambda: (tmp_path / "run" / FOLDER / "checkpoint_5").is_dir())
+    started.processes[1].send_signal(signal.SIGTERM)
+    started.succeeded()
+    step = int(re.findall(r"stopped at step (\d+)", started.printed(0))[0])
+    assert CheckpointStore(tmp_path / "run").steps()[-1] == step
+    assert logged(tmp_path / "run")[-1]["step"] == step
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_where_one_is_killed_the_others_end_and_say_so(killed, files, start, tmp_path):
+    started = start(*[endless(files, tmp_path / "run")] * 2)
+    started.wait_for(lambda: (tmp_path / "run" / FOLDER / "checkpoint_5").is_dir())
+    started.processes[killed].kill()
+    before = time.monotonic()
+    codes = started.codes()
+    assert time.monotonic() - before < 60
+    other = 1 - killed
+    # JAX's runtime itself ends what has lost process 0.
+    assert codes[other] == 3 if killed else codes[other] not in (0, None)
+    last = started.last_said(other)
+    assert last.startswith(f"prompt-tuning: process {killed} of 2 has ")
+    assert "the same command goes on from its last checkpoint" in last
+    assert CheckpointStore(tmp_path / "run").latest_valid() is not None
+
+
+def test_processes_with_different_settings_are_refused_on_each(files, start, tmp_path):
+    arguments = training(files, tmp_path / "run")
+    other = [*arguments, "--gin.Run.seed=1"]
+    started = start(arguments, other)
+    assert started.codes() == [2, 2]
+    for number in range(2):
+        said = started.said(number)
+        assert "process 1 of 2 has other settings than process 0" in said
+        assert "+Run.seed = 1" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_different_data_are_refused_on_each(files, start, tmp_path):
+    places = [tmp_path / "one", tmp_path / "other"]
+    for place, pairs in zip(places, (UPPER[:16], UPPER[1:17]), strict=True):
+        place.mkdir()
+        write_pairs(place / "train.jsonl", pairs)
+    arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
+    started = start(*[arguments] * 2, places=places)
+    assert started.codes() == [2, 2]
+    for number in range(2):
+        said = started.said(number)
+        assert "process 1 of 2 has other examples than process 0" in said
+        assert "-digest of 16 of them" in said
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_what_stops_one_process_stops_the_others(lacking, files, start, tmp_path):
+    places = [tmp_path / "0", tmp_path / "1"]
+    for place in places:
+        place.mkdir()
+    write_pairs(places[1 - lacking] / "train.jsonl", UPPER[:16])
+    arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
+    started = start(*[arguments] * 2, places=places)
+    codes = started.codes()
+    assert (codes[lacking], codes[1 - lacking]) == (2, 3)
+    assert "train.jsonl" in started.said(lacking)
+    last = started.last_said(1 - lacking)
+    assert f"process {lacking} of 2 stopped with exit code 2" in last
+
+
+def test_several_processes_need_a_mesh(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    assert main(training(files, tmp_path / "run")[:-1]) == 2
+    assert "2 processes were started, but Run.mesh is None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"process": 0}, "--coordinator and --processes must be given with the others"),
+        ({"coordinator": "host", "processes": 2, "process": 0}, "is 'host', expected "),
+        ({"coordinator": "host:1", "processes": 2, "process": 2}, "is 2 of --proce"),
+        ({"silence": 0.5}, "--silence is 0.5, expected at least 1 second"),
+    ],
+)
+def test_launches_that_cannot_be_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        Launch(**given)
+
+
+def test_what_finds_out_and_what_tells_do_not_go_together(capsys):
+    given = ["--distributed", "--process", "1"]
+    assert main(["generate", "--run", "none", "text", *given]) == 2
+    assert "--distributed finds out what" in capsys.readouterr().err
+
+
+def last_said(written: bytes, number: int) -> str:
+    """What the script says of a process of two, nobody listening for the others."""
+    address = f"127.0.0.1:{several_processes.free_port()}"
+    done = subprocess.run(
+        [sys.executable, crash_reporter.__file__, str(number), "2", address, "go on"],
+        input=written,
+        capture_output=True,
+        check=True,
+    )
+    return done.stderr.decode()
+
+
+def test_a_process_has_last_words_unless_it_takes_them_back():
+    assert last_said(crash_reporter.DONE, 0) == last_said(crash_reporter.DONE, 1) == ""
+    assert "process 0 of 2 was killed; go on" in last_said(b"", 0)
+    assert "process 0 of 2 has died or cannot be reached" in last_said(b"", 1)
+
+
+class Store(dict):
+    """What the others have written, in place of JAX's store."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
+        assert allow_overwrite
+        self[key] = value
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        return [(k, x) for k, x in self.items() if k.startswith(key)]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("1", "process 2 of 3 has not been heard of"),
+        (DONE, None),
+        (f"{STOPPED} with exit code 2", "process 2 of 3 stopped with exit code 2"),
+    ],
+)
+def test_a_process_that_says_no_more_is_found_out(word, expected, monkeypatch):
+    monkeypatch.setattr("prompt_tuning.processes.heartbeat.GRACE", 0.1)
+    store, said = Store(), []
+    watcher = Watcher(store, 0, 3, 0.5, said.append)
+    store["prompt_tuning/alive/2"] = word
+    watcher.start()
+    for beat in range(30):
+        # Process 1 goes on.
+        store["prompt_tuning/alive/1"] = str(beat)
+        time.sleep(0.05)
+    watcher.leave(DONE)
+    assert store["prompt_tuning/alive/0"] == DONE
+    assert bool(said) == (expected is not None)
+    assert all(found.startswith(expected) for found in said)

@@ -1,0 +1,98 @@
+"""What devices exchange in a compiled step."""
+
+import functools
+
+import jax
+import pytest
+
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import train_step
+from scripts import hlo
+from tests.support import dummies, meshes
+
+D, L, P = 16, 2, dummies.P
+SUMS = 3  # loss, weight and correct of a batch, exchanged with the gradient
+ROWS = [(4, 3)] * 4
+TEXT = 4 * 7 * D
+"""Numbers of the text's hidden states in a decoder-only model."""
+
+
+@functools.cache
+def exchanges(
+    family: str, *, data: int = 1, fsdp: int = 1, tensor: int = 1
+) -> list[hlo.Collective]:
+    """Those of a step that trains a soft prompt."""
+    config = dummies.FAMILIES[family]
+    graph, parameters = dummies.prompted(config)
+    groups = [
+        parameter_groups.ParameterGroup(
+            (".*/prompt/.*",), parameter_groups.adafactor(0.3)
+        )
+    ]
+    labels = parameter_groups.label(parameters, groups)
+    trained, frozen = parameter_groups.partition(parameters, labels)
+    optimizer = parameter_groups.group_optimizer(groups, labels)
+    layout = meshes.layout_of(MeshShape(data=data, fsdp=fsdp, tensor=tensor), config)
+    placement = meshes.placed(layout, graph, parameters)
+    state = TrainState.create(trained, optimizer, jax.random.key(0))
+    batch = dummies.make_batch(config, dummies.random_rows(ROWS))
+    step = functools.partial(
+        train_step, graph=graph, optimizer=optimizer, dropout=False, placement=placement
+    )
+    lowered = jax.jit(step).lower(
+        placement.put_tree(state),
+        {path: placement.put(path, leaf) for path, leaf in frozen.items()},
+        placement.put_rows(batch),
+    )
+    return hlo.collectives(lowered.compile())
+
+
+def in_blocks(found: list[hlo.Collective]) -> tuple[list[int], list[int]]:
+    """Sizes of what one block exchanges on the way forth, and on the way back."""
+    loops = [x for x in found if x.runs > 1]
+    assert all(x.runs == L and x.kind == "all-reduce" for x in loops)
+    back = [x.size for x in loops if "transpose(" in x.scope]
+    return [x.size for x in loops if "transpose(" not in x.scope], back
+
+
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_data_parallel_devices_exchange_the_prompts_gradient_once(family):
+    found = exchanges(family, data=2)
+    assert all(x.kind == "all-reduce" and x.runs == 1 for x in found)
+    *small, gradient = sorted(x.size for x in found)
+    # With the batch's sums, and with its divisor where the compiler puts them together.
+    assert P * D + SUMS <= gradient <= P * D + SUMS + 1
+    assert sum(small) <= 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_block_is_added_up_after_attention_and_after_its_feed_forward_layer(family):
+    # Both streams, the shared prompt and the text, in one exchange: two forth and two
+    # back, as in Shoeybi et al. 2019, section 3.
+    streams = P * D + TEXT
+    assert in_blocks(exchanges(family, tensor=2)) == ([streams] * 2, [streams] * 2)
+
+
+def test_a_decoder_block_with_cross_attention_is_added_up_three_times():
+    forth, back = in_blocks(exchanges("t5_gated", tensor=2))
+    encoder, decoder = 4 * (4 + P) * D, 4 * 3 * D
+    assert sorted(forth) == sorted(back) == [decoder] * 3 + [encoder] * 2
+
+
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_nothing_exchanged_is_larger_than_the_streams(family):
+    encoder, decoder = 4 * (4 + P) * D, 4 * 3 * D
+    streams = P * D + TEXT if family == "llama" else encoder + decoder
+    assert max(x.size for x in exchanges(family, tensor=2)) <= streams
+
+
+def test_fully_sharded_blocks_are_put_together_one_at_a_time():
+    found = exchanges("llama", fsdp=2)
+    largest = D * dummies.LLAMA.feed_forward_width
+    gathered = [x for x in found if x.kind == "all-gather" and x.runs == L]
+    assert max(x.size for x in gathered) == largest
+    # Seven kernels and two norms, forth and again back.
+    assert len(gathered) == 2 * (7 + 2)
+    assert not [x for x in found if x.kind == "all-reduce" and x.runs > 1]

@@ -1,0 +1,100 @@
+"""The same losses on any mesh, whatever is trained."""
+
+import functools
+import os
+
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.sharding.mesh import MeshShape
+from tests.support import dummies, meshes, methods
+
+CONFIGS = {"decoder": dummies.LLAMA, "gpt2": dummies.GPT2, "t5": dummies.T5_GATED}
+# Of the model, which is no method's own; EVERY_MESH=1 runs all methods with it.
+DROPOUT = 0.1
+MESHES = {
+    "one": MeshShape(data=1),
+    "data 2": MeshShape(data=2),
+    "fsdp 2": MeshShape(data=1, fsdp=2),
+    "tensor 2": MeshShape(data=1, tensor=2),
+    "data 2, tensor 2": MeshShape(data=2, tensor=2),
+    "fsdp 2, tensor 4": MeshShape(data=1, fsdp=2, tensor=4),
+}
+METHODS = {method.name: method for method in methods.METHODS}
+EVERYTHING = "fsdp 2, tensor 4"
+CASES = [
+    (name, family)
+    for name, method in METHODS.items()
+    for family in CONFIGS
+    if family not in method.refused
+]
+# Some ways in which what is trained meets what is split; EVERY_MESH=1 runs all methods
+# on all models and meshes.
+SOME = [
+    ("several tasks: add", "decoder"),
+    ("projected prefix", "decoder"),
+    ("prompts in encoder and decoder", "t5"),
+    ("IA3", "gpt2"),
+    ("LoRA", "decoder"),
+]
+CHOSEN, RATE = [(*case, EVERYTHING) for case in SOME], 0.0
+if os.environ.get("EVERY_MESH"):
+    CHOSEN = [(name, family, mesh) for name, family in CASES for mesh in MESHES]
+    RATE = DROPOUT
+
+
+def of_method(name: str, family: str, rate: float):
+    """A model that a method tunes, and rows for it."""
+    method, config = METHODS[name], dummies.with_dropout(CONFIGS[family], rate)
+    soft = 3 if name.startswith("template") else 0
+    batch = meshes.batch_of(config, tasks=name.startswith("several"), soft=soft)
+    return meshes.tuned(config, method), batch
+
+
+@functools.cache
+def alone(name: str, family: str, rate: float) -> np.ndarray:
+    """The curve of one device."""
+    return meshes.curve(*of_method(name, family, rate), None)
+
+
+def check(name: str, family: str, mesh: str, rate: float) -> None:
+    layout = meshes.layout_of(MESHES[mesh], CONFIGS[family])
+    found = meshes.curve(*of_method(name, family, rate), layout)
+    np.testing.assert_allclose(found, alone(name, family, rate), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [
+        ("decoder", "data 2, tensor 2"),
+        ("decoder", EVERYTHING),
+        ("t5", EVERYTHING),
+    ],
+)
+def test_a_soft_prompt_learns_alike(family, mesh):
+    check("soft prompt", family, mesh, DROPOUT)
+
+
+def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
+    config = CONFIGS["decoder"]
+    graph, parameters = dummies.prompted(config)
+    model = (
+        graph,
+        parameters,
+        [parameter_groups.ParameterGroup((".*",), parameter_groups.adafactor(0.1))],
+    )
+    factored = optax.adafactor(0.01, min_dim_size_to_factor=8)
+    layout = meshes.layout_of(MeshShape(data=1, tensor=2), config)
+    assert layout.padded(("vocab", "embed"), (31, 16)) == (32, 16)
+    curves = [
+        meshes.curve(model, meshes.batch_of(config), place, optimizer=factored)
+        for place in (None, layout)
+    ]
+    np.testing.assert_allclose(*curves, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "family", "mesh"), CHOSEN)
+def test_methods_learn_alike_where_everything_is_split(name, family, mesh):
+    check(name, family, mesh, RATE)

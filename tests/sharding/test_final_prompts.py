@@ -1,0 +1,85 @@
+"""Any split ends with the same prompt: what float32 leaves between them is rounding.
+
+In float32 twenty steps of Adafactor end up to 3e-6 apart, since it divides by the root
+of a gradient's square: a small gradient's rounding is moved as far as a large gradient.
+In float64 the same steps show whether there is anything else.
+"""
+
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.sharding.mesh import MeshShape
+from tests.support import dummies, meshes
+
+STEPS = 20
+PROMPTS = [
+    parameter_groups.ParameterGroup((".*/prompt/.*",), parameter_groups.adafactor(0.3))
+]
+CONFIGS = {
+    name: dummies.with_dropout(dummies.FAMILIES[name], 0.1)
+    for name in ("llama", "t5_gated")
+}
+MESHES = {
+    "data 2": MeshShape(data=2),
+    "fsdp 2": MeshShape(data=1, fsdp=2),
+    "tensor 2": MeshShape(data=1, tensor=2),
+    "data 2, tensor 2": MeshShape(data=2, tensor=2),
+    "fsdp 2, tensor 4": MeshShape(data=1, fsdp=2, tensor=4),
+}
+# EVERY_MESH=1 runs both models on all meshes.
+CHOSEN = [("llama", "data 2"), ("llama", "fsdp 2, tensor 4")]
+if os.environ.get("EVERY_MESH"):
+    CHOSEN = [(family, mesh) for family in CONFIGS for mesh in MESHES]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Everything is in float64, what the library computes in float32 by name too."""
+    monkeypatch.setattr(jnp, "float32", jnp.float64)
+    monkeypatch.setattr(ModelConfig, "dtype", jnp.dtype("float64"))
+    with jax.enable_x64(True):
+        yield
+
+
+def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
+    """The prompt after all steps with dropout; the start is always the same.
+
+    Args:
+      family: of the model.
+      shape: of the mesh; None for one device without any.
+    """
+    config = CONFIGS[family]
+    graph, drawn = dummies.prompted(config)
+    parameters = {path: jnp.asarray(x, float) for path, x in drawn.items()}
+    layout = None if shape is None else meshes.layout_of(shape, config)
+    model = graph, parameters, PROMPTS
+    step, given = meshes.begun(model, meshes.batch_of(config), layout)
+
+    @jax.jit
+    def run(state, frozen, batch):
+        return jax.lax.fori_loop(
+            0, STEPS, lambda _, s: step(s, frozen, batch)[0], state
+        )
+
+    (prompt,) = run(*given).trained.values()
+    return np.asarray(prompt)
+
+
+@functools.cache
+def alone(family: str) -> np.ndarray:
+    """The prompt of one device."""
+    return final_prompt(family, None)
+
+
+@pytest.mark.parametrize(("family", "name"), CHOSEN)
+def test_any_split_ends_with_the_prompt_of_one_device(family, name):
+    found, expected = final_prompt(family, MESHES[name]), alone(family)
+    assert found.dtype == expected.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)

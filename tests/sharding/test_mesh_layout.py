@@ -1,0 +1,177 @@
+"""Meshes and rules: what is split how, and what is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as Spec
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.sharding.axis_rules import PRESETS, AxisRules
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.sharding.shard_map import check_rows
+from prompt_tuning.training.step import gradients
+from tests.support import dummies, meshes
+
+KERNEL, TABLE, SCALE = ("embed", "mlp"), ("vocab", "embed"), ("embed",)
+SPECS = {
+    "megatron": (Spec("fsdp", "tensor"), Spec(("fsdp", "tensor"), None), Spec("fsdp")),
+    # t5x/partitioning.py, standard_logical_axis_rules: parameter dimensions 1 and 2,
+    # activation dimensions 1 and 2; `model` is tensor and `data` fsdp.
+    "t5x_1_1": (Spec(None, "tensor"), Spec("tensor", None), Spec(None)),
+    "t5x_2_1": (Spec(None, "tensor"), Spec("tensor", None), Spec("tensor")),
+    "t5x_1_2": (Spec("fsdp", "tensor"), Spec("tensor", "fsdp"), Spec("fsdp")),
+    "t5x_2_2": (Spec("fsdp", "tensor"), Spec("tensor", "fsdp"), Spec("tensor")),
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets(preset):
+    rules = AxisRules(preset)
+    found = tuple(rules.spec("a path", names) for names in (KERNEL, TABLE, SCALE))
+    assert found == SPECS[preset]
+
+
+def test_own_rules_stand_before_the_presets():
+    rules = AxisRules(rules=[["mlp", None], ["embed", "tensor"]])
+    assert rules.spec("a path", KERNEL) == Spec("tensor", None)
+    assert hash(rules) == hash(AxisRules(rules=(("mlp", None), ("embed", "tensor"))))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"preset": "t5"}, "preset is 't5', expected one of megatron, t5x_1_1"),
+        ({"rules": [("width", "fsdp")]}, "the dimension 'width', expected one of"),
+        ({"rules": [("embed", "model")]}, "the mesh axis 'model', expected some of da"),
+        ({"rules": [("embed", "data")]}, "along which parameters are whole: name the"),
+        ({"rules": [("mlp", "fsdp")]}, "sends 'mlp' to fsdp, expected 'tensor' or No"),
+        ({"rules": [("vocab", ("fsdp", "fsdp"))]}, "one of them twice"),
+        ({"rules": [("embed",)]}, "expected pairs such as"),
+    ],
+)
+def test_rules_that_cannot_be_followed_are_refused(rules, message):
+    with pytest.raises(InputError, match=message):
+        AxisRules(**rules)
+
+
+def test_a_collision_without_a_way_out_is_refused():
+    rules = AxisRules("t5x_1_1", rules=[("embed", "tensor")])
+    with pytest.raises(InputError, match=r"the rule for 'mlp' wants tensor, which ano"):
+        rules.spec("decoder/layers/mlp/up/kernel", KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "message"),
+    [
+        (
+            {"tensor": 3},
+            8,
+            r"devices, 8, is no multiple of 3, so they cannot be arranged",
+        ),
+        (
+            {"data": 2},
+            8,
+            r"data 2 x fsdp 1 x tensor 1 takes 2 devices, but there are 8",
+        ),
+        (
+            {"data": 16},
+            8,
+            r"data 16 x fsdp 1 x tensor 1 takes 16 devices, but the",
+        ),
+        ({"data": 0}, 8, r"MeshShape.data is 0, expected a number of devices, or -1"),
+        ({"data": -1, "fsdp": -1}, 8, r"-1 for data and fsdp; let one of them be"),
+    ],
+)
+def test_meshes_that_cannot_be_built_are_refused(shape, count, message):
+    with pytest.raises(InputError, match=message):
+        MeshShape(**shape).build(jax.devices()[:count])
+
+
+def test_minus_one_takes_what_is_left():
+    mesh = MeshShape(fsdp=2, tensor=2).build(jax.devices()[:8])
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensor", "message"),
+    [
+        (
+            {"heads": 6, "key_value_heads": 2},
+            4,
+            "has 6 heads, which cannot be divided ",
+        ),
+        ({"feed_forward_width": 30}, 4, "30 feed-forward columns, which cannot be div"),
+        ({"heads": 24, "key_value_heads": 3}, 8, "3 key/value heads for 8 devices alo"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused(changes, tensor, message):
+    config = dataclasses.replace(dummies.LLAMA, **changes)
+    with pytest.raises(InputError, match=message):
+        meshes.layout_of(MeshShape(data=1, tensor=tensor), config)
+
+
+def test_a_width_that_cannot_be_divided_is_refused():
+    config = dataclasses.replace(dummies.LLAMA, width=15)
+    layout = meshes.layout_of(MeshShape(data=1, fsdp=2), config)
+    axes = {"final_norm/scale": ParameterAxes(("embed",))}
+    shape = {"final_norm/scale": jax.ShapeDtypeStruct((15,), np.float32)}
+    with pytest.raises(InputError, match="has 15 numbers along 'embed', which cannot"):
+        layout.shardings(axes, shape)
+
+
+def test_rows_that_cannot_be_divided_are_refused():
+    layout = meshes.layout_of(MeshShape(data=2, fsdp=2), dummies.LLAMA)
+    check_rows(layout, 8)
+    with pytest.raises(InputError, match="6 rows cannot be divided among 4 devices al"):
+        check_rows(layout, 6)
+
+
+RULES = {
+    "t5x_2_1": AxisRules("t5x_2_1"),
+    "t5x_2_2": AxisRules("t5x_2_2"),
+    "over two axes": AxisRules(
+        rules=[
+            *((name, None) for name in ("vocab", "heads", "key_value_heads", "mlp")),
+            ("embed", ("fsdp", "tensor")),
+        ]
+    ),
+    "whatever is left": AxisRules(
+        rules=[
+            ("embed", "tensor"),
+            ("vocab", "fsdp"),
+            *((name, None) for name in ("heads", "key_value_heads", "mlp")),
+        ]
+    ),
+}
+
+
+def test_what_is_computed_in_parts_is_split_alike_everywhere():
+    rules = [("relative_buckets", "tensor"), ("heads", "tensor"), ("heads", None)]
+    rules += [("key_value_heads", "tensor")]
+    layout = meshes.layout_of(
+        MeshShape(data=1, tensor=2), dummies.T5_GATED, AxisRules(rules=rules)
+    )
+    with pytest.raises(InputError, match="splits 'heads' over nothing here and"):
+        layout.spec("the bias", ("heads", "relative_buckets"))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_full_tuning_has_the_same_gradient_by_any_rules(name):
+    graph, parameters = dummies.prompted(dummies.LLAMA)
+    batch = dummies.make_batch(dummies.LLAMA, dummies.random_rows(meshes.ROWS))
+    alone, _ = jax.jit(gradients, static_argnums=0)(graph, parameters, {}, batch, None)
+    shape = MeshShape(data=1, fsdp=2, tensor=4)
+    layout = meshes.layout_of(shape, dummies.LLAMA, RULES[name])
+    placement = meshes.placed(layout, graph, parameters)
+    put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
+
+    @jax.jit
+    def on_mesh(put, batch):
+        return gradients(graph, put, {}, batch, None, layout=layout)[0]
+
+    found = placement.whole(on_mesh(put, placement.put_rows(batch)))
+    for path, leaf in alone.items():
+        np.testing.assert_allclose(found[path], leaf, atol=2e-5, err_msg=path)

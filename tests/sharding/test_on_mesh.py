@@ -1,0 +1,95 @@
+"""Evaluation and generation on a mesh, and what is dropped there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.evaluation.token_outcomes import batch_losses
+from prompt_tuning.generation.engine import continue_rows, pad_rows
+from prompt_tuning.generation.sampling import temperature
+from prompt_tuning.prompts.soft import StackedPrompts
+from prompt_tuning.sharding.mesh import MeshShape
+from tests.support import dummies, meshes
+
+GIVEN = [(1, 2, 3), (4,), (5, 6), (7, 8, 9, 10)]
+SAMPLERS = {"greedy": temperature(0.0), "sampled": temperature(1.5)}
+
+
+def on_mesh(family: str):
+    """A model on one device, and on a mesh that splits all that can be split."""
+    graph, parameters = dummies.prompted(dummies.FAMILIES[family])
+    shape = MeshShape(data=1, fsdp=2, tensor=4)
+    layout = meshes.layout_of(shape, dummies.FAMILIES[family])
+    placement = meshes.placed(layout, graph, parameters)
+    put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
+    return graph, [(parameters, None), (put, layout)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_rows_are_continued_alike(family, sampler):
+    graph, places = on_mesh(family)
+    tokens, lengths = pad_rows(GIVEN, 0, 4)
+    keys = jax.random.split(jax.random.key(0), len(GIVEN))
+    one, many = (
+        continue_rows(
+            parameters,
+            tokens,
+            lengths,
+            keys,
+            graph=graph,
+            new_tokens=6,
+            sampler=SAMPLERS[sampler],
+            # Ends some rows before others, on different devices.
+            eos_id=11,
+            pad_id=0,
+            layout=layout,
+        )
+        for parameters, layout in places
+    )
+    assert one.tolist() == many.tolist()
+
+
+def test_tokens_cost_alike():
+    graph, places = on_mesh("gpt2")
+    batch = dummies.make_batch(dummies.GPT2, dummies.random_rows(meshes.ROWS))
+    one, many = (
+        batch_losses(graph, layout, parameters, batch) for parameters, layout in places
+    )
+    np.testing.assert_allclose(one.nll, many.nll, rtol=1e-5)
+    np.testing.assert_array_equal(one.correct, many.correct)
+
+
+def test_rows_grouped_by_prompt_are_not_divided():
+    config = dummies.LLAMA
+    prompts = StackedPrompts(jnp.arange(2.0 * 3 * 16).reshape(2, 3, 16))
+    graph, parameters = dummies.with_prompt(config, prompts)
+    layout = meshes.layout_of(MeshShape(data=2), config)
+    batch = dummies.make_batch(config, dummies.random_rows(meshes.ROWS))
+    with pytest.raises(ValueError, match="cannot be grouped by 2 prompts; say in"):
+        batch_losses(graph, layout, parameters, batch)
+
+
+def test_what_is_dropped_depends_on_the_place_in_the_whole_batch():
+    key, ones = jax.random.key(1), jnp.ones((6, 4, 8))
+    whole = dropout(ones, 0.5, key, Places.of_rows((6, 4, 8)))
+    later = dropout(ones[:2], 0.5, key, Places.of_rows((2, 4, 8), first=3))
+    np.testing.assert_array_equal(whole[3:5], later)
+    numbers = jnp.arange(24).reshape(6, 4)
+    columns = Places.of_positions(numbers, 3, first=5)
+    found = dropout(ones[:, :, 5:], 0.5, key, columns)
+    np.testing.assert_array_equal(whole[:, :, 5:], found)
+    assert 0.4 < np.mean(np.asarray(whole) == 0) < 0.6
+
+
+def test_a_vocabulary_that_does_not_divide_is_padded_and_cut_again():
+    graph, parameters = dummies.prompted(dummies.LLAMA)
+    layout = meshes.layout_of(MeshShape(data=1, tensor=4), dummies.LLAMA)
+    placement = meshes.placed(layout, graph, parameters)
+    path = "token_embedder/embedding"
+    put = placement.put(path, parameters[path])
+    assert put.shape == (32, 16)
+    assert not np.any(put[31:])
+    np.testing.assert_array_equal(placement.whole({path: put})[path], parameters[path])

@@ -1,0 +1,40 @@
+"""Batches on a mesh of eight devices: rows that can be divided among them, or not."""
+
+import pytest
+
+from prompt_tuning.cli.main import main
+from tests.support.small_runs import UPPER, logged, write_pairs
+
+ON_ALL = "--gin.Run.mesh=@MeshShape()"
+
+
+@pytest.mark.parametrize("name", ["BATCH_SIZE", "evaluation/DataSource.batch_size"])
+def test_rows_that_cannot_be_divided_are_refused_at_the_start(
+    name, files, tmp_path, capsys
+):
+    arguments = files.arguments(tmp_path / "run")
+    assert main(["train", *arguments, ON_ALL, f"--gin.{name}=12"]) == 2
+    said = capsys.readouterr().err
+    assert "a batch of 12 rows cannot be divided among 8 devices along data" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_divided_evenly_is_filled_up(files, tmp_path):
+    """Five examples to measure, and as many rows to train on as a budget has room for.
+
+    Every loss and what is measured is that of one device.
+    """
+    five = write_pairs(tmp_path / "five.jsonl", UPPER[32:37])
+    found = []
+    for number, mesh in enumerate(("--gin.Run.mesh=None", ON_ALL)):
+        run = tmp_path / str(number)
+        arguments = files.arguments(run, EVALUATION_FILES=str(five), Run__steps=3)
+        budget = "--gin.train/DataSource.batch_tokens=300"
+        assert main(["train", *arguments, budget, mesh]) == 0
+        found.append(logged(run))
+    names = ("loss", "accuracy", "evaluation/loss", "evaluation/accuracy")
+    assert len(found[0]) == 4
+    for one, eight in zip(*found, strict=True):
+        measured = {name: one[name] for name in names if name in one}
+        assert measured
+        assert {n: eight[n] for n in measured} == pytest.approx(measured, rel=1e-5)

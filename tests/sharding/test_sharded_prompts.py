@@ -1,0 +1,197 @@
+"""Prompts and adapters that a mesh splits: the same run, a part on each device."""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as Spec
+
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.cli.main import main
+from prompt_tuning.config import gin_files
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.sharding.axis_rules import NAMES, TRAINED_NAMES, AxisRules
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.training.loop import prepare
+from tests.support import dummies, meshes, methods
+
+CONFIGS = {
+    "decoder": dummies.with_dropout(dummies.LLAMA, 0.1),
+    "gpt2": dummies.with_dropout(dummies.GPT2, 0.1),
+    # Heads of a width that can be divided.
+    "t5": dataclasses.replace(dummies.T5_GATED, dropout_rate=0.1, head_width=4),
+}
+METHODS = {method.name: method for method in methods.METHODS}
+MESHES = {
+    "data 2, fsdp 2, tensor 2": MeshShape(data=2, fsdp=2, tensor=2),
+    # More devices along `tensor` than key/value heads.
+    "fsdp 2, tensor 4": MeshShape(data=1, fsdp=2, tensor=4),
+}
+MOST, SHARED_HEADS = MESHES
+BOTH = ("fsdp", "tensor")
+RULES = {
+    "an axis each": [
+        *((name, "fsdp") for name in ("prompt_embed", "prompt_middle", "adapter")),
+        *((name, "fsdp") for name in ("task_projection", "prompt_head")),
+        *((name, "tensor") for name in ("tasks", "prompt", "prompt_hidden", "rank")),
+        *((name, None) for name in ("prompt", "rank")),
+    ],
+    "both axes": [
+        *((name, BOTH) for name in ("prompt_embed", "prompt_head", "prompt_hidden")),
+        *((name, BOTH) for name in ("task_projection", "prompt_heads")),
+        *((name, None) for name in ("prompt_hidden", "prompt_heads", "adapter")),
+        *((name, "fsdp") for name in ("rank", "prompt_layers")),
+        *((name, None) for name in ("rank", "prompt_layers")),
+    ],
+}
+EACH, TOGETHER = RULES
+# EVERY_MESH=1 runs all methods on all models.
+CHOSEN = [
+    ("LoRA and a soft prompt", "decoder", MOST, EACH),
+    ("LoRA", "decoder", SHARED_HEADS, TOGETHER),
+    ("projected prefix", "t5", MOST, EACH),
+    ("deep prompt", "gpt2", MOST, TOGETHER),
+]
+if os.environ.get("EVERY_MESH"):
+    CHOSEN = [
+        (name, family, MOST, EACH)
+        for name, method in METHODS.items()
+        for family in CONFIGS
+        if family not in method.refused
+    ]
+# Between them they train parameters of all kinds.
+KINDS = [
+    *("LoRA", "IA3", "MLP over a prompt", "deep prompt", "projected prefix"),
+    *("key/value prefix", "several tasks: project", "several tasks: factorized"),
+]
+
+
+@functools.cache
+def of_method(name: str, family: str):
+    """A model that a method tunes, rows for it, and the curve of one device."""
+    soft = 4 if name.startswith("template") else 0
+    sizes = [size.replace("{soft:1}", "{soft:2}") for size in METHODS[name].sizes]
+    # Wayward prompts are as long as their text.
+    sizes = ["PROMPT_TEXT = 'upup'" if "TEXT" in size else size for size in sizes]
+    method = dataclasses.replace(METHODS[name], sizes=(*sizes, "PROMPT_LENGTH = 4"))
+    config = CONFIGS[family]
+    batch = meshes.batch_of(config, tasks=name.startswith("several"), soft=soft)
+    model = meshes.tuned(config, method)
+    return model, batch, meshes.curve(model, batch, None)
+
+
+@pytest.mark.parametrize(("name", "family", "mesh", "rules"), CHOSEN)
+def test_what_is_split_learns_as_on_one_device(name, family, mesh, rules):
+    model, batch, alone = of_method(name, family)
+    table = AxisRules(rules=RULES[rules])
+    layout = meshes.layout_of(MESHES[mesh], CONFIGS[family], table)
+    found = meshes.curve(model, batch, layout)
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
+
+
+def test_every_dimension_that_is_trained_alone_has_a_name():
+    found = set()
+    config = CONFIGS["decoder"]
+    layout = meshes.layout_of(MESHES[MOST], config)
+    for name in KINDS:
+        graph, parameters, _ = meshes.tuned(config, METHODS[name])
+        placement = meshes.placed(layout, graph, parameters)
+        own = {p: x for p, x in placement.axes.items() if _is_trained(p)}
+        assert own, name
+        found |= {name for axes in own.values() for name in axes.names}
+        # What no rule speaks of is whole, but for what is split as its kernel is.
+        assert not any("fsdp" in placement.shardings[p].spec for p in own)
+    assert found >= set(TRAINED_NAMES)
+    assert found <= {*NAMES, "layers"}
+
+
+def _is_trained(path: str) -> bool:
+    return "/prompt/" in path or "/adapters/" in path
+
+
+def spec(names: tuple[str, ...], *rules) -> Spec:
+    layout = meshes.layout_of(
+        MeshShape(data=1, fsdp=2, tensor=2), dummies.LLAMA, AxisRules(rules=rules)
+    )
+    return layout.spec("a path", names)
+
+
+def test_a_kernels_own_dimensions_go_before_those_of_what_adapts_it():
+    rank = ("rank", "tensor"), ("rank", None)
+    assert spec(("layers", "rank", "heads"), *rank) == Spec(None, None, "tensor")
+    assert spec(("layers", "adapter", "rank"), *rank) == Spec(None, None, "tensor")
+    with pytest.raises(InputError, match=r"rule for 'rank' wants tensor.*\('rank', No"):
+        spec(("layers", "rank", "heads"), *rank[:1])
+
+
+def test_a_prompt_that_cannot_be_divided_is_refused():
+    layout = meshes.layout_of(
+        MeshShape(data=1, fsdp=8), dummies.LLAMA, AxisRules(rules=[("prompt", "fsdp")])
+    )
+    axes = {"decoder/prompt/prompt": ParameterAxes(("prompt", "prompt_embed"))}
+    shapes = {"decoder/prompt/prompt": jax.ShapeDtypeStruct((100, 16), np.float32)}
+    with pytest.raises(InputError, match="has 100 numbers along 'prompt', which cann"):
+        layout.shardings(axes, shapes)
+
+
+SPLIT = [
+    "Run.mesh = @MeshShape()",
+    "MeshShape.data = 2",
+    "MeshShape.fsdp = 2",
+    "MeshShape.tensor = 2",
+]
+BY_BOTH = [
+    "MeshShape.rules = @AxisRules()",
+    "AxisRules.rules = [('prompt', 'tensor'), ('prompt_embed', 'fsdp')]",
+]
+ADAM = ["ParameterGroup.optimizer = @adamw()", "adamw.learning_rate = 0.01"]
+
+
+def arguments(files, directory: Path, bindings: list[str]) -> list[str]:
+    steps = {"Run__steps": 2, "Run__evaluation": None, "Run__keep_best": None}
+    given = files.arguments(directory, **steps)
+    return [*given, *(f"--gin.{each}" for each in [*ADAM, *bindings])]
+
+
+def test_a_device_has_its_part_of_the_prompt_and_of_its_averages(files, tmp_path):
+    given = arguments(files, tmp_path / "run", [*SPLIT, *BY_BOTH])
+    bindings = [each.removeprefix("--gin.") for each in given[1:]]
+    training = prepare(gin_files.read_run(["runs/first_prompt.gin"], bindings))
+    batches = stream_batches(training.examples, training.plan, 0, 1, pad_id=0)
+    state, _ = training.advance(training.start, next(iter(batches)))
+    leaves = jax.tree.leaves((state.trained, state.optimizer_state))
+    found = [leaf for leaf in leaves if leaf.shape == (4, 16)]
+    # The prompt, and Adam's two averages.
+    assert len(found) == 3
+    for leaf in found:
+        assert leaf.sharding.spec == Spec("tensor", "fsdp")
+        assert len(leaf.addressable_shards) == 8
+        assert {shard.data.shape for shard in leaf.addressable_shards} == {(2, 8)}
+
+
+def test_the_checkpoint_is_that_of_a_prompt_that_every_device_has(files, tmp_path):
+    runs = {"split": [*SPLIT, *BY_BOTH], "whole": SPLIT}
+    for name, bindings in runs.items():
+        assert main(["train", *arguments(files, tmp_path / name, bindings)]) == 0
+    split, whole = (tmp_path / name / FOLDER / "checkpoint_2" for name in runs)
+    names = sorted(path.name for path in whole.iterdir())
+    assert sorted(path.name for path in split.iterdir()) == names
+    (prompt,) = (name for name in names if name.endswith(".npy"))
+    (moments,) = (name for name in names if name.endswith(".npz"))
+    for name in (prompt, moments):
+        found, expected = (arrays(folder / name) for folder in (split, whole))
+        assert found.keys() == expected.keys()
+        for key, array in expected.items():
+            assert (found[key].shape, found[key].dtype) == (array.shape, array.dtype)
+            np.testing.assert_allclose(found[key], array, atol=1e-6)
+
+
+def arrays(file: Path) -> dict[str, np.ndarray]:
+    loaded = np.load(file)
+    return {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)

@@ -1,0 +1,172 @@
+"""Parameters that are read straight into their parts on a mesh."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.quantization import scale_path
+from prompt_tuning.core.slices import clipped
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.sharding.array_placement import Placement, parts_of_devices
+from prompt_tuning.sharding.mesh import MeshShape
+from tests.support import dummies, meshes
+from tests.support.shared_data import SHARED, needs_shared
+
+T5X = SHARED / "data/models"
+TOYS = {
+    "t5x_tiny_msgpack": t5_config(
+        width=8, feed_forward_width=16, layers=2, heads=4, head_width=3
+    ),
+    "t5x_tiny_zarr": t5_config(
+        width=4,
+        feed_forward_width=8,
+        layers=2,
+        heads=2,
+        head_width=2,
+        relative_buckets=4,
+        relative_maximum_distance=8,
+    ),
+}
+FOLDERS = {
+    "stories260k": SHARED / "data/models/stories260k",
+    **{
+        name: SHARED / "data/peft" / name / "base"
+        for name in (
+            "llama_gqa_untied",
+            "qwen2_bias_tied",
+            "gpt2_tied",
+            "t5v11_untied_gated",
+            "t5_orig_tied_relu",
+        )
+    },
+}
+MESHES = {
+    "tensor 2": MeshShape(data=1, tensor=2),
+    "fsdp 2": MeshShape(data=1, fsdp=2),
+    "fsdp 2, tensor 2": MeshShape(data=1, fsdp=2, tensor=2),
+    "data 2, tensor 2": MeshShape(data=2, tensor=2),
+}
+CASES = [(name, mesh) for name in (*FOLDERS, *TOYS) for mesh in MESHES]
+
+
+class BytesRead:
+    """Counts what is asked of all stored arrays, in their files' bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.count = 0
+        read = StoredTensor.read
+
+        def counting(tensor, block=None):
+            found = read(tensor, block)
+            self.count += found.nbytes
+            return found
+
+        monkeypatch.setattr(StoredTensor, "read", counting)
+
+
+@pytest.fixture
+def bytes_read(monkeypatch) -> BytesRead:
+    return BytesRead(monkeypatch)
+
+
+def opened(name: str, shape: MeshShape, dtype: str = "float32") -> PromptedModel:
+    """A model on the first devices, as many as the mesh takes."""
+    config = TOYS.get(name)
+    folder = T5X / name if config else FOLDERS[name]
+    if config:
+        (folder,) = folder.glob("*checkpoint_*")
+    source = Pretrained(checkpoint=str(folder), config=config, parameter_dtype=dtype)
+    model = open_pretrained(source, key=jax.random.key(0))
+    layout = meshes.layout_of(shape, model.config)
+    placement = Placement.create(layout, model.graph, model.plan.abstract)
+    return dataclasses.replace(model, placement=placement)
+
+
+def assert_is(found: jax.Array, whole: np.ndarray):
+    """Equal in every number and bit, with nothing but zeros behind the vocabulary."""
+    inside = tuple(map(slice, whole.shape))
+    padded = np.zeros(found.shape, whole.dtype)
+    padded[inside] = whole
+    assert found.dtype == whole.dtype
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), padded[shard.index])
+
+
+@needs_shared
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_parts_are_those_of_the_whole_and_each_is_read_once(name, mesh, bytes_read):
+    model = opened(name, MESHES[mesh])
+    restored = model.plan.restore()
+    bytes_read.count = 0
+    found = model.read_parameters()
+    assert set(found) == set(restored)
+    for path, array in found.items():
+        assert_is(array, restored[path])
+    # However many devices have a part: they are all of one process.
+    assert bytes_read.count == sum(array.nbytes for array in restored.values())
+
+
+@needs_shared
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_a_process_asks_for_the_bytes_of_its_parts(name, mesh, bytes_read):
+    model = opened(name, MESHES[mesh])
+    placement, restored = model.placement, model.plan.restore()
+    assert placement is not None
+    devices = placement.layout.mesh.devices.ravel()
+    for own in (devices[: len(devices) // 2], devices[1::2], devices[[0, -1]]):
+        bytes_read.count = kept = 0
+        for path, read in model.plan.readers():
+            sharding, padded = placement.shardings[path], placement.padded(path)
+            blocks = [
+                clipped(part, restored[path].shape)
+                for part, _ in parts_of_devices(sharding, padded, own)
+            ]
+            for block, array in zip(blocks, read(blocks), strict=True):
+                np.testing.assert_array_equal(array, restored[path][block])
+                kept += array.nbytes
+        assert kept <= bytes_read.count <= 1.1 * kept
+        if mesh == "fsdp 2, tensor 2":
+            assert kept < 0.6 * sum(array.nbytes for array in restored.values())
+
+
+@needs_shared
+@pytest.mark.parametrize("mesh", ["tensor 2", "fsdp 2, tensor 2"])
+@pytest.mark.parametrize("name", ["stories260k", "gpt2_tied", "t5x_tiny_zarr"])
+def test_int8_parts_are_those_of_the_whole(name, mesh, bytes_read):
+    model = opened(name, MESHES[mesh], "int8")
+    restored = model.plan.restore()
+    bytes_read.count = 0
+    found = model.read_parameters()
+    assert set(found) == set(restored)
+    assert {scale_path(path) for path in model.plan.quantized} <= set(found)
+    for path, array in found.items():
+        assert_is(array, restored[path])
+    weights = set(found) - set(map(scale_path, model.plan.quantized))
+    # All columns are here, so that their scales take no further reading.
+    assert bytes_read.count == sum(4 * restored[path].size for path in weights)
+
+
+@pytest.mark.parametrize("size", [31, 9])
+def test_of_a_padded_vocabulary_only_what_there_is_is_asked_for(size):
+    config = dataclasses.replace(dummies.LLAMA, vocabulary_size=size)
+    graph, parameters = dummies.unprompted(config)
+    layout = meshes.layout_of(MeshShape(data=1, fsdp=2, tensor=2), config)
+    placement = meshes.placed(layout, graph, parameters)
+    path = "token_embedder/embedding"
+    table, asked = np.asarray(parameters[path]), []
+
+    def read(parts):
+        asked.extend(parts)
+        return [table[part] for part in parts]
+
+    found = placement.restore(path, read)
+    assert found.shape == (-(-size // 4) * 4, config.width)
+    assert_is(found, table)
+    rows = sorted((part[0].start, part[0].stop) for part in asked)
+    # Of 9 rows three go to each device, and the last one has padding alone.
+    assert rows[-2:] == {31: [(16, 24), (24, 31)], 9: [(6, 9), (9, 9)]}[size]

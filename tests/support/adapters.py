@@ -1,0 +1,146 @@
+"""Our models with an adapter of any kind, and PEFT's with the same.
+
+PEFT runs here, or in the interpreter that the environment variable PEFT_PYTHON names.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.peft.modules import projections
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
+from prompt_tuning.pretrained.tuning import tuning_of
+
+P = 5
+PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
+needs_peft = pytest.mark.skipif(
+    "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
+    reason="needs PEFT: the bench extra, or PEFT_PYTHON",
+)
+
+
+def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What PEFT makes of each job; see `tests/peft_logits.py`."""
+    given, made = folder / "jobs.json", folder / "logits.npz"
+    given.write_text(json.dumps(jobs, default=str))
+    script = Path(__file__).with_name("peft_logits.py")
+    # Warnings of libraries that are not ours are no errors of ours.
+    command = [PYTHON, "-W", "ignore", str(script), str(given), str(made)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return dict(np.load(made))
+
+
+def _numbers(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that matter, but not so large that a softmax multiplies rounding."""
+    random = np.random.default_rng(zlib.crc32(path.encode()))
+    made = random.standard_normal(shape).astype(np.float32)
+    return 1 + 0.5 * made if "ia3" in path else made * (0.2 if "lora" in path else 0.5)
+
+
+def random_adapter(config: ModelConfig, kind: str, part: str = "") -> Adapter:
+    """An adapter of every projection whose path has `part` in it, or a prompt."""
+    first = "encoder" if config.encoder_layers else "decoder"
+    cache = (config.key_value_heads, config.head_width)
+    shapes: dict = {
+        "PROMPT_TUNING": {f"{first}/prompt/prompt": (P, config.width)},
+        "PREFIX_TUNING": {"decoder/prompt/prompt": (config.layers, 2, P, *cache)},
+        "MULTITASK_PROMPT_TUNING": {
+            f"{stack}/prompt/{leaf}": shape
+            for stack in {first, "decoder"}
+            for leaf, shape in {
+                "shared": (P, config.width),
+                "columns": (3, P, 2),
+                "rows": (3, 2, config.width),
+            }.items()
+        },
+    }
+    scalings = {}
+    for path, one in projections(config).items():
+        if part not in path:
+            continue
+        layers, ends = len(one.modules), (one.size_in, one.size_out)
+        scale = (layers, ends[0] if one.scales_input else ends[1])
+        shapes.setdefault("IA3", {})[f"{path}/adapters/ia3/scale"] = scale
+        rank = 2 if "mlp" in path else 3
+        lora = {"a": (layers, ends[0], rank), "b": (layers, rank, ends[1])}
+        for leaf, shape in lora.items():
+            shapes.setdefault("LORA", {})[f"{path}/adapters/lora/{leaf}"] = shape
+        scalings[path] = 0.5 if "query" in path else 1.5
+    return Adapter(
+        kind=kind,
+        parameters={
+            path: _numbers(path, shape) for path, shape in shapes[kind].items()
+        },
+        scalings=scalings if kind == "LORA" else {},
+    )
+
+
+def restored(base: Path, adapter: Adapter | None):
+    """Structure and parameters of a folder's model with an adapter."""
+    source = Pretrained(checkpoint=str(base))
+    tuning = tuning_of(adapter, open_checkpoint(source)[0]) if adapter else None
+    model = open_pretrained(source, tuning, key=jax.random.key(0))
+    own = {
+        p: jnp.asarray(x) for p, x in (adapter.parameters if adapter else {}).items()
+    }
+    assert own.keys() == model.plan.fresh.keys()
+    return model.graph, model.read_parameters() | own
+
+
+def batch_of(tokens: Mapping[str, np.ndarray], task_ids=None) -> Batch:
+    """Rows of PEFT's form as a batch that asks for every position.
+
+    Of a decoder-only row these are the targets 1 to T, of which T is one past the end.
+    """
+    lengths = tokens["attention_mask"].sum(1)
+    given = targets = tokens["input_ids"]
+    positions = np.arange(given.shape[1]) + 1
+    if "labels" in tokens:
+        targets = np.maximum(tokens["labels"], 0)
+        positions = np.arange(targets.shape[1])
+    positions = np.tile(positions, (len(given), 1))
+    batch = Batch(
+        tokens=given,
+        lengths=lengths,
+        targets=targets,
+        loss_positions=positions,
+        loss_weights=np.ones(positions.shape, "f4"),
+        prefix_lengths=np.zeros_like(lengths),
+        prompt_ids=None if task_ids is None else np.asarray(task_ids),
+    )
+    return jax.tree.map(lambda x: jnp.asarray(x.astype(x.dtype.kind + "4")), batch)
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def our_logits(parameters, batch, *, graph):
+    """Scores at the positions that a batch asks for."""
+    model = cast(LanguageModel, merge(graph, parameters))
+    return model.logits(model.hidden(batch))
+
+
+def assert_same_logits(ours, theirs, tokens) -> None:
+    """Compares at positions that are no padding; PEFT has logits of prompts too."""
+    theirs = theirs[:, -ours.shape[1] :]
+    real = np.ones(ours.shape[:2], bool)
+    if "labels" not in tokens:
+        real = tokens["attention_mask"].astype(bool)
+    np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], atol=1e-4)

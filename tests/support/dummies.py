@@ -1,0 +1,222 @@
+"""Small models with every parameter random, and batches of rows written by hand."""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import SupportsIndex, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.generation.engine import pad_rows
+from prompt_tuning.models.build import Prompt, build_model
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
+
+V = 31
+P = 3
+PROMPT_PATHS = {"decoder_only": "decoder/prompt", "encoder_decoder": "encoder/prompt"}
+
+LLAMA = ModelConfig(
+    architecture="decoder_only",
+    vocabulary_size=V,
+    width=16,
+    feed_forward_width=24,
+    layers=2,
+    heads=4,
+    key_value_heads=2,
+    head_width=4,
+    norm="rms",
+    positions="rotary",
+    maximum_positions=64,
+    activation="silu",
+    gated=True,
+    tied_head=False,
+)
+GPT2 = dataclasses.replace(
+    LLAMA,
+    key_value_heads=4,
+    norm="layer",
+    positions="learned",
+    activation="gelu_tanh",
+    gated=False,
+    biases="all",
+    tied_head=True,
+)
+T5_ORIGINAL, T5_GATED = (
+    t5_config(
+        width=16,
+        feed_forward_width=24,
+        layers=2,
+        heads=4,
+        head_width=3,
+        vocabulary_size=V,
+        relative_buckets=8,
+        relative_maximum_distance=12,
+        version=version,
+    )
+    for version in ("1.0", "1.1")
+)
+FAMILIES = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "t5_original": T5_ORIGINAL,
+    "t5_gated": T5_GATED,
+}
+
+
+def with_dropout(config: ModelConfig, rate: float = 0.3) -> ModelConfig:
+    """The config with dropout in training."""
+    return dataclasses.replace(config, dropout_rate=rate)
+
+
+class LetterTokenizer:
+    """`a` is token 0, `b` is 1, and so on; a space gives nothing."""
+
+    vocabulary_size = 26
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id = 0
+    add_bos = False
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text if letter != " "]
+
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        return "".join(self.token(int(id)) for id in ids)
+
+    def token(self, id: int) -> str:
+        return chr(id + ord("a"))
+
+
+def prompted(
+    config: ModelConfig, *, length: int = P, prompting: Prompting | None = None
+) -> tuple[nnx.GraphDef, Parameters]:
+    """A model with a prompt, taken apart; its numbers depend on their paths alone."""
+    vocabulary = Vocabulary(np.zeros((config.vocabulary_size, config.width), "f4"))
+
+    def build(key):
+        prompt = SoftPrompt(key, vocabulary, length=length)
+        return build_model(key, config, prompt, prompting)
+
+    return with_numbers(build)
+
+
+def with_prompt(
+    config: ModelConfig, prompt: nnx.Module, prompting: Prompting | None = None
+) -> tuple[nnx.GraphDef, Parameters]:
+    """The same model, the same numbers, with a prompt that brings its own."""
+    graph, parameters = with_numbers(
+        lambda key: build_model(key, config, cast(Prompt, prompt), prompting)
+    )
+    own = {
+        f"{PROMPT_PATHS[config.architecture]}/{p}": x
+        for p, x in split(prompt)[1].items()
+    }
+    return graph, parameters | own
+
+
+def unprompted(config: ModelConfig) -> tuple[nnx.GraphDef, Parameters]:
+    """The same model, the same numbers, without a prompt."""
+    return with_numbers(lambda key: build_model(key, config))
+
+
+def abstract(
+    build: Callable[[jax.Array], nnx.Module],
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    """Structure, and shape and type of every parameter; nothing is computed."""
+    return describe(lambda key: split(build(key)), jax.random.key(0))
+
+
+def with_numbers(
+    build: Callable[[jax.Array], nnx.Module],
+) -> tuple[nnx.GraphDef, Parameters]:
+    """A model with numbers that depend on their paths alone."""
+    graph, shapes = abstract(build)
+    return graph, {path: _drawn(path, leaf) for path, leaf in shapes.items()}
+
+
+def _drawn(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """Random numbers, for norms and biases too, so that each of them matters."""
+    random = np.random.default_rng(zlib.crc32(path.encode()))
+    numbers = random.standard_normal(leaf.shape)
+    if path.endswith("/scale"):
+        numbers = 1 + 0.2 * numbers
+    elif path.endswith("/bias") or "relative_position_bias" in path:
+        numbers *= 0.2
+    elif path.endswith("/kernel"):
+        numbers *= (leaf.shape[-1] if path == "head/kernel" else leaf.shape[-2]) ** -0.5
+    return jnp.asarray(numbers, leaf.dtype)
+
+
+def make_batch(
+    config: ModelConfig, rows: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> Batch:
+    """A batch of (given, completion) pairs, of which each completion token weighs 1."""
+    given = [list(row[0]) for row in rows]
+    completions = [list(row[1]) for row in rows]
+    count = max(map(len, completions))
+    weights, lengths = pad_rows([[1] * len(row) for row in completions], 0, count)
+    places = np.arange(count) * (weights > 0)
+    if config.architecture == "encoder_decoder":
+        tokens, read = pad_rows(given, 0, max(map(len, given)))
+        targets, _ = pad_rows(completions, 0, count)
+        prefix_lengths = np.zeros_like(read)
+    else:
+        whole = [a + b for a, b in zip(given, completions, strict=True)]
+        tokens, read = pad_rows(whole, 0, max(map(len, whole)))
+        targets = tokens
+        prefix_lengths = read - lengths
+        places = (places + prefix_lengths[:, None]) * (weights > 0)
+    return Batch(
+        tokens=tokens,
+        lengths=read,
+        targets=targets,
+        loss_positions=places.astype(np.int32),
+        loss_weights=weights.astype(np.float32),
+        prefix_lengths=prefix_lengths,
+    )
+
+
+def random_rows(
+    sizes: Sequence[tuple[int, int]], seed: int = 0, vocabulary_size: int = V
+) -> list[tuple[list[int], list[int]]]:
+    """(given, completion) pairs of the sizes asked for, without special tokens."""
+    random = np.random.default_rng(seed)
+
+    def draw(size):
+        return random.integers(3, vocabulary_size, size).tolist()
+
+    return [(draw(given), draw(completion)) for given, completion in sizes]
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits(parameters, batch, *, graph):
+    """Scores at the batch's loss positions, all of the row read at once."""
+    model = cast(LanguageModel, merge(graph, parameters))
+    return model.logits(model.hidden(batch))
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def logits_by_step(parameters, tokens, lengths, completions, *, graph):
+    """Scores of every completion token, each read after the one before."""
+    model = cast(LanguageModel, merge(graph, parameters))
+
+    def read(carry, token):
+        hidden, cache = carry
+        return model.decode(token, cache), hidden
+
+    start = model.prefill(tokens, lengths, completions.shape[1])
+    _, hidden = jax.lax.scan(read, start, completions.T)
+    return model.logits(hidden.swapaxes(0, 1))

@@ -1,0 +1,277 @@
+"""Every method, how a config asks for it, and the README's table of what is proven.
+
+`tests/test_methods.py` proves each cell. A hole in the table has its reason here, with
+a piece of the message by which the library refuses what the hole is of.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from scripts import skills
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- methods: made by tests/test_methods.py -->\n", "<!-- /methods -->\n"
+MODELS = {"decoder": "bundled decoder", "gpt2": "GPT-2", "t5": "bundled T5"}
+DECODERS = ("decoder", "gpt2")
+WIDTH = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why something is not there.
+
+    Attributes:
+      text: a footnote.
+      said: what the library's own message matches.
+    """
+
+    text: str
+    said: str
+
+
+PLACED = Reason(
+    "PEFT puts every prompt before the text, where it sees what a prefix sees: "
+    "written as an array",
+    r"PEFT puts every prompt before the text",
+)
+DEEP = Reason(
+    "PEFT has no deep prompts; a decoder-only model's become the keys and values that "
+    "they make, an encoder's are written as they are",
+    r"PEFT has no deep prompts",
+)
+IN_ENCODER = Reason(
+    "PEFT's prefixes of a T5 are its decoder's: an encoder's is written as an array",
+    r"prefixes into a decoder alone",
+)
+DECODER_ALONE = Reason(
+    "PEFT has no prompt for a T5's decoder alone: written as an array",
+    r"no prompt for the decoder of an encoder-decoder alone",
+)
+BIDIRECTIONAL = Reason(
+    "refused: an encoder's tokens see each other anyway",
+    r"prefix_attention is for decoder-only models",
+)
+ONE_STACK = Reason(
+    "refused: the model has one stack, whose prompt is `Run.prompt`",
+    r"decoder_prompt is for encoder-decoders",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """One row of the table.
+
+    Attributes:
+      name: what it is.
+      files: gin files after the run's own.
+      choices: bindings that make the method; shown in the table.
+      sizes: bindings that fit it to the tests; not shown.
+      peft: the methods of PEFT that it is exported to.
+      arrays: by model, why it is exported as an array in their place.
+      refused: by model, why the library refuses the method.
+    """
+
+    name: str
+    files: Sequence[str] = ()
+    choices: Sequence[str] = ()
+    sizes: Sequence[str] = ()
+    peft: str = "PROMPT_TUNING"
+    arrays: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, Reason] = dataclasses.field(default_factory=dict)
+
+    @property
+    def asked_for(self) -> str:
+        """What is added to a run's command, in Markdown."""
+        shown = [*self.files, *(choice.replace(" = ", "=") for choice in self.choices)]
+        return " ".join(f"`{part}`" for part in shown)
+
+
+def _several_tasks(name: str, *sizes: str) -> Method:
+    return Method(
+        name=f"several tasks: {name.replace('_', ' ')}",
+        files=("data/task_ids.gin", f"prompts/multitask_{name}.gin"),
+        sizes=("TASKS = 2", *sizes),
+        peft="MULTITASK_PROMPT_TUNING",
+    )
+
+
+METHODS = (
+    Method(name="soft prompt", files=("prompts/sampled_vocabulary.gin",)),
+    Method(
+        name="soft prompt behind the text",
+        choices=("Prompting.placement = 'suffix'",),
+        arrays=dict.fromkeys(MODELS, PLACED),
+    ),
+    Method(
+        name="template of text and vectors",
+        files=("data/template.gin",),
+        sizes=("TEMPLATE = '{soft:2}{prompt}{soft:1}'",),
+        arrays=dict.fromkeys(MODELS, PLACED),
+    ),
+    Method(
+        name="prefix language model",
+        choices=("Prompting.prefix_attention = True",),
+        arrays=dict.fromkeys(DECODERS, PLACED),
+        refused={"t5": BIDIRECTIONAL},
+    ),
+    Method(name="MLP over a prompt", files=("prompts/mlp.gin",)),
+    Method(
+        name="residual MLP over a prompt",
+        files=("prompts/residual.gin",),
+        sizes=("HIDDEN_WIDTH = 16",),
+    ),
+    Method(name="dropout in a prompt", files=("prompts/dropped.gin",)),
+    Method(
+        name="Wayward prompt",
+        files=("prompts/wayward.gin",),
+        sizes=("PROMPT_TEXT = 'up:'",),
+    ),
+    _several_tasks("add"),
+    _several_tasks("concat_time", "TASK_LENGTH = 2"),
+    _several_tasks("concat_features", "SHARED_FEATURES = 28", "TASK_FEATURES = 100"),
+    _several_tasks("project", "SHARED_FEATURES = 8"),
+    _several_tasks("factorized"),
+    Method(
+        name="deep prompt",
+        files=("prompts/deep.gin",),
+        peft="PREFIX_TUNING",
+        arrays={"t5": DEEP},
+    ),
+    Method(
+        name="deep prompt, added",
+        files=("prompts/added_deep.gin",),
+        peft="PREFIX_TUNING",
+        arrays={"t5": DEEP},
+    ),
+    Method(
+        name="key/value prefix",
+        files=("prompts/prefix.gin",),
+        peft="PREFIX_TUNING",
+        arrays={"t5": IN_ENCODER},
+    ),
+    Method(
+        name="projected prefix",
+        files=("prompts/projected_prefix.gin",),
+        sizes=("ProjectedKeyValuePrefix.hidden = 16",),
+        peft="PREFIX_TUNING",
+        arrays={"t5": IN_ENCODER},
+    ),
+    Method(
+        name="prompts in encoder and decoder",
+        files=("prompts/encoder_and_decoder.gin",),
+        peft="MULTITASK_PROMPT_TUNING",
+        refused=dict.fromkeys(DECODERS, ONE_STACK),
+    ),
+    Method(
+        name="prompt in the decoder alone",
+        files=("prompts/encoder_and_decoder.gin",),
+        choices=("Run.prompt = None",),
+        arrays={"t5": DECODER_ALONE},
+        refused=dict.fromkeys(DECODERS, ONE_STACK),
+    ),
+    Method(
+        name="prefix in the decoder alone",
+        files=("prompts/decoder_prefix.gin",),
+        choices=("Run.prompt = None",),
+        peft="PREFIX_TUNING",
+        refused=dict.fromkeys(DECODERS, ONE_STACK),
+    ),
+    Method(name="IA3", files=("adapters/ia3.gin",), peft="IA3"),
+    Method(name="LoRA", files=("adapters/lora.gin",), peft="LORA"),
+    Method(
+        name="LoRA and a soft prompt",
+        files=("adapters/lora.gin",),
+        choices=(
+            "Run.prompt = @SoftPrompt",
+            "ParameterGroup.regexes = ['.*/prompt/.*', '.*/adapters/.*']",
+        ),
+        peft="PROMPT_TUNING, LORA",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What a test found out about one method on one model.
+
+    Attributes:
+      marks: how many of train, save, resume and decode were proven.
+      exported: in what form.
+      reason: of the hole, if there is one.
+    """
+
+    marks: int
+    exported: str
+    reason: Reason | None = None
+
+
+def render(proofs: Mapping[tuple[str, str], Proof]) -> str:
+    """The table and its footnotes, between their markers.
+
+    Args:
+      proofs: by the names of method and model, of every cell.
+    """
+    in_order = [proofs[method.name, model] for method in METHODS for model in MODELS]
+    reasons = list(dict.fromkeys(proof.reason for proof in in_order if proof.reason))
+    lines = [
+        f"| method | added to the run | {' | '.join(MODELS.values())} |",
+        "|---|---|" + "---|" * len(MODELS),
+    ]
+    for method in METHODS:
+        cells = []
+        for model in MODELS:
+            proof = proofs[method.name, model]
+            note = f"[{reasons.index(proof.reason) + 1}]" if proof.reason else ""
+            cells.append(f"{'✓' * proof.marks} {proof.exported} {note}".strip())
+        lines.append(f"| {method.name} | {method.asked_for} | {' | '.join(cells)} |")
+    notes = [f"{n}. {reason.text}." for n, reason in enumerate(reasons, 1)]
+    return "\n".join([BEGIN, *lines, "", *notes, "", END])
+
+
+def write_gpt2(folder: Path) -> Path:
+    """A tiny GPT-2 with random weights, as transformers keeps one."""
+    folder.mkdir()
+    shapes = {
+        "ln_1.weight": (WIDTH,),
+        "ln_1.bias": (WIDTH,),
+        "attn.c_attn.weight": (WIDTH, 3 * WIDTH),
+        "attn.c_attn.bias": (3 * WIDTH,),
+        "attn.c_proj.weight": (WIDTH, WIDTH),
+        "attn.c_proj.bias": (WIDTH,),
+        "ln_2.weight": (WIDTH,),
+        "ln_2.bias": (WIDTH,),
+        "mlp.c_fc.weight": (WIDTH, 2 * WIDTH),
+        "mlp.c_fc.bias": (2 * WIDTH,),
+        "mlp.c_proj.weight": (2 * WIDTH, WIDTH),
+        "mlp.c_proj.bias": (WIDTH,),
+    }
+    shapes = {f"h.{layer}.{n}": x for layer in range(2) for n, x in shapes.items()}
+    shapes |= {"ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,)}
+    shapes |= {"wte.weight": (len(skills.VOCABULARY), WIDTH), "wpe.weight": (64, WIDTH)}
+    random = np.random.default_rng(0)
+    tensors = {}
+    for name, shape in shapes.items():
+        start = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
+        drawn = start + 0.1 * random.standard_normal(shape)
+        tensors[f"transformer.{name}"] = drawn.astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "model_type": "gpt2",
+        "vocab_size": len(skills.VOCABULARY),
+        "n_embd": WIDTH,
+        "n_inner": 2 * WIDTH,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "bos_token_id": skills.BOS_ID,
+        "eos_token_id": skills.EOS_ID,
+        "pad_token_id": skills.PAD_ID,
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    skills.save_tokenizer(folder, add_bos=True)
+    return folder

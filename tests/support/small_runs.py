@@ -1,0 +1,191 @@
+"""A tiny model in a folder, pairs in files, and the command that tunes a prompt.
+
+The tokenizer is that of the bundled models, characters; the weights are random.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.checkpoints.run_store import atomic_rename
+from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.training.metrics_log import METRICS_FILE
+from scripts import huggingface_export, skills
+
+DECODER = ModelConfig(
+    architecture="decoder_only",
+    vocabulary_size=len(skills.VOCABULARY),
+    width=16,
+    feed_forward_width=24,
+    layers=1,
+    heads=2,
+    key_value_heads=1,
+    head_width=8,
+    norm="rms",
+    positions="rotary",
+    activation="silu",
+    gated=True,
+    tied_head=True,
+    maximum_positions=64,
+    pad_id=skills.PAD_ID,
+    eos_id=skills.EOS_ID,
+    bos_id=skills.BOS_ID,
+)
+T5 = t5_config(
+    vocabulary_size=len(skills.VOCABULARY),
+    width=16,
+    feed_forward_width=24,
+    layers=1,
+    heads=2,
+    head_width=8,
+    pad_id=skills.PAD_ID,
+    eos_id=skills.EOS_ID,
+    bos_id=skills.BOS_ID,
+)
+LENGTH = 4
+COMPILATION_CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[2] / ".jax_cache"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+"""For the processes that tests start: programs are shared with the tests'."""
+
+
+def write_model(folder: Path, config: ModelConfig) -> Path:
+    """An ordinary Hugging Face folder of a model with random weights."""
+    huggingface_export.export_random(folder, config)
+    skills.save_tokenizer(folder, add_bos=config.architecture == "decoder_only")
+    return folder
+
+
+def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
+    """A jsonl file of prompts and completions."""
+    lines = [json.dumps({"prompt": p, "completion": c}) for p, c in pairs]
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def write_rows(path: Path, pairs: Sequence[tuple[str, str]], length: int = 24) -> Path:
+    """An HDF5 file of the same pairs, token types in it, rows of one length."""
+    ids = np.full((len(pairs), length), skills.PAD_ID, np.int32)
+    types = np.full((len(pairs), length), 2, np.int32)
+    for row, (prompt, completion) in enumerate(pairs):
+        given = [skills.BOS_ID, *skills.encode(prompt)]
+        said = skills.encode(completion)
+        whole = [*given, *said, skills.EOS_ID]
+        ids[row, : len(whole)] = whole
+        types[row, : len(whole)] = [0] * len(given) + [1] * len(said) + [3]
+    with h5py.File(path, "w") as file:
+        file["input_ids"], file["token_type_ids"] = ids, types
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What a run reads."""
+
+    decoder: Path
+    t5: Path
+    train: Path
+    held_out: Path
+    train_rows: Path
+    held_out_rows: Path
+
+    def arguments(self, directory: Path, model: Path | None = None, **macros) -> list:
+        """Arguments after `prompt-tuning train`; a run of a few seconds."""
+        values = {
+            "MODEL": str(model or self.decoder),
+            "TRAIN_FILES": str(self.train),
+            "EVALUATION_FILES": str(self.held_out),
+            "RUN_DIRECTORY": str(directory),
+            "PROMPT_LENGTH": LENGTH,
+            "BATCH_SIZE": 8,
+            "Run.steps": 6,
+            "Run.evaluate_every": 0,
+            "Run.save_every": 3,
+            "Run.log_every": 1,
+            "from_sampled_vocabulary.population_size": 20,
+            # Each is a program of its own.
+            "DataSource.buckets": 1,
+        } | {name.replace("__", "."): value for name, value in macros.items()}
+        bindings = [f"--gin.{name}={value!r}" for name, value in values.items()]
+        return ["--gin_file=runs/first_prompt.gin", *bindings]
+
+
+UPPER = [
+    (f"{word}=", word.upper())
+    for word in skills.splits(0, train=40, dev=1, test=1).train
+]
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory) -> Files:
+    """Both models, and forty pairs of one skill in both forms."""
+    folder = tmp_path_factory.mktemp("files")
+    return Files(
+        decoder=write_model(folder / "decoder", DECODER),
+        t5=write_model(folder / "t5", T5),
+        train=write_pairs(folder / "train.jsonl", UPPER[:32]),
+        held_out=write_pairs(folder / "held_out.jsonl", UPPER[32:]),
+        train_rows=write_rows(folder / "train.hdf5", UPPER[:32]),
+        held_out_rows=write_rows(folder / "held_out.hdf5", UPPER[32:]),
+    )
+
+
+def trained_prompt(directory: Path, step: int) -> bytes:
+    """The file of the prompt after a step."""
+    (file,) = (directory / FOLDER / f"checkpoint_{step}").glob("*.npy")
+    return file.read_bytes()
+
+
+def logged(directory: Path) -> list[dict]:
+    """The lines of the log."""
+    lines = (directory / METRICS_FILE).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def tune(files: Files, directory: Path, model: Path | None = None, **macros) -> int:
+    """The command's exit code."""
+    return main(["train", *files.arguments(directory, model, **macros)])
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside one process: nothing catches it."""
+
+
+def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Raises `Killed` in place of a call that touches the disk, counted from 1."""
+    calls = iter(range(1, 10_000))
+
+    def counted(function):
+        def called(*arguments):
+            if next(calls) == number:
+                raise Killed
+            return function(*arguments)
+
+        return called
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(Path, "rename", counted(Path.rename))
+    monkeypatch.setattr(
+        atomic_rename.shutil, "rmtree", counted(atomic_rename.shutil.rmtree)
+    )
+
+
+@pytest.fixture(autouse=True)
+def clean_process(monkeypatch, tmp_path_factory) -> None:
+    """Lets the command set its variables, and takes them back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    # What a command adds to these is taken back; its programs are those of the tests.
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    for name in COMPILATION_CACHE:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)

@@ -1,0 +1,342 @@
+"""Steps as named outputs whose gradients are set when they run."""
+
+import dataclasses
+import functools
+import inspect
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.losses.objective import PolicyGradient
+from prompt_tuning.training import output_gradients
+from prompt_tuning.training.output_gradients import OutputStep
+from prompt_tuning.training.step import gradients
+from scripts import hlo
+from tests.support import dummies
+from tests.support.chunks import chunked
+
+PROMPT = "decoder/prompt/prompt"
+SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
+B, T, M, V = 4, 7, 5, dummies.V
+RANDOM = np.random.default_rng(0)
+LEARNED = np.array([[g <= t < g + n for t in range(T)] for g, n in SIZES])
+"""Which targets of a decoder-only batch carry weight: those behind the given ones."""
+
+
+def prepared(family="llama", **changes):
+    """Structure, trained and frozen leaves, and a batch of unequal weights."""
+    config = dataclasses.replace(dummies.FAMILIES[family], **changes)
+    graph, parameters = dummies.prompted(config)
+    path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
+    trained, frozen = parameter_groups.partition(parameters, {path: 0})
+    batch = dummies.make_batch(config, dummies.random_rows(SIZES))
+    weights = batch.loss_weights * RANDOM.uniform(0.5, 2, batch.loss_weights.shape)
+    batch = dataclasses.replace(batch, loss_weights=weights.astype("f4"))
+    return graph, trained, frozen, jax.tree.map(jnp.asarray, batch)
+
+
+def numbers(*shape):
+    return jnp.asarray(RANDOM.standard_normal(shape), jnp.float32)
+
+
+def assert_same(found, expected, **tolerances):
+    assert found.keys() == expected.keys()
+    for path, leaf in found.items():
+        np.testing.assert_allclose(leaf, expected[path], **tolerances)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+def test_the_usual_loss_is_one_choice_of_output_gradients(family):
+    graph, trained, frozen, batch = prepared(family)
+    usual = output_gradients.mean_loss(batch)
+    found, gradient = OutputStep(graph)(trained, frozen, batch, usual)
+    expected, sums = jax.jit(functools.partial(gradients, graph))(
+        trained, frozen, batch, None
+    )
+    assert_same(gradient, expected, atol=1e-6)
+    assert max(np.abs(leaf).max() for leaf in gradient.values()) > 1e-3
+    weights = np.asarray(batch.targets, "f4") * 0
+    for row, (given, learned) in enumerate(SIZES):
+        first = given if family == "llama" else 0
+        weights[row, first : first + learned] = batch.loss_weights[row, :learned]
+    assert found["token_nll"].shape == weights.shape
+    np.testing.assert_allclose(
+        np.sum(weights * found["token_nll"]), sums.loss, rtol=1e-5
+    )
+    np.testing.assert_array_equal(found["token_nll"] != 0, weights != 0)
+
+
+def test_output_gradients_are_zeros_until_set():
+    graph, trained, frozen, batch = prepared()
+    _, gradient = OutputStep(graph)(trained, frozen, batch, {})
+    np.testing.assert_array_equal(gradient[PROMPT], jnp.zeros((3, 16)))
+
+
+def test_output_gradients_are_set_without_a_new_compile_and_add_up():
+    graph, trained, frozen, batch = prepared()
+    step = OutputStep(graph, ("token_nll", "hidden", "logits", "prompt_norm"))
+    shapes = step.shapes(trained, frozen, batch)
+    assert {name: x.shape for name, x in shapes.items()} == {
+        "token_nll": (B, T),
+        "hidden": (B, M, 16),
+        "logits": (B, M, V),
+        "prompt_norm": (),
+    }
+    given = {name: numbers(*x.shape) for name, x in shapes.items()}
+    given["token_nll"] *= LEARNED
+    _, together = step(trained, frozen, batch, given)
+    apart = [step(trained, frozen, batch, {n: x})[1] for n, x in given.items()]
+    for one in apart:
+        assert np.abs(one[PROMPT]).max() > 1e-3
+    total = sum(one[PROMPT] for one in apart)
+    np.testing.assert_allclose(together[PROMPT], total, atol=2e-5)
+    assert step.jitted._cache_size() == 1
+
+
+def plain_outputs(graph, parameters, batch):
+    """The outputs again, of all logits and without a backward pass of ours."""
+    model: Any = merge(graph, parameters)
+    hidden = model.hidden(batch)
+    logits = model.logits(hidden)
+    targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    norm = jnp.linalg.norm(parameters[PROMPT], axis=-1).mean()
+    # In the order of the rows, each of which has its learned targets first.
+    real = np.concatenate([np.arange(n) + row * M for row, (_, n) in enumerate(SIZES)])
+    nll = jnp.zeros((B, T)).at[LEARNED].set(nll.ravel()[real])
+    return {"token_nll": nll, "logits": logits, "prompt_norm": norm}
+
+
+@pytest.mark.parametrize("start", ["ones", "random"])
+def test_ones_and_random_gradients_are_those_of_a_weighted_sum(start):
+    graph, trained, frozen, batch = prepared()
+    step = OutputStep(graph, ("token_nll", "logits", "prompt_norm"))
+    shapes = step.shapes(trained, frozen, batch)
+    given = output_gradients.ones(shapes, batch)
+    if start == "random":
+        given = output_gradients.random_normal(shapes, batch, jax.random.key(0))
+        assert len({float(x.sum()) for x in given.values()}) == len(given)
+    np.testing.assert_array_equal(given["token_nll"] != 0, LEARNED)
+
+    def weighted(trained):
+        found = plain_outputs(graph, trained | frozen, batch)
+        return sum(jnp.vdot(given[name], found[name]) for name in given)
+
+    found, gradient = step(trained, frozen, batch, given)
+    assert_same(gradient, jax.jit(jax.grad(weighted))(trained), atol=5e-5)
+    plain = jax.jit(functools.partial(plain_outputs, graph))(trained | frozen, batch)
+    assert_same(found, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_advantages_push_texts_up_and_down():
+    graph, trained, frozen, batch = prepared()
+    batch = dataclasses.replace(batch, advantages=numbers(B, M))
+    given = output_gradients.policy_gradient(batch)
+    _, gradient = OutputStep(graph)(trained, frozen, batch, given)
+    compute = functools.partial(gradients, graph, objective=PolicyGradient())
+    expected, _ = jax.jit(compute)(trained, frozen, batch, None)
+    assert_same(gradient, expected, atol=1e-6)
+
+    real = batch.loss_weights != 0
+    weighted = (batch.loss_weights * batch.advantages)[real]
+    assert np.min(weighted) < 0 < np.max(weighted)
+
+    def surrogate(trained):
+        nll = plain_outputs(graph, trained | frozen, batch)["token_nll"][LEARNED]
+        return jnp.sum(weighted * nll) / jnp.sum(batch.loss_weights)
+
+    assert_same(gradient, jax.jit(jax.grad(surrogate))(trained), atol=1e-5)
+
+
+def test_advantages_of_one_are_the_usual_loss():
+    _, _, _, batch = prepared()
+    batch = dataclasses.replace(batch, advantages=jnp.ones((B, M)))
+    found, usual = (
+        output_gradients.policy_gradient(batch),
+        output_gradients.mean_loss(batch),
+    )
+    assert_same(found, usual, rtol=1e-6)
+
+
+def test_a_teachers_logits_are_learned_by_the_gradient_of_the_divergence():
+    graph, trained, frozen, batch = prepared()
+    step, teacher = OutputStep(graph, ("logits",)), numbers(B, M, V)
+    found, _ = step(trained, frozen, batch, {})
+    given = output_gradients.from_teacher(found["logits"], teacher, batch)
+    _, gradient = step(trained, frozen, batch, given)
+
+    def divergence(trained):
+        logits = plain_outputs(graph, trained | frozen, batch)["logits"]
+        losses = optax.losses.kl_divergence_with_log_targets(
+            jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher)
+        )
+        return jnp.average(losses, weights=batch.loss_weights)
+
+    assert_same(gradient, jax.jit(jax.grad(divergence))(trained), atol=1e-5)
+
+
+def test_micro_batches_add_up():
+    graph, trained, frozen, batch = prepared()
+    cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    step = OutputStep(graph)
+    whole = step(trained, frozen, batch, output_gradients.mean_loss(batch))
+    parts = step(trained, frozen, cut, output_gradients.mean_loss(cut))
+    assert_same(parts[1], whole[1], atol=1e-6)
+    nll = parts[0]["token_nll"].reshape(B, T)
+    np.testing.assert_allclose(nll, whole[0]["token_nll"], atol=1e-5)
+
+
+def test_micro_batches_drop_out_as_training_does():
+    graph, trained, frozen, batch = prepared(dropout_rate=0.3)
+    cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    usual, key = output_gradients.mean_loss(cut), jax.random.key(2)
+    _, without = OutputStep(graph)(trained, frozen, cut, usual)
+    _, gradient = OutputStep(graph)(trained, frozen, cut, usual, key)
+    compute = jax.jit(functools.partial(gradients, graph))
+    assert_same(gradient, compute(trained, frozen, cut, key)[0], atol=1e-6)
+    assert np.abs(gradient[PROMPT] - without[PROMPT]).max() > 1e-2
+
+
+def test_micro_batches_share_one_run_of_the_prompt():
+    def flops(accumulate):
+        graph, trained, frozen, batch = prepared()
+        shape = (2, 2) if accumulate else (B,)
+        batch = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
+        step = OutputStep(graph, ("token_nll", "logits", "hidden"))
+        zeros = output_gradients.filled({}, step.shapes(trained, frozen, batch))
+        lowered = step.jitted.lower(trained, frozen, batch, zeros, None)
+        return hlo.matmul_flops(lowered.compile())
+
+    assert flops(True) == flops(False)
+
+
+def test_a_gradient_where_nothing_is_computed_is_refused():
+    graph, trained, frozen, batch = prepared()
+    step = OutputStep(graph)
+    # Token 0 of row 2 is given, and places of padding in loss_positions name target 0.
+    for row, target in ((2, 0), (1, 6)):
+        one = jnp.zeros((B, T)).at[row, target].set(1e-3)
+        with pytest.raises(
+            InputError, match=rf"set for 1 targets .* the first at \({row}, {target}\):"
+        ):
+            step(trained, frozen, batch, {"token_nll": one})
+    everywhere = {"token_nll": jnp.ones((B, T))}
+    with pytest.raises(InputError, match=f"for {B * T - LEARNED.sum()} targets"):
+        step(trained, frozen, batch, everywhere)
+    cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    of_cut = jnp.zeros((2, 2, T)).at[1, 0, 0].set(1)
+    with pytest.raises(InputError, match=r"first at \(1, 0, 0\)"):
+        step(trained, frozen, cut, {"token_nll": of_cut})
+    _, gradient = step(
+        trained, frozen, batch, {"token_nll": jnp.asarray(LEARNED, "f4")}
+    )
+    assert np.abs(gradient[PROMPT]).max() > 1e-3
+
+
+def test_a_target_that_a_row_learns_first_is_not_hidden_by_padding():
+    """Each row fills `loss_positions` up with 0, which is a learned target here."""
+    config = dummies.LLAMA
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows([(0, 2), (0, 4)]))
+    batch = jax.tree.map(jnp.asarray, batch)
+    usual = output_gradients.mean_loss(batch)["token_nll"]
+    np.testing.assert_allclose(usual, [[1 / 6] * 2 + [0] * 2, [1 / 6] * 4], rtol=1e-6)
+    trained = {PROMPT: parameters.pop(PROMPT)}
+    given = {"token_nll": jnp.zeros((2, 4)).at[0, 0].set(1)}
+    found, gradient = OutputStep(graph)(trained, parameters, batch, given)
+    nll = np.asarray(found["token_nll"])
+    assert (nll[0, :2] > 0).all() and (nll[0, 2:] == 0).all() and (nll[1] > 0).all()
+
+    def first(trained):
+        model: Any = merge(graph, trained | parameters)
+        scores = jax.nn.log_softmax(model.logits(model.hidden(batch))[0, 0])
+        return -scores[batch.targets[0, 0]]
+
+    value, expected = jax.jit(jax.value_and_grad(first))(trained)
+    np.testing.assert_allclose(nll[0, 0], value, rtol=1e-5)
+    assert_same(gradient, expected, atol=1e-5)
+
+
+def first_vector(model, batch):
+    """An output of the user's own: squared numbers of the first prompt vector."""
+    del batch
+    return {"first_vector": jnp.square(model.decoder.prompt()[0])}
+
+
+def test_a_function_adds_outputs_of_its_own():
+    graph, trained, frozen, batch = prepared()
+    step = OutputStep(graph, (), first_vector)
+    weights = numbers(16)
+    given = {"first_vector": weights}
+    found, gradient = step(trained, frozen, batch, given)
+    vector = np.array(trained[PROMPT][0])
+    np.testing.assert_allclose(found["first_vector"], vector**2, rtol=1e-6)
+    np.testing.assert_allclose(gradient[PROMPT][0], 2 * weights * vector, rtol=1e-5)
+    np.testing.assert_array_equal(gradient[PROMPT][1:], jnp.zeros((2, 16)))
+
+
+OTHER_V = 37
+"""A vocabulary whose size no other dimension of the program has."""
+
+
+def compiled(names, added=None):
+    graph, trained, frozen, batch = prepared(vocabulary_size=OTHER_V)
+    step = OutputStep(graph, names, added)
+    zeros = output_gradients.filled({}, step.shapes(trained, frozen, batch))
+    return step.jitted.lower(trained, frozen, batch, zeros, None).compile()
+
+
+def of_vocabulary(program):
+    """How often the head is multiplied, and the most scores of it that one array has.
+
+    The head itself, `[V, D]`, is none of them.
+    """
+    products = [p for p in hlo.products(program) if has_scores(*p.shapes)]
+    sizes = [math.prod(s) for s in hlo.array_shapes(program) if has_scores(s)]
+    return len(products), max(sizes, default=0)
+
+
+def has_scores(*shapes):
+    return any(OTHER_V in shape and 16 not in shape for shape in shapes)
+
+
+def test_nothing_is_computed_for_an_output_that_is_not_named(monkeypatch):
+    chunked(monkeypatch, 4)
+    whole = B * M * OTHER_V
+    assert of_vocabulary(compiled(("hidden",))) == (0, 0)
+    assert of_vocabulary(compiled(("prompt_norm",))) == (0, 0)
+    products, largest = of_vocabulary(compiled(("token_nll",)))
+    assert products == 2 and largest < whole
+    products, largest = of_vocabulary(compiled(("token_nll", "logits")))
+    assert products == 4 and largest >= whole
+
+
+def test_the_model_is_not_run_for_what_is_of_the_prompt_alone():
+    assert not hlo.products(compiled((), first_vector))
+
+
+def test_what_is_no_output_is_refused():
+    graph, trained, frozen, batch = prepared()
+    with pytest.raises(InputError, match=r"named 'loss', expected some of token_nll"):
+        OutputStep(graph, ("loss",))
+    step = OutputStep(graph)
+    with pytest.raises(InputError, match=r"set for 'logits', but .* are token_nll;"):
+        step(trained, frozen, batch, {"logits": jnp.zeros((B, M, V))})
+    with pytest.raises(InputError, match=r"shape \(4, 1\), expected .* \(4, 7\)"):
+        step(trained, frozen, batch, {"token_nll": jnp.zeros((B, 1))})
+    clash = OutputStep(graph, (), lambda model, batch: {"hidden": jnp.zeros(1)})
+    with pytest.raises(InputError, match="the added output 'hidden' has the name"):
+        clash(trained, frozen, batch, {})
+    whole = OutputStep(graph, (), lambda model, batch: {"count": jnp.zeros(1, int)})
+    with pytest.raises(InputError, match="'count' has type int32, expected a floating"):
+        whole(trained, frozen, batch, {})
+    with pytest.raises(InputError, match=r"set DataSource.advantages_key"):
+        inspect.unwrap(output_gradients.policy_gradient)(batch)

@@ -1,0 +1,83 @@
+"""What the meter says of a run whose times are known."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.training import throughput
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(throughput, "time", found)
+    return found
+
+
+def batch(lengths: list[int]) -> Batch:
+    """Rows of 10, of which those of length 0 are filling."""
+    count = len(lengths)
+    weights = np.zeros((count, 1), np.float32)
+    weights[np.array(lengths) > 0] = 1
+    tokens = np.zeros((count, 10), np.int32)
+    row = np.maximum(lengths, 1).astype(np.int32)
+    zeros = np.zeros((count, 1), np.int32)
+    return Batch(tokens, row, tokens, zeros, weights, zeros[:, 0])
+
+
+def test_tokens_and_padding_of_the_time_since_the_last_line(clock):
+    found = throughput.Meter()
+    found.count(batch([10, 5]))
+    found.count(batch([1, 0]))
+    clock.now += 4
+    expected = {"tokens_per_second": 4, "padding_share": 0.6, "data_wait_share": 0}
+    assert found.read() == pytest.approx(expected)
+    clock.now += 2
+    found.count(batch([10]))
+    expected = {"tokens_per_second": 5, "padding_share": 0, "data_wait_share": 0}
+    assert found.read() == pytest.approx(expected)
+
+
+def test_the_share_of_time_in_which_the_next_batch_was_not_there(clock):
+    def slow():
+        for lengths in ([1], [2], [3]):
+            clock.now += 1
+            yield batch(lengths)
+
+    found = throughput.Meter()
+    met = []
+    for each in found.waiting(slow()):
+        met.append(int(each.lengths[0]))
+        clock.now += 4
+    assert met == [1, 2, 3]
+    assert found.read()["data_wait_share"] == pytest.approx(3 / 15)
+
+
+def test_time_stands_still_while_something_else_is_done(clock):
+    found = throughput.Meter()
+    found.count(batch([10]))
+    clock.now += 1
+    with found.stopped():
+        clock.now += 100
+    clock.now += 1
+    assert found.read()["tokens_per_second"] == pytest.approx(5)
+
+
+def test_batches_are_not_asked_for_before_they_are_needed():
+    asked = itertools.count()
+    batches = throughput.Meter().waiting(batch([next(asked) + 1]) for _ in range(9))
+    next(batches)
+    next(batches)
+    assert next(asked) == 2

@@ -1,0 +1,164 @@
+"""What stands side by side is measured on the same tokens."""
+
+import dataclasses
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.examples.example_table import load_examples
+from prompt_tuning.data.examples.row_readers import DecoderOnlyReading
+from prompt_tuning.data.examples.text_prefix import PrecededReading
+from prompt_tuning.evaluation import aligned_examples
+from prompt_tuning.tuned.comparison import open_systems
+from scripts import huggingface_export, skills
+from tests.support.small_runs import DECODER, LENGTH, write_pairs
+
+# Nothing stands before the first and the last row's first token but the prompt.
+ROWS = ["abc", "nu", "fed"]
+GIVEN = [0, 1, 0]
+EOS = skills.EOS_ID
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A model whose tokenizer puts no BOS before a text."""
+    folder = tmp_path_factory.mktemp("model") / "plain"
+    huggingface_export.export_random(folder, DECODER)
+    skills.save_tokenizer(folder, add_bos=False)
+    return folder
+
+
+def write_rows(path: Path, rows=ROWS, given=GIVEN) -> Path:
+    ids = np.zeros((len(rows), 8), np.int32)
+    types = np.full((len(rows), 8), 2, np.int32)
+    for row, (text, first) in enumerate(zip(rows, given, strict=True)):
+        whole = [*skills.encode(text), EOS]
+        ids[row, : len(whole)] = whole
+        types[row, : len(whole)] = [0] * first + [1] * (len(text) - first) + [3]
+    with h5py.File(path, "w") as file:
+        file["input_ids"], file["token_type_ids"] = ids, types
+    return path
+
+
+def opened(model: Path, files: Path, prompt: Path | None, **choices):
+    data = {"packing": choices.pop("packing", False)}
+    arguments = {
+        "MODEL": str(model),
+        "TRAIN_FILES": str(files),
+        "EVALUATION_FILES": str(files),
+        "RUN_DIRECTORY": str(files.parent / "run"),
+        "PROMPT_LENGTH": LENGTH,
+        "BATCH_SIZE": 4,
+        "from_sampled_vocabulary.population_size": 20,
+    } | ({} if prompt else {"Run.prompt": None})
+    arguments |= {k: choices.pop(k) for k in list(choices) if "." in k}
+    bindings = [f"{name}={value!r}" for name, value in arguments.items()]
+    run = read_run(["runs/first_prompt.gin"], bindings)
+    assert run.evaluation is not None
+    held_out = dataclasses.replace(run.evaluation.data, **data)
+    evaluation = dataclasses.replace(run.evaluation, data=held_out)
+    return open_systems(run, evaluation, prompt_file=prompt, **choices)
+
+
+def measured(systems):
+    """The nats and the weight of each example, by system."""
+    return {
+        one.name: one.evaluator.measure(one.read()).tallies["loss"].rows
+        for one in systems
+    }
+
+
+@pytest.fixture
+def prompt(tmp_path) -> Path:
+    vectors = np.random.default_rng(0).standard_normal((LENGTH, 16)).astype("f4")
+    np.save(tmp_path / "mine.npy", vectors)
+    return tmp_path / "mine.npy"
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_first_token_that_nothing_predicts_counts_in_no_column(
+    model, prompt, tmp_path, packing
+):
+    rows = write_rows(tmp_path / "rows.hdf5")
+    choices = {"baseline": True, "text_prompts": ["up:"], "packing": packing}
+    compared = measured(opened(model, rows, prompt, **choices))
+    assert list(compared) == ["mine", "no prompt", "text 'up:'"]
+    for found in compared.values():
+        # Letters and EOS, without the first letter, which is given in the second row.
+        assert found[:, 1].tolist() == [3, 2, 3]
+    # What is left out is left out alone: the others cost what they cost alone.
+    alone = measured(opened(model, rows, None))["no prompt"]
+    np.testing.assert_allclose(compared["no prompt"], alone, rtol=1e-5)
+    whole = measured(opened(model, rows, prompt))["mine"]
+    assert whole[:, 1].tolist() == [4, 2, 4]
+    assert (whole[[0, 2], 0] > compared["mine"][[0, 2], 0] + 0.1).all()
+    np.testing.assert_allclose(whole[1], compared["mine"][1], rtol=1e-5)
+
+
+def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
+    lines = write_pairs(tmp_path / "a.jsonl", [("", "abc"), ("n", "u"), ("", "fed")])
+    rows = write_rows(tmp_path / "rows.hdf5")
+    choices = {"baseline": True, "text_prompts": ["up:"]}
+    of_lines = measured(opened(model, lines, prompt, **choices))
+    of_rows = measured(opened(model, rows, prompt, **choices))
+    for name, found in of_lines.items():
+        np.testing.assert_allclose(found, of_rows[name], rtol=1e-5)
+
+
+def test_an_article_of_which_nothing_is_left_is_in_no_column(model, prompt, tmp_path):
+    path = write_rows(tmp_path / "rows.hdf5", ["abc", "nu"], [0, 1])
+    with h5py.File(path, "a") as file:
+        # A row that begins with the end of an article of which it has no more.
+        file["token_type_ids"][0, 0] = 3  # pyright: ignore
+    systems = opened(model, path, prompt, baseline=True)
+    uncounted = systems[0].evaluator.uncounted
+    for found in measured(systems).values():
+        assert found[:, 1].tolist() == [2, 2]
+    alone = measured(opened(model, path, prompt))["mine"]
+    assert len(alone) == 3
+    assert uncounted == alone[:, 1].sum() - 4 > 0
+
+
+def test_a_texts_own_tokens_count_in_no_column(model, prompt, tmp_path):
+    lines = write_pairs(tmp_path / "a.jsonl", [("ab", "c"), ("n", "u")])
+    every = {"evaluation/DataSource.use_token_type_ids": False}
+    compared = measured(opened(model, lines, prompt, text_prompts=["up:"], **every))
+    assert [found[:, 1].tolist() for found in compared.values()] == [[4, 3]] * 2
+
+
+def test_targets_are_compared_from_the_right():
+    aligned = aligned_examples.aligned
+    weights = np.array([0, 1, 2], np.float32)
+    assert aligned(weights, 5).tolist() == [0, 0, 0, 1, 2]
+    assert aligned(weights, 2).tolist() == [1, 2]
+
+
+def test_a_text_stands_before_the_end_of_an_article_and_behind_bos():
+    """GPT-2 has one id for both, which types tell apart."""
+    own = DecoderOnlyReading(True, 0.0, True, bos_id=2)
+    reading = PrecededReading(own, (8, 9), 2)
+    ids = np.array([2, 5, 2], np.int32)
+    behind = reading.example(ids, np.array([0, 1, 3], np.int32))
+    assert behind.inputs.tolist() == [2, 8, 9, 5, 2]
+    before = reading.example(ids[:1], np.array([3], np.int32))
+    assert before.inputs.tolist() == [8, 9, 2]
+    assert before.weights.tolist() == [0, 0, 1]
+
+
+def test_tables_of_other_examples_or_tokens_are_refused(tmp_path):
+    def table(name, rows, **choices):
+        file = write_rows(tmp_path / f"{name}.hdf5", rows, [0] * len(rows))
+        common = {"tokenizer": None, "vocabulary_size": 70}
+        found = load_examples(file, architecture="decoder_only", **common, **choices)
+        return name, found
+
+    one = table("one", ["abc", "nu"])
+    bare = table("bare", ["abc", "see"], predicts_first_token=False)
+    with pytest.raises(InputError, match=r"example 1: one would count 3 tokens that"):
+        aligned_examples.same_targets([one, bare])
+    with pytest.raises(InputError, match="fewer: 1 examples fit, and 2 with one"):
+        aligned_examples.same_targets([one, table("fewer", ["abc"])])

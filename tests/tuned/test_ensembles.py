@@ -1,0 +1,224 @@
+"""Prompts that vote, held against each of them asked alone."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.evaluation.ranking import encode_labels, given, rank_labels
+from prompt_tuning.generation.text_generation import continue_all
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.tuned import ensembles
+from prompt_tuning.tuned.ensembles import (
+    VOTES,
+    ensemble,
+    majority_vote,
+    mean_vote,
+    open_ensemble,
+)
+from prompt_tuning.tuned.load_tuned import load_tuned
+from tests.support.small_runs import LENGTH, write_pairs
+
+# Of which these prompts choose differently, and by either vote.
+LABELS = ["fe", "nu", "se"]
+NEW_TOKENS = 3
+
+
+def test_the_answer_of_most_prompts_wins_however_unlikely_it_is():
+    nats = np.array([[1.0, 9.0], [0.0, 9.0], [9.0, 8.0]])
+    assert majority_vote(np.array([1, 1, 0]), nats) == 1
+    assert mean_vote(np.array([1, 1, 0]), nats) == 0
+
+
+def test_of_tied_answers_the_likelier_wins_and_no_other():
+    nats = np.array([[3.0, 2.0, 0.0], [3.0, 2.0, 0.0]])
+    assert majority_vote(np.array([0, 1]), nats) == 1
+    assert majority_vote(np.array([1, 0]), nats[:, [1, 0, 2]]) == 0
+    assert mean_vote(np.array([0, 1]), nats) == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Three prompts, and what each of them, loaded on its own, answers to each row.
+
+    Attributes:
+      run: with held-out rows, each of which has a label.
+      prompts: their files.
+      rows: token ids of what is given.
+      alone: the model and its parameters with each prompt.
+      nats: of each label after each row, `[k, n, C]`.
+      made: what each prompt continues each row with.
+    """
+
+    run: Run
+    prompts: list[Path]
+    rows: list[list[int]]
+    alone: list[tuple[PromptedModel, Parameters]]
+    nats: np.ndarray
+    made: list[list[list[int]]]
+
+
+def read(files, family, folder) -> Run:
+    pairs = [(f"{'ab' * n}c=", LABELS[n % 3]) for n in (1, 2, 3, 4, 5, 6)]
+    arguments = files.arguments(
+        folder / "run",
+        getattr(files, family),
+        Evaluation__labels=LABELS,
+        Evaluation__exact_match=True,
+        Evaluation__new_tokens=NEW_TOKENS,
+        EVALUATION_FILES=str(write_pairs(folder / "data.jsonl", pairs)),
+    )
+    bindings = [line.removeprefix("--gin.") for line in arguments[1:]]
+    return read_run(["runs/first_prompt.gin"], bindings)
+
+
+@pytest.fixture(scope="module", params=["decoder", "t5"])
+def asked(request, files, tmp_path_factory) -> Asked:
+    folder = tmp_path_factory.mktemp(request.param)
+    run = read(files, request.param, folder)
+    assert run.evaluation is not None
+    random = np.random.default_rng(0)
+    prompts = [folder / f"{name}.npy" for name in "abc"]
+    for file in prompts:
+        np.save(file, 3 * random.standard_normal((LENGTH, 16)).astype("f4"))
+    alone = [load_tuned(run, file) for file in prompts]
+    first = alone[0][0]
+    examples = run.evaluation.data.load(first)
+    rows = [given(examples[i], first) for i in range(len(examples))]
+    labels = encode_labels(first, run.evaluation.data, LABELS)
+    ranked = [rank_labels(*one, rows, labels, add_eos=True) for one in alone]
+    made = [continue_all(*one, rows, new_tokens=NEW_TOKENS) for one in alone]
+    return Asked(run, prompts, rows, alone, np.stack(ranked), made)
+
+
+def elected_texts(asked: Asked, vote) -> list[list[int]]:
+    """The winners among what the prompts say, each scored by each prompt alone."""
+    winners = []
+    for place, row in enumerate(asked.rows):
+        own = [answers[place] for answers in asked.made]
+        candidates = [c for i, c in enumerate(own) if c not in own[:i]]
+        # Cut and not ended, so that what they cost has no end-of-sequence token in it.
+        assert all(len(answer) == NEW_TOKENS for answer in own)
+        nats = [
+            rank_labels(*one, [row], candidates, add_eos=False) for one in asked.alone
+        ]
+        chosen = np.array([candidates.index(answer) for answer in own])
+        winners.append(candidates[vote(chosen, np.concatenate(nats))])
+    return winners
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch):
+    answers = asked.nats.argmin(2)
+    # Prompts that agree on all would say nothing of a vote.
+    assert len({tuple(row) for row in answers}) == 3
+    assert any(len({tuple(m[i]) for m in asked.made}) > 1 for i in range(6))
+    labels = [VOTES[vote](answers[:, i], asked.nats[:, i]) for i in range(6)]
+    texts = elected_texts(asked, VOTES[vote])
+    # What wins is called right, so that another choice for any row is seen.
+    left = iter(texts)
+    monkeypatch.setattr(ensembles, "completion", lambda *_: next(left))
+    monkeypatch.setattr(ensembles, "gold_labels", lambda *_: labels)
+    opened = open_ensemble(asked.run, asked.prompts)
+    found = ensemble(*opened, asked.run.evaluation, vote)
+    assert found["label_accuracy"].together == 1
+    assert found["exact_match"].together == 1
+    for place in range(3):
+        agrees = np.mean(answers[place] == labels)
+        assert found["label_accuracy"].alone[place] == agrees
+        same = np.mean([asked.made[place][i] == texts[i] for i in range(6)])
+        assert found["exact_match"].alone[place] == same
+
+
+def test_labels_are_ranked_by_mean_nats_where_the_evaluation_says_so(asked):
+    labels = [[3], [4, 5, 6]]
+    model, parameters = asked.alone[0]
+    plain, mean = (
+        rank_labels(
+            model,
+            parameters,
+            asked.rows,
+            labels,
+            add_eos=False,
+            length_normalize=asked_for,
+        )
+        for asked_for in (False, True)
+    )
+    np.testing.assert_allclose(mean, plain / [1, 3], rtol=1e-6)
+
+
+def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
+    found = []
+
+    def ranked(*arguments, length_normalize, **choices):
+        found.append(length_normalize)
+        return np.zeros((3 * len(asked.rows), len(LABELS)))
+
+    monkeypatch.setattr(ensembles, "rank_labels", ranked)
+    assert asked.run.evaluation is not None
+    for wanted in (True, False):
+        evaluation = dataclasses.replace(
+            asked.run.evaluation, length_normalize=wanted, exact_match=False
+        )
+        model, parameters = open_ensemble(asked.run, asked.prompts)
+        ensemble(model, parameters, evaluation, "mean")
+        assert found.pop() is wanted
+
+
+@pytest.fixture
+def saved(files, tmp_path) -> Path:
+    """The config of a run over the decoder, as the command takes it."""
+    arguments = files.arguments(tmp_path / "run", files.decoder)
+    lines = [line.removeprefix("--gin.") for line in arguments[1:]]
+    config = tmp_path / "config.gin"
+    config.write_text("include 'runs/first_prompt.gin'\n" + "\n".join(lines) + "\n")
+    return config
+
+
+def test_the_command_shows_the_vote_beside_each_prompt(saved, files, tmp_path, capsys):
+    words = write_pairs(tmp_path / "data.jsonl", [("ab=", "fe"), ("b=", "nu")])
+    for name, start in (("one", 0.0), ("two", 1.0)):
+        np.save(tmp_path / f"{name}.npy", np.full((LENGTH, 16), start, "f4"))
+    arguments = [
+        *("--gin_file", saved, "--vote", "mean"),
+        *("--prompt", tmp_path / "one.npy", "--prompt", tmp_path / "two.npy"),
+        f"--gin.EVALUATION_FILES={str(words)!r}",
+        f"--gin.Evaluation.labels={LABELS}",
+    ]
+    assert main(["evaluate", *map(str, arguments)]) == 0
+    printed = capsys.readouterr().out
+    assert "together (mean) ┃ one" in printed and "┃ two" in printed
+    (row,) = (line for line in printed.splitlines() if "label_accuracy" in line)
+    assert all(float(v) in (0, 0.5, 1) for v in row.split("│")[2:5])
+
+
+def test_what_cannot_vote_is_refused(saved, tmp_path, capsys):
+    sizes = {"a": (LENGTH, 16), "b": (LENGTH, 16), "short": (3, 16), "wide": (4, 8)}
+    for name, shape in sizes.items():
+        np.save(tmp_path / f"{name}.npy", np.zeros(shape, "f4"))
+
+    def refused(*names, flags=()):
+        prompts = [f"--prompt={tmp_path / name}.npy" for name in names]
+        assert main(["evaluate", f"--gin_file={saved}", *prompts, *flags]) == 2
+        return capsys.readouterr().err
+
+    assert "prompts vote on answers" in refused("a", "b")
+    assert "short.npy holds a prompt (3, 16)" in refused("a", "short")
+    assert "one shape" in refused("a", "wide")
+    assert "--vote is among several prompts" in refused("a", flags=["--vote=mean"])
+    assert "a.npy is given twice" in refused("a", "a")
+    (tmp_path / "wide_too.npy").write_bytes((tmp_path / "wide.npy").read_bytes())
+    assert "8 wide and the model 16" in refused("wide", "wide_too")
+
+
+def test_an_ensemble_is_of_prompts_among_the_input(files, tmp_path):
+    run = read(files, "t5", tmp_path)
+    both = dataclasses.replace(run, decoder_prompt=run.prompt)
+    with pytest.raises(InputError, match="a prompt in the decoder beside them"):
+        open_ensemble(both, [])
