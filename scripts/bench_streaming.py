@@ -223,12 +223,12 @@ def make_step(
     model: PromptedModel, optimizer: optax.GradientTransformation, watch: Watch
 ) -> Step:
     """The library's step, watched at every layer where it streams them."""
-    if not model.kept.streamed:
+    if not model.weight_storage.streamed:
         return compile_step(model.graph, optimizer, dropout=False)
     return StreamedStep(
         model.graph,
         optimizer,
-        model.kept.streamed,
+        model.weight_storage.streamed,
         dropout=False,
         reader=Reader(watch),
     )

@@ -45,7 +45,7 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning, tuning_of
 from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.training import loop
-from prompt_tuning.training.loop import Training
+from prompt_tuning.training.loop import Trainer
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
@@ -117,7 +117,7 @@ def run_of(method: Method, place: Place) -> Run:
     )
 
 
-def train(training: Training, directory: Path) -> Parameters:
+def train(training: Trainer, directory: Path) -> Parameters:
     """Trains to the end, from a checkpoint where the directory has one."""
     outcome = loop.train(
         dataclasses.replace(
@@ -131,7 +131,7 @@ def train(training: Training, directory: Path) -> Parameters:
     return outcome.trained
 
 
-def check_trained(training: Training, trained: Parameters, place: Place, log: Path):
+def check_trained(training: Trainer, trained: Parameters, place: Place, log: Path):
     """The loss fell on one batch over and over; what is the model's own stayed."""
     orders = [training.plan.batch(step).rows.tolist() for step in range(STEPS)]
     assert all(sorted(rows) == list(range(len(LINES))) for rows in orders)
@@ -156,7 +156,7 @@ def check_saved(checkpoint: Path, trained: Parameters) -> None:
         assert np.load(checkpoint / name).tobytes() == np.asarray(leaf).tobytes()
 
 
-def check_resumed(training: Training, whole: Path, half: Path) -> None:
+def check_resumed(training: Trainer, whole: Path, half: Path) -> None:
     """Half the steps, a restart and the rest leave the files of all steps at once."""
     shutil.copytree(whole, half)
     shutil.rmtree(half / FOLDER / f"checkpoint_{STEPS}")
@@ -198,7 +198,7 @@ def decode() -> Decoder:
 
 
 def check_decoded(
-    decode: Decoder, training: Training, parameters: Parameters
+    decode: Decoder, training: Trainer, parameters: Parameters
 ) -> tuple[list[int], list[int]]:
     """No row's ids depend on the other rows, nor on how long they are.
 
@@ -226,7 +226,7 @@ def model_of(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
 
 
 def check_exported(
-    method: Method, reason: Reason | None, training: Training, parameters, folder: Path
+    method: Method, reason: Reason | None, training: Trainer, parameters, folder: Path
 ) -> tuple[str, nnx.GraphDef, dict[str, np.ndarray]]:
     """What is written reads back as the same, and has a place in a model.
 
@@ -249,7 +249,7 @@ def check_exported(
 
 
 def written_as_array(
-    adapter: Adapter, training: Training, folder: Path
+    adapter: Adapter, training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """One array, put into the run's own model, or where a folded one has its place."""
     ((path, array),) = adapter.parameters.items()
@@ -264,7 +264,7 @@ def written_as_array(
 
 
 def written_as_checkpoint(
-    adapter: Adapter, training: Training, folder: Path
+    adapter: Adapter, training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """Several arrays, and a model that they alone describe."""
     write_checkpoint(folder / "checkpoint", adapter, "a test")
@@ -278,7 +278,7 @@ def written_as_checkpoint(
 
 
 def written_for_peft(
-    forms: Sequence[Adapter], training: Training, folder: Path
+    forms: Sequence[Adapter], training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """PEFT's folders, and a model that they alone describe."""
     found, merged, config = {}, Tuning(), training.model.config

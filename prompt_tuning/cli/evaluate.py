@@ -18,8 +18,8 @@ from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.metric_sums import Tally, intervals
-from prompt_tuning.evaluation.results import Findings
+from prompt_tuning.evaluation.metric_sums import MetricSums, intervals
+from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.processes.group import is_first, on_first
 from prompt_tuning.prompts.tools.similarity import short_names
@@ -27,7 +27,7 @@ from prompt_tuning.tuned.comparison import measure_all, open_systems
 from prompt_tuning.tuned.ensembles import ensemble, open_ensemble
 
 WIDE = 200
-Measured = dict[str, Findings]
+Measured = dict[str, EvaluationResult]
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -170,7 +170,7 @@ def comparison_table(found: Measured, evaluation: Evaluation) -> Table:
 
 def _add_metrics(
     table: Table,
-    measured: Mapping[str, Mapping[str, Tally]],
+    measured: Mapping[str, Mapping[str, MetricSums]],
     evaluation: Evaluation,
 ) -> None:
     """One row for each metric."""
@@ -195,7 +195,7 @@ def _add_metrics(
         table.add_row(Text(metric), *cells)
 
 
-def _best(tallies: Mapping[str, Tally]) -> list[str]:
+def _best(tallies: Mapping[str, MetricSums]) -> list[str]:
     """The systems of which none is better, unless all are alike."""
     values = {n: tally.value for n, tally in tallies.items()}
     real = {name: value for name, value in values.items() if not math.isnan(value)}

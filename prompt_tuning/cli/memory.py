@@ -12,7 +12,7 @@ from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from prompt_tuning.core.rematerialization import Rematerialization
-    from prompt_tuning.training.memory_estimate import Held, Needed, Prospect
+    from prompt_tuning.training.memory_estimate import Held, MemoryEstimate, Needed
 
 DESCRIPTION = (
     "Compiles the step of a run for its largest batch, under several policies of "
@@ -70,11 +70,11 @@ def memory(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from prompt_tuning.config import gin_files
-    from prompt_tuning.training.memory_estimate import Prospect, Timer
+    from prompt_tuning.training.memory_estimate import MemoryEstimate, Timer
 
     given = None if options.limit is None else parse_size(options.limit)
     files = [*options.gin_file, *options.configs]
-    prospect = Prospect.of(gin_files.read_run(files, options.bindings, UNUSED))
+    prospect = MemoryEstimate.of(gin_files.read_run(files, options.bindings, UNUSED))
     limit = given or device_limit(prospect.devices)
     console = Console()
     for line in report(prospect, prospect.held(), limit):
@@ -98,7 +98,7 @@ def memory(options: argparse.Namespace) -> int:
 
 
 def rows(
-    prospect: "Prospect", names: "tuple[str, ...] | list[str]"
+    prospect: "MemoryEstimate", names: "tuple[str, ...] | list[str]"
 ) -> "list[tuple[str, Rematerialization | None]]":
     """The policies to show, by what they are called; the run's own first, as None."""
     from prompt_tuning.core.rematerialization import Rematerialization
@@ -126,7 +126,7 @@ def described(how: "Rematerialization") -> str:
     return words
 
 
-def report(prospect: "Prospect", held: "Held", limit: int | None) -> list[str]:
+def report(prospect: "MemoryEstimate", held: "Held", limit: int | None) -> list[str]:
     """What the table does not say, line by line."""
     import jax
 

@@ -21,10 +21,10 @@ from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.sharding.mesh import MeshShape
 
-Asked = TokenObjective | ClassObjective | PolicyGradient | ContextDistillation
+ObjectiveConfig = TokenObjective | ClassObjective | PolicyGradient | ContextDistillation
 
 
-def check_packed_objective(objective: Asked | None) -> None:
+def check_packed_objective(objective: ObjectiveConfig | None) -> None:
     """Refuses to pack where a row is one candidate of an example.
 
     Raises:
@@ -94,7 +94,7 @@ class Run:
     start_from: str | None = None
     keep_optimizer_state: bool = True
     data: DataSource | None = None
-    objective: Asked | None = None
+    objective: ObjectiveConfig | None = None
     evaluation: Evaluation | None = None
     steps: int = 1000
     accumulate: int = 1

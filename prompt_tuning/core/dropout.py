@@ -13,7 +13,7 @@ from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, Key
 
 
-class Places(NamedTuple):
+class DropoutIndex(NamedTuple):
     """Two numbers that tell a place from all others; they broadcast together.
 
     Attributes:
@@ -25,27 +25,27 @@ class Places(NamedTuple):
     low: Int[Array, "..."]
 
     @classmethod
-    def of_positions(
+    def at_positions(
         cls, numbers: Int[Array, "*lead"], width: int, first: Int[Array, ""] | int = 0
-    ) -> "Places":
+    ) -> "DropoutIndex":
         """Of `width` columns at each of some positions, from column `first` on."""
         return cls(numbers[..., None], first + jnp.arange(width))
 
     @classmethod
-    def of_rows(
+    def for_rows(
         cls, shape: tuple[int, ...], first: Int[Array, ""] | int = 0
-    ) -> "Places":
+    ) -> "DropoutIndex":
         """Of rows `[R, Q, D]`, the first of which has the number `first`."""
         rows, length, width = shape
         numbers = (first + jnp.arange(rows))[:, None] * length + jnp.arange(length)
-        return cls.of_positions(numbers, width)
+        return cls.at_positions(numbers, width)
 
 
 def dropout(
     x: Float[Array, "..."],
     rate: float,
     key: Key[Array, ""] | None,
-    places: Places,
+    places: DropoutIndex,
 ) -> Float[Array, "..."]:
     """Zeroes each number with probability `rate` and scales the rest; no key, no-op.
 
@@ -65,7 +65,7 @@ def dropout(
 
 
 def _kept(
-    key: Key[Array, ""], rate: float, places: Places, shape: tuple[int, ...]
+    key: Key[Array, ""], rate: float, places: DropoutIndex, shape: tuple[int, ...]
 ) -> Bool[Array, "..."]:
     """Threefry of the places (Salmon et al. 2011, section 3.3)."""
     high, low = (jnp.broadcast_to(x, shape).astype(jnp.uint32) for x in places)

@@ -12,7 +12,7 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.calibration import calibrated
 from prompt_tuning.evaluation.categories import read_categories, read_references
 from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
-from prompt_tuning.evaluation.metric_sums import Tally, class_tallies, mean_tally
+from prompt_tuning.evaluation.metric_sums import MetricSums, class_tallies, mean_tally
 from prompt_tuning.evaluation.ranking import (
     completion,
     encode_labels,
@@ -22,7 +22,7 @@ from prompt_tuning.evaluation.ranking import (
 )
 from prompt_tuning.evaluation.results import (
     Answers,
-    Findings,
+    EvaluationResult,
     Ranking,
     by_category,
     prediction_lines,
@@ -142,10 +142,10 @@ class Evaluator:
                 "another"
             )
 
-    def measure(self, parameters: Parameters) -> Findings:
+    def measure(self, parameters: Parameters) -> EvaluationResult:
         """Measures everything, and keeps what each example adds to it."""
         tokens = token_outcomes(self._model, parameters, self._examples, self._plan)
-        tallies: dict[str, Tally] = dict(tokens.tallies())
+        tallies: dict[str, MetricSums] = dict(tokens.tallies())
         made = self._generate(parameters) if self._evaluation.generates else None
         if made is not None:
             tallies |= self._tallies_of_texts(made)
@@ -159,9 +159,9 @@ class Evaluator:
                 for index, name in enumerate(categories.names)
             }
             parts = by_category(tallies, of_tokens, categories)
-        return Findings(tallies, parts, ranking, made)
+        return EvaluationResult(tallies, parts, ranking, made)
 
-    def predictions(self, system: str, findings: Findings) -> list[str]:
+    def predictions(self, system: str, findings: EvaluationResult) -> list[str]:
         """A line of JSON for each example; see `prediction_lines`.
 
         Raises:
@@ -225,7 +225,7 @@ class Evaluator:
             room = longest + int(self._evaluation.data.add_eos)
             check_rows(self._model, self._rows[0] + self._content_free, room)
         if self._evaluation.generates:
-            self._model.kept.refuse_streamed(GENERATES)
+            self._model.weight_storage.refuse_streamed(GENERATES)
             check_rows(self._model, self._rows[0], self._evaluation.new_tokens)
 
     def _generate(self, parameters: Parameters) -> Rows:
@@ -239,7 +239,7 @@ class Evaluator:
             prompt_ids=prompt_ids,
         )
 
-    def _tallies_of_texts(self, made: Rows) -> dict[str, Tally]:
+    def _tallies_of_texts(self, made: Rows) -> dict[str, MetricSums]:
         tallies = {}
         if self._evaluation.exact_match:
             right = [a == b for a, b in zip(made, self._rows[1], strict=True)]
@@ -297,7 +297,7 @@ class Evaluator:
             prompt_ids=prompt_ids,
         )
 
-    def _tallies_of_labels(self, ranking: Ranking) -> Mapping[str, Tally]:
+    def _tallies_of_labels(self, ranking: Ranking) -> Mapping[str, MetricSums]:
         ranked = {"label": ranking.nats, "calibrated": ranking.calibrated}
         return {
             metric: tally

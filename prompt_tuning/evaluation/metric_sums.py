@@ -19,7 +19,7 @@ Score = Callable[[Sums], Float[np.ndarray, "*lead"]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tally:
+class MetricSums:
     """One metric of some examples.
 
     Attributes:
@@ -43,7 +43,7 @@ class Tally:
         """The metric of each example alone."""
         return self.score(self.rows)
 
-    def select(self, chosen: Bool[np.ndarray, "n"]) -> "Tally":
+    def select(self, chosen: Bool[np.ndarray, "n"]) -> "MetricSums":
         """The same of the chosen examples."""
         return dataclasses.replace(self, rows=self.rows[chosen])
 
@@ -76,10 +76,10 @@ def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
         return np.asarray(each.sum(axis=-1) / present.sum(axis=-1))
 
 
-def mean_tally(values: Sequence[float] | Sequence[bool] | np.ndarray) -> Tally:
+def mean_tally(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:
     """The mean of one number of each example."""
     found = np.asarray(values, np.float64)
-    return Tally(np.stack([found, np.ones_like(found)], axis=1), ratio)
+    return MetricSums(np.stack([found, np.ones_like(found)], axis=1), ratio)
 
 
 def class_tallies(
@@ -87,7 +87,7 @@ def class_tallies(
     gold: Integer[np.ndarray, "n"],
     classes: int,
     start: str,
-) -> dict[str, Tally]:
+) -> dict[str, MetricSums]:
     """Accuracy and macro-F1 of answers that are one of some classes.
 
     Args:
@@ -102,12 +102,12 @@ def class_tallies(
     )
     return {
         f"{start}_accuracy": mean_tally(answers == gold),
-        f"{start}_macro_f1": Tally(rows, macro_f1, of_one=False),
+        f"{start}_macro_f1": MetricSums(rows, macro_f1, of_one=False),
     }
 
 
 def intervals(
-    tallies: Mapping[str, Tally], *, resamples: int, seed: int
+    tallies: Mapping[str, MetricSums], *, resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Where each metric lies in 95 % of data sets drawn from its examples.
 

@@ -22,14 +22,14 @@ from prompt_tuning.generation.text_generation import check_prompt_ids
 from prompt_tuning.models.scoring import row_nll
 from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import of_rows
 from prompt_tuning.streaming.streamed_function import of_batch
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def batch_row_nll(
-    graph: nnx.GraphDef, layout: Layout | None, parameters: Parameters, batch: Batch
+    graph: nnx.GraphDef, layout: MeshLayout | None, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B"]:
     """The nats of each row; see `row_nll`."""
     run = of_rows(layout, graph, functools.partial(row_nll, graph))
@@ -39,8 +39,8 @@ def batch_row_nll(
 def _row_nll(
     model: PromptedModel, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B"]:
-    if model.kept.streamed:
-        everything = model.kept.with_streamed(parameters)
+    if model.weight_storage.streamed:
+        everything = model.weight_storage.with_streamed(parameters)
         return of_batch(model.graph, row_nll).forth({}, everything, batch)
     return batch_row_nll(model.graph, model.layout, parameters, batch)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from prompt_tuning.evaluation.categories import NONE, Categories
-from prompt_tuning.evaluation.metric_sums import Tally
+from prompt_tuning.evaluation.metric_sums import MetricSums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Ranking:
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class EvaluationResult:
     """What was found of one model.
 
     Attributes:
@@ -60,22 +60,22 @@ class Findings:
       made: token ids of what was generated, if anything was.
     """
 
-    tallies: Mapping[str, Tally]
-    by_category: Mapping[str, Mapping[str, Tally]]
+    tallies: Mapping[str, MetricSums]
+    by_category: Mapping[str, Mapping[str, MetricSums]]
     ranking: Ranking | None = None
     made: Sequence[Sequence[int]] | None = None
 
     @property
-    def parts(self) -> dict[str, Mapping[str, Tally]]:
+    def parts(self) -> dict[str, Mapping[str, MetricSums]]:
         """All examples, under the empty name, and then each category."""
         return {"": self.tallies, **self.by_category}
 
 
 def by_category(
-    tallies: Mapping[str, Tally],
-    of_tokens: Mapping[str, Mapping[str, Tally]],
+    tallies: Mapping[str, MetricSums],
+    of_tokens: Mapping[str, Mapping[str, MetricSums]],
     categories: Categories,
-) -> dict[str, dict[str, Tally]]:
+) -> dict[str, dict[str, MetricSums]]:
     """Each category's tallies.
 
     Args:
@@ -99,7 +99,7 @@ def by_category(
 
 def prediction_lines(
     system: str,
-    findings: Findings,
+    findings: EvaluationResult,
     answers: Answers,
     categories: Categories | None,
 ) -> Iterator[str]:

@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.evaluation.metric_sums import Sums, Tally, mean_tally
+from prompt_tuning.evaluation.metric_sums import MetricSums, Sums, mean_tally
 
 References = Sequence[Sequence[str]]
 """Of each example the texts that are right, at least one."""
 
-TextMetric = Callable[[Sequence[str], References], dict[str, Tally]]
+TextMetric = Callable[[Sequence[str], References], dict[str, MetricSums]]
 
 ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
 BLEU_ORDER = 4
@@ -43,7 +43,7 @@ def word_f1(made: Sequence[str], wanted: Sequence[str]) -> float:
     return 2 * shared / (len(made) + len(wanted))
 
 
-def squad(made: Sequence[str], references: References) -> dict[str, Tally]:
+def squad(made: Sequence[str], references: References) -> dict[str, MetricSums]:
     """SQuAD's F1 and exact match, each with the reference that fits best."""
     f1, exact = [], []
     for text, right in zip(made, references, strict=True):
@@ -53,7 +53,7 @@ def squad(made: Sequence[str], references: References) -> dict[str, Tally]:
     return {"squad_f1": mean_tally(f1), "squad_exact_match": mean_tally(exact)}
 
 
-def rouge(made: Sequence[str], references: References) -> dict[str, Tally]:
+def rouge(made: Sequence[str], references: References) -> dict[str, MetricSums]:
     """The F-measures of ROUGE-1, -2 and -L (Lin 2004), stemmed, best reference.
 
     `rouge-score` takes Latin letters and digits for words, and nothing else.
@@ -71,7 +71,7 @@ def rouge(made: Sequence[str], references: References) -> dict[str, Tally]:
     }
 
 
-def bleu(made: Sequence[str], references: References) -> dict[str, Tally]:
+def bleu(made: Sequence[str], references: References) -> dict[str, MetricSums]:
     """BLEU of all texts together (Papineni et al. 2002), from 0 to 100.
 
     As `sacrebleu` has it (Post 2018): its tokenizer 13a, exponential smoothing.
@@ -94,7 +94,7 @@ def bleu(made: Sequence[str], references: References) -> dict[str, Tally]:
     def score(sums: Sums) -> Float[np.ndarray, "*lead"]:
         return np.apply_along_axis(score_one, -1, sums)
 
-    return {"bleu": Tally(np.array(rows, np.float64), score, of_one=False)}
+    return {"bleu": MetricSums(np.array(rows, np.float64), score, of_one=False)}
 
 
 TEXT_METRICS: dict[str, TextMetric] = {"squad": squad, "rouge": rouge, "bleu": bleu}

@@ -13,18 +13,18 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.metric_sums import Tally, exponential_ratio, ratio
+from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
 from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import of_rows
 from prompt_tuning.streaming.streamed_function import of_batch
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def batch_losses(
-    graph: nnx.GraphDef, layout: Layout | None, parameters: Parameters, batch: Batch
+    graph: nnx.GraphDef, layout: MeshLayout | None, parameters: Parameters, batch: Batch
 ) -> TokenLoss:
     """The outcome at each of the batch's loss positions; see `token_losses`."""
     run = of_rows(layout, graph, functools.partial(token_losses, graph))
@@ -32,8 +32,8 @@ def batch_losses(
 
 
 def _losses(model: PromptedModel, parameters: Parameters, batch: Batch) -> TokenLoss:
-    if model.kept.streamed:
-        everything = model.kept.with_streamed(parameters)
+    if model.weight_storage.streamed:
+        everything = model.weight_storage.with_streamed(parameters)
         return of_batch(model.graph, token_losses).forth({}, everything, batch)
     return batch_losses(model.graph, model.layout, parameters, batch)
 
@@ -56,7 +56,9 @@ class TokenOutcomes:
     nll: Float[np.ndarray, "t"]
     correct: Bool[np.ndarray, "t"]
 
-    def tallies(self, chosen: Bool[np.ndarray, "t"] | None = None) -> dict[str, Tally]:
+    def tallies(
+        self, chosen: Bool[np.ndarray, "t"] | None = None
+    ) -> dict[str, MetricSums]:
         """Loss, perplexity and accuracy, of all targets or of the chosen ones.
 
         An example without a chosen target adds nothing.
@@ -66,9 +68,9 @@ class TokenOutcomes:
         nats = np.stack([self._sums(weight * self.nll), weights], axis=1)
         right = np.stack([self._sums(weight * self.correct), weights], axis=1)
         return {
-            "loss": Tally(nats, ratio, lower_is_better=True),
-            "perplexity": Tally(nats, exponential_ratio, lower_is_better=True),
-            "accuracy": Tally(right, ratio),
+            "loss": MetricSums(nats, ratio, lower_is_better=True),
+            "perplexity": MetricSums(nats, exponential_ratio, lower_is_better=True),
+            "accuracy": MetricSums(right, ratio),
         }
 
     def _sums(self, values: Float[np.ndarray, "t"]) -> Float[np.ndarray, "E"]:

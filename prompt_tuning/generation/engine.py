@@ -18,7 +18,7 @@ from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.generation.sampling import Sampler, greedy
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import of_rows
 
 
@@ -38,7 +38,7 @@ def continue_rows(
     sampler: Sampler = greedy,
     eos_id: int | None,
     pad_id: int,
-    layout: Layout | None = None,
+    layout: MeshLayout | None = None,
 ) -> Int[Array, "B new"]:
     """Generates up to `new_tokens` tokens for each row.
 

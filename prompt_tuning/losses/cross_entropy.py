@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.losses.logit_losses import (
-    Scores,
-    Terms,
+    LogitShard,
+    LossTerms,
     divergence,
     divergence_excess,
     highest,
@@ -81,7 +81,7 @@ def token_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    terms = Terms(z_loss, label_smoothing, soft_cap)
+    terms = LossTerms(z_loss, label_smoothing, soft_cap)
     return _divided_loss(hidden, head, targets, None, terms)
 
 
@@ -105,10 +105,10 @@ def distillation_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    return _divided_loss(hidden, head, targets, teacher, Terms())
+    return _divided_loss(hidden, head, targets, teacher, LossTerms())
 
 
-def _divided_loss(hidden, head, targets, teacher, terms: Terms) -> TokenLoss:
+def _divided_loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
     """The loss where a mesh may give each device a part of the vocabulary.
 
     Of each position only maxima, sums and the target's logit are exchanged, and its
@@ -122,7 +122,7 @@ def _divided_loss(hidden, head, targets, teacher, terms: Terms) -> TokenLoss:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _loss(hidden, head, targets, teacher, terms: Terms) -> TokenLoss:
+def _loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
     def chunk(hidden, targets, teacher):
         return _outcome(_scores(hidden, head, terms), targets, teacher, head, terms)[0]
 
@@ -168,7 +168,7 @@ def _by_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), made)
 
 
-def _scores(hidden: Array, head: Array, terms: Terms) -> Scores:
+def _scores(hidden: Array, head: Array, terms: LossTerms) -> LogitShard:
     """Of some positions; the logits of a device's part of the vocabulary."""
     logits = jnp.einsum(
         "...d,vd->...v",
@@ -176,11 +176,15 @@ def _scores(hidden: Array, head: Array, terms: Terms) -> Scores:
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return Scores.of(terms.capped(logits), collectives.columns(len(head)))
+    return LogitShard.of(terms.capped(logits), collectives.columns(len(head)))
 
 
 def _outcome(
-    scores: Scores, targets: Array, teacher: Array | None, head: Array, terms: Terms
+    scores: LogitShard,
+    targets: Array,
+    teacher: Array | None,
+    head: Array,
+    terms: LossTerms,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
     """The outcome of some positions, and what computes its gradient at the logits."""
     correct = highest(scores, targets)
@@ -194,7 +198,7 @@ def _outcome(
     return TokenLoss(cost, correct), lambda: terms.uncapped(slope(), scores.logits)
 
 
-def _forward(hidden, head, targets, teacher, terms: Terms):
+def _forward(hidden, head, targets, teacher, terms: LossTerms):
     trained_head = head.perturbed
     values = (hidden.value, targets.value, None if teacher is None else teacher.value)
     head = head.value

@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from prompt_tuning.sharding.collectives import Columns
+from prompt_tuning.sharding.collectives import VocabularyShard
 
-PADDING = -1e30
+MASKED_LOGIT = -1e30
 """The logit of a place of a divided vocabulary that is no token."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
+class LossTerms:
     """What a loss is made of besides the cross-entropy; Python numbers alone.
 
     Attributes:
@@ -48,7 +48,7 @@ class Terms:
         return slope * (1 - jnp.minimum(jnp.square(capped / self.soft_cap), 1))
 
 
-class Scores(NamedTuple):
+class LogitShard(NamedTuple):
     """The capped logits of some positions, and the log of their softmax's sum.
 
     Attributes:
@@ -60,13 +60,15 @@ class Scores(NamedTuple):
 
     logits: Float[Array, "*lead v"]
     normaliser: Float[Array, "*lead"]
-    columns: Columns
+    columns: VocabularyShard
 
     @classmethod
-    def of(cls, logits: Float[Array, "*lead v"], columns: Columns) -> "Scores":
+    def of(
+        cls, logits: Float[Array, "*lead v"], columns: VocabularyShard
+    ) -> "LogitShard":
         """Those of logits that are capped already."""
         if columns.padded:
-            logits = jnp.where(columns.ids < columns.total, logits, PADDING)
+            logits = jnp.where(columns.ids < columns.total, logits, MASKED_LOGIT)
         if columns.whole:
             return cls(logits, jax.nn.logsumexp(logits, axis=-1), columns)
         most = columns.max(logits)
@@ -79,7 +81,7 @@ class Scores(NamedTuple):
         return jnp.exp(self.logits - self.normaliser[..., None])
 
 
-def picked(scores: Scores, targets: Int[Array, "*lead"]) -> Float[Array, "*lead"]:
+def picked(scores: LogitShard, targets: Int[Array, "*lead"]) -> Float[Array, "*lead"]:
     """The logit of each target."""
     logits, columns = scores.logits, scores.columns
     if columns.whole:
@@ -90,13 +92,13 @@ def picked(scores: Scores, targets: Int[Array, "*lead"]) -> Float[Array, "*lead"
     return columns.sum(jnp.where(own[..., None], found, 0))
 
 
-def highest(scores: Scores, targets: Int[Array, "*lead"]) -> Bool[Array, "*lead"]:
+def highest(scores: LogitShard, targets: Int[Array, "*lead"]) -> Bool[Array, "*lead"]:
     """Whether no token scores higher than the target."""
     return picked(scores, targets) >= scores.columns.max(scores.logits)
 
 
 def token_cost(
-    terms: Terms, scores: Scores, targets: Int[Array, "*lead"]
+    terms: LossTerms, scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead"]:
     """The cross-entropy of the targets with its terms; see `token_loss`."""
     logits, normaliser, columns = scores
@@ -115,7 +117,7 @@ def token_cost(
 
 
 def token_excess(
-    terms: Terms, scores: Scores, targets: Int[Array, "*lead"]
+    terms: LossTerms, scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead V"]:
     """The gradient of `token_cost`: the softmax, less what the target asks for.
 
@@ -135,7 +137,7 @@ def token_excess(
     return excess
 
 
-def divergence(student: Scores, teacher: Scores) -> Float[Array, "*lead"]:
+def divergence(student: LogitShard, teacher: LogitShard) -> Float[Array, "*lead"]:
     """`KL(teacher || student)` over the vocabulary, in nats.
 
     Forward, so that the student has to cover all that the teacher says (Hinton et al.
@@ -146,12 +148,14 @@ def divergence(student: Scores, teacher: Scores) -> Float[Array, "*lead"]:
     return expected - teacher.normaliser + student.normaliser
 
 
-def divergence_excess(student: Scores, teacher: Scores) -> Float[Array, "*lead V"]:
+def divergence_excess(
+    student: LogitShard, teacher: LogitShard
+) -> Float[Array, "*lead V"]:
     """The gradient of `divergence` at the student's logits."""
     return student.softmax - teacher.softmax
 
 
-def _smoothed(terms: Terms, width: int) -> tuple[float, float]:
+def _smoothed(terms: LossTerms, width: int) -> tuple[float, float]:
     """What is asked of the target token, and of each other one."""
     return 1 - terms.label_smoothing, terms.label_smoothing / (width - 1)
 

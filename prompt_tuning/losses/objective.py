@@ -26,7 +26,7 @@ from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import NORMALIZERS, Normalizer, constant
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """What a batch adds up to; sums, so that batches of any weight can be added.
 
     Attributes:
@@ -55,7 +55,7 @@ class Objective(Protocol):
         head: Float[Array, "V D"],
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> Sums:
+    ) -> LossSums:
         """What a batch, or a micro-batch, adds up to.
 
         Args:
@@ -140,7 +140,7 @@ class TokenObjective:
         head: Float[Array, "V D"],
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> Sums:
+    ) -> LossSums:
         """What a batch adds up to; see `Objective`."""
         del parameters
         cap = None if self.soft_cap is None else float(self.soft_cap)
@@ -171,7 +171,7 @@ class PolicyGradient:
         head: Float[Array, "V D"],
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> Sums:
+    ) -> LossSums:
         """What a batch adds up to; see `Objective`."""
         del parameters
         outcome = target_losses(hidden, head, batch)
@@ -200,7 +200,9 @@ def advantage_weights(batch: Batch) -> Float[Array, "*lead m"]:
     return batch.loss_weights * batch.advantages
 
 
-def token_sums(outcome: TokenLoss, factors: Float[Array, "B m"], batch: Batch) -> Sums:
+def token_sums(
+    outcome: TokenLoss, factors: Float[Array, "B m"], batch: Batch
+) -> LossSums:
     """What the outcomes at a batch's learned positions add up to.
 
     Args:
@@ -209,7 +211,7 @@ def token_sums(outcome: TokenLoss, factors: Float[Array, "B m"], batch: Batch) -
       batch: gives the weights.
     """
     weights = batch.loss_weights
-    return Sums(
+    return LossSums(
         jnp.sum(factors * outcome.nll),
         jnp.sum(weights),
         jnp.sum(weights * outcome.correct),
@@ -273,7 +275,7 @@ class ClassObjective:
         head: Float[Array, "V D"],
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> Sums:
+    ) -> LossSums:
         """What a batch adds up to; see `Objective`.
 
         The rows are `R = B * C`, the classes of one example after the other.
@@ -284,7 +286,7 @@ class ClassObjective:
         scores = score(outcome.nll, batch.loss_weights).reshape(len(batch.gold), -1)
         weights = self._weights(batch)
         losses = self._class_loss()(scores, jnp.maximum(batch.gold, 0))
-        return Sums(
+        return LossSums(
             jnp.sum(weights * losses),
             jnp.sum(weights),
             jnp.sum(weights * (scores.argmax(axis=-1) == batch.gold)),

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.sharding import collectives
@@ -40,7 +40,7 @@ class KeyValues(NamedTuple):
     values: Array
 
 
-class Source(NamedTuple):
+class AttentionSource(NamedTuple):
     """What a stream sees of one source: mask and bias broadcast to `[R, H, Q, S]`."""
 
     key_values: KeyValues
@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
 def attend(
     query: Float[Array, "R Q H K"],
-    sources: Sequence[Source],
+    sources: Sequence[AttentionSource],
     *,
     scale: float,
     dropout_rate: float = 0.0,
@@ -104,7 +104,7 @@ def _dropped(e: Array, rate: float, draws: _Draws | None, source: int) -> Array:
     n, groups, rows, heads, length, seen = e.shape
     number = draws.heads.reshape(n, rows, groups, heads).transpose(0, 2, 1, 3)
     within = jnp.arange(length)[:, None] * seen + jnp.arange(seen)
-    places = Places(number[..., None, None], within)
+    places = DropoutIndex(number[..., None, None], within)
     return dropout(e, rate, draws.keys[source], places)
 
 
@@ -175,13 +175,15 @@ def _source_backward(scale, query, weighted, shared, source, drop, e, biased):
         _gathered(d_score, query, keys),
         _gathered(drop(e), weighted, values),
     )
-    return _mixed(d_score, keys, query).astype(query.dtype), Source(made, None, d_bias)
+    return _mixed(d_score, keys, query).astype(query.dtype), AttentionSource(
+        made, None, d_bias
+    )
 
 
 _attend.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)
 
 
-def _scores(query: Array, source: Source, scale: float) -> Array:
+def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
     """Masked scores `[N, G, R/N, h, Q, S]` of one source, in float32."""
     scores = _products(query, source.key_values.keys) * scale
     if source.bias is not None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.core.rematerialization import ATTENTION, named
-from prompt_tuning.models.attention import KeyValues, Source, attend, rotate
+from prompt_tuning.models.attention import AttentionSource, KeyValues, attend, rotate
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
-from prompt_tuning.models.streams import View, apart, joined
+from prompt_tuning.models.streams import StreamView, apart, joined
 from prompt_tuning.sharding import collectives
 
 
@@ -71,7 +71,7 @@ class Attention(nnx.Module):
     def mix(
         self,
         queries: Sequence[Float[Array, "_ _ H K"]],
-        sources: Sequence[Sequence[Source]],
+        sources: Sequence[Sequence[AttentionSource]],
         first_rows: Sequence[Int[Array, ""] | int],
         key: Key[Array, ""] | None,
     ) -> Float[Array, "n D"]:
@@ -129,7 +129,7 @@ class Block(nnx.Module):
         x: Float[Array, "n D"],
         angles: tuple[Array, Array] | None,
         numbers: Int[Array, "n"],
-        views: tuple[View, ...],
+        views: tuple[StreamView, ...],
         past: tuple[KeyValues, ...],
         cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
@@ -149,7 +149,7 @@ class Block(nnx.Module):
           the positions, and the keys and values that each stream made.
         """
         mixed, fresh = self._mixed_self_attention(x, angles, views, past, key)
-        places = Places.of_positions(numbers, x.shape[-1])
+        places = DropoutIndex.at_positions(numbers, x.shape[-1])
 
         def drop(x, name):
             return dropout(x, self.dropout_rate, optional_key(key, name), places)

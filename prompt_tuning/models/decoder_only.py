@@ -16,7 +16,7 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Embedding
-from prompt_tuning.models.row_info import Rows, places_in_segment, rows_of
+from prompt_tuning.models.row_info import RowInfo, places_in_segment, rows_of
 from prompt_tuning.models.streams import Stream
 from prompt_tuning.models.transformer import Stack
 
@@ -50,7 +50,7 @@ class Decoder(Stack):
         del key
         return None
 
-    def seen_by(self, stream: Stream, rows: Rows) -> Stream:
+    def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
         """What `prefix_stream` gave, as rows of text see it."""
         del rows
         return stream
@@ -62,18 +62,18 @@ class Decoder(Stack):
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        rows: Rows,
+        rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """What runs for each row: here the text alone, causally."""
         del key
         stream = causal_stream(text, rows.segment_ids)
         return dataclasses.replace(
-            stream, later_mask=masks.encoder_mask(rows.lengths, text.shape[1])
+            stream, context_mask=masks.encoder_mask(rows.lengths, text.shape[1])
         )
 
     def place(
-        self, positions: Int[Array, "B m"], rows: Rows, text_length: int
+        self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
         """Where tokens stand in the stream of the text; here where they stand in it.
 
@@ -130,7 +130,7 @@ class DecoderOnly(LanguageModel):
         self,
         text: Float[Array, "B S D"],
         positions: Int[Array, "B m"],
-        rows: Rows,
+        rows: RowInfo,
         last: Float[Array, "N D"] | None,
         text_length: int,
     ) -> Float[Array, "B m D"]:
@@ -169,13 +169,13 @@ class DecoderOnly(LanguageModel):
         prefix: DecoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        rows = Rows.of_inputs(batch, self.config.vocabulary_size)
+        rows = RowInfo.from_inputs(batch, self.config.vocabulary_size)
         streams, past = [self._text_stream(batch.tokens, rows, key)], []
         ahead = self._prefix_stream(key)
         if ahead is not None and prefix is None:
-            streams.insert(0, self.decoder.seen_by(ahead, rows))
+            streams.insert(0, self.decoder.visible_to(ahead, rows))
         elif ahead is not None and prefix is not None:
-            past.append(self.decoder.seen_by(ahead, rows).context(prefix.key_values))
+            past.append(self.decoder.visible_to(ahead, rows).context(prefix.key_values))
         (*before, text), _ = self.decoder.run(
             streams,
             past=(*self.decoder.given(rows), *past),
@@ -207,12 +207,12 @@ class DecoderOnly(LanguageModel):
           the hidden state that predicts each row's next token, and the cache.
         """
         soft = tokens - self.config.vocabulary_size
-        rows = Rows(lengths, lengths, None, prompt_ids, soft)
+        rows = RowInfo(lengths, lengths, None, prompt_ids, soft)
         past, prefix, ahead = self.decoder.given(rows), self.prefix(), None
         if prefix is not None:
             ahead = self._prefix_stream(None)
             assert ahead is not None
-            context = self.decoder.seen_by(ahead, rows).context(prefix.key_values)
+            context = self.decoder.visible_to(ahead, rows).context(prefix.key_values)
             past = (*past, context)
         stream = self._text_stream(tokens, rows, None)
         (hidden,), (made,) = self.decoder.run([stream], past=past, keep=True)
@@ -243,7 +243,7 @@ class DecoderOnly(LanguageModel):
             return None
         return self._enter(stream, optional_key(key, "prefix_input"))
 
-    def _text_stream(self, tokens, rows: Rows, key) -> Stream:
+    def _text_stream(self, tokens, rows: RowInfo, key) -> Stream:
         text = self.token_embedder(tokens, self.config.dtype)
         stream = self.decoder.text_stream(text, rows, key)
         return self._enter(stream, optional_key(key, "input"))
@@ -260,7 +260,7 @@ class DecoderOnly(LanguageModel):
 
 
 def last_of(
-    last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: Rows
+    last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: RowInfo
 ) -> Float[Array, "#B #m D"]:
     """The last vector of the prompt that each of some tokens stands behind."""
     ids, count = rows.prompt_ids, len(positions)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, declare_quantized, fan_in, named_key
 from prompt_tuning.core.quantization import QUANTIZED, cast_product, scaled
@@ -188,7 +188,7 @@ class FeedForward(nnx.Module):
             gated = recomputed(lambda gate, up: activation(gate) * up)
             inner = gated(named(self.gate(x), "gate"), named(self.up(x), "up"))
         first = collectives.first_column(inner.shape[-1])
-        places = Places.of_positions(numbers, inner.shape[-1], first)
+        places = DropoutIndex.at_positions(numbers, inner.shape[-1], first)
         return self.down(dropout(inner, self.dropout_rate, key, places))
 
 

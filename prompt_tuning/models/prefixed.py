@@ -9,7 +9,7 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.decoder_only import Decoder
-from prompt_tuning.models.row_info import Rows
+from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.t5 import Encoder
 from prompt_tuning.prompts.prefix import KeyValuePrefix
@@ -30,7 +30,7 @@ class _Prefixed:
         """Positions of the prefix."""
         return self.prompt.length
 
-    def given(self, rows: Rows) -> tuple[Context, ...]:
+    def given(self, rows: RowInfo) -> tuple[Context, ...]:
         """The prefix, seen by every position of every row."""
         del rows
         whole = collectives.entered(self.prompt().astype(self.config.dtype), "heads")
@@ -52,7 +52,7 @@ class PrefixEncoder(_Prefixed, Encoder):
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        rows: Rows,
+        rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """The text, at positions behind the prefix."""
@@ -78,7 +78,7 @@ class PrefixDecoder(_Prefixed, Decoder):
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        rows: Rows,
+        rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """The text, at positions behind the prefix."""

@@ -15,13 +15,13 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
-from prompt_tuning.models.row_info import Rows, check_together, rows_of
-from prompt_tuning.models.streams import AtBlocks, Mask, Stream
+from prompt_tuning.models.row_info import RowInfo, check_together, rows_of
+from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.prompts.placement import (
     TEMPLATE,
-    Layout,
+    JoinedLayout,
     join,
     joined_position,
     lay_out,
@@ -58,12 +58,12 @@ class _Prompted:
         in_text = self.prompting.placement == TEMPLATE
         return 0 if in_text else self.prompt.real_length
 
-    def seen_by(self, stream: Stream, rows: Rows) -> Stream:
+    def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
         """The prompts' own stream as rows of text see it."""
         seen = _real(self.prompt.length, self.prompt.real_length)
         return ahead_of(stream, rows, seen)
 
-    def at(self, rows: Rows, text_length: int) -> Int[Array, "B n"]:
+    def at(self, rows: RowInfo, text_length: int) -> Int[Array, "B n"]:
         """How many tokens of each row stand before each example's prompt."""
         lengths = rows.example_lengths(text_length)
         given = lengths
@@ -74,7 +74,7 @@ class _Prompted:
         present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
         return jnp.where(present, at, text_length)
 
-    def layout(self, rows: Rows, text_length: int) -> Layout:
+    def layout(self, rows: RowInfo, text_length: int) -> JoinedLayout:
         """Where everything stands in the joined rows."""
         segments, length = rows.segments(text_length), self.prompt.length
         if self.prompting.placement == TEMPLATE:
@@ -84,7 +84,7 @@ class _Prompted:
         return lay_out(at, segments, self.prompt.real_length, length)
 
     def join(
-        self, text: Float[Array, "B T D"], rows: Rows, key: Key[Array, ""] | None
+        self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
         """The prompts put into every row."""
         vectors = vectors_of(self.prompts(key), len(text), rows)
@@ -93,7 +93,7 @@ class _Prompted:
             return put_first(vectors, text)
         return join(vectors, text, self.layout(rows, text.shape[1]))
 
-    def at_blocks(self, rows: Rows | None, text_length: int) -> AtBlocks | None:
+    def block_input(self, rows: RowInfo | None, text_length: int) -> BlockInput | None:
         """What a deep prompt does at each block.
 
         Args:
@@ -115,7 +115,7 @@ class _Prompted:
                 where = (layout.is_prompt & later)[..., None]
             return jnp.where(where, deep.at_block(hidden, own), hidden)
 
-        return AtBlocks((vectors, later), apply)
+        return BlockInput((vectors, later), apply)
 
 
 def _real(length: int, count: masks.Count) -> Bool[Array, "P"] | None:
@@ -123,7 +123,7 @@ def _real(length: int, count: masks.Count) -> Bool[Array, "P"] | None:
     return None if isinstance(count, int) else jnp.arange(length) < count
 
 
-def ahead_of(stream: Stream, rows: Rows, real: Bool[Array, "P"] | None) -> Stream:
+def ahead_of(stream: Stream, rows: RowInfo, real: Bool[Array, "P"] | None) -> Stream:
     """A stream of prompts as rows of text see it: each its own.
 
     Args:
@@ -139,14 +139,14 @@ def ahead_of(stream: Stream, rows: Rows, real: Bool[Array, "P"] | None) -> Strea
     if ids is None and len(stream.hidden) > 1:
         check_together(len(rows.lengths), len(stream.hidden))
     if ids is None or ids.ndim == 1:
-        return dataclasses.replace(stream, later_rows=ids, later_mask=mask)
+        return dataclasses.replace(stream, context_rows=ids, context_mask=mask)
     assert rows.segment_ids is not None  # prompts by example are of packed rows
     examples, length = ids.shape[1], stream.positions.shape[1]
     owner = jnp.repeat(jnp.arange(1, examples + 1), length)
     mask = _of_examples(rows.segment_ids, owner, mask, examples)
     positions = jnp.tile(stream.positions, (1, examples))
     return dataclasses.replace(
-        stream, later_rows=ids, later_mask=mask, later_positions=positions
+        stream, context_rows=ids, context_mask=mask, context_positions=positions
     )
 
 
@@ -159,7 +159,7 @@ def _of_examples(
 
 
 def vectors_of(
-    prompts: Float[Array, "N P D"], count: int, rows: Rows
+    prompts: Float[Array, "N P D"], count: int, rows: RowInfo
 ) -> Float[Array, "_ nP D"]:
     """The vectors of each row's prompts, one prompt after the other; or of all rows."""
     ids = rows.prompt_ids
@@ -195,13 +195,13 @@ class PromptEncoder(_Prompted, Encoder):
         mask = masks.encoder_mask(real, self.prompt.length)
         mask &= prompt_mask(self.prompt.length, self.prompting)
         return dataclasses.replace(
-            stream, mask=mask, at_blocks=self.at_blocks(None, 0), shared=True
+            stream, mask=mask, block_input=self.block_input(None, 0), shared=True
         )
 
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        rows: Rows,
+        rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """The text behind the prompt, or prompt and text joined."""
@@ -211,10 +211,10 @@ class PromptEncoder(_Prompted, Encoder):
             positions = rows.places(text.shape[1]) + count
             return dataclasses.replace(stream, positions=positions)
         joined = self.join(text, rows, key)
-        at_blocks = self.at_blocks(rows, text.shape[1])
+        block_input = self.block_input(rows, text.shape[1])
         if not rows.packed and self.prompting.visibility is None:
             stream = encoder_stream(joined, rows.lengths + self.prompt_count())
-            return dataclasses.replace(stream, at_blocks=at_blocks)
+            return dataclasses.replace(stream, block_input=block_input)
         layout = self.layout(rows, text.shape[1])
         mask = masks.segment_mask(layout.segments, layout.segments)
         mask &= masks.region_mask(layout.is_prompt, self.prompting.sees)
@@ -222,9 +222,9 @@ class PromptEncoder(_Prompted, Encoder):
             joined,
             jnp.arange(joined.shape[1])[None],
             mask,
-            later_mask=(layout.segments > 0)[:, None, None],
+            context_mask=(layout.segments > 0)[:, None, None],
             segments=layout.segments if rows.packed else None,
-            at_blocks=at_blocks,
+            block_input=block_input,
         )
 
 
@@ -263,8 +263,8 @@ class PromptDecoder(_Prompted, Decoder):
             real = _real(self.prompt.length, self.prompt.real_length)
             mask = among if real is None else among & real
             stream = dataclasses.replace(stream, mask=mask)
-        at_blocks = self.at_blocks(None, 0)
-        return dataclasses.replace(stream, at_blocks=at_blocks, shared=True)
+        block_input = self.block_input(None, 0)
+        return dataclasses.replace(stream, block_input=block_input, shared=True)
 
     def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """The hidden state of each prompt's last vector that is no padding."""
@@ -273,7 +273,7 @@ class PromptDecoder(_Prompted, Decoder):
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        rows: Rows,
+        rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """The text behind the prompt, or prompt and text joined."""
@@ -282,10 +282,10 @@ class PromptDecoder(_Prompted, Decoder):
         joined = self.join(text, rows, key)
         stream = self._joined_stream(joined, rows, text.shape[1])
         seen = masks.encoder_mask(rows.lengths + self.prompt_count(), joined.shape[1])
-        at_blocks = self.at_blocks(rows, text.shape[1])
-        return dataclasses.replace(stream, later_mask=seen, at_blocks=at_blocks)
+        block_input = self.block_input(rows, text.shape[1])
+        return dataclasses.replace(stream, context_mask=seen, block_input=block_input)
 
-    def _text_behind(self, text: Float[Array, "B T D"], rows: Rows) -> Stream:
+    def _text_behind(self, text: Float[Array, "B T D"], rows: RowInfo) -> Stream:
         stream = super().text_stream(text, rows).moved(self.prompt.real_length)
         if not self.prompting.prefix_attention:
             return stream
@@ -297,7 +297,7 @@ class PromptDecoder(_Prompted, Decoder):
         return dataclasses.replace(stream, mask=mask)
 
     def _joined_stream(
-        self, joined: Float[Array, "B S D"], rows: Rows, text_length: int
+        self, joined: Float[Array, "B S D"], rows: RowInfo, text_length: int
     ) -> Stream:
         if not rows.packed and not self.prompting.prefix_attention:
             return causal_stream(joined)
@@ -316,7 +316,7 @@ class PromptDecoder(_Prompted, Decoder):
         return stream
 
     def place(
-        self, positions: Int[Array, "B m"], rows: Rows, text_length: int
+        self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
         """Where tokens stand in the stream of the text."""
         if self.shared or self.prompting.placement == TEMPLATE:

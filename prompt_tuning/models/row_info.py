@@ -12,7 +12,7 @@ from prompt_tuning.models.attention import check_groups
 from prompt_tuning.sharding import collectives
 
 
-class Rows(NamedTuple):
+class RowInfo(NamedTuple):
     """Rows of text, each of one example or, packed, of up to `n`; see `Batch`.
 
     Attributes:
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     soft: Int[Array, "B T"] | None = None
 
     @classmethod
-    def of_inputs(cls, batch: Batch, vocabulary_size: int) -> "Rows":
+    def from_inputs(cls, batch: Batch, vocabulary_size: int) -> "RowInfo":
         """Those of a batch's `tokens`."""
         return cls(
             batch.lengths,
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
         )
 
     @classmethod
-    def of_targets(cls, batch: Batch) -> "Rows":
+    def from_targets(cls, batch: Batch) -> "RowInfo":
         """Those of an encoder-decoder batch's `targets`, of which nothing is given."""
         count, length = batch.targets.shape
         return cls(

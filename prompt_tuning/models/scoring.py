@@ -11,8 +11,8 @@ from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.losses.objective import (
     NATS_PER_WEIGHT,
+    LossSums,
     Objective,
-    Sums,
     target_losses,
 )
 from prompt_tuning.models.language_model import LanguageModel, Prefix
@@ -56,7 +56,7 @@ def loss_sums(
     key: Key[Array, ""] | None = None,
     objective: Objective = NATS_PER_WEIGHT,
     prefix: Prefix = None,
-) -> Sums:
+) -> LossSums:
     """What a batch adds up to.
 
     Args:

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from prompt_tuning.core.dropout import Places
+from prompt_tuning.core.dropout import DropoutIndex
 from prompt_tuning.core.masks import Count
-from prompt_tuning.models.attention import KeyValues, Source
+from prompt_tuning.models.attention import AttentionSource, KeyValues
 from prompt_tuning.sharding import collectives
 
 Mask = Bool[Array, "#R 1 #Q _"] | None
-LaterMask = Bool[Array, "_ 1 _ _"] | None
+ContextMask = Bool[Array, "_ 1 _ _"] | None
 
 
-class AtBlocks(NamedTuple):
+class BlockInput(NamedTuple):
     """What is done to a stream's hidden states as they enter each block.
 
     Attributes:
@@ -43,24 +43,24 @@ class Stream:
       hidden: `[R, Q, D]`.
       positions: `[1 or R, Q]`, of the rotary embedding, the learned table or the bias.
       mask: what each position sees of its own row.
-      later_mask: what later streams see of this one; None for all of it.
-      later_rows: which of this stream's rows each row of a later one sees, `[R]`, or
+      context_mask: what later streams see of this one; None for all of it.
+      context_rows: which of this stream's rows each row of a later one sees, `[R]`, or
         several of them, `[R, n]`; None where those are grouped by these, evenly and one
         group after the other.
-      later_positions: of what a later stream sees; `positions` if None.
+      context_positions: of what a later stream sees; `positions` if None.
       segments: in packed rows the number of each position's example, 0 for padding.
-      at_blocks: what is done to `hidden` as it enters each block.
+      block_input: what is done to `hidden` as it enters each block.
       shared: whether these are prompts that the batch shares, and no rows of it.
     """
 
     hidden: Float[Array, "R Q D"]
     positions: Int[Array, "#R Q"]
     mask: Mask
-    later_mask: LaterMask = None
-    later_rows: Int[Array, "_"] | Int[Array, "_ n"] | None = None
-    later_positions: Int[Array, "_ _"] | None = None
+    context_mask: ContextMask = None
+    context_rows: Int[Array, "_"] | Int[Array, "_ n"] | None = None
+    context_positions: Int[Array, "_ _"] | None = None
     segments: Int[Array, "R Q"] | None = None
-    at_blocks: AtBlocks | None = None
+    block_input: BlockInput | None = None
     shared: bool = False
 
     @property
@@ -74,9 +74,9 @@ class Stream:
         )
 
     @property
-    def places(self) -> Places:
+    def places(self) -> DropoutIndex:
         """Of `hidden` in the whole batch."""
-        return Places.of_rows(self.hidden.shape, self.row_range.first)
+        return DropoutIndex.for_rows(self.hidden.shape, self.row_range.first)
 
     def moved(self, count: Count) -> "Stream":
         """The same rows behind `count` positions more."""
@@ -85,13 +85,15 @@ class Stream:
     def context(self, key_values: KeyValues) -> "Context":
         """What later streams see, once its keys and values are made."""
         return Context(
-            key_values, self.later_mask, self.later_rows, self.seen_positions
+            key_values, self.context_mask, self.context_rows, self.visible_positions
         )
 
     @property
-    def seen_positions(self) -> Int[Array, "_ _"]:
+    def visible_positions(self) -> Int[Array, "_ _"]:
         """Of what later streams see of this one."""
-        return self.positions if self.later_positions is None else self.later_positions
+        return (
+            self.positions if self.context_positions is None else self.context_positions
+        )
 
 
 class Context(NamedTuple):
@@ -100,8 +102,8 @@ class Context(NamedTuple):
     Attributes:
       key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them. Or of
         an encoder its output `[N, S, D]`, of which each block makes its own.
-      mask: see `Stream.later_mask`.
-      rows: see `Stream.later_rows`.
+      mask: see `Stream.context_mask`.
+      rows: see `Stream.context_rows`.
       positions: `[1 or N, S]`, for the relative position bias; None in cross-attention,
         which has none.
     """
@@ -112,18 +114,18 @@ class Context(NamedTuple):
     positions: Int[Array, "_ S"] | None = None
 
 
-class Seen(NamedTuple):
+class AttentionView(NamedTuple):
     """What a stream sees of one source, the same in every block."""
 
     mask: Mask
     rows: Int[Array, "R"] | Int[Array, "R n"] | None
     bias: Float[Array, "#R H Q S"] | None
 
-    def source(self, made: KeyValues) -> Source:
+    def source(self, made: KeyValues) -> AttentionSource:
         """The source of one block's attention."""
         if self.rows is not None:
             made = KeyValues(*(_picked(part, self.rows) for part in made))
-        return Source(made, self.mask, self.bias)
+        return AttentionSource(made, self.mask, self.bias)
 
 
 def _picked(
@@ -134,7 +136,7 @@ def _picked(
     return picked.reshape(len(rows), -1, *part.shape[2:])
 
 
-class View(NamedTuple):
+class StreamView(NamedTuple):
     """One stream to a block.
 
     Attributes:
@@ -146,13 +148,13 @@ class View(NamedTuple):
     """
 
     shape: tuple[int, int]
-    itself: tuple[Seen, ...]
-    cross: tuple[Seen, ...]
+    itself: tuple[AttentionView, ...]
+    cross: tuple[AttentionView, ...]
     first_row: Int[Array, ""] | int
     rows: int
 
 
-def position_numbers(views: Sequence[View]) -> Int[Array, "n"]:
+def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:
     """A number for each position of all streams, as the whole batch counts them."""
     numbers, start = [], 0
     for view in views:
@@ -170,7 +172,7 @@ def joined(parts: Sequence[Shaped[Array, "_ _ *rest"]]) -> Shaped[Array, "n *res
 
 
 def apart(
-    flat: Shaped[Array, "n *rest"], views: Sequence[View]
+    flat: Shaped[Array, "n *rest"], views: Sequence[StreamView]
 ) -> list[Shaped[Array, "_ _ *rest"]]:
     """The inverse of `joined`."""
     bounds = np.cumsum([math.prod(view.shape) for view in views])[:-1].tolist()
@@ -183,17 +185,17 @@ def apart(
 
 def entered(
     hidden: Float[Array, "n D"],
-    views: Sequence[View],
-    at_blocks: Sequence[AtBlocks | None],
+    views: Sequence[StreamView],
+    block_input: Sequence[BlockInput | None],
     values: Sequence[Any],
 ) -> Float[Array, "n D"]:
     """The streams' hidden states as they enter a block."""
-    if not any(at_blocks):
+    if not any(block_input):
         return hidden
     parts = [
         part if entry is None else entry.apply(part, value)
         for part, entry, value in zip(
-            apart(hidden, views), at_blocks, values, strict=True
+            apart(hidden, views), block_input, values, strict=True
         )
     ]
     return joined(parts)

@@ -9,14 +9,14 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.row_info import Rows
+from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
 from prompt_tuning.sharding import collectives
@@ -39,7 +39,7 @@ class Encoder(Stack):
         del key
         return None
 
-    def seen_by(self, stream: Stream, rows: Rows) -> Stream:
+    def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
         """What `prefix_stream` gave, as rows of text see it."""
         del rows
         return stream
@@ -47,7 +47,7 @@ class Encoder(Stack):
     def text_stream(
         self,
         text: Float[Array, "B T D"],
-        rows: Rows,
+        rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """What runs for each row: here the text alone."""
@@ -63,7 +63,7 @@ def encoder_stream(hidden: Float[Array, "R S D"], lengths: Int[Array, "_"]) -> S
     """Rows of which the first `lengths[b]` positions see each other."""
     length = hidden.shape[1]
     mask = masks.encoder_mask(lengths, length)
-    return Stream(hidden, jnp.arange(length)[None], mask, later_mask=mask)
+    return Stream(hidden, jnp.arange(length)[None], mask, context_mask=mask)
 
 
 class EncoderPrefix(NamedTuple):
@@ -115,8 +115,8 @@ class EncoderDecoder(LanguageModel):
         prefix: EncoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """The hidden states that predict the targets at `batch.loss_positions`."""
-        inputs = Rows.of_inputs(batch, self.config.vocabulary_size)
-        rows = Rows.of_targets(batch)
+        inputs = RowInfo.from_inputs(batch, self.config.vocabulary_size)
+        rows = RowInfo.from_targets(batch)
         shifted = self._shifted(batch.targets, rows)
         stream = self._target_stream(shifted, rows, key)
         encoded = self.encode(
@@ -138,14 +138,14 @@ class EncoderDecoder(LanguageModel):
         picked = jnp.take_along_axis(hidden, places[..., None], axis=1, mode="clip")
         return self._finish(picked, key)
 
-    def _shifted(self, targets: Int[Array, "B U"], rows: Rows) -> Int[Array, "B U"]:
+    def _shifted(self, targets: Int[Array, "B U"], rows: RowInfo) -> Int[Array, "B U"]:
         """The decoder's inputs: the start of each example, then its targets."""
         start = jnp.full_like(targets[:, :1], self.config.decoder_start_id)
         shifted = jnp.concatenate([start, targets[:, :-1]], axis=1)
         first = rows.places(targets.shape[1]) == 0
         return jnp.where(first, self.config.decoder_start_id, shifted)
 
-    def _target_stream(self, shifted: Int[Array, "B U"], rows: Rows, key) -> Stream:
+    def _target_stream(self, shifted: Int[Array, "B U"], rows: RowInfo, key) -> Stream:
         text = self.token_embedder(shifted, self.config.dtype)
         stream = self.decoder.text_stream(text, rows, key)
         hidden = dropout(
@@ -159,7 +159,7 @@ class EncoderDecoder(LanguageModel):
     def encode(
         self,
         tokens: Int[Array, "B T"],
-        rows: Rows,
+        rows: RowInfo,
         *,
         readers: Int[Array, "B Q"] | None = None,
         prefix: EncoderPrefix | None = None,
@@ -185,10 +185,13 @@ class EncoderDecoder(LanguageModel):
         ahead = self.encoder.prefix_stream(key)
         made: list[KeyValues | Array] = []
         if ahead is not None and prefix is not None:
-            past = (*past, self.encoder.seen_by(ahead, rows).context(prefix.key_values))
+            past = (
+                *past,
+                self.encoder.visible_to(ahead, rows).context(prefix.key_values),
+            )
             made.append(prefix.cross)
         elif ahead is not None:
-            streams.insert(0, self.encoder.seen_by(ahead, rows))
+            streams.insert(0, self.encoder.visible_to(ahead, rows))
         outputs, _ = self._run_encoder(streams, past, key)
         made += outputs if by_block else map(self.decoder.cross_keys_values, outputs)
         return self._crossed(made, ahead, streams[-1], rows, readers)
@@ -198,16 +201,16 @@ class EncoderDecoder(LanguageModel):
         made: Sequence[KeyValues | Array],
         ahead: Stream | None,
         text: Stream,
-        rows: Rows,
+        rows: RowInfo,
         readers: Int[Array, "B Q"] | None,
     ) -> tuple[Context, ...]:
         """What the decoder sees of the encoder's output, the prompt's first."""
-        mask = text.later_mask
+        mask = text.context_mask
         if readers is not None and text.segments is not None:
             mask = masks.segment_mask(readers, text.segments)
             rows = rows._replace(segment_ids=readers)
-        seen = [] if ahead is None else [self.encoder.seen_by(ahead, rows)]
-        contexts = [(stream.later_mask, stream.later_rows) for stream in seen]
+        seen = [] if ahead is None else [self.encoder.visible_to(ahead, rows)]
+        contexts = [(stream.context_mask, stream.context_rows) for stream in seen]
         return tuple(
             Context(key_values, mask, of_rows)
             for key_values, (mask, of_rows) in zip(
@@ -258,8 +261,8 @@ class EncoderDecoder(LanguageModel):
           the hidden state that predicts each row's first target, and the cache.
         """
         soft, none = tokens - self.config.vocabulary_size, jnp.zeros_like(lengths)
-        encoded = self.encode(tokens, Rows(lengths, none, None, prompt_ids, soft))
-        rows = Rows(jnp.ones_like(lengths), none, None, prompt_ids)
+        encoded = self.encode(tokens, RowInfo(lengths, none, None, prompt_ids, soft))
+        rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
         start = jnp.full_like(tokens[:, :1], self.config.decoder_start_id)
         stream, past = self._target_stream(start, rows, None), self.decoder.given(rows)
         (hidden,), (made,) = self.decoder.run(
@@ -293,6 +296,8 @@ class EncoderDecoder(LanguageModel):
         normed = self.decoder.final_norm(hidden)
         if self.config.scale_tied_hidden:
             normed = normed * self.config.width**-0.5
-        places = Places.of_rows(normed.shape, collectives.row_range(len(normed)).first)
+        places = DropoutIndex.for_rows(
+            normed.shape, collectives.row_range(len(normed)).first
+        )
         own = optional_key(key, "output")
         return dropout(normed, self.config.dropout_rate, own, places)

@@ -37,12 +37,12 @@ from prompt_tuning.models.attention import (
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import on_device, on_host
 from prompt_tuning.models.layers import Norm
-from prompt_tuning.models.row_info import Rows
+from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
+    AttentionView,
     Context,
-    Seen,
     Stream,
-    View,
+    StreamView,
     apart,
     entered,
     joined,
@@ -151,12 +151,12 @@ class Stack(nnx.Module):
         axes = logical_axes(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
         angles, numbers = self._angles(streams), position_numbers(views)
-        at_blocks = [stream.at_blocks for stream in streams]
-        values = tuple(entry and entry.values for entry in at_blocks)
+        block_input = [stream.block_input for stream in streams]
+        values = tuple(entry and entry.values for entry in block_input)
 
         def body(hidden, layer):
             parameters, (values, past, cross, key) = layer
-            hidden = entered(hidden, views, at_blocks, values)
+            hidden = entered(hidden, views, block_input, values)
             whole = collectives.gathered(on_device(parameters), axes)
             block = cast(Block, merge(graph, whole))
             cross = block.crossed(cross, encoded)
@@ -180,7 +180,7 @@ class Stack(nnx.Module):
             )
         return apart(hidden, views), made
 
-    def given(self, rows: Rows) -> tuple[Context, ...]:
+    def given(self, rows: RowInfo) -> tuple[Context, ...]:
         """Keys and values that no stream makes and that stand before each row: none."""
         del rows
         return ()
@@ -220,24 +220,27 @@ class Stack(nnx.Module):
         streams: Sequence[Stream],
         past: Sequence[Context],
         cross: Sequence[Context],
-    ) -> tuple[View, ...]:
-        encoded = tuple(Seen(context.mask, context.rows, None) for context in cross)
+    ) -> tuple[StreamView, ...]:
+        encoded = tuple(
+            AttentionView(context.mask, context.rows, None) for context in cross
+        )
         views = []
         for i, stream in enumerate(streams):
             earlier = [(c.mask, c.rows, c.positions) for c in past]
             earlier += [
-                (s.later_mask, s.later_rows, s.seen_positions) for s in streams[:i]
+                (s.context_mask, s.context_rows, s.visible_positions)
+                for s in streams[:i]
             ]
             seen = [
-                Seen(mask, rows, self._bias(stream.positions, positions))
+                AttentionView(mask, rows, self._bias(stream.positions, positions))
                 for mask, rows, positions in earlier
             ]
             rows, length, _ = stream.hidden.shape
             # Within an example all positions count on, wherever the row starts it.
             places = jnp.arange(length)[None]
-            own = Seen(stream.mask, None, self._bias(places, places))
+            own = AttentionView(stream.mask, None, self._bias(places, places))
             first, total = stream.row_range
-            view = View((rows, length), (*seen, own), encoded, first, total)
+            view = StreamView((rows, length), (*seen, own), encoded, first, total)
             views.append(view)
         return tuple(views)
 

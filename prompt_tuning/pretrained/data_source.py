@@ -16,7 +16,7 @@ from prompt_tuning.data.batching.packed_plan import PackedPlan
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples, load_examples
 from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
-from prompt_tuning.data.rows.token_columns import Columns
+from prompt_tuning.data.rows.token_columns import TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.shard_map import check_rows
@@ -145,7 +145,7 @@ class DataSource:
             template=self.token_template(model),
             tasks=self.tasks(model),
             given_before=given_before,
-            columns=Columns(
+            columns=TokenColumns(
                 self.use_loss_weights,
                 self.example_weight_key,
                 self.balance_key,

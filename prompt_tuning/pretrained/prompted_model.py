@@ -30,15 +30,15 @@ from prompt_tuning.pretrained.source import (
     open_checkpoint,
     open_embeddings,
 )
-from prompt_tuning.pretrained.tuning import Started, Tuning
-from prompt_tuning.pretrained.weight_storage import Kept, check_place
+from prompt_tuning.pretrained.tuning import PromptModules, Tuning
+from prompt_tuning.pretrained.weight_storage import WeightStorage, check_place
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.prompts.soft import InputPrompt
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,21 +54,21 @@ class PromptedModel:
       plan: what is restored, fresh and ignored.
       initialize: computes the fresh parameters by path.
       placement: where the parameters lie on a mesh; None on one device.
-      kept: the weights of blocks that are not on the device.
+      weight_storage: where the weights of blocks are kept.
     """
 
     config: ModelConfig
     graph: nnx.GraphDef
-    prompts: Started
+    prompts: PromptModules
     prompting: Prompting
     tokenizer: Tokenizer | None
     plan: RestorePlan
     initialize: Callable[[], Parameters]
     placement: Placement | None = None
-    kept: Kept = dataclasses.field(default_factory=Kept)
+    weight_storage: WeightStorage = dataclasses.field(default_factory=WeightStorage)
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> MeshLayout | None:
         """The model's place on a mesh."""
         return None if self.placement is None else self.placement.layout
 
@@ -84,7 +84,7 @@ class PromptedModel:
         processes.check_same("weights in its checkpoint", lambda: sampled(self.plan))
         found = self.initialize()
         for path, read in self.plan.readers():
-            if path not in self.kept.streamed:
+            if path not in self.weight_storage.streamed:
                 # One after the other, so that a host never holds all of another
                 # device's.
                 found[path] = self._restore(path, read).block_until_ready()
@@ -94,7 +94,7 @@ class PromptedModel:
         if self.placement is not None:
             return self.placement.restore(path, read)
         (array,) = read([whole(self.plan.abstract[path].shape)])
-        return self.kept.put(path, array)
+        return self.weight_storage.put(path, array)
 
     def put(self, leaves: Mapping[str, Leaf]) -> Parameters:
         """Some parameters, from elsewhere, where the model computes."""
@@ -102,7 +102,7 @@ class PromptedModel:
 
     def _put(self, path: str, array: Leaf) -> Array:
         if self.placement is None:
-            return self.kept.put(path, np.asarray(array))
+            return self.weight_storage.put(path, np.asarray(array))
         return self.placement.put(path, array)
 
     @property
@@ -189,7 +189,7 @@ def open_pretrained(
     check_place(source.weights, mesh is not None, again)
     config, recipes, stored = open_checkpoint(source)
     tokenizer = find_tokenizer(source)
-    tuning, started = tuning or Tuning(), Started()
+    tuning, started = tuning or Tuning(), PromptModules()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)
@@ -220,12 +220,12 @@ def open_pretrained(
         plan=plan,
         initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
         placement=placement,
-        kept=Kept.create(source.weights, graph, plan),
+        weight_storage=WeightStorage.create(source.weights, graph, plan),
     )
 
 
 def build_tuned(
-    key: Key[Array, ""], config: ModelConfig, started: Started, tuning: Tuning
+    key: Key[Array, ""], config: ModelConfig, started: PromptModules, tuning: Tuning
 ) -> LanguageModel:
     """The model with what is trained beside it; see `build_model`."""
     return build_model(
@@ -261,7 +261,7 @@ def _initialize(
     return jax.jit(initialize, out_shardings=shardings)(key)
 
 
-def _check_positions(config: ModelConfig, started: Started) -> None:
+def _check_positions(config: ModelConfig, started: PromptModules) -> None:
     length = 0 if started.prompt is None else started.prompt.length
     if config.maximum_positions is not None and length >= config.maximum_positions:
         raise InputError(

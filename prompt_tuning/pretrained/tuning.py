@@ -82,7 +82,7 @@ class Tuning:
 
     def start(
         self, key: Key[Array, ""], vocabulary: Vocabulary, config: ModelConfig
-    ) -> "Started":
+    ) -> "PromptModules":
         """Starts the prompts.
 
         Args:
@@ -102,7 +102,7 @@ class Tuning:
             factory: PromptFactory | None = getattr(self, name)
             into = dataclasses.replace(vocabulary, stack=stack)
             made[name] = factory and factory(named_key(key, name), into)
-        started = Started(made["prompt"], made["decoder_prompt"])
+        started = PromptModules(made["prompt"], made["decoder_prompt"])
         counts = {p.count for p in made.values() if p is not None and p.count > 1}
         if len(counts) > 1:
             raise InputError(
@@ -114,7 +114,7 @@ class Tuning:
 
 
 @dataclasses.dataclass(frozen=True)
-class Started:
+class PromptModules:
     """The prompt modules of a `Tuning`."""
 
     prompt: Prompt | None = None

@@ -54,7 +54,7 @@ def check_place(
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class WeightStorage:
     """The weights that are not on the device.
 
     Attributes:
@@ -66,7 +66,9 @@ class Kept:
     pinned: frozenset[str] = frozenset()
 
     @classmethod
-    def create(cls, weights: str, graph: nnx.GraphDef, plan: RestorePlan) -> "Kept":
+    def create(
+        cls, weights: str, graph: nnx.GraphDef, plan: RestorePlan
+    ) -> "WeightStorage":
         """Of the weights of blocks that a checkpoint has.
 
         Args:
@@ -98,7 +100,7 @@ class Kept:
             }
         )
 
-    def frozen(self, trained: Container[str]) -> "Kept":
+    def frozen(self, trained: Container[str]) -> "WeightStorage":
         """Without the weights that are trained, which are on the device.
 
         Raises:
@@ -112,7 +114,7 @@ class Kept:
                 "can be kept elsewhere: set Pretrained.weights = 'device', or let "
                 "Run.groups match prompts or adapters alone"
             )
-        return Kept(streamed, pinned)
+        return WeightStorage(streamed, pinned)
 
     def with_streamed(
         self, parameters: Mapping[str, Array]

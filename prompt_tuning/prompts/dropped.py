@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -51,5 +51,5 @@ class DroppedPrompt(WrappedPrompt):
         """The vectors, with dropout if there is a key."""
         vectors = self.inner(optional_key(key, "inner"))
         numbers = jnp.arange(vectors[..., 0].size).reshape(vectors.shape[:-1])
-        places = Places.of_positions(numbers, vectors.shape[-1])
+        places = DropoutIndex.at_positions(numbers, vectors.shape[-1])
         return dropout(vectors, self.rate, optional_key(key, "dropout"), places)

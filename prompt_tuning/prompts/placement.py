@@ -61,7 +61,7 @@ PLACEMENTS: dict[str, Placement] = {
 }
 
 
-class Layout(NamedTuple):
+class JoinedLayout(NamedTuple):
     """Rows of text with prompts among them.
 
     Attributes:
@@ -88,7 +88,7 @@ class Layout(NamedTuple):
 
 def lay_out(
     at: Int[Array, "B n"], segments: Int[Array, "B T"], count: Count, length: int
-) -> Layout:
+) -> JoinedLayout:
     """Puts a prompt into each example of each row.
 
     Args:
@@ -115,12 +115,12 @@ def lay_out(
     owner = jnp.where(present, number + 1, 0).reshape(rows, -1)
     owners = jnp.concatenate([owner, segments], axis=1)
     joined = jnp.take_along_axis(owners, source, axis=1)
-    return Layout(source, joined, (source < examples * length) & (joined > 0))
+    return JoinedLayout(source, joined, (source < examples * length) & (joined > 0))
 
 
 def lay_out_template(
     soft: Int[Array, "B T"], segments: Int[Array, "B T"], length: int, examples: int
-) -> Layout:
+) -> JoinedLayout:
     """Takes the prompts' vectors from where the rows themselves have them.
 
     Args:
@@ -132,7 +132,7 @@ def lay_out_template(
     is_prompt = (soft >= 0) & (segments > 0)
     vector = jnp.maximum(segments - 1, 0) * length + soft
     token = jnp.arange(soft.shape[1]) + examples * length
-    return Layout(jnp.where(is_prompt, vector, token), segments, is_prompt)
+    return JoinedLayout(jnp.where(is_prompt, vector, token), segments, is_prompt)
 
 
 def _inverse(place: Int[Array, "B S"]) -> Int[Array, "B S"]:
@@ -151,7 +151,7 @@ def put_first(
 
 
 def join(
-    vectors: Float[Array, "#B nP D"], text: Float[Array, "B T D"], layout: Layout
+    vectors: Float[Array, "#B nP D"], text: Float[Array, "B T D"], layout: JoinedLayout
 ) -> Float[Array, "B S D"]:
     """Puts the vectors of each row's prompts where a layout says."""
     both = put_first(vectors, text)

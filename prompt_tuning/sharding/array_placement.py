@@ -15,7 +15,7 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.parameters import ParameterAxes, logical_axes, merge
 from prompt_tuning.core.slices import Block, clipped, extent
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 Tree = TypeVar("Tree")
 
@@ -31,7 +31,7 @@ class Placement:
       shardings: of each parameter.
     """
 
-    layout: Layout
+    layout: MeshLayout
     abstract: Mapping[str, jax.ShapeDtypeStruct]
     axes: Mapping[str, ParameterAxes]
     shardings: Mapping[str, NamedSharding]
@@ -39,7 +39,7 @@ class Placement:
     @classmethod
     def create(
         cls,
-        layout: Layout,
+        layout: MeshLayout,
         graph: nnx.GraphDef,
         abstract: Mapping[str, jax.ShapeDtypeStruct],
     ) -> "Placement":

@@ -23,9 +23,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.sharding.axis_rules import ROW_AXES, SPLIT_NAMES, TENSOR, axes_of
-from prompt_tuning.sharding.mesh_layout import COMPUTED, GROUPS, VOCABULARY, Layout
+from prompt_tuning.sharding.mesh_layout import COMPUTED, GROUPS, VOCABULARY, MeshLayout
 
-_layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar(
+_layout: contextvars.ContextVar[MeshLayout | None] = contextvars.ContextVar(
     "layout", default=None
 )
 
@@ -33,7 +33,7 @@ Axes = tuple[str, ...]
 
 
 @contextlib.contextmanager
-def split_by(layout: Layout) -> Iterator[None]:
+def split_by(layout: MeshLayout) -> Iterator[None]:
     """While one device's part of a program is traced."""
     token = _layout.set(layout)
     try:
@@ -175,7 +175,9 @@ def gathered(
     }
 
 
-def _gathered(layout: Layout, path: str, array: Array, known: ParameterAxes) -> Array:
+def _gathered(
+    layout: MeshLayout, path: str, array: Array, known: ParameterAxes
+) -> Array:
     skipped = len(known.names) - array.ndim
     # Of key/value heads that devices share, and of what adapts columns that they
     # divide, each has the gradient of its own.
@@ -188,7 +190,7 @@ def _gathered(layout: Layout, path: str, array: Array, known: ParameterAxes) -> 
 
 
 def _brought(
-    layout: Layout, path: str, names: tuple[str, ...]
+    layout: MeshLayout, path: str, names: tuple[str, ...]
 ) -> Iterator[tuple[int, Axes]]:
     """Of each dimension that is put together its place and its mesh axes."""
     spec = layout.spec(path, names)
@@ -224,7 +226,7 @@ def gathers(names: tuple[str, ...], path: str) -> bool:
     return any(axes for _, axes in _brought(layout, path, names))
 
 
-class Columns(NamedTuple):
+class VocabularyShard(NamedTuple):
     """A device's part of the vocabulary.
 
     Attributes:
@@ -262,15 +264,15 @@ class Columns(NamedTuple):
         return jax.lax.pmax(highest, self.axes) if self.axes else highest
 
 
-def columns(count: int) -> Columns:
+def columns(count: int) -> VocabularyShard:
     """The part of the vocabulary whose `count` rows of the table a device has."""
     layout = _layout.get()
     if layout is None:
-        return Columns(0, count, count)
+        return VocabularyShard(0, count, count)
     axes, total = layout.axes(VOCABULARY), layout.config.vocabulary_size
     first = _first(axes, count)
     padded = count * layout.parts(VOCABULARY) != total
-    return Columns(first, total, count, axes, padded)
+    return VocabularyShard(first, total, count, axes, padded)
 
 
 def table_rows(table: Float[Array, "v D"], ids: Int[Array, "n"]) -> Float[Array, "n D"]:

@@ -12,7 +12,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.sharding.axis_rules import MESH_AXES, AxisRules
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,13 @@ class MeshShape:
         """Devices by axis, in the order of the mesh."""
         return {name: getattr(self, name) for name in MESH_AXES}
 
-    def layout(self, config: ModelConfig) -> Layout:
+    def layout(self, config: ModelConfig) -> MeshLayout:
         """A model's place on the mesh of all devices.
 
         Raises:
           InputError: if the devices cannot be arranged so, or the model not be divided.
         """
-        return Layout(self.build(), self.rules or AxisRules(), config)
+        return MeshLayout(self.build(), self.rules or AxisRules(), config)
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
         """The mesh of some devices, all of every process if None.

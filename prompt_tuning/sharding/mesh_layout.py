@@ -25,7 +25,7 @@ COMPUTED = (*SPLIT_NAMES, VOCABULARY)
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """A model's place on a mesh.
 
     Attributes:

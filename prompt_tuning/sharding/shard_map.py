@@ -12,7 +12,7 @@ from jaxtyping import Array
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import ParameterAxes, Parameters, logical_axes, merge
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 Tree = TypeVar("Tree")
 Gradient = tuple[Parameters, Tree]
@@ -22,7 +22,7 @@ LARGEST_JOINED = 2**20
 
 
 def of_rows(
-    layout: Layout | None,
+    layout: MeshLayout | None,
     graph: nnx.GraphDef,
     function: Callable[[Parameters, Any], Tree],
 ) -> Callable[[Parameters, Any], Tree]:
@@ -58,7 +58,7 @@ def of_rows(
 
 
 def gradient_of_sums(
-    layout: Layout,
+    layout: MeshLayout,
     graph: nnx.GraphDef,
     function: Callable[..., Gradient],
     trained: Parameters,
@@ -91,7 +91,7 @@ def gradient_of_sums(
 
 
 def gradient_of_rows(
-    layout: Layout,
+    layout: MeshLayout,
     graph: nnx.GraphDef,
     function: Callable[..., Gradient],
     trained: Parameters,
@@ -125,7 +125,7 @@ def gradient_of_rows(
 
 
 def _divided(
-    layout: Layout,
+    layout: MeshLayout,
     graph: nnx.GraphDef,
     function: Callable[..., tuple[Parameters, Any, Any]],
     trained: Parameters,
@@ -170,7 +170,7 @@ def _divided(
     )(trained, frozen, *rows, *given)
 
 
-def check_rows(layout: Layout, rows: int) -> None:
+def check_rows(layout: MeshLayout, rows: int) -> None:
     """Refuses a batch whose rows cannot be divided.
 
     Raises:
@@ -185,7 +185,7 @@ def check_rows(layout: Layout, rows: int) -> None:
 
 
 def _specs(
-    layout: Layout, parameters: Parameters, axes: Mapping[str, ParameterAxes]
+    layout: MeshLayout, parameters: Parameters, axes: Mapping[str, ParameterAxes]
 ) -> dict[str, PartitionSpec]:
     return {path: layout.spec(path, axes[path].names) for path in parameters}
 
@@ -201,7 +201,7 @@ def _unstacked_whole(
 
 
 def _added_up(
-    layout: Layout,
+    layout: MeshLayout,
     gradient: Parameters,
     axes: Mapping[str, ParameterAxes],
     sums: Tree,

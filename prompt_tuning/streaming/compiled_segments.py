@@ -26,7 +26,7 @@ class CompiledSegment:
       targets: those outputs that have one.
       forth: of the inputs' values, the outputs'.
       back: of the inputs' values and the cotangents of `targets`, those of `sources`.
-      forth_and_back: the outputs, and what `back` gives, in one.
+      value_and_gradient: the outputs, and what `back` gives, in one.
     """
 
     def __init__(self, segment: Segment, active: Collection[Var]):
@@ -35,10 +35,10 @@ class CompiledSegment:
         self.targets = [var for var in segment.outputs if var in active]
         self._segment = segment
         self.forth = jax.jit(lambda values: segment.run(*values))
-        self.back = jax.jit(lambda *arguments: self._forth_and_back(*arguments)[1])
-        self.forth_and_back = jax.jit(self._forth_and_back)
+        self.back = jax.jit(lambda *arguments: self._value_and_gradient(*arguments)[1])
+        self.value_and_gradient = jax.jit(self._value_and_gradient)
 
-    def _forth_and_back(
+    def _value_and_gradient(
         self, values: Values, cotangents: Cotangents
     ) -> tuple[Values, Values]:
         known = dict(zip(self.inputs, values, strict=True))

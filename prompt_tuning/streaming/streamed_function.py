@@ -40,7 +40,7 @@ class StreamedFunction:
         program.forth([known], self.reader)
         return program.finish(known)
 
-    def forth_and_back(
+    def value_and_gradient(
         self,
         trained: Parameters,
         frozen: Leaves,

@@ -98,7 +98,7 @@ class TracedProgram:
             if isinstance(atom, Var) and atom in self._active:
                 _add(cotangents, [atom], [seed])
         segment = self._last
-        outputs, found = segment.forth_and_back(
+        outputs, found = segment.value_and_gradient(
             _values(known, segment.inputs), _taken(cotangents, segment.targets)
         )
         _add(cotangents, segment.sources, found)

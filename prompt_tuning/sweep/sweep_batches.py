@@ -13,8 +13,8 @@ from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.training.loop import Training
-from prompt_tuning.training.run_plan import Opened
+from prompt_tuning.training.loop import Trainer
+from prompt_tuning.training.run_plan import RunPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SweepBatch:
     members: tuple[Batch, ...]
 
 
-def load_for_all(members: Sequence[Opened]) -> Examples | Candidates:
+def load_for_all(members: Sequence[RunPlan]) -> Examples | Candidates:
     """The training examples, which must be the same for each member.
 
     Raises:
@@ -55,13 +55,13 @@ def load_for_all(members: Sequence[Opened]) -> Examples | Candidates:
     return examples
 
 
-def reads_own_batches(members: Sequence[Opened]) -> bool:
+def reads_own_batches(members: Sequence[RunPlan]) -> bool:
     """Whether the members read the rows in orders of their own."""
     return len({member.run.order_seed for member in members}) > 1
 
 
 def stream_sweep(
-    members: Sequence[Training], start: int
+    members: Sequence[Trainer], start: int
 ) -> Generator[SweepBatch, None, None]:
     """The batches from step `start` on, of members that share model, data and length.
 

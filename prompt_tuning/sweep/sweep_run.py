@@ -26,7 +26,7 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.losses.objective import TokenObjective
 from prompt_tuning.pretrained.prompted_model import build_tuned
-from prompt_tuning.pretrained.tuning import Started
+from prompt_tuning.pretrained.tuning import PromptModules
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
 from prompt_tuning.sweep.sweep_batches import load_for_all, reads_own_batches
 from prompt_tuning.sweep.sweep_step import (
@@ -35,8 +35,8 @@ from prompt_tuning.sweep.sweep_step import (
     compile_sweep_step,
     prompt_counts,
 )
-from prompt_tuning.training.loop import Training
-from prompt_tuning.training.run_plan import Opened
+from prompt_tuning.training.loop import Trainer
+from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.step import Metrics, compile_step
 
 MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
@@ -55,7 +55,7 @@ class OpenedMember:
 
     name: str
     varies: Mapping[str, str]
-    opened: Opened
+    opened: RunPlan
     config: str = ""
 
 
@@ -72,7 +72,7 @@ class Member:
 
     name: str
     varies: Mapping[str, str]
-    training: Training
+    training: Trainer
     config: str
 
     @property
@@ -208,7 +208,7 @@ def prepare_sweep(
     plans = [dataclasses.replace(longest, run=m.run).plan(examples) for m in opened]
     evaluators = _evaluators(opened)
     drops = longest.model.drops
-    opened[0].model.kept.refuse_streamed("a sweep steps many members at once")
+    opened[0].model.weight_storage.refuse_streamed("a sweep steps many members at once")
     parameters = opened[0].model.read_parameters()
     _, frozen = parameter_groups.partition(parameters, opened[0].labels)
     # One that has no checkpoint yet sends all of them back to the start.
@@ -217,7 +217,7 @@ def prepare_sweep(
     prepared = []
     for member, plan, transfer in zip(members, plans, transfers, strict=True):
         this = member.opened
-        training = Training(
+        training = Trainer(
             run=this.run,
             model=this.model,
             frozen=frozen,
@@ -247,7 +247,7 @@ def prepare_sweep(
     return Sweep(directory, tuple(prepared), step, own_batches)
 
 
-def _own_batches(opened: Sequence[Opened]) -> bool:
+def _own_batches(opened: Sequence[RunPlan]) -> bool:
     """Whether members read batches of their own.
 
     Raises:
@@ -276,7 +276,7 @@ def _own_batches(opened: Sequence[Opened]) -> bool:
     return own
 
 
-def _evaluators(opened: Sequence[Opened]) -> dict[nnx.GraphDef, Evaluator]:
+def _evaluators(opened: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:
     """One for each prompt length: held-out files are read as rarely as possible."""
     found = {}
     for member in opened:
@@ -294,7 +294,7 @@ def _evaluators(opened: Sequence[Opened]) -> dict[nnx.GraphDef, Evaluator]:
     return found
 
 
-def _graph(longest: Opened, trained: Sequence[Parameters]) -> nnx.GraphDef:
+def _graph(longest: RunPlan, trained: Sequence[Parameters]) -> nnx.GraphDef:
     """The structure that all members fit: with room for the longest prompt."""
     model = longest.model
     if not prompt_counts(trained):
@@ -302,7 +302,7 @@ def _graph(longest: Opened, trained: Sequence[Parameters]) -> nnx.GraphDef:
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
-        started = Started(PaddedPrompt(vectors, model.prompt_length))
+        started = PromptModules(PaddedPrompt(vectors, model.prompt_length))
         return split(build_tuned(key, model.config, started, longest.run.tuning))
 
     return describe(build, jax.random.key(0))[0]
@@ -348,7 +348,7 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
             )
 
 
-def _kinds_differ(one: Opened, other: Opened) -> bool:
+def _kinds_differ(one: RunPlan, other: RunPlan) -> bool:
     """Whether two members differ in structure, a trained prompt's length aside."""
     if one.model.prompt_length == other.model.prompt_length:
         return one.model.graph != other.model.graph

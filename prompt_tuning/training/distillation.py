@@ -19,7 +19,7 @@ from prompt_tuning.data.text.tokenizers import given_ids
 from prompt_tuning.losses.cross_entropy import distillation_loss
 from prompt_tuning.losses.objective import (
     ContextDistillation,
-    Sums,
+    LossSums,
     learned_targets,
     token_sums,
 )
@@ -89,7 +89,7 @@ class Distillation:
         head: Float[Array, "V D"],
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> Sums:
+    ) -> LossSums:
         """What a batch adds up to; see `Objective`.
 
         Raises:

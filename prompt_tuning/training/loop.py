@@ -42,16 +42,16 @@ from prompt_tuning.training.finite_checks import (
 from prompt_tuning.training.metrics_log import MetricsLog, NoLog, open_log
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import claim, open_store
-from prompt_tuning.training.run_plan import Opened, open_run
+from prompt_tuning.training.run_plan import RunPlan, open_run
 from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
 from prompt_tuning.training.throughput import Meter
-from prompt_tuning.training.trainer import Step, Training
+from prompt_tuning.training.trainer import Step, Trainer
 
 
-def prepare(run: Run) -> Training:
+def prepare(run: Run) -> Trainer:
     """Opens and checks everything that the run needs, then reads the frozen model.
 
     Raises:
@@ -68,18 +68,16 @@ def prepare(run: Run) -> Training:
     start = opened.start(parameters, transfer)
     _, frozen = parameter_groups.partition(parameters, opened.labels)
     step = _step(opened, objective)
-    return Training(
-        run, model, frozen, start, step, examples, plan, evaluator, transfer
-    )
+    return Trainer(run, model, frozen, start, step, examples, plan, evaluator, transfer)
 
 
-def _step(opened: Opened, objective: Objective) -> Step:
+def _step(opened: RunPlan, objective: Objective) -> Step:
     model = opened.model
-    if model.kept.streamed:
+    if model.weight_storage.streamed:
         return StreamedStep(
             model.graph,
             opened.optimizer,
-            model.kept.streamed,
+            model.weight_storage.streamed,
             dropout=model.drops,
             objective=objective,
         )
@@ -93,7 +91,7 @@ def _step(opened: Opened, objective: Objective) -> Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How a run ended.
 
     Attributes:
@@ -113,12 +111,12 @@ class Outcome:
 
 
 def train(
-    training: Training,
+    training: Trainer,
     *,
     config: str = "",
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter],
-) -> Outcome:
+) -> TrainingResult:
     """Runs to the end, or to SIGTERM or SIGINT, from wherever the directory is.
 
     Args:
@@ -154,7 +152,7 @@ def train(
 
 
 def resume(
-    training: Training, store: CheckpointStore, say: Callable[[str], None]
+    training: Trainer, store: CheckpointStore, say: Callable[[str], None]
 ) -> TrainState:
     """The state of the newest whole checkpoint, or the start where there is none."""
     newest = processes.on_first(lambda: store.latest_valid(on_damage=say))
@@ -176,7 +174,7 @@ def stopped_message(step: int, steps: int) -> str:
     return f"stopped at step {step} of {steps}; the same command goes on from there"
 
 
-def state_at(training: Training, store: CheckpointStore, step: int) -> TrainState:
+def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState:
     """The state that a checkpoint holds.
 
     Raises:
@@ -209,7 +207,7 @@ class _Loop:
 
     def __init__(
         self,
-        training: Training,
+        training: Trainer,
         recorder: "Recorder",
         reporter: Reporter,
         stopping: StopDue,
@@ -218,7 +216,7 @@ class _Loop:
         self._reporter, self._stopping = reporter, stopping
         self._recorder = recorder
 
-    def run_from(self, state: TrainState) -> Outcome:
+    def run_from(self, state: TrainState) -> TrainingResult:
         """Steps until the run's last step, a stop signal, or enough evaluations."""
         done, last = int(state.step), self._run.steps
         pending = None
@@ -246,7 +244,7 @@ class _Loop:
             self._reporter.say(stopped_message(done, last))
         finished = done == last or reason is not None
         measured = self._recorder.measured
-        return Outcome(done, finished, state.trained, measured, reason)
+        return TrainingResult(done, finished, state.trained, measured, reason)
 
     def _batches(self, start: int) -> Iterator[Batch]:
         if self._recorder.reason is not None:
@@ -281,7 +279,7 @@ class Recorder:
 
     def __init__(
         self,
-        training: Training,
+        training: Trainer,
         store: CheckpointStore,
         log: MetricsLog | NoLog,
         patience: Patience | None = None,

@@ -25,7 +25,7 @@ from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
-from prompt_tuning.training.run_plan import Opened, open_run
+from prompt_tuning.training.run_plan import RunPlan, open_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
@@ -65,7 +65,7 @@ class Needed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prospect:
+class MemoryEstimate:
     """A run that is described, and the largest of its batches.
 
     Attributes:
@@ -75,13 +75,13 @@ class Prospect:
       shape: rows, inputs and targets of that, for people.
     """
 
-    opened: Opened
+    opened: RunPlan
     examples: Examples | Candidates
     batch: Batch
     shape: str
 
     @classmethod
-    def of(cls, run: Run) -> "Prospect":
+    def of(cls, run: Run) -> "MemoryEstimate":
         """Opens a run, and finds its largest batch.
 
         Raises:
@@ -126,7 +126,7 @@ class Prospect:
             placement=opened.model.placement,
         )
 
-    def _with(self, how: Rematerialization) -> Opened:
+    def _with(self, how: Rematerialization) -> RunPlan:
         model = self.opened.model
         config = dataclasses.replace(
             model.config, rematerialization=how, encoder_rematerialization=None
@@ -210,7 +210,7 @@ def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
 class Timer:
     """Times steps of a prospect, with the frozen model read once."""
 
-    def __init__(self, prospect: Prospect):
+    def __init__(self, prospect: MemoryEstimate):
         """Reads the model.
 
         Raises:

@@ -30,7 +30,7 @@ Places = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
+class CarriedState:
     """State that goes on.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Own(NamedTuple):
     name: str
 
 
-def carry_over(found: Places, state: Any, paths: Iterable[str]) -> Carried:
+def carry_over(found: Places, state: Any, paths: Iterable[str]) -> CarriedState:
     """Finds what goes on of another optimiser's state.
 
     Args:
@@ -94,7 +94,7 @@ def carry_over(found: Places, state: Any, paths: Iterable[str]) -> Carried:
             own = _count(found, sources[path]) if path in sources else 0
             if own != count:
                 counted[path] = count
-    return Carried(tuple(kept), counted, values)
+    return CarriedState(tuple(kept), counted, values)
 
 
 def _own(leaves: Places, path: str) -> list[_Own]:

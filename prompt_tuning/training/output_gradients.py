@@ -29,7 +29,7 @@ from prompt_tuning.losses.objective import advantage_weights, by_target, learned
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.shard_map import gradient_of_rows
-from prompt_tuning.training.step import forth_and_back, prompt_norm
+from prompt_tuning.training.step import prompt_norm, value_and_gradient
 
 TOKEN_NLL, LOGITS = "token_nll", "logits"
 Arrays = Mapping[str, Array]
@@ -232,7 +232,7 @@ class OutputStep:
     def _run(self, trained, frozen, batch, gradients, key):
         if self.placement is not None:
             return self._run_on_mesh(trained, frozen, batch, gradients, key)
-        gradient, outputs = forth_and_back(
+        gradient, outputs = value_and_gradient(
             self.graph, self.outputs, gradients, trained, frozen, batch, key
         )
         return outputs, gradient
@@ -244,7 +244,7 @@ class OutputStep:
         on_device = OutputStep(self.graph, of_rows)
 
         def run(trained, frozen, batch, gradients, key):
-            return forth_and_back(
+            return value_and_gradient(
                 self.graph, on_device.outputs, gradients, trained, frozen, batch, key
             )
 

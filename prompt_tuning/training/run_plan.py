@@ -32,7 +32,7 @@ from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class RunPlan:
     """A run whose model is described and checked; the model is not read yet.
 
     Attributes:
@@ -153,7 +153,7 @@ class Opened:
         if transfer is None:
             start = TrainState.create(trained, self.optimizer, key)
         else:
-            everything = self.model.kept.with_streamed(parameters)
+            everything = self.model.weight_storage.with_streamed(parameters)
             restored = {p: everything[p] for p in self.model.plan.restored}
             transfer.check_model(restored, placement)
             start = transfer.start(trained, self.optimizer, key)
@@ -161,7 +161,7 @@ class Opened:
         return start if placement is None else placement.put_tree(start)
 
 
-def open_run(run: Run) -> Opened:
+def open_run(run: Run) -> RunPlan:
     """Opens a run's model, starts its prompt, and finds what is trained.
 
     Raises:
@@ -173,7 +173,9 @@ def open_run(run: Run) -> Opened:
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
     labels = parameter_groups.label(model.plan.abstract, run.groups)
-    model = dataclasses.replace(model, kept=model.kept.frozen(labels))
-    return Opened(
+    model = dataclasses.replace(
+        model, weight_storage=model.weight_storage.frozen(labels)
+    )
+    return RunPlan(
         run, model, labels, parameter_groups.group_optimizer(run.groups, labels)
     )

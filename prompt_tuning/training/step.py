@@ -16,13 +16,13 @@ from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.parameters import Parameters, optional_key
 from prompt_tuning.losses.objective import (
     NATS_PER_WEIGHT,
+    LossSums,
     Objective,
-    Sums,
 )
 from prompt_tuning.models.language_model import Prefix
 from prompt_tuning.models.scoring import loss_sums, merged_model
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import gradient_of_sums
 from prompt_tuning.training.state import TrainState
 
@@ -42,8 +42,8 @@ def gradients(
     batch: Batch,
     key: Key[Array, ""] | None,
     objective: Objective = NATS_PER_WEIGHT,
-    layout: Layout | None = None,
-) -> tuple[Parameters, Sums]:
+    layout: MeshLayout | None = None,
+) -> tuple[Parameters, LossSums]:
     """The gradient of the batch's loss, of the trained leaves alone.
 
     The loss is what the objective makes of the batch, and once the prompt's penalty.
@@ -66,10 +66,10 @@ def gradients(
 
     micro_batches = batch.tokens.shape[:-2]
     share = jnp.full(micro_batches, 1 / jnp.asarray(objective.divisor(batch), float))
-    of_sums = Sums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+    of_sums = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
 
     def run(trained, frozen, batch, key, of_sums):
-        return forth_and_back(graph, outputs, of_sums, trained, frozen, batch, key)
+        return value_and_gradient(graph, outputs, of_sums, trained, frozen, batch, key)
 
     given = (trained, frozen, batch, key, of_sums)
     if layout is None:
@@ -81,10 +81,10 @@ def gradients(
             trained
         )
         gradient = jax.tree.map(jnp.add, gradient, own)
-    return gradient, Sums(*map(jnp.sum, sums))
+    return gradient, LossSums(*map(jnp.sum, sums))
 
 
-def forth_and_back(
+def value_and_gradient(
     graph: nnx.GraphDef,
     outputs: Callable[[Parameters, Batch, Key[Array, ""] | None, Prefix], Outputs],
     output_gradients: Outputs,
@@ -135,7 +135,7 @@ def _added_up(
     batch: Batch,
     key: Key[Array, ""] | None,
 ) -> tuple[Parameters, Outputs]:
-    """`forth_and_back` of micro-batches.
+    """`value_and_gradient` of micro-batches.
 
     What all rows share runs once forth and once back: between the two, micro-batches
     add up their gradients at what it gave.
@@ -171,7 +171,7 @@ def batch_metrics(
     graph: nnx.GraphDef,
     parameters: Parameters,
     batch: Batch,
-    sums: Sums,
+    sums: LossSums,
     objective: Objective = NATS_PER_WEIGHT,
 ) -> Metrics:
     """What is told of a step's batch: the loss that its gradient is of, and accuracy.

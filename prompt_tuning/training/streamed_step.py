@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, Key
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge, optional_key
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Objective, Sums
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT, LossSums, Objective
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.streaming.layered_weights import LayeredWeight, Reader
@@ -78,20 +78,20 @@ class StreamedStep:
         frozen: Parameters,
         batch: Batch,
         key: Key[Array, ""] | None,
-    ) -> tuple[Parameters, Sums]:
+    ) -> tuple[Parameters, LossSums]:
         """The gradient of the batch's loss, a prompt's penalty not in it.
 
         Arguments as for `gradients`, which returns the same.
         """
         share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
-        of_sums = Sums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+        of_sums = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
         micro_batches: list[tuple[Any, ...]] = [(batch, key, None)]
         if batch.tokens.ndim > 2:
             micro_batches = [
                 (jax.tree.map(operator.itemgetter(i), batch), key, jnp.int32(i))
                 for i in range(len(batch.tokens))
             ]
-        gradient, found = self._sums.forth_and_back(
+        gradient, found = self._sums.value_and_gradient(
             trained,
             frozen | self._streamed,
             micro_batches,
@@ -106,7 +106,7 @@ class StreamedStep:
         batch: Batch,
         key: Key[Array, ""] | None,
         index: Int[Array, ""] | None,
-    ) -> Sums:
+    ) -> LossSums:
         """What a batch adds up to, or the micro-batch of that number."""
         sums = functools.partial(loss_sums, self._graph, trained | frozen, batch)
         if index is None:
@@ -121,7 +121,7 @@ class StreamedStep:
         frozen: Parameters,
         gradient: Parameters,
         batch: Batch,
-        sums: Sums,
+        sums: LossSums,
         *,
         optimizer: optax.GradientTransformation,
     ) -> tuple[TrainState, Metrics]:

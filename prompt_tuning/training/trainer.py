@@ -22,7 +22,7 @@ Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class Trainer:
     """A run that is ready to step.
 
     Attributes:
@@ -63,7 +63,7 @@ class Training:
     @property
     def fingerprint(self) -> str:
         """By which the run knows its frozen model again."""
-        frozen = self.model.kept.with_streamed(self.frozen)
+        frozen = self.model.weight_storage.with_streamed(self.frozen)
         return fingerprint(frozen, self.model.placement)
 
     def report(self) -> str:
@@ -77,8 +77,8 @@ class Training:
                 "checkpoint of its own"
             )
         groups = {"trained": self.start.trained, "frozen": self.frozen}
-        if self.model.kept.streamed:
-            groups["streamed"] = self.model.kept.streamed
+        if self.model.weight_storage.streamed:
+            groups["streamed"] = self.model.weight_storage.streamed
         for name, leaves in groups.items():
             # Without what pads a vocabulary on a mesh.
             counts = {p: math.prod(self.model.plan.abstract[p].shape) for p in leaves}

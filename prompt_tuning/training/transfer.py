@@ -27,7 +27,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
-from prompt_tuning.training.optimizer_transfer import Carried, carry_over
+from prompt_tuning.training.optimizer_transfer import CarriedState, carry_over
 from prompt_tuning.training.run_directory import recorded_model
 from prompt_tuning.training.state import TrainState, fingerprint
 
@@ -37,7 +37,7 @@ Shapes = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class TransferSource:
     """Trained parameters from elsewhere.
 
     Attributes:
@@ -72,7 +72,7 @@ class Source:
         kind = kind_of(leaves, self.origin)
         return Adapter(kind=kind, parameters=leaves, scalings=self.scalings)
 
-    def placed(self, paths: Iterable[str]) -> "Source":
+    def placed(self, paths: Iterable[str]) -> "TransferSource":
         """The same with a lone prompt where the model has its only one.
 
         A file does not say where its vectors belong; with dropout, for one, they are
@@ -108,7 +108,7 @@ class Source:
             )
 
 
-def read_source(path: Path, config: ModelConfig) -> Source:
+def read_source(path: Path, config: ModelConfig) -> TransferSource:
     """Reads a run's best checkpoint, a checkpoint, a PEFT folder or a prompt's file.
 
     Args:
@@ -121,11 +121,11 @@ def read_source(path: Path, config: ModelConfig) -> Source:
     checkpoint = find_checkpoint(path)
     if checkpoint is None:
         adapter = read_adapter(path, config)
-        return Source(
+        return TransferSource(
             origin=str(path), leaves=adapter.parameters, scalings=adapter.scalings
         )
     state = checkpoint_files.verify(checkpoint)
-    return Source(
+    return TransferSource(
         origin=str(checkpoint),
         leaves=checkpoint_files.open_trained(checkpoint, state),
         scalings=state["extra"].get(SCALINGS, {}),
@@ -145,10 +145,10 @@ class Transfer:
       state: what goes on of the optimiser's state.
     """
 
-    source: Source
+    source: TransferSource
     trained: Shapes
     frozen: Shapes
-    state: Carried = dataclasses.field(default_factory=Carried)
+    state: CarriedState = dataclasses.field(default_factory=CarriedState)
 
     @property
     def started(self) -> dict[str, Leaf]:
@@ -224,7 +224,7 @@ class Transfer:
 
 
 def plan_transfer(
-    source: Source,
+    source: TransferSource,
     trained: Shapes,
     frozen: Shapes,
     loras: Mapping[str, LoRA],
@@ -254,7 +254,7 @@ def plan_transfer(
     for path in sorted(started):
         check_shape(source.origin, path, source.leaves[path], trained[path])
     source.check_scalings(loras)
-    state = Carried()
+    state = CarriedState()
     moments = {} if optimizer is None else source.read_optimizer()
     if optimizer is not None and moments:
         leaves = {

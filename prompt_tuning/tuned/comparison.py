@@ -18,7 +18,7 @@ from prompt_tuning.data.rows.row_sources import file_list
 from prompt_tuning.evaluation.aligned_examples import same_targets
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.results import Findings
+from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
@@ -115,7 +115,9 @@ def open_systems(
     return [one.system(table) for one, table in zip(opened, tables, strict=True)]
 
 
-def measure_all(systems: list[System]) -> Iterator[tuple[str, Evaluator, Findings]]:
+def measure_all(
+    systems: list[System],
+) -> Iterator[tuple[str, Evaluator, EvaluationResult]]:
     """Measures each in turn, takes it off the list, and lets go of its parameters."""
     while systems:
         system = systems.pop(0)

@@ -31,7 +31,7 @@ from prompt_tuning.evaluation.ranking import (
 )
 from prompt_tuning.generation.text_generation import check_rows, continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.tuning import Started, Tuning
+from prompt_tuning.pretrained.tuning import PromptModules, Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.soft import StackedPrompts
 
@@ -59,7 +59,7 @@ def mean_vote(answers: Int[np.ndarray, "k"], nats: Float[np.ndarray, "k C"]) -> 
 VOTES: dict[str, Vote] = {"majority": majority_vote, "mean": mean_vote}
 
 
-class Outcome(NamedTuple):
+class EnsembleResult(NamedTuple):
     """A share of right answers.
 
     Attributes:
@@ -120,7 +120,7 @@ def ensemble(
     parameters: Parameters,
     evaluation: Evaluation,
     vote: str = "majority",
-) -> dict[str, Outcome]:
+) -> dict[str, EnsembleResult]:
     """Measures what several prompts answer together, and each alone.
 
     Args:
@@ -164,14 +164,18 @@ def _as_one(model: PromptedModel) -> PromptedModel:
     """The model as its data see it: no row is of one prompt and not of another."""
     prompt = model.prompts.prompt
     assert isinstance(prompt, StackedPrompts)
-    return dataclasses.replace(model, prompts=Started(StackedPrompts(prompt()[:1])))
+    return dataclasses.replace(
+        model, prompts=PromptModules(StackedPrompts(prompt()[:1]))
+    )
 
 
-def _outcome(chosen: Sequence, alone: Sequence[Sequence], wanted: Sequence) -> Outcome:
+def _outcome(
+    chosen: Sequence, alone: Sequence[Sequence], wanted: Sequence
+) -> EnsembleResult:
     def right(answers: Sequence) -> float:
         return float(np.mean([a == b for a, b in zip(answers, wanted, strict=True)]))
 
-    return Outcome(right(chosen), tuple(map(right, alone)))
+    return EnsembleResult(right(chosen), tuple(map(right, alone)))
 
 
 def _asked(model: PromptedModel, rows: Rows) -> tuple[Rows, list[int]]:

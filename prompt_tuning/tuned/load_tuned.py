@@ -52,7 +52,7 @@ def load_tuned(
     )
     trained, parameters = _own(run, model), model.read_parameters()
     if trained:
-        everything = model.kept.with_streamed(parameters)
+        everything = model.weight_storage.with_streamed(parameters)
         frozen = {p: leaf for p, leaf in everything.items() if p not in trained}
         check_model(Path(run.directory), fingerprint(frozen, model.placement))
     return model, parameters | model.put(trained)

@@ -18,12 +18,12 @@ from prompt_tuning.core.rematerialization import (
     named,
     rematerialized,
 )
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Sums
+from prompt_tuning.losses.objective import NATS_PER_WEIGHT, LossSums
 from prompt_tuning.models import transformer
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.sharding import shard_map
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.training.step import forth_and_back, gradients
+from prompt_tuning.training.step import gradients, value_and_gradient
 from scripts import hlo
 from tests.support import dummies, meshes
 
@@ -225,8 +225,8 @@ def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
         return loss_sums(graph, parameters, batch, key, NATS_PER_WEIGHT, prefix)
 
     def on_device(trained, frozen, batch):
-        weights = Sums(jnp.ones(()), zeros, zeros)
-        return forth_and_back(graph, outputs, weights, trained, frozen, batch, None)
+        weights = LossSums(jnp.ones(()), zeros, zeros)
+        return value_and_gradient(graph, outputs, weights, trained, frozen, batch, None)
 
     batch = dummies.make_batch(config, dummies.random_rows([(4, 3)] * 8))
     compute = jax.jit(

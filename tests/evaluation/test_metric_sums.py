@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.evaluation.metric_sums import (
-    Tally,
+    MetricSums,
     class_tallies,
     exponential_ratio,
     intervals,
@@ -30,10 +30,10 @@ def test_a_class_that_is_never_answered_counts_as_nothing_right():
 
 
 def test_a_mean_over_tokens_weighs_long_examples_more():
-    nats = Tally(np.array([[2.0, 1.0], [3.0, 9.0]]), ratio)
+    nats = MetricSums(np.array([[2.0, 1.0], [3.0, 9.0]]), ratio)
     assert nats.value == 0.5
     np.testing.assert_allclose(nats.each(), [2, 1 / 3])
-    perplexity = Tally(nats.rows, exponential_ratio)
+    perplexity = MetricSums(nats.rows, exponential_ratio)
     assert perplexity.value == pytest.approx(np.exp(0.5))
 
 
@@ -68,7 +68,7 @@ def test_many_examples_are_drawn_in_parts(monkeypatch):
 
 
 def test_what_there_is_nothing_of_has_no_value_and_no_interval():
-    nothing = Tally(np.zeros((3, 2)), ratio)
+    nothing = MetricSums(np.zeros((3, 2)), ratio)
     assert np.isnan(nothing.value)
     empty = mean_tally(np.zeros(0))
     found = intervals({"none": nothing, "empty": empty}, resamples=5, seed=0)

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
-from prompt_tuning.losses.logit_losses import Terms
+from prompt_tuning.losses.logit_losses import LossTerms
 from scripts import hlo
 from tests.support.chunks import chunked
 
 # Few of each: a program is compiled for every pair of them.
 SHAPES = [((1,), 1, 2), ((2, 3), 4, 7), ((5,), 3, 33), ((3, 1, 2), 8, 5)]
 TERMS = [
-    Terms(),
-    Terms(soft_cap=3.0),
-    Terms(z_loss=0.02, soft_cap=1.5),
-    Terms(z_loss=0.01, label_smoothing=0.2, soft_cap=5.0),
+    LossTerms(),
+    LossTerms(soft_cap=3.0),
+    LossTerms(z_loss=0.02, soft_cap=1.5),
+    LossTerms(z_loss=0.01, label_smoothing=0.2, soft_cap=5.0),
 ]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.generation.engine import continue_rows, pad_rows
@@ -199,7 +199,7 @@ def test_dropout_draws_the_same_mask_when_recomputed():
 
 def test_dropout_zeroes_its_share_and_scales_the_rest():
     ones = jnp.ones((100, 100))
-    places = Places.of_positions(jnp.arange(100), 100)
+    places = DropoutIndex.at_positions(jnp.arange(100), 100)
     dropped = jax.jit(dropout, static_argnums=1)(ones, 0.25, jax.random.key(0), places)
     assert np.unique(dropped).tolist() == pytest.approx([0.0, 4 / 3])
     assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.02)
@@ -208,7 +208,7 @@ def test_dropout_zeroes_its_share_and_scales_the_rest():
 @pytest.mark.parametrize(("rate", "key"), [(0.0, jax.random.key(0)), (0.5, None)])
 def test_dropout_without_rate_or_key_changes_nothing(rate, key):
     x = jnp.ones((2, 3))
-    assert dropout(x, rate, key, Places.of_positions(jnp.arange(2), 3)) is x
+    assert dropout(x, rate, key, DropoutIndex.at_positions(jnp.arange(2), 3)) is x
 
 
 @pytest.mark.parametrize("family", dummies.FAMILIES)

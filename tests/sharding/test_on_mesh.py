@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.core.dropout import Places, dropout
+from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.evaluation.token_outcomes import batch_losses
 from prompt_tuning.generation.engine import continue_rows, pad_rows
 from prompt_tuning.generation.sampling import temperature
@@ -74,11 +74,11 @@ def test_rows_grouped_by_prompt_are_not_divided():
 
 def test_what_is_dropped_depends_on_the_place_in_the_whole_batch():
     key, ones = jax.random.key(1), jnp.ones((6, 4, 8))
-    whole = dropout(ones, 0.5, key, Places.of_rows((6, 4, 8)))
-    later = dropout(ones[:2], 0.5, key, Places.of_rows((2, 4, 8), first=3))
+    whole = dropout(ones, 0.5, key, DropoutIndex.for_rows((6, 4, 8)))
+    later = dropout(ones[:2], 0.5, key, DropoutIndex.for_rows((2, 4, 8), first=3))
     np.testing.assert_array_equal(whole[3:5], later)
     numbers = jnp.arange(24).reshape(6, 4)
-    columns = Places.of_positions(numbers, 3, first=5)
+    columns = DropoutIndex.at_positions(numbers, 3, first=5)
     found = dropout(ones[:, :, 5:], 0.5, key, columns)
     np.testing.assert_array_equal(whole[:, :, 5:], found)
     assert 0.4 < np.mean(np.asarray(whole) == 0) < 0.6

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 from scripts import hlo
 from tests.support import dummies, meshes
 
@@ -39,7 +39,7 @@ def numbers(rows: int = B, vocabulary: int = V) -> tuple[jax.Array, ...]:
     return tuple(map(jnp.asarray, (hidden, head, targets, weights)))
 
 
-def divided(layout: Layout, function, *, gradients: int = 2):
+def divided(layout: MeshLayout, function, *, gradients: int = 2):
     """A function of hidden states and head that gives a number, and its gradients."""
     head = layout.spec("head/kernel", ("vocab", "embed"))
     specs = (layout.rows, head, layout.rows, layout.rows)
@@ -67,7 +67,7 @@ def divided(layout: Layout, function, *, gradients: int = 2):
     )
 
 
-def padded(layout: Layout, head):
+def padded(layout: MeshLayout, head):
     """The head with rows of no token, as many as divide."""
     rows = layout.padded(("vocab", "embed"), head.shape)[0]
     return jnp.pad(head, [(0, rows - len(head)), (0, 0)])

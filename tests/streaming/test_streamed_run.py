@@ -156,7 +156,7 @@ def test_layers_are_those_of_the_whole_model(models, model, dtype):
     here = open_pretrained(source, key=jax.random.key(0)).read_parameters()
     source = dataclasses.replace(source, weights="streamed")
     streamed = open_pretrained(source, key=jax.random.key(0))
-    weights, rest = streamed.kept.streamed, streamed.read_parameters()
+    weights, rest = streamed.weight_storage.streamed, streamed.read_parameters()
     assert weights.keys() == {path for path in here if "/layers/" in path}
     assert rest.keys() == here.keys() - weights.keys()
     for path, weight in weights.items():
@@ -164,4 +164,4 @@ def test_layers_are_those_of_the_whole_model(models, model, dtype):
         assert weight.nbytes == layers.nbytes
         np.testing.assert_array_equal(layers, here[path])
     # By which runs know their model again, wherever its weights are.
-    assert fingerprint(streamed.kept.with_streamed(rest)) == fingerprint(here)
+    assert fingerprint(streamed.weight_storage.with_streamed(rest)) == fingerprint(here)

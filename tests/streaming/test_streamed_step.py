@@ -229,7 +229,7 @@ def test_a_loop_is_run_with_literals_shared_values_and_slices():
     trained = {"scale": jnp.array([1.0, 2.0, 3.0]), "shift": jnp.array(0.5)}
     x = jnp.ones((4, 2))
     streamed = StreamedFunction(function)
-    gradient, (value,) = streamed.forth_and_back(
+    gradient, (value,) = streamed.value_and_gradient(
         trained, {"stack": layered(weights)}, [(x,)], [jnp.float32(1)]
     )
     expected, usual = jax.value_and_grad(function)(trained, {"stack": weights}, x)

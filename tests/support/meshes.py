@@ -21,7 +21,7 @@ from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.axis_rules import AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.sharding.mesh_layout import Layout
+from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from tests.support import dummies
@@ -47,12 +47,14 @@ def devices(shape: MeshShape) -> list[Any]:
 
 def layout_of(
     shape: MeshShape, config: ModelConfig, rules: AxisRules | None = None
-) -> Layout:
+) -> MeshLayout:
     """A model's place on a mesh of some of the host's devices."""
-    return Layout(shape.build(devices(shape)), rules or AxisRules(), config)
+    return MeshLayout(shape.build(devices(shape)), rules or AxisRules(), config)
 
 
-def placed(layout: Layout, graph: nnx.GraphDef, parameters: Parameters) -> Placement:
+def placed(
+    layout: MeshLayout, graph: nnx.GraphDef, parameters: Parameters
+) -> Placement:
     """Where a model's parameters lie."""
     shapes: Any = jax.eval_shape(lambda: parameters)
     return Placement.create(layout, graph, shapes)
@@ -106,7 +108,7 @@ DESCENT = optax.sgd(0.01)
 def curve(
     model: Model,
     batch: Batch,
-    layout: Layout | None,
+    layout: MeshLayout | None,
     *,
     optimizer: optax.GradientTransformation = DESCENT,
 ) -> np.ndarray:
@@ -127,7 +129,7 @@ def curve(
 
 
 def begun(
-    model: Model, batch: Batch, layout: Layout | None
+    model: Model, batch: Batch, layout: MeshLayout | None
 ) -> tuple[Callable[..., Any], tuple[TrainState, Parameters, Batch]]:
     """A step with dropout that is to be jitted, and what the first one is given.
 

@@ -62,7 +62,7 @@ def read(arguments: list[str], mesh: MeshShape | None = None):
     return dataclasses.replace(run, mesh=mesh)
 
 
-def train(training: loop.Training) -> loop.Outcome:
+def train(training: loop.Trainer) -> loop.TrainingResult:
     steps = training.run.steps
     return loop.train(
         training,
@@ -155,7 +155,7 @@ def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
 
 def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypatch):
     training = loop.prepare(read(arguments(tmp_path / "run", "orbax")))
-    advance = loop.Training.advance
+    advance = loop.Trainer.advance
 
     def breaking(own, state, batch):
         state, metrics = advance(own, state, batch)
@@ -167,7 +167,7 @@ def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypa
             metrics = {"loss": jnp.float32(1)}
         return state, metrics
 
-    monkeypatch.setattr(loop.Training, "advance", breaking)
+    monkeypatch.setattr(loop.Trainer, "advance", breaking)
     monkeypatch.setattr(loop, "save_due", lambda run, done: done in (2, 3))
     with pytest.raises(NotFiniteError, match="step 2 is kept as the last good one"):
         train(training)

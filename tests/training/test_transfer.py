@@ -28,7 +28,7 @@ from prompt_tuning.families.hf_config import read_config
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
-from prompt_tuning.training.loop import Training, prepare, train
+from prompt_tuning.training.loop import Trainer, prepare, train
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.state import fingerprint
 from tests.support.adapters import random_adapter
@@ -56,7 +56,7 @@ def make(files) -> MakeRun:
     return made
 
 
-def trained(run: Run) -> Training:
+def trained(run: Run) -> Trainer:
     """A run that has been trained."""
     training = prepare(run)
     console = Console(quiet=True)
@@ -101,7 +101,7 @@ def moments(directory: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
-def state_of(training: Training) -> dict[str, np.ndarray]:
+def state_of(training: Trainer) -> dict[str, np.ndarray]:
     state = named_leaves(training.start.optimizer_state)
     return {name: np.asarray(leaf) for name, leaf in state.items()}
 

@@ -44,7 +44,7 @@ def test_of_tied_answers_the_likelier_wins_and_no_other():
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ObjectiveConfig:
     """Three prompts, and what each of them, loaded on its own, answers to each row.
 
     Attributes:
@@ -79,7 +79,7 @@ def read(files, family, folder) -> Run:
 
 
 @pytest.fixture(scope="module", params=["decoder", "t5"])
-def asked(request, files, tmp_path_factory) -> Asked:
+def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
     folder = tmp_path_factory.mktemp(request.param)
     run = read(files, request.param, folder)
     assert run.evaluation is not None
@@ -94,10 +94,10 @@ def asked(request, files, tmp_path_factory) -> Asked:
     labels = encode_labels(first, run.evaluation.data, LABELS)
     ranked = [rank_labels(*one, rows, labels, add_eos=True) for one in alone]
     made = [continue_all(*one, rows, new_tokens=NEW_TOKENS) for one in alone]
-    return Asked(run, prompts, rows, alone, np.stack(ranked), made)
+    return ObjectiveConfig(run, prompts, rows, alone, np.stack(ranked), made)
 
 
-def elected_texts(asked: Asked, vote) -> list[list[int]]:
+def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
     """The winners among what the prompts say, each scored by each prompt alone."""
     winners = []
     for place, row in enumerate(asked.rows):

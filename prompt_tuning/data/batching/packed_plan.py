@@ -154,7 +154,7 @@ def row_length(
     return asked
 
 
-class Packing(NamedTuple):
+class PackedRows(NamedTuple):
     """A way to pack `E` examples into `R` rows of at most `n`.
 
     Attributes:
@@ -173,7 +173,7 @@ def pack(
     input_lengths: Integer[np.ndarray, "E"],
     weight_counts: Integer[np.ndarray, "E"],
     length: int,
-) -> Packing:
+) -> PackedRows:
     """Packs the rows of a decoder-only model, in which some targets carry weight.
 
     By best fit, the longest first, in the cheapest of a few ways. The more evenly the
@@ -188,7 +188,7 @@ def pack_pairs(
     input_lengths: Integer[np.ndarray, "E"],
     target_lengths: Integer[np.ndarray, "E"],
     length: int,
-) -> Packing:
+) -> PackedRows:
     """Packs inputs and their targets, which stand in rows of their own; see `pack`."""
     counts = _counted(target_lengths)
     return _cheapest(
@@ -206,7 +206,7 @@ def _cheapest(
     length: int,
     most_room: int,
     costs: tuple[int, int],
-) -> Packing:
+) -> PackedRows:
     """The cheapest of a few packings, with more or less room for counted targets.
 
     Args:
@@ -231,7 +231,7 @@ def _cheapest(
         table[number, : len(row)] = row
     pairs = np.stack([input_lengths, counts], axis=1)
     _, kinds = np.unique(pairs, axis=0, return_inverse=True)
-    return Packing(table, kinds.reshape(-1), positions)
+    return PackedRows(table, kinds.reshape(-1), positions)
 
 
 def _best_fit(

@@ -14,7 +14,7 @@ from prompt_tuning.data.examples.row_readers import (
     EncoderDecoderReading,
     Example,
     Place,
-    Reading,
+    RowReader,
     Spans,
     join_spans,
 )
@@ -23,16 +23,16 @@ from prompt_tuning.data.examples.text_prefix import PrecededReading
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.jsonl import PairEncoder
 from prompt_tuning.data.rows.row_sources import (
-    Block,
     Files,
     Hdf5Rows,
     JsonlRows,
-    Rows,
+    RowBlock,
+    RowSource,
     Weigh,
     file_list,
 )
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
-from prompt_tuning.data.rows.token_columns import Columns
+from prompt_tuning.data.rows.token_columns import TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair, separate_pair
 
@@ -62,8 +62,8 @@ class Examples:
 
     def __init__(
         self,
-        rows: Rows,
-        reading: Reading,
+        rows: RowSource,
+        reading: RowReader,
         spans: Spans,
         skipped: int = 0,
         *,
@@ -133,7 +133,7 @@ def load_examples(
     template: TokenTemplate | None = None,
     tasks: Tasks | None = None,
     given_before: Sequence[int] = (),
-    columns: Columns | None = None,
+    columns: TokenColumns | None = None,
 ) -> Examples:
     """Opens data files of one kind, and checks every row of them once.
 
@@ -226,7 +226,7 @@ def _hdf5_rows(
     files: Files,
     template: TokenTemplate | None,
     tasks: Tasks | None,
-    columns: Columns | None,
+    columns: TokenColumns | None,
     weigh: Weigh,
 ) -> Hdf5Rows:
     if template is not None:
@@ -268,7 +268,7 @@ class Limits:
 
 
 def scan(
-    rows: Rows, reading: Reading, limits: Limits, tasks: Tasks | None = None
+    rows: RowSource, reading: RowReader, limits: Limits, tasks: Tasks | None = None
 ) -> tuple[Spans, int]:
     """Checks rows in order, until there are examples enough.
 
@@ -281,7 +281,7 @@ def scan(
     parts, kept, skipped = [], 0, 0
     for block in rows.blocks():
         _check_values(block, limits.vocabulary_size, rows.place)
-        spans = reading.survey(block, rows.place)
+        spans = reading.scan(block, rows.place)
         if tasks is not None:
             spans = _with_tasks(spans, block, tasks, rows.place)
         short = _short_enough(spans, limits, rows.place)
@@ -298,7 +298,7 @@ def scan(
     return join_spans(parts).select(slice(limits.maximum_examples)), skipped
 
 
-def _with_tasks(spans: Spans, block: Block, tasks: Tasks, place: Place) -> Spans:
+def _with_tasks(spans: Spans, block: RowBlock, tasks: Tasks, place: Place) -> Spans:
     """The spans with their rows' tasks, where the data has a column of them.
 
     Raises:
@@ -315,7 +315,7 @@ def _with_tasks(spans: Spans, block: Block, tasks: Tasks, place: Place) -> Spans
     return dataclasses.replace(spans, prompt_ids=found)
 
 
-def _check_values(block: Block, vocabulary_size: int, place: Place) -> None:
+def _check_values(block: RowBlock, vocabulary_size: int, place: Place) -> None:
     checked = [(INPUT_IDS, block.input_ids, vocabulary_size, "the vocabulary")]
     if block.token_types is not None:
         checked.append((TOKEN_TYPE_IDS, block.token_types, 4, "the four token types"))

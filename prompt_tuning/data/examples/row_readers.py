@@ -18,7 +18,7 @@ from prompt_tuning.data.examples.segmentation import (
     real_lengths,
     turns,
 )
-from prompt_tuning.data.rows.row_sources import Block
+from prompt_tuning.data.rows.row_sources import RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
 from prompt_tuning.data.rows.token_columns import TokenValues
 
@@ -97,10 +97,10 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 @runtime_checkable
-class Reading(Protocol):
+class RowReader(Protocol):
     """One way to read rows as examples."""
 
-    def survey(self, block: Block, place: Place) -> Spans:
+    def scan(self, block: RowBlock, place: Place) -> Spans:
         """The examples of a block of rows whose values are in range.
 
         Raises:
@@ -147,8 +147,8 @@ class DecoderOnlyReading:
     soft_ids: int | None = None
     cut: Cut = articles
 
-    def survey(self, block: Block, place: Place) -> Spans:
-        """The articles of each row in which something is learned; see `Reading`."""
+    def scan(self, block: RowBlock, place: Place) -> Spans:
+        """The articles of each row in which something is learned; see `RowReader`."""
         pieces = self._pieces(block)
         tasks = self._tasks(block, pieces, place)
         try:
@@ -171,7 +171,7 @@ class DecoderOnlyReading:
         )
         return spans.select(counts > 0)
 
-    def weights(self, block: Block) -> Float32[np.ndarray, "c n"]:
+    def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
         """What each token of a block weighs, in whichever example it is.
 
         Raises:
@@ -185,7 +185,7 @@ class DecoderOnlyReading:
         token_types: Int32[np.ndarray, "n"] | None,
         values: TokenValues = NOTHING_SAID,
     ) -> Example:
-        """One article, or one row; see `Reading`."""
+        """One article, or one row; see `RowReader`."""
         if self.task_token is not None:
             input_ids = self.task_token.without(input_ids)
             values = values.map(self.task_token.without)
@@ -202,14 +202,14 @@ class DecoderOnlyReading:
             advantages=values.advantages,
         )
 
-    def _pieces(self, block: Block) -> Pieces:
+    def _pieces(self, block: RowBlock) -> Pieces:
         kept = kept_tokens(block)
         if self.use_token_type_ids and block.token_types is not None:
             kept = block.token_types != PADDING
         return self.cut(block.token_types, kept)
 
     def _block_weights(
-        self, block: Block, pieces: Pieces
+        self, block: RowBlock, pieces: Pieces
     ) -> Float32[np.ndarray, "c n"]:
         """What each token of a block weighs, if it is cut into these examples."""
         rows, firsts = pieces.rows, pieces.starts
@@ -258,7 +258,7 @@ class DecoderOnlyReading:
         return found if token_types is None else found & (token_types != SEPARATOR)
 
     def _tasks(
-        self, block: Block, pieces: Pieces, place: Place
+        self, block: RowBlock, pieces: Pieces, place: Place
     ) -> Int64[np.ndarray, "E"]:
         """Which task each example says; 0 where none does.
 
@@ -313,8 +313,8 @@ class EncoderDecoderReading:
     bos_id: int | None
     task_token: TaskToken | None = None
 
-    def survey(self, block: Block, place: Place) -> Spans:
-        """One example for each turn of each row; see `Reading`."""
+    def scan(self, block: RowBlock, place: Place) -> Spans:
+        """One example for each turn of each row; see `RowReader`."""
         found = []
         for offset, length in enumerate(real_lengths(block)):
             row = block.start + offset
@@ -337,7 +337,7 @@ class EncoderDecoderReading:
                 found.append(own)
         return Spans(*np.array(found, np.int64).reshape(-1, 7).T)
 
-    def weights(self, block: Block) -> Float32[np.ndarray, "c n"]:
+    def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
         """What each token of a block weighs as a target.
 
         Raises:
@@ -356,7 +356,7 @@ class EncoderDecoderReading:
         token_types: Int32[np.ndarray, "n"] | None,
         values: TokenValues = NOTHING_SAID,
     ) -> Example:
-        """One turn; see `Reading`."""
+        """One turn; see `RowReader`."""
         if token_types is None:
             raise InputError(TYPES_NEEDED)
         given, task = input_ids[token_types == PROMPT], 0

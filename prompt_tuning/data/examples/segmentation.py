@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from prompt_tuning.core.token_weights import PADDING, PROMPT, SEPARATOR
-from prompt_tuning.data.rows.row_sources import Block
+from prompt_tuning.data.rows.row_sources import RowBlock
 
 
 class Pieces(NamedTuple):
@@ -87,7 +87,7 @@ def turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:
     return list(zip([0, *begins], [*begins, len(token_types)], strict=True))
 
 
-def real_lengths(block: Block) -> Int64[np.ndarray, "c"]:
+def real_lengths(block: RowBlock) -> Int64[np.ndarray, "c"]:
     """How long each row is without the padding (type 2) that ends it."""
     rows, length = block.input_ids.shape
     if block.token_types is None:
@@ -96,7 +96,7 @@ def real_lengths(block: Block) -> Int64[np.ndarray, "c"]:
     return np.max(np.where(real, np.arange(1, length + 1), 0), axis=1, initial=0)
 
 
-def kept_tokens(block: Block) -> Bool[np.ndarray, "c n"]:
+def kept_tokens(block: RowBlock) -> Bool[np.ndarray, "c n"]:
     """Which tokens the data has, padding among them; not what fills shorter rows."""
     length = block.input_ids.shape[1]
     if block.lengths is None:

@@ -10,16 +10,16 @@ from prompt_tuning.data.examples.row_readers import (
     DecoderOnlyReading,
     Example,
     Place,
-    Reading,
+    RowReader,
     Spans,
 )
-from prompt_tuning.data.rows.row_sources import Block
+from prompt_tuning.data.rows.row_sources import RowBlock
 from prompt_tuning.data.rows.token_columns import TokenValues
 
 
 @dataclasses.dataclass(frozen=True)
 class PrecededReading:
-    """Another reading, with a text before what each example is given; see `Reading`.
+    """Another reading, with a text before what each example is given; see `RowReader`.
 
     Attributes:
       reading: of the rows as they are.
@@ -27,13 +27,13 @@ class PrecededReading:
       bos_id: the id of BOS, or None.
     """
 
-    reading: Reading
+    reading: RowReader
     ids: tuple[int, ...]
     bos_id: int | None
 
-    def survey(self, block: Block, place: Place) -> Spans:
+    def scan(self, block: RowBlock, place: Place) -> Spans:
         """The examples of the other reading, longer by the text."""
-        spans = self.reading.survey(block, place)
+        spans = self.reading.scan(block, place)
         longer = {"input_lengths": spans.input_lengths + len(self.ids)}
         if isinstance(self.reading, DecoderOnlyReading):
             longer["target_lengths"] = spans.target_lengths + len(self.ids)

@@ -11,7 +11,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_spans import (
     MAXIMUM_RECORD,
-    Span,
+    RecordSpan,
     leaves_open,
     spans,
 )
@@ -159,7 +159,7 @@ def _header(file: InputFile) -> tuple[str, ...]:
     raise InputError(f"input {file.path} has no line with the names of its columns")
 
 
-def record_bytes(descriptor: int, span: Span, place: str) -> bytes:
+def record_bytes(descriptor: int, span: RecordSpan, place: str) -> bytes:
     """What a record is, read from an open file.
 
     Raises:

@@ -23,7 +23,7 @@ from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import Found
 from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
 from prompt_tuning.data.preparation.record_tasks import columns
-from prompt_tuning.data.preparation.reporting import Reporter
+from prompt_tuning.data.preparation.reporting import PreparationReporter
 from prompt_tuning.data.preparation.splits import TEXTS, file_names
 
 METADATA = "metadata.yaml"
@@ -73,7 +73,7 @@ class Contents:
 
 
 def write_output(
-    contents: Contents, scratch: Path, folder: Path, reporter: Reporter
+    contents: Contents, scratch: Path, folder: Path, reporter: PreparationReporter
 ) -> None:
     """Writes every file into an empty folder.
 
@@ -178,7 +178,7 @@ def _model_type(preparation: Preparation) -> str:
     return type(open_tokenizer(preparation.tokenizer)).__name__
 
 
-def _draw(contents: Contents, file: Path, reporter: Reporter) -> None:
+def _draw(contents: Contents, file: Path, reporter: PreparationReporter) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         reporter.say(
             f"no {file.name}: it needs matplotlib, pip install 'prompt-tuning[plots]'"

@@ -30,7 +30,7 @@ from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import Found, RecordIndex, write_index
 from prompt_tuning.data.preparation.record_order import record_order
 from prompt_tuning.data.preparation.record_tasks import TaskWorker
-from prompt_tuning.data.preparation.reporting import Reporter, Silent
+from prompt_tuning.data.preparation.reporting import PreparationReporter, Silent
 from prompt_tuning.data.preparation.scratch import (
     INDEX,
     Scratch,
@@ -62,7 +62,7 @@ def prepare(
     *,
     workers: int | None = None,
     force: bool = False,
-    reporter: Reporter | None = None,
+    reporter: PreparationReporter | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """Makes the output folder, or goes on where an interrupted process stopped.
@@ -202,7 +202,7 @@ class _Work:
     preparation: Preparation
     files: Sequence[InputFile]
     scratch: Scratch
-    reporter: Reporter
+    reporter: PreparationReporter
     workers: int
 
     def do(

@@ -12,7 +12,7 @@ _PIECE = 1 << 20
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-class Span(NamedTuple):
+class RecordSpan(NamedTuple):
     """Where a record lies.
 
     Attributes:
@@ -37,7 +37,7 @@ class _Line(NamedTuple):
 
 def spans(
     path: Path, delimiter: bytes | None, taken: Callable[[bytes], None]
-) -> Iterator[Span]:
+) -> Iterator[RecordSpan]:
     """Every record of a file; lines of nothing but white space are no records.
 
     A quote that is not closed, or not within the longest record, is one line's fault:
@@ -56,7 +56,7 @@ def spans(
             end = line.end
             if delimiter is not None and leaves_open(line.content, delimiter):
                 end = _closed(lines, line, delimiter) or lines.back_to(line)
-            yield Span(line.start, end - line.start, line.number)
+            yield RecordSpan(line.start, end - line.start, line.number)
 
 
 def _closed(lines: "_Lines", first: _Line, delimiter: bytes) -> int | None:

@@ -21,7 +21,7 @@ from prompt_tuning.data.preparation.encoding import (
 from prompt_tuning.data.preparation.inputs import InputFile, record_bytes
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
-from prompt_tuning.data.preparation.record_spans import Span
+from prompt_tuning.data.preparation.record_spans import RecordSpan
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
@@ -176,14 +176,14 @@ class TaskWorker:
             texts=b"".join(unit.line for unit, _ in encoded),
         )
 
-    def _places(self, task: Task) -> Iterator[tuple[InputFile, int, Span, str]]:
+    def _places(self, task: Task) -> Iterator[tuple[InputFile, int, RecordSpan, str]]:
         """The file of each record, its descriptor while it is open, and the place."""
         rows = task.records.tolist()
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             file = self._files[number]
             with file.path.open("rb") as opened:
                 for _, *where in group:
-                    span = Span(*where)
+                    span = RecordSpan(*where)
                     place = f"{file.path}, line {span.line}"
                     yield file, opened.fileno(), span, place
 

@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
-class Reporter(Protocol):
+class PreparationReporter(Protocol):
     """Is told how far a preparation is."""
 
     def begin(self, stage: str, total: int) -> None:

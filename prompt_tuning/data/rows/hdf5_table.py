@@ -9,7 +9,11 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.tasks import PROMPT_IDS
-from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS, ROW_SETTINGS, Columns
+from prompt_tuning.data.rows.token_columns import (
+    LOSS_WEIGHTS,
+    ROW_SETTINGS,
+    TokenColumns,
+)
 
 INPUT_IDS = "input_ids"
 TOKEN_TYPE_IDS = "token_type_ids"
@@ -23,7 +27,7 @@ class Table:
       path: of the file.
       input_ids: `[n, length]`.
       columns: what else is read, by what it is: "token_types", "prompt_ids" and the
-        fields of `Columns`.
+        fields of `TokenColumns`.
       names: of the columns' data sets.
     """
 
@@ -54,7 +58,7 @@ class Table:
 
 
 def open_table(
-    path: Path, prompt_ids: str | None = None, columns: Columns | None = None
+    path: Path, prompt_ids: str | None = None, columns: TokenColumns | None = None
 ) -> Table:
     """Opens a file and checks the shapes and types of what is read of it.
 
@@ -79,7 +83,7 @@ def open_table(
             f"perhaps {TOKEN_TYPE_IDS!r}"
         )
     input_ids = _checked_data_set(path, file, INPUT_IDS)
-    names = _names(path, file, prompt_ids, columns or Columns())
+    names = _names(path, file, prompt_ids, columns or TokenColumns())
     found = {}
     for role, name in names.items():
         number = role in (LOSS_WEIGHTS, "example_weights", "advantages")
@@ -93,7 +97,7 @@ def open_table(
 
 
 def _names(
-    path: Path, file: h5py.File, prompt_ids: str | None, columns: Columns
+    path: Path, file: h5py.File, prompt_ids: str | None, columns: TokenColumns
 ) -> dict[str, str]:
     """The data sets that are read, by what they are.
 

@@ -16,7 +16,7 @@ from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import (
     LOSS_WEIGHTS,
     Balance,
-    Columns,
+    TokenColumns,
     TokenValues,
     check_column,
     class_weights,
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     values: TokenValues = TokenValues()
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Rows `start` to `start + c` as read, before any check of their values.
 
     Shorter rows are filled with type 2 (only rows that have types differ in length).
@@ -59,12 +59,12 @@ class Block(NamedTuple):
     lengths: Int64[np.ndarray, "c"] | None = None
 
 
-Weigh = Callable[[Block], Float32[np.ndarray, "c n"]]
+Weigh = Callable[[RowBlock], Float32[np.ndarray, "c n"]]
 """Says what each token of some rows weighs, before classes are balanced."""
 
 
 @runtime_checkable
-class Rows(Protocol):
+class RowSource(Protocol):
     """A table of rows that can be read in any order, by several threads."""
 
     def __len__(self) -> int: ...
@@ -77,7 +77,7 @@ class Rows(Protocol):
         """Some tokens of row `index`."""
         ...
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Every row in order, many at a time, for the scan at opening."""
         ...
 
@@ -86,7 +86,7 @@ class Rows(Protocol):
         ...
 
 
-def learned_alike(block: Block) -> Float32[np.ndarray, "c n"]:
+def learned_alike(block: RowBlock) -> Float32[np.ndarray, "c n"]:
     """Every token weighs what the data says of it, and 1 where that is nothing."""
     return block.values.weighted(np.ones(block.input_ids.shape, np.float32))
 
@@ -131,7 +131,7 @@ class Hdf5Rows:
         files: Files,
         *,
         prompt_ids: str | None = None,
-        columns: Columns | None = None,
+        columns: TokenColumns | None = None,
         weigh: Weigh = learned_alike,
     ):
         self._tables = [open_table(p, prompt_ids, columns) for p in file_list(files)]
@@ -166,7 +166,7 @@ class Hdf5Rows:
             self._values(read).map(lambda values: values[0]),
         )
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Every row in order, `ROWS_PER_BLOCK` at a time within each file."""
         for table, start, read in self._read():
             types = read.get("token_types")
@@ -182,9 +182,9 @@ class Hdf5Rows:
                     )
             yield self._block(start, read)
 
-    def _block(self, start: int, read: dict[str, np.ndarray]) -> Block:
+    def _block(self, start: int, read: dict[str, np.ndarray]) -> RowBlock:
         types, prompt_ids = read.get("token_types"), read.get("prompt_ids")
-        return Block(start, read[INPUT_IDS], types, prompt_ids, self._values(read))
+        return RowBlock(start, read[INPUT_IDS], types, prompt_ids, self._values(read))
 
     def _read(self) -> Iterator[tuple[Table, int, dict[str, np.ndarray]]]:
         """All columns of some rows of a table, and the number of the first."""
@@ -253,7 +253,7 @@ class JsonlRows:
         encode_pair: PairEncoder = continued_pair,
         template: TokenTemplate | None = None,
         tasks: Tasks | None = None,
-        columns: Columns | None = None,
+        columns: TokenColumns | None = None,
     ):
         """Reads the files.
 
@@ -290,7 +290,7 @@ class JsonlRows:
             for line in read_lines(path):
                 self._rows.append(_pair_row(tokenizer, *pair(line), add_eos))
                 self._places.append((path, line.number))
-                self._said.append((columns or Columns()).of_line(line))
+                self._said.append((columns or TokenColumns()).of_line(line))
                 if self._prompt_ids is not None and tasks and tasks.key is not None:
                     value = line.value(tasks.key, "DataSource.prompt_id_key")
                     self._prompt_ids.append(tasks.number(value, line.place))
@@ -313,7 +313,7 @@ class JsonlRows:
         values = self._values(slice(index, index + 1), len(ids))
         return Row(ids, types, values.map(lambda values: values[0]))
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Every row in order, `ROWS_PER_BLOCK` at a time."""
         for start in range(0, len(self), ROWS_PER_BLOCK):
             rows = self._rows[start : start + ROWS_PER_BLOCK]
@@ -329,7 +329,7 @@ class JsonlRows:
                 prompt_ids = np.array(self._prompt_ids[start:stop], np.int64)
             values = self._values(slice(start, start + len(rows)), shape[1])
             lengths = np.array([len(ids) for ids, _ in rows], np.int64)
-            yield Block(start, input_ids, token_types, prompt_ids, values, lengths)
+            yield RowBlock(start, input_ids, token_types, prompt_ids, values, lengths)
 
     def _values(self, rows: slice, length: int) -> TokenValues:
         """What lines say of themselves, for each of their tokens."""

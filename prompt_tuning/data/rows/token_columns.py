@@ -42,7 +42,7 @@ class TokenValues(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class TokenColumns:
     """Which columns of the data are read; HDF5 data sets or keys of jsonl lines.
 
     Attributes:
@@ -102,7 +102,7 @@ def check_column(
     """Refuses numbers that are no weights, or no advantages.
 
     Args:
-      role: a field of `Columns`.
+      role: a field of `TokenColumns`.
       name: of the column, for the message.
       values: `[c]` or `[c, n]`.
       place: where each row stands.

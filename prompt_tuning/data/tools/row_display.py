@@ -8,7 +8,7 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, token_weights
-from prompt_tuning.data.rows.row_sources import Hdf5Rows, JsonlRows, Rows
+from prompt_tuning.data.rows.row_sources import Hdf5Rows, JsonlRows, RowSource
 from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
 
 MOST_IDS = 16
@@ -52,7 +52,7 @@ class ShownRow:
     typed: bool
 
 
-def open_rows(path: Path, tokenizer: Tokenizer | None, **keys) -> Rows:
+def open_rows(path: Path, tokenizer: Tokenizer | None, **keys) -> RowSource:
     """Opens a file of rows.
 
     Args:
@@ -71,7 +71,7 @@ def open_rows(path: Path, tokenizer: Tokenizer | None, **keys) -> Rows:
 
 
 def shown_row(
-    rows: Rows,
+    rows: RowSource,
     number: int,
     tokenizer: Tokenizer | None,
     *,

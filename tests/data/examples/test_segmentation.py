@@ -13,7 +13,7 @@ from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.packed_plan import PackedPlan
 from prompt_tuning.data.examples.example_table import load_examples
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
-from prompt_tuning.data.rows.token_columns import Columns
+from prompt_tuning.data.rows.token_columns import TokenColumns
 from tests.support.shared_data import SHARED, needs_shared
 
 PRETRAINING = SHARED / "data/data_prep/pretraining/data_prepped_pretraining.hdf5"
@@ -128,7 +128,7 @@ def test_what_a_row_says_is_of_each_of_its_articles(tmp_path):
         advantages=np.arange(16.0).reshape(2, 8),
         example_weights=[2.0, 0.5],
     )
-    columns = Columns(advantages="advantages", example_weights="example_weights")
+    columns = TokenColumns(advantages="advantages", example_weights="example_weights")
     found = read(load(path, tasks=Tasks(3, "prompt_ids"), columns=columns))
     assert [example.prompt_id for example in found] == [2, 2, 0]
     assert [max(example.weights) for example in found] == [2, 2, 0.5]

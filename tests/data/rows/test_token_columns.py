@@ -13,7 +13,7 @@ from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import load_examples
-from prompt_tuning.data.rows.token_columns import Balance, Columns
+from prompt_tuning.data.rows.token_columns import Balance, TokenColumns
 from tests.support import dummies
 
 IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 11, 0], [12, 13, 14, 15, 16]], np.int32)
@@ -42,7 +42,7 @@ def load(path, architecture: Architecture = "decoder_only", **choices: Any):
         vocabulary_size=31,
         eos_id=7,
         add_eos=False,
-        columns=Columns(**choices) if choices else None,
+        columns=TokenColumns(**choices) if choices else None,
         **reading,
     )
 
