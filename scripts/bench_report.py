@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning.data.preparation.worker_processes import available_cores
+from prompt_tuning.data.preparation.worker_pool import available_cores
 from scripts.bench_cases import CASES, GROWTH, MOST_GROWTH
 from scripts.bench_steps import OURS, SIDES, Settings, StepResult, median_ratio
 

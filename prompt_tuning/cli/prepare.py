@@ -214,7 +214,7 @@ def prepare(options: argparse.Namespace) -> int:
 
     from prompt_tuning.cli.prepare_progress import metrics_table, shown_progress
     from prompt_tuning.data.preparation.preparation import prepare as run
-    from prompt_tuning.data.preparation.worker_processes import WorkerLostError
+    from prompt_tuning.data.preparation.worker_pool import WorkerLostError
 
     if options.bindings:
         raise InputError(f"prepare reads no config, so nothing uses {options.bindings}")

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from prompt_tuning.data.preparation.outputs import METRICS
+from prompt_tuning.data.preparation.output_files import METRICS
 
 SHOWN = {
     "records": "records used",

@@ -8,7 +8,7 @@ import h5py
 import pytest
 
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.preparation import worker_processes
+from prompt_tuning.data.preparation import worker_pool
 from tests.support.prepared_files import columns, pairs, write_jsonl
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
 
@@ -123,7 +123,7 @@ def test_options_that_mean_nothing_are_refused(files, capsys, option, message):
 
 def test_a_lost_worker_is_named(files, capsys, monkeypatch):
     def lost(*_):
-        raise worker_processes.WorkerLostError("a worker process was killed")
+        raise worker_pool.WorkerLostError("a worker process was killed")
 
     monkeypatch.setattr("prompt_tuning.data.preparation.preparation.do_tasks", lost)
     assert prepare(files) == 1

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from prompt_tuning.data.preparation.encoding_worker import Done, Task
 from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics
 from prompt_tuning.data.preparation.preparation_settings import Preparation
-from prompt_tuning.data.preparation.record_tasks import Done, Task
-from prompt_tuning.data.preparation.scratch import Checkpoint, Scratch
-from prompt_tuning.data.preparation.splits import SplitWriter
+from prompt_tuning.data.preparation.scratch_directory import Checkpoint, Scratch
+from prompt_tuning.data.preparation.split_writer import SplitWriter
 
 HISTOGRAMS = ("length_histogram", "type_histogram")
 

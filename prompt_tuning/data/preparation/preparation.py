@@ -10,15 +10,14 @@ from typing import Any
 
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.append_logs import AppendLog
-from prompt_tuning.data.preparation.encoding import open_tokenizer, tokenizer_files
-from prompt_tuning.data.preparation.inputs import (
+from prompt_tuning.data.preparation.encoding_worker import TaskWorker
+from prompt_tuning.data.preparation.input_files import (
     InputFile,
     Origin,
     input_files,
     origins,
 )
-from prompt_tuning.data.preparation.outputs import (
+from prompt_tuning.data.preparation.output_files import (
     SKIPPED,
     Contents,
     is_ours,
@@ -26,19 +25,26 @@ from prompt_tuning.data.preparation.outputs import (
     write_output,
 )
 from prompt_tuning.data.preparation.packing_progress import load_progress, save_progress
+from prompt_tuning.data.preparation.preparation_reporter import (
+    PreparationReporter,
+    Silent,
+)
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import Found, RecordIndex, write_index
 from prompt_tuning.data.preparation.record_order import record_order
-from prompt_tuning.data.preparation.record_tasks import TaskWorker
-from prompt_tuning.data.preparation.reporting import PreparationReporter, Silent
-from prompt_tuning.data.preparation.scratch import (
+from prompt_tuning.data.preparation.scratch_directory import (
     INDEX,
     Scratch,
     open_scratch,
     scratch_folder,
     write_text,
 )
-from prompt_tuning.data.preparation.worker_processes import (
+from prompt_tuning.data.preparation.sequence_logs import AppendLog
+from prompt_tuning.data.preparation.tokenizer_files import (
+    open_tokenizer,
+    tokenizer_files,
+)
+from prompt_tuning.data.preparation.worker_pool import (
     available_cores,
     do_tasks,
     tasks,

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.inputs import InputFile
+from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.record_spans import spans
 
 _FIELDS = 4

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.inputs import InputFile, cells, decoded
+from prompt_tuning.data.preparation.input_files import InputFile, cells, decoded
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.text.templates import Template, parse_template
 

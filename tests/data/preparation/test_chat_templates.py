@@ -6,14 +6,17 @@ import json
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.articles import ArticleMaker
-from prompt_tuning.data.preparation.chat import ChatTemplate, read_chat_template
-from prompt_tuning.data.preparation.encoding import open_tokenizer, special_texts
+from prompt_tuning.data.preparation.chat_templates import (
+    ChatTemplate,
+    read_chat_template,
+)
+from prompt_tuning.data.preparation.example_encoder import ArticleMaker
 from prompt_tuning.data.preparation.preparation_settings import (
     TextFormat,
     TokenizerChoice,
 )
 from prompt_tuning.data.preparation.records import Record, Turn
+from prompt_tuning.data.preparation.tokenizer_files import open_tokenizer, special_texts
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.shared_data import SHARED, needs_shared
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer

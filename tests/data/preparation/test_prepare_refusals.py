@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation import inputs, record_spans, worker_processes
-from prompt_tuning.data.preparation.outputs import skipped_line
+from prompt_tuning.data.preparation import input_files, record_spans, worker_pool
+from prompt_tuning.data.preparation.output_files import skipped_line
 from prompt_tuning.data.preparation.preparation import prepare
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -121,7 +121,7 @@ def test_files_in_which_nothing_can_be_used_are_named_or_skipped(tmp_path, make)
 def test_rows_and_lines_that_cannot_be_read_are_named_or_skipped(
     tmp_path, make, monkeypatch
 ):
-    monkeypatch.setattr(inputs, "MAXIMUM_RECORD", 60)
+    monkeypatch.setattr(input_files, "MAXIMUM_RECORD", 60)
     monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 60)
     for name, bad, message in [
         ("a.csv", 'a,"b', "a quote is opened and never closed"),
@@ -146,7 +146,7 @@ def test_problems_are_listed_in_order_however_the_work_is_cut(
     bad = ['{"completion": "a\\ud800"}', "{", '{"completion": "b\\ud800"}', "["]
     source = write_jsonl(tmp_path / "a.jsonl", *pairs(1), *bad)
     together = make(source, name="together", skip_malformed=True)
-    monkeypatch.setattr(worker_processes, "TASK_RECORDS", 2)
+    monkeypatch.setattr(worker_pool, "TASK_RECORDS", 2)
     assert snapshot(make(source, skip_malformed=True)) == snapshot(together)
     assert [said.split("line ")[1][0] for said in skipped(together)] == list("2345")
 

@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.encoding import (
+from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
+from prompt_tuning.data.preparation.tokenizer_files import (
     open_tokenizer,
     save_tokenizer,
     tokenizer_files,
 )
-from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.shared_data import SHARED, needs_shared
 from tests.support.small_tokenizer import CHAT, EOS, PAD, write_tokenizer

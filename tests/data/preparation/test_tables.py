@@ -11,7 +11,7 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation import record_spans
-from prompt_tuning.data.preparation.inputs import InputFile, cells, input_files
+from prompt_tuning.data.preparation.input_files import InputFile, cells, input_files
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
 from tests.support.prepared_files import texts

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from prompt_tuning.data.preparation.worker_processes import available_cores
+from prompt_tuning.data.preparation.worker_pool import available_cores
 
 
 def test_where_the_system_does_not_say_all_cores_are_counted(monkeypatch):

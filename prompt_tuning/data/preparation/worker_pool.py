@@ -13,11 +13,11 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 from jaxtyping import Int64
 
-from prompt_tuning.data.preparation.inputs import InputFile
+from prompt_tuning.data.preparation.encoding_worker import Done, Task, TaskWorker
+from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import RecordIndex
 from prompt_tuning.data.preparation.record_order import SPLIT_NAMES, RecordOrder
-from prompt_tuning.data.preparation.record_tasks import Done, Task, TaskWorker
 
 TASK_BYTES = 1 << 20
 TASK_RECORDS = 1 << 12

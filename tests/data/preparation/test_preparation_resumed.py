@@ -15,7 +15,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation import packing_progress as progress_module
 from prompt_tuning.data.preparation import preparation as module
-from prompt_tuning.data.preparation import worker_processes
+from prompt_tuning.data.preparation import worker_pool
 from prompt_tuning.data.preparation.preparation import prepare
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -24,8 +24,11 @@ from prompt_tuning.data.preparation.preparation_settings import (
     TextFormat,
     TokenizerChoice,
 )
-from prompt_tuning.data.preparation.scratch import open_scratch, scratch_folder
-from prompt_tuning.data.preparation.worker_processes import do_tasks
+from prompt_tuning.data.preparation.scratch_directory import (
+    open_scratch,
+    scratch_folder,
+)
+from prompt_tuning.data.preparation.worker_pool import do_tasks
 from tests.support.prepared_files import snapshot
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
@@ -71,7 +74,7 @@ def whole(inputs, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
     """Many tasks of few lines; how lines are cut into tasks changes no byte."""
-    monkeypatch.setattr(worker_processes, "TASK_RECORDS", 300)
+    monkeypatch.setattr(worker_pool, "TASK_RECORDS", 300)
 
 
 class Killed(BaseException):

@@ -11,18 +11,22 @@ from jaxtyping import Int32, Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING
-from prompt_tuning.data.preparation.articles import Article, ArticleMaker, Passage
-from prompt_tuning.data.preparation.chat import read_chat_template
-from prompt_tuning.data.preparation.encoding import (
-    open_tokenizer,
-    special_texts,
-    tokenizer_folder,
+from prompt_tuning.data.preparation.chat_templates import read_chat_template
+from prompt_tuning.data.preparation.example_encoder import (
+    Article,
+    ArticleMaker,
+    Passage,
 )
-from prompt_tuning.data.preparation.inputs import InputFile, record_bytes
+from prompt_tuning.data.preparation.input_files import InputFile, record_bytes
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
 from prompt_tuning.data.preparation.record_spans import RecordSpan
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
+from prompt_tuning.data.preparation.tokenizer_files import (
+    open_tokenizer,
+    special_texts,
+    tokenizer_folder,
+)
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer

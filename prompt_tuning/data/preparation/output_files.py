@@ -11,20 +11,20 @@ from typing import Any
 
 import yaml
 
-from prompt_tuning.data.preparation.append_logs import write_hdf5
-from prompt_tuning.data.preparation.encoding import (
+from prompt_tuning.data.preparation.encoding_worker import columns
+from prompt_tuning.data.preparation.input_files import InputFile
+from prompt_tuning.data.preparation.packing_progress import Finished
+from prompt_tuning.data.preparation.preparation_reporter import PreparationReporter
+from prompt_tuning.data.preparation.preparation_settings import Preparation
+from prompt_tuning.data.preparation.record_index import Found
+from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
+from prompt_tuning.data.preparation.sequence_logs import write_hdf5
+from prompt_tuning.data.preparation.split_writer import TEXTS, file_names
+from prompt_tuning.data.preparation.tokenizer_files import (
     MODEL_CONFIG,
     open_tokenizer,
     save_tokenizer,
 )
-from prompt_tuning.data.preparation.inputs import InputFile
-from prompt_tuning.data.preparation.packing_progress import Finished
-from prompt_tuning.data.preparation.preparation_settings import Preparation
-from prompt_tuning.data.preparation.record_index import Found
-from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
-from prompt_tuning.data.preparation.record_tasks import columns
-from prompt_tuning.data.preparation.reporting import PreparationReporter
-from prompt_tuning.data.preparation.splits import TEXTS, file_names
 
 METADATA = "metadata.yaml"
 METRICS = "metrics.json"
@@ -184,7 +184,7 @@ def _draw(contents: Contents, file: Path, reporter: PreparationReporter) -> None
             f"no {file.name}: it needs matplotlib, pip install 'prompt-tuning[plots]'"
         )
         return
-    from prompt_tuning.data.preparation.pictures import draw
+    from prompt_tuning.data.preparation.preparation_plot import draw
 
     draw({SPLIT_NAMES[s.split]: s.metrics for s in contents.finished}, file)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.chat import TEMPLATE_FILE
+from prompt_tuning.data.preparation.chat_templates import TEMPLATE_FILE
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
 from prompt_tuning.data.preparation.word_encoder import word_encoder
 from prompt_tuning.data.text.special_tokens import (

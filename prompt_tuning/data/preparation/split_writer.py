@@ -9,14 +9,14 @@ from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
-from prompt_tuning.data.preparation.append_logs import AppendLog, SequenceLog
+from prompt_tuning.data.preparation.encoding_worker import Done, columns
 from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics, no_metrics
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
     parse_packing,
 )
 from prompt_tuning.data.preparation.record_order import SPLIT_NAMES, TEST
-from prompt_tuning.data.preparation.record_tasks import Done, columns
+from prompt_tuning.data.preparation.sequence_logs import AppendLog, SequenceLog
 from prompt_tuning.data.preparation.sequence_packing import Packer
 
 Arrays = Mapping[str, np.ndarray]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.chat import ChatTemplate, Message, Run
-from prompt_tuning.data.preparation.encoding import TextEncoder
+from prompt_tuning.data.preparation.chat_templates import ChatTemplate, Message, Run
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
+from prompt_tuning.data.preparation.tokenizer_files import TextEncoder
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_tuning.data.preparation.articles import ArticleMaker
+from prompt_tuning.data.preparation.example_encoder import ArticleMaker
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
 from prompt_tuning.data.text.tokenizers import continued_pair, load_tokenizer
