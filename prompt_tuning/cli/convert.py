@@ -122,7 +122,9 @@ def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Tun
     assert isinstance(model, LanguageModel)
     adapters = adapters_of(model)
     if any(adapter.kind in (DEEP, ADDED_DEEP) for adapter in adapters):
-        described.weight_storage.refuse_streamed("a deep prompt is converted by all weights")
+        described.weight_storage.refuse_streamed(
+            "a deep prompt is converted by all weights"
+        )
     folder = run.model.path
     base = str(folder) if (folder / "config.json").is_file() else None
     return Tuned(
