@@ -27,7 +27,7 @@ from prompt_tuning.generation.sampling import temperature
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.processes.group import is_first, on_first
+from prompt_tuning.processes.group import is_first, run_on_first
 from prompt_tuning.prompts.tools.inspection import nearest_tokens, vectors_of
 from prompt_tuning.training.loop import prepare
 from prompt_tuning.training.loop import train as run_training
@@ -71,7 +71,7 @@ def train(options: argparse.Namespace) -> int:
 
 def generate(options: argparse.Namespace) -> int:
     """Continues texts."""
-    texts = on_first(lambda: _texts(options))
+    texts = run_on_first(lambda: _texts(options))
     run = read_run(options)
     check_processes(options, run)
     model, parameters = _load(run, options)

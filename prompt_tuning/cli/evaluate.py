@@ -21,7 +21,7 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.metric_sums import MetricSums, intervals
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.processes.group import is_first, on_first
+from prompt_tuning.processes.group import is_first, run_on_first
 from prompt_tuning.prompts.tools.similarity import short_names
 from prompt_tuning.tuned.comparison import measure_all, open_systems
 from prompt_tuning.tuned.ensembles import ensemble, open_ensemble
@@ -36,7 +36,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if run.evaluation is None:
         raise InputError("Run.evaluation is None: name the held-out data there")
     prompts = [Path(prompt) for prompt in options.prompts]
-    on_first(lambda: _check(options, prompts))
+    run_on_first(lambda: _check(options, prompts))
     check_processes(options, run)
     console = _console()
     if len(prompts) > 1:

@@ -12,7 +12,11 @@ from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from prompt_tuning.core.rematerialization import Rematerialization
-    from prompt_tuning.training.memory_estimate import Held, MemoryEstimate, Needed
+    from prompt_tuning.training.memory_estimate import (
+        ArgumentBytes,
+        MemoryEstimate,
+        StepBytes,
+    )
 
 DESCRIPTION = (
     "Compiles the step of a run for its largest batch, under several policies of "
@@ -70,23 +74,23 @@ def memory(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from prompt_tuning.config import gin_files
-    from prompt_tuning.training.memory_estimate import MemoryEstimate, Timer
+    from prompt_tuning.training.memory_estimate import MemoryEstimate, StepTimer
 
     given = None if options.limit is None else parse_size(options.limit)
     files = [*options.gin_file, *options.configs]
-    prospect = MemoryEstimate.of(gin_files.read_run(files, options.bindings, UNUSED))
+    prospect = MemoryEstimate.open(gin_files.read_run(files, options.bindings, UNUSED))
     limit = given or device_limit(prospect.devices)
     console = Console()
-    for line in report(prospect, prospect.held(), limit):
+    for line in report(prospect, prospect.argument_bytes(), limit):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    timer = Timer(prospect) if options.time else None
+    timer = StepTimer(prospect) if options.time else None
     table = Table("policy", caption="* as the run is configured")
     columns = ["activations", "on the host", "in all", "fits"]
     for name in columns + ["step"] * options.time:
         table.add_column(name, justify="right")
     totals = []
     for name, how in rows(prospect, options.policies or SHOWN):
-        needed = prospect.needed(how)
+        needed = prospect.step_bytes(how)
         row = cells(needed, limit)
         if timer is not None:
             row.append(f"{1000 * timer.seconds(how):,.0f} ms")
@@ -126,7 +130,9 @@ def described(how: "Rematerialization") -> str:
     return words
 
 
-def report(prospect: "MemoryEstimate", held: "Held", limit: int | None) -> list[str]:
+def report(
+    prospect: "MemoryEstimate", held: "ArgumentBytes", limit: int | None
+) -> list[str]:
     """What the table does not say, line by line."""
     import jax
 
@@ -143,7 +149,7 @@ def report(prospect: "MemoryEstimate", held: "Held", limit: int | None) -> list[
     ]
 
 
-def cells(needed: "Needed", limit: int | None) -> list[str]:
+def cells(needed: "StepBytes", limit: int | None) -> list[str]:
     """A row of the table, after its name and before its time."""
     fits = "?"
     if limit is not None:

@@ -12,7 +12,7 @@ from prompt_tuning.config import gin_files
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_summary import best_member
-from prompt_tuning.training.run_directory import CONFIG_FILE, relevant
+from prompt_tuning.training.run_directory import CONFIG_FILE, relevant_lines
 
 
 def read_run(options: argparse.Namespace) -> Run:
@@ -90,5 +90,5 @@ def _settings(options: argparse.Namespace) -> list[str]:
     return [
         f"prompt_tuning {__version__}, jax {jax.__version__}",
         *(f"--{name} {value}" for name, value in sorted(given.items())),
-        *relevant(gin_files.bound_config()),
+        *relevant_lines(gin_files.bound_config()),
     ]

@@ -17,10 +17,10 @@ from prompt_tuning.sweep.sweep_loop import train_sweep
 from prompt_tuning.sweep.sweep_run import (
     OpenedMember,
     Sweep,
-    check_alike,
+    check_compatible,
     prepare_sweep,
 )
-from prompt_tuning.sweep.sweep_summary import summarise, table, write_summary
+from prompt_tuning.sweep.sweep_summary import summarize, summary_table, write_summary
 from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.progress import make_reporter
 from prompt_tuning.training.run_plan import open_run
@@ -62,7 +62,7 @@ def prepare(options: argparse.Namespace) -> Sweep:
     read = functools.partial(_read, options)
     # All are read and compared before the first model is opened.
     directory = Path(read(variations[0]).directory)
-    check_alike({v.name: read(v, directory) for v in variations})
+    check_compatible({v.name: read(v, directory) for v in variations})
     members = []
     for variation in variations:
         # Opened while its config is the one that gin holds: prompts are built by it.
@@ -87,10 +87,12 @@ def _show(console: Console, prepared: Sweep) -> None:
     say = functools.partial(
         console.print, markup=False, highlight=False, soft_wrap=True
     )
-    summary = summarise(prepared)
+    summary = summarize(prepared)
     write_summary(directory, summary)
     # A file or a pipe has no width, and a table is not to be cut for it.
-    (console if console.is_terminal else Console(width=WIDE)).print(table(summary))
+    (console if console.is_terminal else Console(width=WIDE)).print(
+        summary_table(summary)
+    )
     if importlib.util.find_spec("matplotlib") is None:
         say("no curves were drawn: pip install 'prompt-tuning[plots]' draws them")
     elif any(result.log for result in summary.results):

@@ -23,7 +23,7 @@ from prompt_tuning.models.scoring import row_nll
 from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import of_rows
+from prompt_tuning.sharding.shard_map import map_rows
 from prompt_tuning.streaming.streamed_function import of_batch
 
 
@@ -32,7 +32,7 @@ def batch_row_nll(
     graph: nnx.GraphDef, layout: MeshLayout | None, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B"]:
     """The nats of each row; see `row_nll`."""
-    run = of_rows(layout, graph, functools.partial(row_nll, graph))
+    run = map_rows(layout, graph, functools.partial(row_nll, graph))
     return run(parameters, batch)
 
 
@@ -113,7 +113,7 @@ def completion_nats(
     nats = np.zeros(len(examples))
     most = max(int(np.count_nonzero(example.weights)) for example in examples)
     if model.layout is not None:
-        batch_size = model.layout.dividable(batch_size)
+        batch_size = model.layout.round_up_rows(batch_size)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         filled = np.full(batch_size, FILLING)

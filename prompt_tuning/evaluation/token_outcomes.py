@@ -18,7 +18,7 @@ from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import of_rows
+from prompt_tuning.sharding.shard_map import map_rows
 from prompt_tuning.streaming.streamed_function import of_batch
 
 
@@ -27,7 +27,7 @@ def batch_losses(
     graph: nnx.GraphDef, layout: MeshLayout | None, parameters: Parameters, batch: Batch
 ) -> TokenLoss:
     """The outcome at each of the batch's loss positions; see `token_losses`."""
-    run = of_rows(layout, graph, functools.partial(token_losses, graph))
+    run = map_rows(layout, graph, functools.partial(token_losses, graph))
     return run(parameters, batch)
 
 

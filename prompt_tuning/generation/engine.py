@@ -19,7 +19,7 @@ from prompt_tuning.generation.sampling import Sampler, greedy
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import of_rows
+from prompt_tuning.sharding.shard_map import map_rows
 
 
 @functools.partial(
@@ -70,7 +70,7 @@ def continue_rows(
         pad_id=pad_id,
     )
     rows = (tokens, lengths, keys, prompt_ids)
-    return of_rows(layout, graph, run)(parameters, rows)
+    return map_rows(layout, graph, run)(parameters, rows)
 
 
 def _continued(
@@ -96,7 +96,7 @@ def _continued(
 
     def going_on(carry):
         step, _, ended, _, _ = carry
-        return (step < new_tokens) & ~collectives.everywhere(jnp.all(ended))
+        return (step < new_tokens) & ~collectives.true_everywhere(jnp.all(ended))
 
     def body(carry):
         step, written, ended, last, cache = carry

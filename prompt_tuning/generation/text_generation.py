@@ -59,7 +59,7 @@ def continue_all(
     found: dict[int, list[int]] = {}
     size = min(batch_size, len(rows))
     if model.layout is not None:
-        size = model.layout.dividable(size)
+        size = model.layout.round_up_rows(size)
     for start in range(0, len(rows), size or 1):
         chosen = order[start : start + size]
         filled = [*chosen, *chosen[-1:] * (size - len(chosen))]

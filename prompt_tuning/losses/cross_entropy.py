@@ -115,10 +115,10 @@ def _divided_loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss
     hidden state's gradient, which every device has a part of.
     """
     if teacher is not None:
-        teacher = collectives.shared_rows(teacher)
-    shared = collectives.shared_rows(hidden), collectives.shared_rows(targets)
+        teacher = collectives.gather_rows(teacher)
+    shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
     outcome: Any = _loss(shared[0], head, shared[1], teacher, terms)
-    return TokenLoss(*map(collectives.own_rows, outcome))
+    return TokenLoss(*map(collectives.local_rows, outcome))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -176,7 +176,7 @@ def _scores(hidden: Array, head: Array, terms: LossTerms) -> LogitShard:
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return LogitShard.of(terms.capped(logits), collectives.columns(len(head)))
+    return LogitShard.of(terms.capped(logits), collectives.vocabulary_shard(len(head)))
 
 
 def _outcome(

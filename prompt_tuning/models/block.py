@@ -66,7 +66,7 @@ class Attention(nnx.Module):
         """Projects to keys and values."""
         shape = (*x.shape[:-1], -1, self.head_width)
         made = (self.key(x).reshape(shape), self.value(x).reshape(shape))
-        return KeyValues(*map(collectives.own_groups, made))
+        return KeyValues(*map(collectives.local_groups, made))
 
     def mix(
         self,
@@ -176,7 +176,7 @@ class Block(nnx.Module):
         return tuple(found)
 
     def _mixed_self_attention(self, x, angles, views, past, key):
-        normed = collectives.entered(self.self_attention_norm(x), "heads")
+        normed = collectives.copy_to_shards(self.self_attention_norm(x), "heads")
         query, made = (
             self.self_attention.queries(normed),
             self.self_attention.keys_values(normed),
@@ -208,7 +208,7 @@ class Block(nnx.Module):
     def _mixed_cross_attention(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder
         assert self.cross_attention_norm is not None
-        normed = collectives.entered(self.cross_attention_norm(x), "heads")
+        normed = collectives.copy_to_shards(self.cross_attention_norm(x), "heads")
         query = self.cross_attention.queries(normed)
         sources = [
             [view.cross[j].source(made) for j, made in enumerate(cross)]

@@ -51,7 +51,7 @@ class Cache:
             config.layers,
             following.shape[0],
             room,
-            collectives.group_count(config.key_value_heads),
+            collectives.local_group_count(config.key_value_heads),
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))

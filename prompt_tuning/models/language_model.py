@@ -113,8 +113,8 @@ class LanguageModel(nnx.Module):
         head = self.head_kernel().astype(hidden.dtype)
         logits = jnp.einsum(
             "...d,vd->...v",
-            collectives.shared_rows(hidden),
+            collectives.gather_rows(hidden),
             head,
             preferred_element_type=jnp.float32,
         )
-        return collectives.own_rows(collectives.whole_vocabulary(logits))
+        return collectives.local_rows(collectives.gather_vocabulary(logits))

@@ -84,7 +84,7 @@ class Dense(nnx.Module):
         y = cast_product(x, self.kernel[...])
         if self.kernel_scale is not None:
             y = scaled(y, self.kernel_scale[...])
-        y = collectives.reduced(y, self.axes[0])
+        y = collectives.reduce_from_shards(y, self.axes[0])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -181,7 +181,7 @@ class FeedForward(nnx.Module):
           numbers: of the positions in the whole batch.
         """
         activation = ACTIVATIONS[self.activation]
-        x = collectives.entered(x, "mlp")
+        x = collectives.copy_to_shards(x, "mlp")
         if self.gate is None:
             inner = recomputed(activation)(named(self.up(x), "up"))
         else:
@@ -222,16 +222,16 @@ class TokenEmbedding(Embedding):
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks the rows up: each device its own, of all ids."""
-        columns = collectives.columns(len(self.embedding))
+        columns = collectives.vocabulary_shard(len(self.embedding))
         if columns.whole:
             return super().__call__(ids, dtype)
         # An id past the end stands for a vector that a template places.
         ids = (
-            collectives.shared_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
+            collectives.gather_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
         )
         found = super().__call__(ids, dtype)
         own = (ids >= 0) & (ids < columns.count)
-        return collectives.summed_rows(jnp.where(own[..., None], found, 0))
+        return collectives.reduce_scatter_rows(jnp.where(own[..., None], found, 0))
 
 
 class Head(nnx.Module):

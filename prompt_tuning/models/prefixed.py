@@ -33,8 +33,10 @@ class _Prefixed:
     def given(self, rows: RowInfo) -> tuple[Context, ...]:
         """The prefix, seen by every position of every row."""
         del rows
-        whole = collectives.entered(self.prompt().astype(self.config.dtype), "heads")
-        own = collectives.own_prefix_groups(whole)
+        whole = collectives.copy_to_shards(
+            self.prompt().astype(self.config.dtype), "heads"
+        )
+        own = collectives.local_prefix_groups(whole)
         keys, values = own[:, 0, None], own[:, 1, None]
         positions = jnp.arange(self.prompt.length)[None]
         return (Context(KeyValues(keys, values), None, None, positions),)

@@ -64,11 +64,11 @@ class Stream:
     shared: bool = False
 
     @property
-    def row_range(self) -> collectives.RowRange:
+    def row_range(self) -> collectives.IndexRange:
         """Where these rows stand in the whole batch."""
         rows = len(self.hidden)
         return (
-            collectives.RowRange(0, rows)
+            collectives.IndexRange(0, rows)
             if self.shared
             else collectives.row_range(rows)
         )

@@ -157,14 +157,16 @@ class Stack(nnx.Module):
         def body(hidden, layer):
             parameters, (values, past, cross, key) = layer
             hidden = entered(hidden, views, block_input, values)
-            whole = collectives.gathered(on_device(parameters), axes)
+            whole = collectives.gather_parameters(on_device(parameters), axes)
             block = cast(Block, merge(graph, whole))
             cross = block.crossed(cross, encoded)
             hidden, made = block(hidden, angles, numbers, views, past, cross, key)
             return hidden, made if keep else ()
 
         encoded = [
-            None if isinstance(made, KeyValues) else collectives.entered(made, "heads")
+            None
+            if isinstance(made, KeyValues)
+            else collectives.copy_to_shards(made, "heads")
             for made in (context.key_values for context in cross)
         ]
         hidden = joined([stream.hidden for stream in streams])
@@ -194,10 +196,10 @@ class Stack(nnx.Module):
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
         axes = logical_axes(self.layers.cross_attention)
-        encoded = collectives.entered(encoded, "heads")
+        encoded = collectives.copy_to_shards(encoded, "heads")
 
         def project(parameters):
-            whole = collectives.gathered(on_device(parameters), axes)
+            whole = collectives.gather_parameters(on_device(parameters), axes)
             return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
         if _gathers(axes) or on_host(parameters):
@@ -258,4 +260,6 @@ def _made_before(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
 
 def _gathers(axes: Mapping[str, ParameterAxes]) -> bool:
     """Whether any of some parameters is put together where it is used."""
-    return any(collectives.gathers(known.names, path) for path, known in axes.items())
+    return any(
+        collectives.needs_gather(known.names, path) for path, known in axes.items()
+    )

@@ -19,7 +19,7 @@ from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.sharding.shard_map import check_rows
+from prompt_tuning.sharding.shard_map import check_row_count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class DataSource:
         """
         layout = model.layout
         if layout is not None and self.batch_tokens is None:
-            check_rows(layout, self.batch_size)
+            check_row_count(layout, self.batch_size)
         processes.check_same("examples", lambda: _described(self.files, examples))
         if isinstance(examples, Candidates) and self.prompt_loss_weight > 0:
             raise InputError(

@@ -253,7 +253,7 @@ def _initialize(
     def initialize(key: Key[Array, ""]) -> Parameters:
         parameters = build(key)[1]
         chosen = {path: parameters[path] for path in paths}
-        return chosen if placement is None else placement.filled(chosen)
+        return chosen if placement is None else placement.pad(chosen)
 
     if placement is None:
         return jax.jit(initialize)(key)

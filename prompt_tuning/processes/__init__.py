@@ -5,8 +5,8 @@ from prompt_tuning.processes.group import (
     check_same,
     count,
     is_first,
-    on_first,
+    run_on_first,
     run_together,
 )
 
-__all__ = ["Launch", "check_same", "count", "is_first", "on_first", "run_together"]
+__all__ = ["Launch", "check_same", "count", "is_first", "run_on_first", "run_together"]

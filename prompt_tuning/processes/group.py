@@ -28,8 +28,8 @@ from prompt_tuning.processes.heartbeat import (
     DONE,
     GRACE,
     STOPPED,
-    LastWords,
-    Watcher,
+    CrashReporter,
+    HeartbeatMonitor,
     end_process,
 )
 
@@ -98,7 +98,7 @@ class Launch:
             )
 
 
-class Group:
+class ProcessGroup:
     """The processes of a command, joined.
 
     Attributes:
@@ -112,7 +112,7 @@ class Group:
         # All processes come to the same calls in the same order.
         self._calls = itertools.count()
 
-    def on_first(self, work: Callable[[], Any]) -> Any:
+    def run_on_first(self, work: Callable[[], Any]) -> Any:
         """What process 0 finds, on every process; see the function of this name."""
         key = self._next_key()
         if self.number:
@@ -156,7 +156,7 @@ class Group:
         return f"prompt_tuning/call/{next(self._calls)}"
 
 
-_group: Group | None = None
+_group: ProcessGroup | None = None
 
 
 def is_first() -> bool:
@@ -169,7 +169,7 @@ def count() -> int:
     return 1 if _group is None else _group.count
 
 
-def on_first(work: Callable[[], Any]) -> Any:
+def run_on_first(work: Callable[[], Any]) -> Any:
     """Does something on process 0 alone, and gives every process what it found.
 
     Every process waits for it. All must call it, in the same order as what else they
@@ -181,7 +181,7 @@ def on_first(work: Callable[[], Any]) -> Any:
     Raises:
       InputError: on every process, if `work` raises it.
     """
-    return work() if _group is None else _group.on_first(work)
+    return work() if _group is None else _group.run_on_first(work)
 
 
 def check_same(what: str, describe: Callable[[], Sequence[str]]) -> None:
@@ -225,7 +225,7 @@ def run_together(
     if ends_on_sigterm:
         # JAX takes the signal for its own, to tell all processes of it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    watcher = Watcher(
+    watcher = HeartbeatMonitor(
         _group.store,
         number,
         _group.count,
@@ -247,12 +247,12 @@ def run_together(
         _leave_early(watcher, words, number, code)
     watcher.leave(DONE)
     _leave()
-    words.take_back()
+    words.dismiss()
     _group = None
     return code
 
 
-def _join(launch: Launch, advice: str) -> tuple[Group, LastWords]:
+def _join(launch: Launch, advice: str) -> tuple[ProcessGroup, CrashReporter]:
     """Meets the other processes.
 
     Raises:
@@ -274,7 +274,7 @@ def _join(launch: Launch, advice: str) -> tuple[Group, LastWords]:
         )
     except (ValueError, RuntimeError) as problem:
         if words is not None:
-            words.take_back()
+            words.dismiss()
         raise InputError(
             f"the processes did not find each other ({problem}); give each "
             "--coordinator HOST:PORT --processes N --process I, where process 0 is to "
@@ -288,11 +288,11 @@ def _join(launch: Launch, advice: str) -> tuple[Group, LastWords]:
         state.coordinator_address,
     )
     assert state.client is not None and address is not None
-    group = Group(state.client, number, count)
-    return group, words or LastWords(number, count, address, advice)
+    group = ProcessGroup(state.client, number, count)
+    return group, words or CrashReporter(number, count, address, advice)
 
 
-def _words_of(launch: Launch, advice: str) -> LastWords | None:
+def _words_of(launch: Launch, advice: str) -> CrashReporter | None:
     """Speaks for this process from before it meets the others, if its place is known.
 
     JAX ends a process that waits for process 0 in vain.
@@ -302,7 +302,7 @@ def _words_of(launch: Launch, advice: str) -> LastWords | None:
     assert launch.processes is not None and launch.process is not None
     if launch.process == 0:
         _check_port(launch.coordinator)
-    return LastWords(launch.process, launch.processes, launch.coordinator, advice)
+    return CrashReporter(launch.process, launch.processes, launch.coordinator, advice)
 
 
 def _check_port(coordinator: str) -> None:
@@ -329,21 +329,23 @@ def _leave() -> None:
 
 
 def _leave_early(
-    watcher: Watcher, words: LastWords, number: int, code: int
+    watcher: HeartbeatMonitor, words: CrashReporter, number: int, code: int
 ) -> NoReturn:
     """Ends this process where it failed, and says so to the others."""
     watcher.leave(_stopped(code))
     _leave_last(watcher, number)
-    words.take_back()
+    words.dismiss()
     end_process(code)
 
 
-def _stop(watcher: Watcher, words: LastWords, number: int, found: str) -> None:
+def _stop(
+    watcher: HeartbeatMonitor, words: CrashReporter, number: int, found: str
+) -> None:
     """Ends this process because another is gone."""
     print(f"prompt-tuning: {found}", file=sys.stderr, flush=True)
     watcher.give_up(_stopped(ANOTHER_STOPPED))
     _leave_last(watcher, number)
-    words.take_back()
+    words.dismiss()
     end_process(ANOTHER_STOPPED)
 
 
@@ -351,7 +353,7 @@ def _stopped(code: int) -> str:
     return f"{STOPPED} with exit code {code}; its own messages say why"
 
 
-def _leave_last(watcher: Watcher, number: int) -> None:
+def _leave_last(watcher: HeartbeatMonitor, number: int) -> None:
     """Has process 0 wait a while for the others to find out what it has.
 
     The store goes with it, and with that what they are to read.
@@ -361,7 +363,7 @@ def _leave_last(watcher: Watcher, number: int) -> None:
         time.sleep(0.2)
 
 
-def _await_verdict(watcher: Watcher, number: int) -> None:
+def _await_verdict(watcher: HeartbeatMonitor, number: int) -> None:
     """Waits for the watcher to find out that another process is what failed here.
 
     A process whose neighbour is killed often learns it by an operation that fails.

@@ -30,7 +30,7 @@ GRACE = 5.0
 clearer than that one has stopped."""
 
 
-class LastWords:
+class CrashReporter:
     """The script beside this process that speaks for it if it is killed."""
 
     def __init__(self, number: int, count: int, coordinator: str, advice: str):
@@ -43,12 +43,12 @@ class LastWords:
             start_new_session=True,
         )
 
-    def take_back(self) -> None:
+    def dismiss(self) -> None:
         """This process has said all itself; call it once."""
         self._script.communicate(crash_reporter.DONE)
 
 
-class Watcher(threading.Thread):
+class HeartbeatMonitor(threading.Thread):
     """Watches the other processes.
 
     Attributes:

@@ -72,7 +72,7 @@ class LowRank(ProjectionAdapter):
     ) -> Float[Array, "*lead out"]:
         """Adds the low-rank product."""
         a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
-        low = collectives.reduced(x @ a, self.axes[0])
+        low = collectives.reduce_from_shards(x @ a, self.axes[0])
         return y + (low @ b) * jnp.asarray(self.scaling, x.dtype)
 
 

@@ -52,16 +52,18 @@ class Placement:
         axes = logical_axes(merge(graph, shapes))
         return cls(layout, abstract, axes, layout.shardings(axes, abstract))
 
-    def padded(self, path: str) -> tuple[int, ...]:
+    def padded_shape(self, path: str) -> tuple[int, ...]:
         """A parameter's shape on the mesh, the vocabulary so long that it divides."""
-        return self.layout.padded(self.axes[path].names, self.abstract[path].shape)
+        return self.layout.padded_shape(
+            self.axes[path].names, self.abstract[path].shape
+        )
 
     def put(self, path: str, array: np.ndarray | jax.Array | StoredArray) -> jax.Array:
         """A parameter on the mesh; of each process only its own parts are put."""
         if isinstance(array, StoredArray):
-            return array.restore(self.padded(path), self.shardings[path])
+            return array.restore(self.padded_shape(path), self.shardings[path])
         if isinstance(array, jax.Array):
-            if array.shape != self.padded(path):
+            if array.shape != self.padded_shape(path):
                 array = jax.jit(self._filled, static_argnums=0)(path, array)
             return _put(array, self.shardings[path])
         return self.restore(path, lambda parts: [np.asarray(array[p]) for p in parts])
@@ -76,8 +78,8 @@ class Placement:
           path: of the parameter.
           read: reads parts of it; what the vocabulary is padded by is not asked for.
         """
-        shape, sharding = self.padded(path), self.shardings[path]
-        parts = parts_of_devices(sharding, shape, sharding.addressable_devices)
+        shape, sharding = self.padded_shape(path), self.shardings[path]
+        parts = distinct_shards(sharding, shape, sharding.addressable_devices)
         found = read([clipped(part, self.abstract[path].shape) for part, _ in parts])
         arrays = [
             jax.device_put(own, device)
@@ -87,14 +89,14 @@ class Placement:
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-    def filled(self, tree: Tree) -> Tree:
+    def pad(self, tree: Tree) -> Tree:
         """Parameters' arrays with zeros for what the vocabulary is longer by.
 
         To be jitted; see `put_tree` for what else the tree may hold.
         """
         return self._by_parameter(tree, self._filled, lambda leaf: leaf)
 
-    def cropped(self, tree: Tree) -> Tree:
+    def unpad(self, tree: Tree) -> Tree:
         """The inverse of `filled`, to be jitted too."""
 
         def crop(path: str, leaf: jax.Array) -> jax.Array:
@@ -103,7 +105,7 @@ class Placement:
         return self._by_parameter(tree, crop, lambda leaf: leaf)
 
     def _filled(self, path: str, leaf: jax.Array) -> jax.Array:
-        sizes = zip(self.padded(path), leaf.shape, strict=True)
+        sizes = zip(self.padded_shape(path), leaf.shape, strict=True)
         return jnp.pad(leaf, [(0, size - found) for size, found in sizes])
 
     def put_tree(self, tree: Tree) -> Tree:
@@ -123,24 +125,24 @@ class Placement:
             lambda leaf: leaf,
         )
 
-    def constrained(self, tree: Tree) -> Tree:
+    def constrain(self, tree: Tree) -> Tree:
         """Such arrays inside a jitted function, told where they lie."""
         constrain = jax.lax.with_sharding_constraint
         return self._by_parameter(
             tree,
             lambda path, leaf: constrain(leaf, self.shardings[path]),
-            lambda leaf: constrain(leaf, self.layout.whole),
+            lambda leaf: constrain(leaf, self.layout.replicated),
         )
 
-    def whole(self, tree: Tree) -> Tree:
+    def replicate(self, tree: Tree) -> Tree:
         """Such arrays whole on every device, and without padding."""
         return self._gather(tree)
 
     @functools.cached_property
     def _gather(self) -> Any:
-        return jax.jit(self.cropped, out_shardings=self.layout.whole)
+        return jax.jit(self.unpad, out_shardings=self.layout.replicated)
 
-    def largest(self, tree: Tree) -> Tree:
+    def largest_magnitudes(self, tree: Tree) -> Tree:
         """Of each of such arrays its largest absolute value, on every device.
 
         The devices exchange these numbers and no array.
@@ -149,23 +151,23 @@ class Placement:
 
     @functools.cached_property
     def _reduce(self) -> Any:
-        return jax.jit(largest_of_each, out_shardings=self.layout.whole)
+        return jax.jit(largest_magnitudes, out_shardings=self.layout.replicated)
 
-    def read(self, array: jax.Array) -> np.ndarray:
+    def to_host(self, array: jax.Array) -> np.ndarray:
         """An array that lies anywhere, on this process's host."""
         return np.asarray(self._copy(array))
 
     @functools.cached_property
     def _copy(self) -> Any:
-        return jax.jit(jnp.copy, out_shardings=self.layout.whole)
+        return jax.jit(jnp.copy, out_shardings=self.layout.replicated)
 
-    def put_rows(self, batch: Tree) -> Tree:
+    def put_batch(self, batch: Tree) -> Tree:
         """A batch's arrays, which have rows first, or second behind micro-batches."""
-        sharding = NamedSharding(self.layout.mesh, self.layout.rows_of(batch))
+        sharding = NamedSharding(self.layout.mesh, self.layout.batch_spec(batch))
         return jax.tree.map(lambda x: _put(x, sharding), batch)
 
     def _put_whole(self, leaf: Any) -> jax.Array:
-        return _put(leaf, self.layout.whole)
+        return _put(leaf, self.layout.replicated)
 
     def _by_parameter(
         self,
@@ -178,7 +180,7 @@ class Placement:
             path = next((n for n in reversed(names) if n in self.abstract), None)
             shape = np.shape(leaf)
             if path is None or shape not in (
-                self.padded(path),
+                self.padded_shape(path),
                 self.abstract[path].shape,
             ):
                 return otherwise(leaf)
@@ -187,7 +189,7 @@ class Placement:
         return jax.tree_util.tree_map_with_path(apply, tree)
 
 
-def largest_of_each(tree: Tree) -> Tree:
+def largest_magnitudes(tree: Tree) -> Tree:
     """The largest absolute value of each array, to be jitted.
 
     NaN counts as infinite: the largest of several devices' numbers passes over it. What
@@ -201,7 +203,7 @@ def largest_of_each(tree: Tree) -> Tree:
     return jax.tree.map(largest, tree)
 
 
-def parts_of_devices(
+def distinct_shards(
     sharding: NamedSharding, shape: tuple[int, ...], devices: Collection[Any]
 ) -> list[tuple[Block, list[Any]]]:
     """The different parts of an array that some devices have, each with its devices."""

@@ -23,7 +23,12 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.sharding.axis_rules import ROW_AXES, SPLIT_NAMES, TENSOR, axes_of
-from prompt_tuning.sharding.mesh_layout import COMPUTED, GROUPS, VOCABULARY, MeshLayout
+from prompt_tuning.sharding.mesh_layout import (
+    GROUPS,
+    NEVER_GATHERED,
+    VOCABULARY,
+    MeshLayout,
+)
 
 _layout: contextvars.ContextVar[MeshLayout | None] = contextvars.ContextVar(
     "layout", default=None
@@ -33,7 +38,7 @@ Axes = tuple[str, ...]
 
 
 @contextlib.contextmanager
-def split_by(layout: MeshLayout) -> Iterator[None]:
+def use_layout(layout: MeshLayout) -> Iterator[None]:
     """While one device's part of a program is traced."""
     token = _layout.set(layout)
     try:
@@ -56,13 +61,13 @@ def _size(axes: Axes) -> int:
     return math.prod(jax.lax.axis_size(axis) for axis in axes)
 
 
-def entered(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
+def copy_to_shards(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     """What is whole on every device, as each uses it for its part of a dimension."""
     axes = _computed_axes(name)
     return _entered(axes, x) if axes else x
 
 
-def reduced(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
+def reduce_from_shards(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     """The sum of what the devices made, each of its part of a dimension."""
     axes = _computed_axes(name)
     return _reduced(axes, x) if axes else x
@@ -95,7 +100,7 @@ def _first(axes: Axes, count: int) -> Int[Array, ""] | int:
     return jax.lax.axis_index(axes) * count if axes else 0
 
 
-def own_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
+def local_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
     """Of all key/value heads the one that this device's heads look at.
 
     Where there are fewer of them than devices, each device has all and needs one.
@@ -103,31 +108,31 @@ def own_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
     layout = _layout.get()
     if layout is None or not layout.shared_groups:
         return made
-    groups, count = made.shape[-2], layout.parts(GROUPS)
+    groups, count = made.shape[-2], layout.shard_count(GROUPS)
     first = jax.lax.axis_index(layout.axes(GROUPS)) * groups // count
     return jax.lax.dynamic_slice_in_dim(made, first, 1, axis=made.ndim - 2)
 
 
-def own_prefix_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
+def local_prefix_groups(made: Shaped[Array, "*lead G K"]) -> Shaped[Array, "*lead g K"]:
     """Of the key/value heads of a prefix, which is whole, those of this device."""
     layout = _layout.get()
     if layout is None or not layout.axes(GROUPS):
         return made
     if layout.shared_groups:
-        return own_groups(made)
+        return local_groups(made)
     return _own_part(made, layout.axes(GROUPS), made.ndim - 2)
 
 
-def group_count(groups: int) -> int:
+def local_group_count(groups: int) -> int:
     """How many of all key/value heads this device's heads look at."""
     layout = _layout.get()
-    return groups if layout is None else max(1, groups // layout.parts(GROUPS))
+    return groups if layout is None else max(1, groups // layout.shard_count(GROUPS))
 
 
-def head_range(heads: int) -> "RowRange":
+def head_range(heads: int) -> "IndexRange":
     """Where this device's heads stand among all."""
     axes = _axes("heads")
-    return RowRange(_first(axes, heads), heads * _size(axes))
+    return IndexRange(_first(axes, heads), heads * _size(axes))
 
 
 def first_column(columns: int) -> Int[Array, ""] | int:
@@ -135,21 +140,21 @@ def first_column(columns: int) -> Int[Array, ""] | int:
     return _first(_axes("mlp"), columns)
 
 
-class RowRange(NamedTuple):
+class IndexRange(NamedTuple):
     """Some of many: the number of the first, and how many there are in all."""
 
     first: Int[Array, ""] | int
     total: int
 
 
-def row_range(rows: int) -> RowRange:
+def row_range(rows: int) -> IndexRange:
     """Where a device's rows stand in the batch."""
     layout = _layout.get()
     axes = () if layout is None else layout.row_axes
-    return RowRange(_first(axes, rows), rows * _size(axes))
+    return IndexRange(_first(axes, rows), rows * _size(axes))
 
 
-def everywhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
+def true_everywhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
     """Whether something holds for the rows of every device."""
     layout = _layout.get()
     if layout is None or not layout.row_axes:
@@ -157,7 +162,7 @@ def everywhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
     return jax.lax.pmin(condition.astype(jnp.int32), layout.row_axes) > 0
 
 
-def gathered(
+def gather_parameters(
     parameters: Mapping[str, Array], axes: Mapping[str, ParameterAxes]
 ) -> dict[str, Array]:
     """Parameters as they are computed with: whole but for what a device does alone.
@@ -195,8 +200,8 @@ def _brought(
     """Of each dimension that is put together its place and its mesh axes."""
     spec = layout.spec(path, names)
     for place, (name, entry) in enumerate(zip(names, spec, strict=True)):
-        if name not in COMPUTED:
-            yield place, layout.present(axes_of(entry))
+        if name not in NEVER_GATHERED:
+            yield place, layout.used_axes(axes_of(entry))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -218,7 +223,7 @@ _whole.defvjp(
 )
 
 
-def gathers(names: tuple[str, ...], path: str) -> bool:
+def needs_gather(names: tuple[str, ...], path: str) -> bool:
     """Whether a parameter is put together where it is used."""
     layout = _layout.get()
     if layout is None:
@@ -264,23 +269,25 @@ class VocabularyShard(NamedTuple):
         return jax.lax.pmax(highest, self.axes) if self.axes else highest
 
 
-def columns(count: int) -> VocabularyShard:
+def vocabulary_shard(count: int) -> VocabularyShard:
     """The part of the vocabulary whose `count` rows of the table a device has."""
     layout = _layout.get()
     if layout is None:
         return VocabularyShard(0, count, count)
     axes, total = layout.axes(VOCABULARY), layout.config.vocabulary_size
     first = _first(axes, count)
-    padded = count * layout.parts(VOCABULARY) != total
+    padded = count * layout.shard_count(VOCABULARY) != total
     return VocabularyShard(first, total, count, axes, padded)
 
 
-def table_rows(table: Float[Array, "v D"], ids: Int[Array, "n"]) -> Float[Array, "n D"]:
+def embedding_rows(
+    table: Float[Array, "v D"], ids: Int[Array, "n"]
+) -> Float[Array, "n D"]:
     """Rows of the vocabulary's table, of ids that are the same on every device.
 
     It has no backward pass over a mesh.
     """
-    own = columns(len(table))
+    own = vocabulary_shard(len(table))
     if own.whole:
         return table[ids]
     place = ids - own.first
@@ -289,12 +296,12 @@ def table_rows(table: Float[Array, "v D"], ids: Int[Array, "n"]) -> Float[Array,
     return jax.lax.psum(jnp.where(here[:, None], found, 0), own.axes)
 
 
-def whole_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"]:
+def gather_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"]:
     """The scores of all tokens, from those that each device made of its part.
 
     In the backward pass every device has the same gradient of all of them.
     """
-    own = columns(logits.shape[-1])
+    own = vocabulary_shard(logits.shape[-1])
     if own.whole:
         return logits
     every: Array = _joined_columns(own.axes, logits)
@@ -321,7 +328,7 @@ def _vocabulary_axes() -> tuple[Axes, Axes]:
     )
 
 
-def shared_rows(x: Shaped[Array, "B *rest"]) -> Shaped[Array, "R *rest"]:
+def gather_rows(x: Shaped[Array, "B *rest"]) -> Shaped[Array, "R *rest"]:
     """The rows of all devices among which the vocabulary is divided.
 
     The backward pass adds up what the devices, each from its part of the vocabulary,
@@ -333,7 +340,7 @@ def shared_rows(x: Shaped[Array, "B *rest"]) -> Shaped[Array, "R *rest"]:
     return _shared_rows(rows, tensor, x) if rows or tensor else x
 
 
-def own_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
+def local_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
     """This device's rows of `shared_rows`, of which all devices say the same."""
     rows, _ = _vocabulary_axes()
     if not rows:
@@ -342,7 +349,7 @@ def own_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
     return _own_rows(rows, x) if differentiable else _own_part(x, rows)
 
 
-def summed_rows(x: Float[Array, "R *rest"]) -> Float[Array, "B *rest"]:
+def reduce_scatter_rows(x: Float[Array, "R *rest"]) -> Float[Array, "B *rest"]:
     """This device's rows of what the devices made, each of its part, added up."""
     rows, tensor = _vocabulary_axes()
     return _summed_rows(rows, tensor, x) if rows or tensor else x

@@ -21,7 +21,7 @@ from prompt_tuning.sharding.axis_rules import (
 
 GROUPS = "key_value_heads"
 VOCABULARY = "vocab"
-COMPUTED = (*SPLIT_NAMES, VOCABULARY)
+NEVER_GATHERED = (*SPLIT_NAMES, VOCABULARY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +47,14 @@ class MeshLayout:
             "mlp": ("feed-forward columns", self.config.feed_forward_width),
         }
         for name, (what, size) in sizes.items():
-            count = self.parts(name)
+            count = self.shard_count(name)
             if size % count:
                 raise InputError(
                     f"the model has {size} {what}, which cannot be divided among "
                     f"{count} devices along {TENSOR!r}; choose a number that divides "
                     f"{size}, or the rule ({name!r}, None)"
                 )
-        groups, count = self.config.key_value_heads, self.parts(GROUPS)
+        groups, count = self.config.key_value_heads, self.shard_count(GROUPS)
         if groups % count and count % groups:
             raise InputError(
                 f"the model has {groups} key/value heads for {count} devices along "
@@ -72,48 +72,48 @@ class MeshLayout:
         Axes of one device are left out: nothing is split over them.
         """
         spec = self.rules.spec(f"a dimension {name!r}", (name, "embed"))
-        return self.present(axes_of(spec[0]))
+        return self.used_axes(axes_of(spec[0]))
 
-    def present(self, axes: Sequence[str]) -> tuple[str, ...]:
+    def used_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Those of some mesh axes that have more than one device."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
-    def parts(self, name: str) -> int:
+    def shard_count(self, name: str) -> int:
         """Among how many devices a dimension is divided."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes(name))
 
     @property
     def shared_groups(self) -> bool:
         """Whether several devices share a key/value head, and all have all of them."""
-        return self.config.key_value_heads % self.parts(GROUPS) != 0
+        return self.config.key_value_heads % self.shard_count(GROUPS) != 0
 
     @functools.cached_property
     def row_axes(self) -> tuple[str, ...]:
         """The mesh axes that the rows of a batch are split over."""
-        return self.present(ROW_AXES)
+        return self.used_axes(ROW_AXES)
 
     @property
     def row_parts(self) -> int:
         """Among how many devices the rows of a batch are divided."""
         return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
 
-    def dividable(self, rows: int) -> int:
+    def round_up_rows(self, rows: int) -> int:
         """The next number of rows that can be divided among the devices."""
         return -(-rows // self.row_parts) * self.row_parts
 
     @property
-    def whole(self) -> NamedSharding:
+    def replicated(self) -> NamedSharding:
         """That of an array that every device has whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
-    def rows(self) -> PartitionSpec:
+    def row_spec(self) -> PartitionSpec:
         """How an array is split that has a batch's rows first."""
         return PartitionSpec(self.row_axes or None)
 
-    def rows_of(self, batch: Any) -> PartitionSpec:
+    def batch_spec(self, batch: Any) -> PartitionSpec:
         """How a batch's arrays are split, with or without axes before the rows."""
-        return PartitionSpec(*[None] * (batch.tokens.ndim - 2), *self.rows)
+        return PartitionSpec(*[None] * (batch.tokens.ndim - 2), *self.row_spec)
 
     def spec(self, path: str, names: Sequence[str]) -> PartitionSpec:
         """How a parameter is split.
@@ -126,13 +126,15 @@ class MeshLayout:
           InputError: if the rules split what devices compute in parts in two ways.
         """
         # Alike in all parameters, such as a kernel and its bias.
-        whole = [name for name in COMPUTED if name in names and not self.axes(name)]
+        whole = [
+            name for name in NEVER_GATHERED if name in names and not self.axes(name)
+        ]
         if self.shared_groups:
             whole.append(GROUPS)
         spec = self.rules.spec(path, names, whole=whole)
         for name, entry in zip(names, spec, strict=True):
-            computed = name in COMPUTED and name not in whole
-            if computed and self.present(axes_of(entry)) != self.axes(name):
+            computed = name in NEVER_GATHERED and name not in whole
+            if computed and self.used_axes(axes_of(entry)) != self.axes(name):
                 here = ", ".join(axes_of(entry)) or "nothing"
                 raise InputError(
                     f"{path} {tuple(names)}: AxisRules splits {name!r} over {here} "
@@ -142,9 +144,11 @@ class MeshLayout:
                 )
         return spec
 
-    def padded(self, names: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
+    def padded_shape(
+        self, names: Sequence[str], shape: Sequence[int]
+    ) -> tuple[int, ...]:
         """A parameter's shape with a vocabulary that can be divided."""
-        count = self.parts(VOCABULARY)
+        count = self.shard_count(VOCABULARY)
         return tuple(
             -(-size // count) * count if name == VOCABULARY else size
             for name, size in zip(names, shape, strict=True)
@@ -165,7 +169,7 @@ class MeshLayout:
         found = {}
         for path, own in axes.items():
             spec = self.spec(path, own.names)
-            shape = self.padded(own.names, abstract[path].shape)
+            shape = self.padded_shape(own.names, abstract[path].shape)
             self._check(path, own, shape, spec)
             found[path] = NamedSharding(self.mesh, spec)
         return found

@@ -21,7 +21,7 @@ LARGEST_JOINED = 2**20
 """Numbers of a gradient that is joined with others before the devices' are added up."""
 
 
-def of_rows(
+def map_rows(
     layout: MeshLayout | None,
     graph: nnx.GraphDef,
     function: Callable[[Parameters, Any], Tree],
@@ -38,26 +38,26 @@ def of_rows(
 
     def run(parameters: Parameters, rows: Any) -> Tree:
         axes = logical_axes(merge(graph, parameters))
-        check_rows(layout, len(jax.tree.leaves(rows)[0]))
+        check_row_count(layout, len(jax.tree.leaves(rows)[0]))
 
         def on_device(parameters, rows):
-            with collectives.split_by(layout):
+            with collectives.use_layout(layout):
                 return function(_unstacked_whole(parameters, axes), rows)
 
         found = jax.shard_map(
             on_device,
             mesh=layout.mesh,
-            in_specs=(_specs(layout, parameters, axes), layout.rows),
-            out_specs=layout.rows,
+            in_specs=(_specs(layout, parameters, axes), layout.row_spec),
+            out_specs=layout.row_spec,
             check_vma=False,
         )(parameters, rows)
         # A process can read what all of its devices have whole.
-        return jax.lax.with_sharding_constraint(found, layout.whole)
+        return jax.lax.with_sharding_constraint(found, layout.replicated)
 
     return run
 
 
-def gradient_of_sums(
+def gradient_and_sums(
     layout: MeshLayout,
     graph: nnx.GraphDef,
     function: Callable[..., Gradient],
@@ -90,7 +90,7 @@ def gradient_of_sums(
     return gradient, sums
 
 
-def gradient_of_rows(
+def gradient_and_rows(
     layout: MeshLayout,
     graph: nnx.GraphDef,
     function: Callable[..., Gradient],
@@ -146,12 +146,12 @@ def _divided(
     """
     axes = logical_axes(merge(graph, trained | frozen))
     batch = rows[0]
-    check_rows(layout, batch.tokens.shape[-2])
+    check_row_count(layout, batch.tokens.shape[-2])
     if batch.gold is not None:
-        check_rows(layout, batch.gold.shape[-1])
+        check_row_count(layout, batch.gold.shape[-1])
 
     def on_device(trained, frozen, *arguments):
-        with collectives.split_by(layout):
+        with collectives.use_layout(layout):
             whole, back = jax.vjp(lambda t: _unstacked_whole(t, axes), trained)
             others = _unstacked_whole(frozen, axes)
             gradient, sums, found = function(whole, others, *arguments)
@@ -159,7 +159,7 @@ def _divided(
             return *_added_up(layout, gradient, axes, sums), found
 
     of_trained, of_frozen = (_specs(layout, x, axes) for x in (trained, frozen))
-    divided, whole = layout.rows_of(batch), PartitionSpec()
+    divided, whole = layout.batch_spec(batch), PartitionSpec()
     specs = (of_trained, of_frozen, *[divided] * len(rows), *[whole] * len(given))
     return jax.shard_map(
         on_device,
@@ -170,7 +170,7 @@ def _divided(
     )(trained, frozen, *rows, *given)
 
 
-def check_rows(layout: MeshLayout, rows: int) -> None:
+def check_row_count(layout: MeshLayout, rows: int) -> None:
     """Refuses a batch whose rows cannot be divided.
 
     Raises:
@@ -196,7 +196,7 @@ def _unstacked_whole(
     """The parameters, those of no block put together; each block puts its own."""
     stacked = {p: x for p, x in parameters.items() if axes[p].names[:1] == ("layers",)}
     single = {p: x for p, x in parameters.items() if p not in stacked}
-    whole = collectives.gathered(single, axes) | stacked
+    whole = collectives.gather_parameters(single, axes) | stacked
     return {path: whole[path] for path in parameters}
 
 

@@ -30,7 +30,7 @@ class SweepBatch:
     members: tuple[Batch, ...]
 
 
-def load_for_all(members: Sequence[RunPlan]) -> Examples | Candidates:
+def load_shared_examples(members: Sequence[RunPlan]) -> Examples | Candidates:
     """The training examples, which must be the same for each member.
 
     Raises:

@@ -19,7 +19,7 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
-from prompt_tuning.sweep.sweep_run import Member, Sweep
+from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
 from prompt_tuning.sweep.sweep_step import States
 from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.loop import (
@@ -136,7 +136,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
 
 
 def common_step(
-    members: Sequence[Member],
+    members: Sequence[SweepMember],
     stores: Sequence[CheckpointStore],
     say: Callable[[str], None],
 ) -> tuple[int, dict[str, str]]:
@@ -175,7 +175,7 @@ def common_step(
 
 
 def _newest_common(
-    live: Sequence[tuple[Member, CheckpointStore]], say: Callable[[str], None]
+    live: Sequence[tuple[SweepMember, CheckpointStore]], say: Callable[[str], None]
 ) -> int:
     held = [set(store.steps()) for _, store in live]
     for step in sorted(set.intersection(*held), reverse=True):

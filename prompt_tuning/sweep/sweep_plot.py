@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from prompt_tuning.sweep.sweep_summary import EVALUATION, Result, Summary
+from prompt_tuning.sweep.sweep_summary import EVALUATION, MemberResult, SweepSummary
 
 CURVES_FILE = "curves.png"
-BEST_COLOUR = "#c1272d"
-DIVERGED_COLOUR = "#9a9a9a"
+BEST_COLOR = "#c1272d"
+DIVERGED_COLOR = "#9a9a9a"
 LISTED = 16
 
 
-def plot_curves(summary: Summary, file: Path) -> None:
+def plot_curves(summary: SweepSummary, file: Path) -> None:
     """Draws the training loss, and what members are compared by on held-out data.
 
     Args:
@@ -51,24 +51,24 @@ def plot_curves(summary: Summary, file: Path) -> None:
         figure.savefig(file, dpi=150)
 
 
-def _colours(summary: Summary) -> dict[str, Any]:
+def _colours(summary: SweepSummary) -> dict[str, Any]:
     """One for each member, from dark to light in their order; the best stands out."""
     palette = matplotlib.colormaps["viridis"]
     last = max(len(summary.results) - 1, 1)
     colours: dict[str, Any] = {
-        result.name: DIVERGED_COLOUR if result.diverged else palette(0.9 * place / last)
+        result.name: DIVERGED_COLOR if result.diverged else palette(0.9 * place / last)
         for place, result in enumerate(summary.results)
     }
-    return colours | ({summary.best: BEST_COLOUR} if summary.best else {})
+    return colours | ({summary.best: BEST_COLOR} if summary.best else {})
 
 
 def _draw(
-    ax: Axes, result: Result, metric: str, colour: Any, best: bool
+    ax: Axes, result: MemberResult, metric: str, colour: Any, best: bool
 ) -> Float[np.ndarray, "n"]:
     """One member's curve; gives the values that were drawn."""
     steps, values = map(np.asarray, zip(*result.curve(metric), strict=True))
     training = not metric.startswith(EVALUATION)
-    drawn = smoothed(values) if training else values
+    drawn = running_mean(values) if training else values
     ax.plot(
         steps,
         drawn,
@@ -110,7 +110,7 @@ def _finish(ax: Axes, metric: str, curves: Sequence[np.ndarray]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _add_legend(figure: Figure, summary: Summary, colours: dict[str, Any]) -> None:
+def _add_legend(figure: Figure, summary: SweepSummary, colours: dict[str, Any]) -> None:
     """The members, best first; those without a value, diverged ones, last."""
     sign = 1 if summary.by[1] == "min" else -1
     ranked = sorted(
@@ -141,14 +141,14 @@ def _add_legend(figure: Figure, summary: Summary, colours: dict[str, Any]) -> No
             text.set_fontweight("bold")
 
 
-def _label(result: Result) -> str:
+def _label(result: MemberResult) -> str:
     name = ", ".join(f"{key} {value}" for key, value in result.varies.items())
     name = name if len(name) <= 48 else f"{name[:45]}..."
     value = "-" if result.best_value is None else f"{result.best_value:.4f}"
     return f"{value}  {name}{'  (diverged)' if result.diverged else ''}"
 
 
-def smoothed(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+def running_mean(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
     """A running mean over a tenth of the curve, of past values, without bias."""
     decay = 1 - 1 / max(1, len(values) // 10)
     mean, weight, means = 0.0, 0.0, np.empty(len(values))

@@ -28,7 +28,7 @@ from prompt_tuning.losses.objective import TokenObjective
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.pretrained.tuning import PromptModules
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
-from prompt_tuning.sweep.sweep_batches import load_for_all, reads_own_batches
+from prompt_tuning.sweep.sweep_batches import load_shared_examples, reads_own_batches
 from prompt_tuning.sweep.sweep_step import (
     PROMPT,
     States,
@@ -60,7 +60,7 @@ class OpenedMember:
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class SweepMember:
     """A member that is ready to step.
 
     Attributes:
@@ -93,7 +93,7 @@ class Sweep:
     """
 
     directory: Path
-    members: tuple[Member, ...]
+    members: tuple[SweepMember, ...]
     step: CompiledStep
     own_batches: bool
 
@@ -118,7 +118,7 @@ class Sweep:
         """
         placement = self.members[0].training.model.placement
         if placement is not None:
-            batch = placement.put_rows(batch)
+            batch = placement.put_batch(batch)
         return self.step(states, self.frozen, batch)
 
     def report(self) -> str:
@@ -133,7 +133,7 @@ class Sweep:
         return f"{self.members[0].training.report()}\n{rows}"
 
 
-def check_alike(runs: Mapping[str, Run]) -> None:
+def check_compatible(runs: Mapping[str, Run]) -> None:
     """Refuses runs that differ in what members of one sweep must share.
 
     Args:
@@ -197,11 +197,11 @@ def prepare_sweep(
       InputError: if something cannot be used, or members differ in what they must
         share.
     """
-    check_alike({member.name: member.opened.run for member in members})
+    check_compatible({member.name: member.opened.run for member in members})
     _check_trained(members)
     opened = [member.opened for member in members]
     own_batches = _own_batches(opened)
-    examples = load_for_all(opened)
+    examples = load_shared_examples(opened)
     longest = max(opened, key=lambda member: member.model.prompt_length)
     objective = longest.objective(examples)
     # All orders as for the longest prompt, which leaves the least room for text.
@@ -234,7 +234,9 @@ def prepare_sweep(
             evaluator=evaluators.get(this.model.graph),
             transfer=transfer,
         )
-        prepared.append(Member(member.name, member.varies, training, member.config))
+        prepared.append(
+            SweepMember(member.name, member.varies, training, member.config)
+        )
     step = compile_sweep_step(
         _graph(longest, [member.training.start.trained for member in prepared]),
         [this.optimizer for this in opened],

@@ -87,7 +87,7 @@ def sweep_step(
         gradient, sums = gradients(graph, trained, rest, this, key, objective, layout)
         return gradient, batch_metrics(graph, trained | rest, this, sums, objective)
 
-    stacked = stack(members)
+    stacked = stack_members(members)
     if at_once is None:
         parts = 1 if layout is None else layout.row_parts
         at_once = members_at_once(len(states), stacked, batch, parts)
@@ -130,7 +130,7 @@ def members_at_once(
     return -(-count // groups)
 
 
-def stack(members: Sequence[Parameters]) -> Parameters:
+def stack_members(members: Sequence[Parameters]) -> Parameters:
     """The members' leaves on a leading axis `K`, shorter prompts padded with zeros."""
 
     def stacked(leaves: list[Array]) -> Array:

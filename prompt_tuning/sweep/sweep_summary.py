@@ -26,7 +26,7 @@ TRAINING_LOSS: KeepBest = ("train loss", "min")
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class MemberResult:
     """What one member came to.
 
     Attributes:
@@ -61,7 +61,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class SweepSummary:
     """What a sweep came to.
 
     Attributes:
@@ -70,7 +70,7 @@ class Summary:
       best: the name of the best, None where no member has the metric.
     """
 
-    results: Sequence[Result]
+    results: Sequence[MemberResult]
     by: KeepBest
     best: str | None
 
@@ -82,7 +82,7 @@ class Summary:
         return list(dict.fromkeys(n for n in names if n.startswith(EVALUATION)))
 
 
-def summarise(sweep: Sweep) -> Summary:
+def summarize(sweep: Sweep) -> SweepSummary:
     """Reads what the members have left on the disk."""
     run = sweep.run
     by = TRAINING_LOSS
@@ -98,12 +98,12 @@ def summarise(sweep: Sweep) -> Summary:
         for place, result in enumerate(results)
         if result.best_value is not None
     ]
-    return Summary(results, by, results[min(ranked)[1]].name if ranked else None)
+    return SweepSummary(results, by, results[min(ranked)[1]].name if ranked else None)
 
 
 def _read_result(
     directory: Path, name: str, varies: Mapping[str, str], by: KeepBest
-) -> Result:
+) -> MemberResult:
     file = directory / METRICS_FILE
     lines = file.read_text().splitlines() if file.exists() else []
     log = [json.loads(line) for line in lines]
@@ -121,10 +121,10 @@ def _read_result(
         if step is not None:
             state = checkpoint_files.read_state(folder / f"checkpoint_{step}")
             value = state["metrics"][by[0]]
-    return Result(name, varies, log, diverged, step, value)
+    return MemberResult(name, varies, log, diverged, step, value)
 
 
-def write_summary(directory: Path, summary: Summary) -> None:
+def write_summary(directory: Path, summary: SweepSummary) -> None:
     """Writes `sweep.json`, and `best.json`, which names the best member's directory."""
     evaluated = [name.removeprefix(EVALUATION) for name in summary.evaluated]
     members: dict[str, Any] = {
@@ -155,7 +155,7 @@ def best_member(directory: Path) -> Path | None:
     return directory / json.loads(file.read_text())["directory"]
 
 
-def table(summary: Summary) -> Table:
+def summary_table(summary: SweepSummary) -> Table:
     """The members with what varies and what they came to, the best one marked."""
     varied, metric = list(summary.results[0].varies), summary.by[0]
     made = Table(

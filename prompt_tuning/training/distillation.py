@@ -57,7 +57,7 @@ class Teacher:
     def parameters(self, student: Parameters) -> Parameters:
         """The teacher's own parameters: frozen ones of the student, and its tokens'."""
         own = {path: student[path] for path in self.paths}
-        rows = collectives.table_rows(student[EMBEDDING], jnp.asarray(self.tokens))
+        rows = collectives.embedding_rows(student[EMBEDDING], jnp.asarray(self.tokens))
         return own | {self.prompt: rows.astype(jnp.float32)}
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:

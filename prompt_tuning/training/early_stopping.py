@@ -35,7 +35,7 @@ class Patience:
     best: float | None = None
     best_step: int = 0
 
-    def after(self, step: int, measured: Mapping[str, float]) -> "Patience":
+    def observe(self, step: int, measured: Mapping[str, float]) -> "Patience":
         """What is known after an evaluation; the same where nothing was measured."""
         if self.metric not in measured:
             return self
@@ -63,7 +63,7 @@ class Patience:
             "best_step": self.best_step,
         }
 
-    def restored(self, extra: Mapping[str, Any]) -> "Patience":
+    def with_state(self, extra: Mapping[str, Any]) -> "Patience":
         """What a checkpoint kept among its extras."""
         return dataclasses.replace(self, **extra.get(EXTRA, {}))
 
@@ -92,4 +92,4 @@ def open_patience(run: Run, folder: Path, step: int) -> Patience | None:
     if not step:
         return patience
     state = checkpoint_files.read_state(folder / f"checkpoint_{step}")
-    return patience.restored(state["extra"])
+    return patience.with_state(state["extra"])

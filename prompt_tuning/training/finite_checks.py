@@ -9,7 +9,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.sharding.array_placement import Placement, largest_of_each
+from prompt_tuning.sharding.array_placement import Placement, largest_magnitudes
 from prompt_tuning.training.state import TrainState
 
 
@@ -32,7 +32,11 @@ def largest_on_devices(
 ) -> dict[str, float]:
     """The same, found where the leaves lie; every process finds the same numbers."""
     leaves = (state.trained, state.optimizer_state)
-    reduce = jax.jit(largest_of_each) if placement is None else placement.largest
+    reduce = (
+        jax.jit(largest_magnitudes)
+        if placement is None
+        else placement.largest_magnitudes
+    )
     return _named(jax.device_get(reduce(leaves)))
 
 

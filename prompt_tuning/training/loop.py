@@ -62,7 +62,7 @@ def prepare(run: Run) -> Trainer:
     examples = opened.examples()
     objective = opened.objective(examples)
     plan, evaluator = opened.plan(examples), opened.evaluator()
-    goes_on = processes.on_first(lambda: holds_checkpoints(run.directory))
+    goes_on = processes.run_on_first(lambda: holds_checkpoints(run.directory))
     transfer = None if goes_on else opened.transfer()
     parameters = model.read_parameters()
     start = opened.start(parameters, transfer)
@@ -133,7 +133,7 @@ def train(
     directory = Path(run.directory)
     frozen_model = training.fingerprint
     processes.check_same("frozen parameters", lambda: [frozen_model])
-    processes.on_first(lambda: claim(directory, config, frozen_model, record or {}))
+    processes.run_on_first(lambda: claim(directory, config, frozen_model, record or {}))
     store = open_store(run)
     messages: list[str] = []
     state = resume(training, store, messages.append)
@@ -155,7 +155,7 @@ def resume(
     training: Trainer, store: CheckpointStore, say: Callable[[str], None]
 ) -> TrainState:
     """The state of the newest whole checkpoint, or the start where there is none."""
-    newest = processes.on_first(lambda: store.latest_valid(on_damage=say))
+    newest = processes.run_on_first(lambda: store.latest_valid(on_damage=say))
     if newest is None:
         return training.start
     say(resumed_message(newest, training.run.steps))
@@ -333,7 +333,7 @@ class Recorder:
             # Nothing is put together: all processes look, each at its own parts.
             kept, largest = state, largest_on_devices(state, placement)
         else:
-            kept = state if placement is None else placement.whole(state)
+            kept = state if placement is None else placement.replicate(state)
             largest = largest_on_host(kept)
         self._refuse_not_finite(f"after step {done}", largest)
         measured = {}
@@ -357,7 +357,7 @@ class Recorder:
             SCALINGS: self._scalings,
         }
         if self._patience is not None:
-            self._patience = self._patience.after(done, measured)
+            self._patience = self._patience.observe(done, measured)
             extra[EXTRA] = self._patience.state()
         return extra
 

@@ -33,7 +33,7 @@ UNTIMED_STEPS, TIMED_STEPS = 1, 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class ArgumentBytes:
     """Bytes on each device of what a step is given.
 
     Attributes:
@@ -50,7 +50,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True)
-class Needed:
+class StepBytes:
     """Bytes that a compiled step needs on each device.
 
     Attributes:
@@ -81,7 +81,7 @@ class MemoryEstimate:
     shape: str
 
     @classmethod
-    def of(cls, run: Run) -> "MemoryEstimate":
+    def open(cls, run: Run) -> "MemoryEstimate":
         """Opens a run, and finds its largest batch.
 
         Raises:
@@ -111,7 +111,7 @@ class MemoryEstimate:
         layout = self.opened.model.layout
         return 1 if layout is None else layout.mesh.size
 
-    def asked(self) -> Rematerialization:
+    def configured_rematerialization(self) -> Rematerialization:
         """What the run itself rematerialises, in its decoder."""
         return self.opened.model.config.rematerialization
 
@@ -144,7 +144,8 @@ class MemoryEstimate:
         opened, placement = self.opened, self.opened.model.placement
         shapes = {
             path: jax.ShapeDtypeStruct(
-                leaf.shape if placement is None else placement.padded(path), leaf.dtype
+                leaf.shape if placement is None else placement.padded_shape(path),
+                leaf.dtype,
             )
             for path, leaf in opened.model.plan.abstract.items()
         }
@@ -162,22 +163,24 @@ class MemoryEstimate:
         batch = jax.tree.map(_shape, self.batch)
         if placement is None:
             return state, frozen, batch
-        told = jax.jit(placement.constrained).lower(state).compile()
+        told = jax.jit(placement.constrain).lower(state).compile()
         layout = placement.layout
-        rows = NamedSharding(layout.mesh, layout.rows_of(batch))
+        rows = NamedSharding(layout.mesh, layout.batch_spec(batch))
         return (
             jax.tree.map(_placed, state, told.output_shardings),
             {path: _placed(x, placement.shardings[path]) for path, x in frozen.items()},
             jax.tree.map(lambda x: _placed(x, rows), batch),
         )
 
-    def held(self) -> Held:
+    def argument_bytes(self) -> ArgumentBytes:
         """Bytes on each device of what the step is given."""
         state, frozen, batch = self.arguments()
         trees = (frozen, state.trained, state.optimizer_state, batch)
-        return Held(*(sum(map(_bytes, jax.tree.leaves(tree))) for tree in trees))
+        return ArgumentBytes(
+            *(sum(map(_bytes, jax.tree.leaves(tree))) for tree in trees)
+        )
 
-    def needed(self, how: Rematerialization | None) -> Needed:
+    def step_bytes(self, how: Rematerialization | None) -> StepBytes:
         """Bytes that the step needs, with a rematerialisation of every stack.
 
         Args:
@@ -189,7 +192,7 @@ class MemoryEstimate:
         given = found.argument_size_in_bytes + found.generated_code_size_in_bytes
         fresh = found.output_size_in_bytes - found.alias_size_in_bytes
         temporary = found.temp_size_in_bytes
-        return Needed(
+        return StepBytes(
             temporary, found.host_temp_size_in_bytes, given + fresh + temporary
         )
 
@@ -207,7 +210,7 @@ def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
     return max(enumerate(plan.one_pass()), key=lambda found: tokens(found[1]))
 
 
-class Timer:
+class StepTimer:
     """Times steps of a prospect, with the frozen model read once."""
 
     def __init__(self, prospect: MemoryEstimate):
@@ -232,7 +235,7 @@ class Timer:
         opened, batch = self._prospect.opened, self._prospect.batch
         state = opened.start(self._parameters)
         if opened.model.placement is not None:
-            batch = opened.model.placement.put_rows(batch)
+            batch = opened.model.placement.put_batch(batch)
         taken = []
         for _ in range(UNTIMED_STEPS + TIMED_STEPS):
             begun = time.perf_counter()

@@ -41,11 +41,11 @@ class CarriedState:
         form it is read where it is put.
     """
 
-    kept: tuple[str, ...] = ()
-    counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+    shared_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     values: Mapping[str, Leaf] = dataclasses.field(default_factory=dict)
 
-    def put_into(self, state: Any) -> Any:
+    def insert_into(self, state: Any) -> Any:
         """A state with these values in their places."""
 
         def chosen(place: Any, leaf: Any) -> Any:

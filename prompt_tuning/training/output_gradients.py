@@ -28,7 +28,7 @@ from prompt_tuning.losses.cross_entropy import token_loss
 from prompt_tuning.losses.objective import advantage_weights, by_target, learned_targets
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.shard_map import gradient_of_rows
+from prompt_tuning.sharding.shard_map import gradient_and_rows
 from prompt_tuning.training.step import prompt_norm, value_and_gradient
 
 TOKEN_NLL, LOGITS = "token_nll", "logits"
@@ -43,7 +43,7 @@ AddedOutputs = Callable[[LanguageModel, Batch], dict[str, Array]]
 """A function of the model and a batch that gives outputs of its own."""
 
 
-class Traced:
+class TracedOutputs:
     """What the outputs of one batch are made of; the model runs once, if at all.
 
     Attributes:
@@ -70,12 +70,12 @@ class Traced:
         return self.model.hidden(self.batch, self._key, prefix=self._prefix)
 
 
-def _token_nll(traced: Traced) -> Float[Array, "B T"]:
+def _token_nll(traced: TracedOutputs) -> Float[Array, "B T"]:
     head, batch = traced.model.head_kernel(), traced.batch
     return by_target(token_loss(traced.hidden, head, learned_targets(batch)).nll, batch)
 
 
-OUTPUTS: dict[str, Callable[[Traced], Array]] = {
+OUTPUTS: dict[str, Callable[[TracedOutputs], Array]] = {
     TOKEN_NLL: _token_nll,
     "hidden": lambda traced: traced.hidden,
     LOGITS: lambda traced: traced.model.logits(traced.hidden),
@@ -147,7 +147,7 @@ class OutputStep:
         Raises:
           InputError: if an added output has a name of another, or is not floating.
         """
-        traced = Traced(self.graph, parameters, batch, key, prefix)
+        traced = TracedOutputs(self.graph, parameters, batch, key, prefix)
         found = {name: OUTPUTS[name](traced) for name in self.names}
         if self.added is None:
             return found
@@ -207,7 +207,7 @@ class OutputStep:
             waits for the array, which a function that is traced around this cannot.
         """
         shapes = self.shapes(trained, frozen, batch, key)
-        gradients = filled(output_gradients, shapes)
+        gradients = fill_missing(output_gradients, shapes)
         if TOKEN_NLL in output_gradients:
             _refuse_lost(gradients[TOKEN_NLL], batch)
         return self.jitted(trained, frozen, batch, gradients, key)
@@ -224,7 +224,7 @@ class OutputStep:
 
     def _outputs_of_all(self, parameters, batch, key) -> dict[str, Array]:
         if self.placement is not None:
-            parameters = self.placement.cropped(parameters)
+            parameters = self.placement.unpad(parameters)
         if batch.tokens.ndim == 2:
             return self.outputs(parameters, batch, key)
         return jax.lax.map(lambda micro: self.outputs(parameters, micro, key), batch)
@@ -248,7 +248,7 @@ class OutputStep:
                 self.graph, on_device.outputs, gradients, trained, frozen, batch, key
             )
 
-        gradient, found = gradient_of_rows(
+        gradient, found = gradient_and_rows(
             *(self.placement.layout, self.graph, run, trained, frozen, batch),
             *({name: gradients.pop(name) for name in of_rows}, key),
         )
@@ -260,7 +260,7 @@ class OutputStep:
 
     def _numbers(self, parameters, batch) -> dict[str, Array]:
         """The outputs that are of no row, the same for each micro-batch."""
-        traced = Traced(self.graph, parameters, batch, None)
+        traced = TracedOutputs(self.graph, parameters, batch, None)
         return {
             name: jnp.broadcast_to(OUTPUTS[name](traced), batch.tokens.shape[:-2])
             for name in self.names
@@ -268,7 +268,7 @@ class OutputStep:
         }
 
 
-def filled(given: Arrays, shapes: Shapes) -> dict[str, Array]:
+def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
     """Output gradients for all outputs: those given, and zeros.
 
     Raises:

@@ -10,7 +10,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, differences
 from prompt_tuning.core.fsync import sync
-from prompt_tuning.processes.group import is_first, on_first
+from prompt_tuning.processes.group import is_first, run_on_first
 
 CONFIG_FILE = "config.gin"
 IDENTITY_FILE = "run.json"
@@ -69,14 +69,14 @@ def open_store(run: Run) -> CheckpointStore:
         read_only=not writes,
     )
     # None reads before the first is done with mending.
-    on_first(lambda: None)
+    run_on_first(lambda: None)
     return store
 
 
 def _check_config(directory: Path, config: str) -> None:
     file = directory / CONFIG_FILE
     found = file.read_text() if file.exists() else ""
-    differing = differences(decisive(found), decisive(config))
+    differing = differences(decisive_lines(found), decisive_lines(config))
     if differing:
         shown = "\n  ".join(differing)
         raise InputError(
@@ -86,7 +86,7 @@ def _check_config(directory: Path, config: str) -> None:
         )
 
 
-def relevant(config: str) -> list[str]:
+def relevant_lines(config: str) -> list[str]:
     """A config's lines without comments and those that name the run's directory."""
     # gin breaks a long value off, and all that is behind a break stands further in.
     whole = re.sub(r"\s*\\?\n\s+", " ", config)
@@ -97,12 +97,12 @@ def relevant(config: str) -> list[str]:
     ]
 
 
-def decisive(config: str) -> list[str]:
+def decisive_lines(config: str) -> list[str]:
     """Its relevant lines without those that say where and in which order it computes.
 
     A run goes on with others of these: its results change by rounding at most.
     """
-    lines = relevant(config)
+    lines = relevant_lines(config)
     kept = [line for line in lines if not _COMPUTATION.match(line)]
     others = set(lines).difference(kept)
     macros = _macros(others) - _macros(kept)

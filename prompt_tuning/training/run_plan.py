@@ -148,7 +148,7 @@ class RunPlan:
         }
         placement = self.model.placement
         if placement is not None:
-            trained = jax.jit(placement.cropped)(trained)
+            trained = jax.jit(placement.unpad)(trained)
         key = named_key(jax.random.key(self.run.seed), "training")
         if transfer is None:
             start = TrainState.create(trained, self.optimizer, key)

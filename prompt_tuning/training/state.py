@@ -76,6 +76,6 @@ def fingerprint(
             leaf = np.asarray(leaf)
         picked = leaf[np.unravel_index(places, shape)] if size else leaf
         if placement is not None:
-            picked = placement.read(picked)
+            picked = placement.to_host(picked)
         digest.update(np.asarray(picked).tobytes())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from prompt_tuning.models.language_model import Prefix
 from prompt_tuning.models.scoring import loss_sums, merged_model
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import gradient_of_sums
+from prompt_tuning.sharding.shard_map import gradient_and_sums
 from prompt_tuning.training.state import TrainState
 
 PROMPT = "/prompt/prompt"
@@ -75,7 +75,7 @@ def gradients(
     if layout is None:
         gradient, sums = run(*given)
     else:
-        gradient, sums = gradient_of_sums(layout, graph, run, *given)
+        gradient, sums = gradient_and_sums(layout, graph, run, *given)
     if merged_model(graph, trained | frozen).has_penalty:
         own = jax.grad(lambda leaves: merged_model(graph, leaves | frozen).penalty())(
             trained
@@ -212,7 +212,7 @@ def update(
     """
     if placement is not None:
         # What pads a vocabulary is no parameter: the optimiser knows nothing of it.
-        state, gradient = placement.cropped((state, gradient))
+        state, gradient = placement.unpad((state, gradient))
     with jax.named_scope("update"):
         updates, optimizer_state = optimizer.update(
             gradient, state.optimizer_state, state.trained
@@ -228,7 +228,7 @@ def update(
         step=state.step + 1,
     )
     if placement is not None:
-        following = placement.constrained(placement.filled(following))
+        following = placement.constrain(placement.pad(following))
     return following, metrics
 
 

@@ -57,7 +57,7 @@ class Trainer:
         """One step; the state given is used up."""
         placement = self.model.placement
         if placement is not None:
-            batch = placement.put_rows(batch)
+            batch = placement.put_batch(batch)
         return self.step(state, self.frozen, batch)
 
     @property

@@ -72,7 +72,7 @@ class TransferSource:
         kind = kind_of(leaves, self.origin)
         return Adapter(kind=kind, parameters=leaves, scalings=self.scalings)
 
-    def placed(self, paths: Iterable[str]) -> "TransferSource":
+    def with_model_path(self, paths: Iterable[str]) -> "TransferSource":
         """The same with a lone prompt where the model has its only one.
 
         A file does not say where its vectors belong; with dropout, for one, they are
@@ -151,7 +151,7 @@ class Transfer:
     state: CarriedState = dataclasses.field(default_factory=CarriedState)
 
     @property
-    def started(self) -> dict[str, Leaf]:
+    def initial_values(self) -> dict[str, Leaf]:
         """The values that the source gives, by path."""
         return {p: x for p, x in self.source.leaves.items() if p in self.trained}
 
@@ -189,25 +189,27 @@ class Transfer:
           optimizer: of them.
           key: of the run.
         """
-        started = {path: like(x, fresh[path]) for path, x in self.started.items()}
+        started = {
+            path: like(x, fresh[path]) for path, x in self.initial_values.items()
+        }
         state = TrainState.create(fresh | started, optimizer, key)
-        carried = self.state.put_into(state.optimizer_state)
+        carried = self.state.insert_into(state.optimizer_state)
         return dataclasses.replace(state, optimizer_state=carried)
 
     def report(self) -> str:
         """A table of trained parameters, then what of the source is ignored."""
-        started, kept = self.started, self.state.kept
+        started, kept = self.initial_values, self.state.paths
         rows = [("trained", "starts", "optimiser state")]
         for path, leaf in self.trained.items():
             how = "kept" if path in kept else "fresh"
-            if path in self.state.counted:
-                how += f", beside a step count of {self.state.counted[path]}"
+            if path in self.state.shared_counts:
+                how += f", beside a step count of {self.state.shared_counts[path]}"
             values = "from it" if path in started else "fresh"
             rows.append((f"{path} {tuple(leaf.shape)}", values, how))
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         lines = [f"start_from {self.source.origin}"]
         lines += [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows]
-        if self.state.counted:
+        if self.state.shared_counts:
             lines.append(
                 "  (a group has one step count, and takes all its state for averages "
                 "of so many: give what starts apart a ParameterGroup of its own)"
@@ -244,7 +246,7 @@ def plan_transfer(
         LoRA is multiplied by another number.
     """
     if source.checkpoint is None:
-        source = source.placed([*trained, *frozen])
+        source = source.with_model_path([*trained, *frozen])
     started = source.leaves.keys() & trained.keys()
     if not started:
         raise InputError(

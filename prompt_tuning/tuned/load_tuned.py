@@ -17,7 +17,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import open_checkpoint
 from prompt_tuning.pretrained.tuning import tuning_of
-from prompt_tuning.processes.group import on_first
+from prompt_tuning.processes.group import run_on_first
 from prompt_tuning.training.run_directory import check_model
 from prompt_tuning.training.state import fingerprint
 from prompt_tuning.training.transfer import check_shape, read_source
@@ -82,7 +82,7 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
         run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
     abstract = model.plan.abstract
-    source = source.placed(abstract)
+    source = source.with_model_path(abstract)
     _check_leaves(str(path), source.leaves, model)
     missing = [p for p in abstract if _is_beside(p) and p not in source.leaves]
     if missing:
@@ -130,4 +130,4 @@ def best_checkpoint(run: Run) -> Path:
       InputError: if there is none, or all are damaged.
     """
     folder = Path(run.directory) / FOLDER
-    return folder / on_first(lambda: best_or_latest(folder).name)
+    return folder / run_on_first(lambda: best_or_latest(folder).name)

@@ -230,9 +230,9 @@ def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
 
     batch = dummies.make_batch(config, dummies.random_rows([(4, 3)] * 8))
     compute = jax.jit(
-        lambda t, f, b: shard_map.gradient_of_sums(layout, graph, on_device, t, f, b)
+        lambda t, f, b: shard_map.gradient_and_sums(layout, graph, on_device, t, f, b)
     )
-    compiled = compute.lower(trained, frozen, placement.put_rows(batch)).compile()
+    compiled = compute.lower(trained, frozen, placement.put_batch(batch)).compile()
     memory = cast(Any, compiled.memory_analysis())
     blocks = sum(x.nbytes for path, x in parameters.items() if "/layers/" in path)
     return memory.temp_size_in_bytes, blocks

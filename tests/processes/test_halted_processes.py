@@ -10,7 +10,7 @@ import time
 import pytest
 
 from prompt_tuning.processes.crash_reporter import answers
-from prompt_tuning.processes.heartbeat import DONE, STOPPED, WAITS, Watcher
+from prompt_tuning.processes.heartbeat import DONE, STOPPED, WAITS, HeartbeatMonitor
 from tests.support import several_processes
 
 COORDINATE = """
@@ -40,7 +40,7 @@ class HaltedStore:
 
 def test_a_call_that_does_not_come_back_is_found_out():
     store, said = HaltedStore(), []
-    watcher = Watcher(store, 1, 2, 0.2, said.append)
+    watcher = HeartbeatMonitor(store, 1, 2, 0.2, said.append)
     begun = time.monotonic()
     watcher.start()
     while not said and time.monotonic() < begun + 10:
@@ -70,7 +70,7 @@ class SharedStore(dict):
 
 def test_who_dies_after_another_is_done_is_found_out():
     store, said = SharedStore(), []
-    first, second = (Watcher(store, n, 2, 0.5, said.append) for n in range(2))
+    first, second = (HeartbeatMonitor(store, n, 2, 0.5, said.append) for n in range(2))
     first.start()
     second.start()
     # The first has nothing left to do, and waits for the second, which lives, ...
@@ -98,8 +98,8 @@ def test_all_that_are_left_say_who_is_gone_and_process_0_hears_that_they_did():
         said[1] = found
         second.give_up(STOPPED)
 
-    first = Watcher(store, 0, 3, 0.3, lambda found: said.setdefault(0, found))
-    second = Watcher(store, 1, 3, 0.3, stop)
+    first = HeartbeatMonitor(store, 0, 3, 0.3, lambda found: said.setdefault(0, found))
+    second = HeartbeatMonitor(store, 1, 3, 0.3, stop)
     first.start()
     second.start()
     assert not first.others_left()

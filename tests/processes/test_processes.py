@@ -19,7 +19,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.processes import crash_reporter
 from prompt_tuning.processes.group import Launch
-from prompt_tuning.processes.heartbeat import DONE, STOPPED, Watcher
+from prompt_tuning.processes.heartbeat import DONE, STOPPED, HeartbeatMonitor
 from tests.support import several_processes
 from tests.support.small_runs import UPPER, logged, write_pairs
 
@@ -253,7 +253,7 @@ class Store(dict):
 def test_a_process_that_says_no_more_is_found_out(word, expected, monkeypatch):
     monkeypatch.setattr("prompt_tuning.processes.heartbeat.GRACE", 0.1)
     store, said = Store(), []
-    watcher = Watcher(store, 0, 3, 0.5, said.append)
+    watcher = HeartbeatMonitor(store, 0, 3, 0.5, said.append)
     store["prompt_tuning/alive/2"] = word
     watcher.start()
     for beat in range(30):

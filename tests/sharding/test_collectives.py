@@ -44,7 +44,7 @@ def exchanges(
     lowered = jax.jit(step).lower(
         placement.put_tree(state),
         {path: placement.put(path, leaf) for path, leaf in frozen.items()},
-        placement.put_rows(batch),
+        placement.put_batch(batch),
     )
     return hlo.collectives(lowered.compile())
 

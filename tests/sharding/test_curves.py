@@ -87,7 +87,7 @@ def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
     )
     factored = optax.adafactor(0.01, min_dim_size_to_factor=8)
     layout = meshes.layout_of(MeshShape(data=1, tensor=2), config)
-    assert layout.padded(("vocab", "embed"), (31, 16)) == (32, 16)
+    assert layout.padded_shape(("vocab", "embed"), (31, 16)) == (32, 16)
     curves = [
         meshes.curve(model, meshes.batch_of(config), place, optimizer=factored)
         for place in (None, layout)

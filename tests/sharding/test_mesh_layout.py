@@ -11,7 +11,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.sharding.axis_rules import PRESETS, AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.sharding.shard_map import check_rows
+from prompt_tuning.sharding.shard_map import check_row_count
 from prompt_tuning.training.step import gradients
 from tests.support import dummies, meshes
 
@@ -124,9 +124,9 @@ def test_a_width_that_cannot_be_divided_is_refused():
 
 def test_rows_that_cannot_be_divided_are_refused():
     layout = meshes.layout_of(MeshShape(data=2, fsdp=2), dummies.LLAMA)
-    check_rows(layout, 8)
+    check_row_count(layout, 8)
     with pytest.raises(InputError, match="6 rows cannot be divided among 4 devices al"):
-        check_rows(layout, 6)
+        check_row_count(layout, 6)
 
 
 RULES = {
@@ -172,6 +172,6 @@ def test_full_tuning_has_the_same_gradient_by_any_rules(name):
     def on_mesh(put, batch):
         return gradients(graph, put, {}, batch, None, layout=layout)[0]
 
-    found = placement.whole(on_mesh(put, placement.put_rows(batch)))
+    found = placement.replicate(on_mesh(put, placement.put_batch(batch)))
     for path, leaf in alone.items():
         np.testing.assert_allclose(found[path], leaf, atol=2e-5, err_msg=path)

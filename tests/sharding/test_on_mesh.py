@@ -92,4 +92,6 @@ def test_a_vocabulary_that_does_not_divide_is_padded_and_cut_again():
     put = placement.put(path, parameters[path])
     assert put.shape == (32, 16)
     assert not np.any(put[31:])
-    np.testing.assert_array_equal(placement.whole({path: put})[path], parameters[path])
+    np.testing.assert_array_equal(
+        placement.replicate({path: put})[path], parameters[path]
+    )

@@ -46,14 +46,14 @@ def test_outputs_and_their_gradients_are_those_of_one_device(family, shape):
     arguments = (
         {path: put[path] for path in trained},
         {path: put[path] for path in frozen},
-        placement.put_rows(batch),
+        placement.put_batch(batch),
     )
     assert divided.shapes(*arguments) == shapes
     other, theirs = divided(*arguments, given)
     for name, array in found.items():
         np.testing.assert_allclose(other[name], array, atol=1e-5, err_msg=name)
     assert theirs.keys() == gradient.keys()
-    for path, leaf in placement.whole(theirs).items():
+    for path, leaf in placement.replicate(theirs).items():
         assert np.abs(leaf).max() > 0.1
         np.testing.assert_allclose(leaf, gradient[path], rtol=1e-5, atol=2e-5)
 

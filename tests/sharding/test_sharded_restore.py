@@ -12,7 +12,7 @@ from prompt_tuning.core.quantization import scale_path
 from prompt_tuning.core.slices import clipped
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
-from prompt_tuning.sharding.array_placement import Placement, parts_of_devices
+from prompt_tuning.sharding.array_placement import Placement, distinct_shards
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes
 from tests.support.shared_data import SHARED, needs_shared
@@ -121,10 +121,10 @@ def test_a_process_asks_for_the_bytes_of_its_parts(name, mesh, bytes_read):
     for own in (devices[: len(devices) // 2], devices[1::2], devices[[0, -1]]):
         bytes_read.count = kept = 0
         for path, read in model.plan.readers():
-            sharding, padded = placement.shardings[path], placement.padded(path)
+            sharding, padded = placement.shardings[path], placement.padded_shape(path)
             blocks = [
                 clipped(part, restored[path].shape)
-                for part, _ in parts_of_devices(sharding, padded, own)
+                for part, _ in distinct_shards(sharding, padded, own)
             ]
             for block, array in zip(blocks, read(blocks), strict=True):
                 np.testing.assert_array_equal(array, restored[path][block])

@@ -42,10 +42,10 @@ def numbers(rows: int = B, vocabulary: int = V) -> tuple[jax.Array, ...]:
 def divided(layout: MeshLayout, function, *, gradients: int = 2):
     """A function of hidden states and head that gives a number, and its gradients."""
     head = layout.spec("head/kernel", ("vocab", "embed"))
-    specs = (layout.rows, head, layout.rows, layout.rows)
+    specs = (layout.row_spec, head, layout.row_spec, layout.row_spec)
 
     def on_device(hidden, head, targets, weights):
-        with collectives.split_by(layout):
+        with collectives.use_layout(layout):
             found, slopes = jax.value_and_grad(function, argnums=(0, 1)[:gradients])(
                 hidden, head, targets, weights
             )
@@ -69,7 +69,7 @@ def divided(layout: MeshLayout, function, *, gradients: int = 2):
 
 def padded(layout: MeshLayout, head):
     """The head with rows of no token, as many as divide."""
-    rows = layout.padded(("vocab", "embed"), head.shape)[0]
+    rows = layout.padded_shape(("vocab", "embed"), head.shape)[0]
     return jnp.pad(head, [(0, rows - len(head)), (0, 0)])
 
 

@@ -148,7 +148,7 @@ def begun(
         placement = placed(layout, graph, parameters)
         state = placement.put_tree(state)
         frozen = {path: placement.put(path, leaf) for path, leaf in frozen.items()}
-        batch = placement.put_rows(batch)
+        batch = placement.put_batch(batch)
     step = functools.partial(
         train_step, graph=graph, optimizer=optimizer, dropout=True, placement=placement
     )

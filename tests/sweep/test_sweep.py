@@ -19,7 +19,7 @@ from prompt_tuning.cli import sweep as command
 from prompt_tuning.cli.main import build_parser, main, split_bindings
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, train_sweep
-from prompt_tuning.sweep.sweep_plot import smoothed
+from prompt_tuning.sweep.sweep_plot import running_mean
 from prompt_tuning.sweep.sweep_run import Sweep
 from prompt_tuning.training import loop
 from prompt_tuning.training.progress import LineReporter
@@ -259,6 +259,6 @@ def test_a_single_runs_directory_is_refused(files, tmp_path, capsys):
 
 def test_a_running_mean_forgets_and_starts_unbiased():
     curve = np.concatenate([np.full(100, 4.0), np.full(100, 2.0)])
-    mean = smoothed(curve)
+    mean = running_mean(curve)
     np.testing.assert_allclose(mean[:100], 4)
     assert 2 < mean[105] < 4 and mean[-1] < 2.02

@@ -21,7 +21,7 @@ from prompt_tuning.sweep.sweep_step import (
     compile_sweep_step,
     members_at_once,
     prompt_counts,
-    stack,
+    stack_members,
 )
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
@@ -282,7 +282,7 @@ def test_clipping_and_second_moments_stay_with_each_member():
     check_equal(found, alone, 1e-4, 1e-5)
 
     compute = jax.jit(jax.vmap(functools.partial(gradients, graph), (0, *[None] * 3)))
-    mixed: Any = stack([state.trained for state in states])
+    mixed: Any = stack_members([state.trained for state in states])
     memory = optimizer.init(mixed)
     for batch in batches:
         gradient, _ = compute(mixed, frozen, batch, None)
@@ -341,7 +341,7 @@ def test_the_program_has_one_copy_of_the_frozen_weights(family):
 def test_prompts_of_other_lengths_are_stacked_and_counted():
     short, long = jnp.ones((2, 4)), jnp.ones((5, 4))
     members = [{"decoder/prompt/prompt": leaf} for leaf in (short, long)]
-    (stacked,) = stack(members).values()
+    (stacked,) = stack_members(members).values()
     assert stacked.shape == (2, 5, 4)
     np.testing.assert_array_equal(stacked.sum((1, 2)), [8, 20])
     (found,) = prompt_counts(members).items()

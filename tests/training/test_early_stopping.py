@@ -11,7 +11,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.sweep.sweep_run import check_alike
+from prompt_tuning.sweep.sweep_run import check_compatible
 from prompt_tuning.training import loop
 from prompt_tuning.training.early_stopping import STOPPED_FILE, Patience
 from tests.support.small_runs import Killed, logged, tune
@@ -97,10 +97,10 @@ def test_a_metric_that_grows_is_watched_upwards(files, tmp_path):
 def test_patience_counts_what_is_not_better():
     patience = Patience("accuracy", "max", 2)
     for step, value in enumerate([0.5, 0.5, 0.7, 0.6], start=1):
-        patience = patience.after(step, {"accuracy": value})
+        patience = patience.observe(step, {"accuracy": value})
         assert patience.reason is None
-    assert patience.after(5, {}) == patience
-    patience = patience.after(6, {"accuracy": 0.7})
+    assert patience.observe(5, {}) == patience
+    patience = patience.observe(6, {"accuracy": 0.7})
     assert (patience.best, patience.best_step) == (0.7, 3)
     assert patience.reason is not None and "step 3" in patience.reason
 
@@ -110,7 +110,7 @@ def test_members_of_a_sweep_take_all_of_their_steps(files, tmp_path):
     bindings = [line.removeprefix("--gin.") for line in arguments[1:]]
     run = read_run(["runs/first_prompt.gin"], bindings)
     with pytest.raises(InputError, match="early_stopping is 2, but members of a sweep"):
-        check_alike({"one": run, "other": run})
+        check_compatible({"one": run, "other": run})
 
 
 @pytest.mark.parametrize(

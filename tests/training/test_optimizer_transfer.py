@@ -65,8 +65,8 @@ def test_an_interrupted_descent_ends_where_an_uninterrupted_one_does(name):
         optimizer, optimizer.init(parameters), parameters, range(1, 4)
     )
     carried = carry_over(saved(state), optimizer.init(half), [PROMPT])
-    assert carried.kept == (PROMPT,) and not carried.counted
-    state = carried.put_into(optimizer.init(half))
+    assert carried.paths == (PROMPT,) and not carried.shared_counts
+    state = carried.insert_into(optimizer.init(half))
     end = stepped(optimizer, state, half, [4, 5])[1]
     np.testing.assert_array_equal(end[PROMPT], whole[PROMPT])
     forgetful = stepped(optimizer, optimizer.init(half), half, [4, 5])[1]
@@ -85,8 +85,8 @@ def test_state_goes_on_in_another_group_and_behind_a_clip():
         (".*/prompt/.*", parameter_groups.adamw(0.1, clip_norm=1e9)),
     )
     carried = carry_over(saved(state), after.init(both), both)
-    assert carried.kept == (PROMPT,)
-    found = stepped(after, carried.put_into(after.init(both)), both, [4])[1]
+    assert carried.paths == (PROMPT,)
+    found = stepped(after, carried.insert_into(after.init(both)), both, [4])[1]
     np.testing.assert_array_equal(found[PROMPT], whole[PROMPT])
 
 
@@ -98,7 +98,7 @@ def test_a_schedule_begins_again_and_what_is_averaged_does_not():
     parameters = numbers(0, PROMPT)
     state, half = stepped(optimizer, optimizer.init(parameters), parameters, [1, 2, 3])
     carried = carry_over(saved(state), optimizer.init(half), [PROMPT])
-    found = saved(carried.put_into(optimizer.init(half)))
+    found = saved(carried.insert_into(optimizer.init(half)))
     counts = {name: int(x) for name, x in found.items() if name.endswith(".count")}
     assert len(counts) == 2
     moments = next(name for name in found if ".mu[" in name)
@@ -117,9 +117,9 @@ def test_state_of_another_shape_or_another_optimiser_is_left():
     ):
         new = grouped([PROMPT], (".*", optimizer)).init(template)
         carried = carry_over(saved(state), new, [PROMPT])
-        assert carried.kept == () and carried.values == {}
+        assert carried.paths == () and carried.values == {}
         for old, put in zip(
-            jax.tree.leaves(new), jax.tree.leaves(carried.put_into(new)), strict=True
+            jax.tree.leaves(new), jax.tree.leaves(carried.insert_into(new)), strict=True
         ):
             np.testing.assert_array_equal(old, put)
 
@@ -131,8 +131,8 @@ def test_in_a_group_of_both_what_is_fresh_stands_beside_the_count_of_what_is_kep
     both = half | numbers(9, LORA)
     after = grouped(both, (".*", parameter_groups.adamw(0.1)))
     carried = carry_over(saved(state), after.init(both), both)
-    assert carried.kept == (PROMPT,) and carried.counted == {LORA: 3}
-    found = saved(carried.put_into(after.init(both)))
+    assert carried.paths == (PROMPT,) and carried.shared_counts == {LORA: 3}
+    found = saved(carried.insert_into(after.init(both)))
     for name, leaf in found.items():
         if LORA in name:
             assert not leaf.any()
@@ -145,4 +145,4 @@ def test_in_a_group_of_both_what_is_fresh_stands_beside_the_count_of_what_is_kep
         if name.startswith(".inner_states[0]") and name.endswith(".count"):
             later[name] = np.array(7, np.int32)
     carried = carry_over(later, after.init(both), both)
-    assert set(carried.kept) == {PROMPT, LORA} and carried.counted == {LORA: 7}
+    assert set(carried.paths) == {PROMPT, LORA} and carried.shared_counts == {LORA: 7}

@@ -211,7 +211,7 @@ def test_micro_batches_share_one_run_of_the_prompt():
         shape = (2, 2) if accumulate else (B,)
         batch = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
         step = OutputStep(graph, ("token_nll", "logits", "hidden"))
-        zeros = output_gradients.filled({}, step.shapes(trained, frozen, batch))
+        zeros = output_gradients.fill_missing({}, step.shapes(trained, frozen, batch))
         lowered = step.jitted.lower(trained, frozen, batch, zeros, None)
         return hlo.matmul_flops(lowered.compile())
 
@@ -290,7 +290,7 @@ OTHER_V = 37
 def compiled(names, added=None):
     graph, trained, frozen, batch = prepared(vocabulary_size=OTHER_V)
     step = OutputStep(graph, names, added)
-    zeros = output_gradients.filled({}, step.shapes(trained, frozen, batch))
+    zeros = output_gradients.fill_missing({}, step.shapes(trained, frozen, batch))
     return step.jitted.lower(trained, frozen, batch, zeros, None).compile()
 
 

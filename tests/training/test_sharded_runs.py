@@ -122,7 +122,7 @@ def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
         outcome = train(training)
     placement = training.model.placement
     assert placement is not None
-    end = placement.whole(outcome.trained)
+    end = placement.replicate(outcome.trained)
     shutil.rmtree(tmp_path / "all" / FOLDER / "checkpoint_4")
     checkpoint = tmp_path / "all" / FOLDER / "checkpoint_2"
     saved = checkpoint_files.read_trained(
@@ -141,7 +141,7 @@ def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
                 found["token_embedder/embedding"].sharding
                 == (where.shardings["token_embedder/embedding"])
             )
-            found = where.whole(found)
+            found = where.replicate(found)
         jax.tree.map(np.testing.assert_array_equal, found, saved)
         if mesh is None:
             own = train(training).trained

@@ -139,7 +139,7 @@ class CheckpointStore:
         self.wait()
         checkpoint_files.check_storable(*shapes)
         with self._told(step):
-            name = processes.on_first(lambda: self._begin(step).name)
+            name = processes.run_on_first(lambda: self._begin(step).name)
             temporary = self.folder / name
             leaves = (trained, optimizer_state)
             writing = checkpoint_files.start_sharded(temporary, *leaves)

@@ -112,7 +112,7 @@ def test_the_largest_numbers_are_found_where_they_lie():
     trained[TABLE] = trained[TABLE].at[30, 7].set(-40.0)
     trained[KERNEL] = trained[KERNEL].at[1, 5, 23].set(jnp.nan)
     state = where.put_tree(trained)
-    found = where.largest(state)
+    found = where.largest_magnitudes(state)
     assert float(found[TABLE]) == 40.0
     # No device's but one's, and the others' numbers are larger than NaN.
     assert np.isposinf(found[KERNEL])
