@@ -21,8 +21,9 @@ from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.training.loop import prepare, train
+from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 CUT = 128
@@ -47,7 +48,7 @@ def main() -> None:
     run = gin_files.read_run(["runs/gsm8k_stories.gin"], bindings)
     console = Console()
     train(
-        prepare(run),
+        open_run(run),
         config=gin_files.operative_config(),
         make_reporter=lambda done: make_reporter(console, run.steps, done),
     )

@@ -36,8 +36,9 @@ from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.distillation import make_teacher
-from prompt_tuning.training.loop import prepare, train
+from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 from scripts.quickstart import new_directory
 
@@ -149,7 +150,7 @@ def tune(
     bindings = [f"{name} = {value!r}" for name, value in values.items()]
     run = gin_files.read_run(["runs/context_distillation.gin"], [*bindings, *overrides])
     train(
-        prepare(run),
+        open_run(run),
         config=gin_files.operative_config(),
         make_reporter=lambda done: make_reporter(Console(), run.steps, done),
     )

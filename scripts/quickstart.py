@@ -25,8 +25,9 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.training.loop import prepare, train
+from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import Reporter, make_reporter
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 from scripts import skills
 
@@ -93,7 +94,7 @@ def tune_and_measure(
     console.rule(f"{skill}: a prompt on the frozen {model}, seed {seed}")
     started = time.monotonic()
     train(
-        prepare(run),
+        open_run(run),
         config=gin_files.operative_config(),
         make_reporter=lambda done: FirstStep(make_reporter(console, run.steps, done)),
     )

@@ -48,6 +48,7 @@ from prompt_tuning.training import loop
 from prompt_tuning.training.loop import Trainer
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
 from tests.support import methods
 from tests.support.methods import METHODS, MODELS, Method, Proof, Reason
@@ -133,7 +134,7 @@ def train(training: Trainer, directory: Path) -> Parameters:
 
 def check_trained(training: Trainer, trained: Parameters, place: Place, log: Path):
     """The loss fell on one batch over and over; what is the model's own stayed."""
-    orders = [training.plan.batch(step).rows.tolist() for step in range(STEPS)]
+    orders = [training.batch_plan.batch(step).rows.tolist() for step in range(STEPS)]
     assert all(sorted(rows) == list(range(len(LINES))) for rows in orders)
     losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     assert len(losses) == STEPS
@@ -342,10 +343,10 @@ def test_a_method_on_a_model(method, place, decode, tmp_path):
     run = run_of(method, place)
     if model in method.refused:
         with pytest.raises(InputError, match=method.refused[model].said):
-            loop.prepare(run)
+            open_run(run)
         proofs[method.name, model] = Proof(0, "–", method.refused[model])
         return
-    training = loop.prepare(run)
+    training = open_run(run)
     whole, reason = tmp_path / "whole", method.arrays.get(model)
 
     trained = train(training, whole)

@@ -29,9 +29,9 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.processes.group import is_first, run_on_first
 from prompt_tuning.prompts.tools.inspection import nearest_tokens, vectors_of
-from prompt_tuning.training.loop import prepare
 from prompt_tuning.training.loop import train as run_training
 from prompt_tuning.training.progress import make_reporter
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 __all__ = [
@@ -52,7 +52,7 @@ def train(options: argparse.Namespace) -> int:
     run = gin_files.read_run(options.gin_file, options.bindings)
     check_processes(options, run)
     console = Console(quiet=not is_first())
-    training = prepare(run)
+    training = open_run(run)
     for text in (training.report(), *idle_devices(run)):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     outcome = run_training(

@@ -23,7 +23,7 @@ from prompt_tuning.sweep.sweep_run import (
 from prompt_tuning.sweep.sweep_summary import summarize, summary_table, write_summary
 from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.training.run_plan import plan_run
 
 WIDE = 200
 
@@ -66,7 +66,7 @@ def prepare(options: argparse.Namespace) -> Sweep:
     members = []
     for variation in variations:
         # Opened while its config is the one that gin holds: prompts are built by it.
-        opened = open_run(read(variation, directory))
+        opened = plan_run(read(variation, directory))
         config = gin_files.operative_config()
         members.append(OpenedMember(variation.name, variation.varies, opened, config))
     return prepare_sweep(directory, members, options.at_once)

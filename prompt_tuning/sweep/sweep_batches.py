@@ -71,7 +71,7 @@ def stream_sweep(
     seeds = [member.run.order_seed for member in members]
     readers = {
         seed: stream_batches(
-            member.examples, member.plan, start, run.steps, pad_id=pad_id
+            member.examples, member.batch_plan, start, run.steps, pad_id=pad_id
         )
         for seed, member in zip(seeds, members, strict=True)
     }

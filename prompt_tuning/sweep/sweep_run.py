@@ -205,7 +205,9 @@ def prepare_sweep(
     longest = max(opened, key=lambda member: member.model.prompt_length)
     objective = longest.objective(examples)
     # All orders as for the longest prompt, which leaves the least room for text.
-    plans = [dataclasses.replace(longest, run=m.run).plan(examples) for m in opened]
+    plans = [
+        dataclasses.replace(longest, run=m.run).batch_plan(examples) for m in opened
+    ]
     evaluators = _evaluators(opened)
     drops = longest.model.drops
     opened[0].model.weight_storage.refuse_streamed("a sweep steps many members at once")
@@ -230,7 +232,7 @@ def prepare_sweep(
                 placement=this.model.placement,
             ),
             examples=examples,
-            plan=plan,
+            batch_plan=plan,
             evaluator=evaluators.get(this.model.graph),
             transfer=transfer,
         )

@@ -25,7 +25,7 @@ from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
-from prompt_tuning.training.run_plan import RunPlan, open_run
+from prompt_tuning.training.run_plan import RunPlan, plan_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
@@ -93,9 +93,9 @@ class MemoryEstimate:
                 f"Pretrained.weights is {run.model.weights!r}: memory is predicted of "
                 "runs whose weights are on the device; set it to 'device'"
             )
-        opened = open_run(run)
+        opened = plan_run(run)
         examples = opened.examples()
-        plan = opened.plan(examples)
+        plan = opened.batch_plan(examples)
         index, planned = largest_batch(plan)
         pad_id = opened.model.config.pad_id
         (batch,) = stream_batches(

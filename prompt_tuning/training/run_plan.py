@@ -1,4 +1,9 @@
-"""A run between its config and its first step: everything checked, little read."""
+"""How a run is opened, stage by stage, from its configuration to its first step.
+
+`open_run` lists the stages in order. The first, `plan_run`, describes the model and
+checks everything that can be checked without reading weights; a sweep and the memory
+estimate stop there or share what follows among runs.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -7,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
+from prompt_tuning.checkpoints.run_store.checkpoint_store import holds_checkpoints
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
@@ -28,18 +35,76 @@ from prompt_tuning.losses.objective import (
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_distillation
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.trainer import Step, Trainer
 from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
+
+
+def open_run(run: Run) -> Trainer:
+    """Opens and checks everything that a run needs, then reads the frozen model.
+
+    Raises:
+      InputError: if something cannot be used; nothing has been written then.
+    """
+    # Checkpoint, tokenizer, prompts, parameter groups: described, not read.
+    plan = plan_run(run)
+    # Data, and what is computed from it.
+    examples = plan.examples()
+    objective = plan.objective(examples)
+    batch_plan = plan.batch_plan(examples)
+    evaluator = plan.evaluator()
+    # A run with checkpoints resumes from them and needs no other starting point.
+    resumes = processes.run_on_first(lambda: holds_checkpoints(run.directory))
+    transfer = None if resumes else plan.transfer()
+    # Only now is the frozen model read.
+    parameters = plan.model.read_parameters()
+    _, frozen = parameter_groups.partition(parameters, plan.labels)
+    return Trainer(
+        run=run,
+        model=plan.model,
+        frozen=frozen,
+        start=plan.start(parameters, transfer),
+        step=plan.step(objective),
+        examples=examples,
+        batch_plan=batch_plan,
+        evaluator=evaluator,
+        transfer=transfer,
+    )
+
+
+def plan_run(run: Run) -> "RunPlan":
+    """Opens the model of a run and assigns its trained parameters to groups.
+
+    Raises:
+      InputError: if something cannot be used, or the run has no directory.
+    """
+    if not run.directory:
+        raise InputError(
+            "Run.directory is empty: set it to the folder that keeps the run"
+        )
+    model = open_pretrained(
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
+    )
+    labels = parameter_groups.label(model.plan.abstract, run.groups)
+    storage = model.weight_storage.frozen(labels)
+    return RunPlan(
+        run=run,
+        model=dataclasses.replace(model, weight_storage=storage),
+        labels=labels,
+        optimizer=parameter_groups.group_optimizer(run.groups, labels),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """A run whose model is described and checked; the model is not read yet.
+    """A run whose model is described and checked, before any weights are read.
 
     Attributes:
-      run: what was asked for.
-      model: the frozen model and the prompt as they start.
-      labels: the group of each trained parameter, by path.
-      optimizer: of the trained parameters.
+      run: configuration of the run.
+      model: frozen model with its initialized prompts, described.
+      labels: parameter group of each trained parameter, by path.
+      optimizer: optimizer of the trained parameters.
     """
 
     run: Run
@@ -49,7 +114,7 @@ class RunPlan:
 
     @property
     def data(self) -> DataSource:
-        """The training files.
+        """The training data.
 
         Raises:
           InputError: if the run names none.
@@ -58,26 +123,8 @@ class RunPlan:
             raise InputError("Run.data is None: there is nothing to train on")
         return self.run.data
 
-    def objective(self, examples: Examples | Candidates) -> Objective:
-        """What training descends.
-
-        Args:
-          examples: what `examples` gave.
-
-        Raises:
-          InputError: if the run asks for a teacher that cannot be built, or for
-            advantages that the data does not say.
-        """
-        asked = self.run.objective
-        if isinstance(asked, PolicyGradient) and not examples.has_advantages:
-            raise InputError(NO_ADVANTAGES)
-        if isinstance(asked, ContextDistillation):
-            assert isinstance(examples, Examples)  # candidates are of ClassObjective
-            return open_distillation(asked, self.model, self.labels, examples)
-        return asked or NATS_PER_WEIGHT
-
     def examples(self) -> Examples | Candidates:
-        """The training examples; with an objective of classes each with every label.
+        """Opens the training examples; a class objective needs one row per label.
 
         Raises:
           InputError: if a file or a row cannot be used.
@@ -88,8 +135,26 @@ class RunPlan:
             return examples
         return candidates(self.model, self.data, examples, objective.labels)
 
-    def plan(self, examples: Examples | Candidates) -> BatchPlan:
-        """The order in which the run reads the examples."""
+    def objective(self, examples: Examples | Candidates) -> Objective:
+        """Builds the training objective.
+
+        Args:
+          examples: result of `examples`.
+
+        Raises:
+          InputError: if the objective needs a teacher that cannot be built, or
+            advantages that the data does not provide.
+        """
+        asked = self.run.objective
+        if isinstance(asked, PolicyGradient) and not examples.has_advantages:
+            raise InputError(NO_ADVANTAGES)
+        if isinstance(asked, ContextDistillation):
+            assert isinstance(examples, Examples)  # candidates are of ClassObjective
+            return open_distillation(asked, self.model, self.labels, examples)
+        return asked or NATS_PER_WEIGHT
+
+    def batch_plan(self, examples: Examples | Candidates) -> BatchPlan:
+        """Plans the order in which the run reads the examples."""
         return self.data.plan(
             self.model,
             examples,
@@ -99,11 +164,11 @@ class RunPlan:
         )
 
     def evaluator(self) -> Evaluator | None:
-        """What measures held-out data, if the run names any.
+        """Opens the held-out data, if the run names any.
 
         Raises:
-          InputError: if the data cannot be used, or the best is to be chosen by what
-            is not measured.
+          InputError: if the data cannot be used, or `Run.keep_best` names a metric
+            that is not measured.
         """
         if self.run.evaluation is None:
             return None
@@ -113,7 +178,7 @@ class RunPlan:
         return evaluator
 
     def transfer(self) -> Transfer | None:
-        """What the run starts from, if it names anything; it is read and checked.
+        """Reads and checks what the run starts from, if `Run.start_from` is set.
 
         Raises:
           InputError: if it cannot be read, or does not fit what the run trains.
@@ -133,15 +198,15 @@ class RunPlan:
     def start(
         self, parameters: Parameters, transfer: Transfer | None = None
     ) -> TrainState:
-        """The state before the first step.
+        """Builds the state before the first step.
 
         Args:
-          parameters: of which the trained ones are copied, to float32, because a step
-            uses up what it is given.
-          transfer: what some of them start from in place of that.
+          parameters: all parameters; trained ones are copied to float32, because a
+            step donates its input.
+          transfer: replaces the initial values that it covers.
 
         Raises:
-          InputError: if a checkpoint could not hold it.
+          InputError: if a checkpoint could not store the state.
         """
         trained = {
             path: jnp.array(parameters[path], jnp.float32) for path in self.labels
@@ -160,22 +225,21 @@ class RunPlan:
         check_storable(start.trained, start.optimizer_state)
         return start if placement is None else placement.put_tree(start)
 
-
-def open_run(run: Run) -> RunPlan:
-    """Opens a run's model, starts its prompt, and finds what is trained.
-
-    Raises:
-      InputError: if something cannot be used, or the run has no directory.
-    """
-    if not run.directory:
-        raise InputError("Run.directory is empty: say where the run is to be kept")
-    model = open_pretrained(
-        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
-    )
-    labels = parameter_groups.label(model.plan.abstract, run.groups)
-    model = dataclasses.replace(
-        model, weight_storage=model.weight_storage.frozen(labels)
-    )
-    return RunPlan(
-        run, model, labels, parameter_groups.group_optimizer(run.groups, labels)
-    )
+    def step(self, objective: Objective) -> Step:
+        """Builds the compiled training step."""
+        model = self.model
+        if model.weight_storage.streamed:
+            return StreamedStep(
+                model.graph,
+                self.optimizer,
+                model.weight_storage.streamed,
+                dropout=model.drops,
+                objective=objective,
+            )
+        return compile_step(
+            model.graph,
+            self.optimizer,
+            dropout=model.drops,
+            objective=objective,
+            placement=model.placement,
+        )

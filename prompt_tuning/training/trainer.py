@@ -1,4 +1,4 @@
-"""A run that is ready to step: everything opened, checked and read."""
+"""A run that is ready to step: opened, checked, and read."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.transfer import Transfer
 
 Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
-"""Of a state (which it uses up), frozen parameters and a batch, the next state."""
+"""`(state, frozen, batch) -> (state, metrics)`; donates `state`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Trainer:
     """A run that is ready to step.
 
     Attributes:
-      run: what was asked for.
-      model: the frozen model and the prompt as they start.
-      frozen: its frozen parameters, but for those that are streamed.
-      start: the state before the first step.
-      step: the compiled step.
+      run: configuration of the run.
+      model: frozen model with its initialized prompts.
+      frozen: frozen parameters by path, without those that are streamed.
+      start: state before the first step.
+      step: compiled training step.
       examples: training examples.
-      plan: their order.
-      evaluator: measures held-out data, or None.
-      transfer: what the start is from, if anything.
+      batch_plan: order of the examples, batch by batch.
+      evaluator: measures held-out data; None without any.
+      transfer: trained parameters taken from another run; None without any.
     """
 
     run: Run
@@ -43,18 +43,18 @@ class Trainer:
     start: TrainState
     step: Step
     examples: Examples | Candidates
-    plan: BatchPlan
+    batch_plan: BatchPlan
     evaluator: Evaluator | None
     transfer: Transfer | None = None
 
     def parameters(self, trained: Parameters) -> Parameters:
-        """All parameters that are in memory, the trained ones as given."""
+        """Returns all parameters in memory, the trained ones as given."""
         return trained | self.frozen
 
     def advance(
         self, state: TrainState, batch: Batch
     ) -> tuple[TrainState, dict[str, Any]]:
-        """One step; the state given is used up."""
+        """Runs one step; donates `state`."""
         placement = self.model.placement
         if placement is not None:
             batch = placement.put_batch(batch)
@@ -62,25 +62,25 @@ class Trainer:
 
     @property
     def fingerprint(self) -> str:
-        """By which the run knows its frozen model again."""
+        """Digest that identifies the frozen model."""
         frozen = self.model.weight_storage.with_streamed(self.frozen)
         return fingerprint(frozen, self.model.placement)
 
     def report(self) -> str:
-        """What is restored, trained and frozen, with counts and bytes."""
+        """Lists what is restored, fresh, trained and frozen, with counts and bytes."""
         rows = [self.model.plan.report()]
         if self.transfer is not None:
             rows.append(self.transfer.report())
         elif self.run.start_from is not None:
             rows.append(
-                f"start_from {self.run.start_from}: ignored, the run goes on from a "
-                "checkpoint of its own"
+                f"start_from {self.run.start_from}: ignored, the run resumes from its "
+                "own checkpoint"
             )
         groups = {"trained": self.start.trained, "frozen": self.frozen}
         if self.model.weight_storage.streamed:
             groups["streamed"] = self.model.weight_storage.streamed
         for name, leaves in groups.items():
-            # Without what pads a vocabulary on a mesh.
+            # Unpadded shapes: on a mesh the vocabulary may be padded.
             counts = {p: math.prod(self.model.plan.abstract[p].shape) for p in leaves}
             count = sum(counts.values())
             size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())

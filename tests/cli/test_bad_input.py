@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.training import loop
+from prompt_tuning.training import run_plan
 from tests.support.small_runs import LENGTH, tune, write_pairs, write_rows
 
 GOOD = [("ab=", "AB"), ("cd=", "CD")]
@@ -30,7 +30,7 @@ Refused = Callable[..., str]
 def refused(files, tmp_path, capsys, monkeypatch) -> Refused:
     """Trains, expects a refusal, and gives the message without line breaks."""
     directory = tmp_path / "run"
-    monkeypatch.setattr(loop, "compile_step", lambda *_, **__: never_called)
+    monkeypatch.setattr(run_plan, "compile_step", lambda *_, **__: never_called)
 
     def run(model: Path | None = None, *more: str, **choices) -> str:
         arguments = ["train", *files.arguments(directory, model, **choices), *more]
@@ -313,7 +313,7 @@ def test_a_disk_that_is_full(files, tmp_path, capsys, monkeypatch):
     assert "checkpoint_6 could not be written" in found
     assert "No space left; that of step 3 is kept. Free some space" in found
     assert tune(files, tmp_path / "run") == 0
-    assert "going on from step 3" in capsys.readouterr().out
+    assert "resuming from step 3" in capsys.readouterr().out
 
 
 def test_a_directory_of_another_model(run, files, tmp_path, capsys):

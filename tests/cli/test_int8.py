@@ -21,7 +21,7 @@ def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
     assert finished != trained_prompt(tmp_path, 3)
     shutil.rmtree(tmp_path / FOLDER / "checkpoint_6")
     assert tune(files, tmp_path, model, **INT8) == 0
-    assert "going on from step 3" in capsys.readouterr().out
+    assert "resuming from step 3" in capsys.readouterr().out
     assert trained_prompt(tmp_path, 6) == finished
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
     assert main(["generate", "--run", str(tmp_path), "abc=", "--new_tokens=2"]) == 0

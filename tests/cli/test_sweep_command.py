@@ -170,7 +170,7 @@ def test_the_best_member_is_named_in_the_table_and_in_files(finished, files, cap
     choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
     printed = output(capsys, "sweep", *files.arguments(finished, **choices), *GRID)
     assert "4 members, one copy of the frozen parameters; all read the same" in printed
-    assert "all 6 steps were done before" in printed
+    assert "all 6 steps are already done" in printed
     content = json.loads((finished / SWEEP_FILE).read_text())
     values = {
         name: member["best"]["value"] for name, member in content["members"].items()
@@ -203,7 +203,7 @@ def test_a_member_is_an_ordinary_run(finished, capsys):
     assert "accuracy" in output(capsys, "evaluate", "--run", member)
     assert "nearest tokens" in output(capsys, "inspect", "--run", member)
     printed = output(capsys, "train", "--gin_file", member / "config.gin")
-    assert "all 6 steps were done before" in printed
+    assert "all 6 steps are already done" in printed
 
 
 def test_a_sweeps_directory_stands_for_its_best_member(finished, capsys):

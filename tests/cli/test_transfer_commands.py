@@ -223,7 +223,7 @@ def test_training_starts_from_a_run_and_says_so(run, files, tmp_path, capsys):
     assert f"Run.start_from = {str(run)!r}" in config
     again = output(capsys, "train", f"--gin_file={tmp_path / 'run' / 'config.gin'}")
     assert f"start_from {run}: ignored" in again
-    assert "all 1 steps were done before" in again
+    assert "all 1 steps are already done" in again
 
 
 def test_every_member_of_a_sweep_starts_there(run, files, tmp_path, capsys):

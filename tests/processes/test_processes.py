@@ -82,7 +82,7 @@ def test_a_run_goes_on_on_other_numbers_of_processes(files, start, of_two, tmp_p
                 shutil.rmtree(run / FOLDER / f"checkpoint_{later}")
         arguments = training(files, run, Run__save_every=2)
         started = start(*[arguments] * count).succeeded()
-        assert f"going on from step {step}" in started.printed(0)
+        assert f"resuming from step {step}" in started.printed(0)
         np.testing.assert_allclose(losses(run), losses(of_two), rtol=1e-5)
         np.testing.assert_allclose(prompt(run), prompt(of_two), atol=1e-5)
 

@@ -18,7 +18,7 @@ from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.sharding.axis_rules import NAMES, TRAINED_NAMES, AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.training.loop import prepare
+from prompt_tuning.training.run_plan import open_run
 from tests.support import dummies, meshes, methods
 
 CONFIGS = {
@@ -162,8 +162,8 @@ def arguments(files, directory: Path, bindings: list[str]) -> list[str]:
 def test_a_device_has_its_part_of_the_prompt_and_of_its_averages(files, tmp_path):
     given = arguments(files, tmp_path / "run", [*SPLIT, *BY_BOTH])
     bindings = [each.removeprefix("--gin.") for each in given[1:]]
-    training = prepare(gin_files.read_run(["runs/first_prompt.gin"], bindings))
-    batches = stream_batches(training.examples, training.plan, 0, 1, pad_id=0)
+    training = open_run(gin_files.read_run(["runs/first_prompt.gin"], bindings))
+    batches = stream_batches(training.examples, training.batch_plan, 0, 1, pad_id=0)
     state, _ = training.advance(training.start, next(iter(batches)))
     leaves = jax.tree.leaves((state.trained, state.optimizer_state))
     found = [leaf for leaf in leaves if leaf.shape == (4, 16)]

@@ -19,7 +19,7 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.sweep.sweep_step import compile_sweep_step
 from prompt_tuning.training.distillation import Distillation, make_teacher
-from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
 from scripts import hlo, skills
@@ -177,7 +177,7 @@ def opened(files, directory, *bindings, **macros):
     arguments = files.arguments(directory, **macros)[1:]
     given = [*(a.removeprefix("--gin.") for a in arguments), *bindings]
     named = [binding.replace("=", " = ", 1) for binding in given]
-    run = open_run(gin_files.read_run(["runs/first_prompt.gin"], named))
+    run = plan_run(gin_files.read_run(["runs/first_prompt.gin"], named))
     objective: Any = run.objective(run.examples())
     return objective
 

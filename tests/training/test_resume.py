@@ -24,6 +24,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.training import loop
 from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.run_plan import open_run
 from tests.support.small_runs import (
     COMPILATION_CACHE,
     Killed,
@@ -104,7 +105,7 @@ def prepared(files) -> Callable[[Path], None]:
     """The same run, compiled once for all directories."""
     arguments = files.arguments(Path("elsewhere"), **CHOICES)
     plain, bindings = split_bindings(arguments)
-    training = loop.prepare(read_run([plain[0].partition("=")[2]], bindings))
+    training = open_run(read_run([plain[0].partition("=")[2]], bindings))
 
     def run(directory: Path) -> None:
         loop.train(
@@ -270,7 +271,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert (
         f"{prompt} is damaged" in printed and "checkpoint_25 is passed over" in printed
     )
-    assert "going on from step 20" in printed
+    assert "resuming from step 20" in printed
     check_same(tmp_path / "run", unkilled)
 
 
@@ -328,7 +329,7 @@ def test_a_prompt_that_overflows_is_not_saved(train, tmp_path, capsys):
 def test_a_finished_run_has_nothing_left_to_do(unkilled, files, capsys):
     before = trained_prompt(unkilled, STEPS)
     assert tune(files, unkilled, **CHOICES) == 0
-    assert f"all {STEPS} steps were done before" in capsys.readouterr().out
+    assert f"all {STEPS} steps are already done" in capsys.readouterr().out
     assert trained_prompt(unkilled, STEPS) == before
 
 

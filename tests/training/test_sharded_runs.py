@@ -20,6 +20,7 @@ from prompt_tuning.training import loop
 from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_directory import open_store
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.small_runs import DECODER, logged, write_model
 
@@ -105,7 +106,7 @@ def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
     for form, directory in in_both.items():
         choices = {"Run__start_from": str(directory), "Run__steps": 1}
         run = read(arguments(tmp_path / form, form, **choices))
-        start = loop.prepare(run).start
+        start = open_run(run).start
         found.append((start.trained, start.optimizer_state))
     jax.tree.map(np.testing.assert_array_equal, *found)
     # What the optimiser averaged goes on too.
@@ -115,7 +116,7 @@ def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
 
 def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
     first = read(arguments(tmp_path / "all", "orbax"), ALL)
-    training = loop.prepare(first)
+    training = open_run(first)
     with monkeypatch.context() as patched:
         # Nothing of it is put together, neither to be looked at nor to be saved.
         patched.setattr(Placement, "whole", None)
@@ -131,7 +132,7 @@ def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
     for name, mesh in (("one", None), ("rows", ROWS)):
         directory = tmp_path / name
         shutil.copytree(tmp_path / "all", directory)
-        training = loop.prepare(
+        training = open_run(
             dataclasses.replace(first, directory=str(directory), mesh=mesh)
         )
         state = loop.state_at(training, open_store(training.run), 2)
@@ -154,7 +155,7 @@ def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
 
 
 def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypatch):
-    training = loop.prepare(read(arguments(tmp_path / "run", "orbax")))
+    training = open_run(read(arguments(tmp_path / "run", "orbax")))
     advance = loop.Trainer.advance
 
     def breaking(own, state, batch):

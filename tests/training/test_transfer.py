@@ -28,9 +28,11 @@ from prompt_tuning.families.hf_config import read_config
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
-from prompt_tuning.training.loop import Trainer, prepare, train
+from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.training.state import fingerprint
+from prompt_tuning.training.trainer import Trainer
 from tests.support.adapters import random_adapter
 from tests.support.small_runs import LENGTH
 
@@ -58,7 +60,7 @@ def make(files) -> MakeRun:
 
 def trained(run: Run) -> Trainer:
     """A run that has been trained."""
-    training = prepare(run)
+    training = open_run(run)
     console = Console(quiet=True)
     train(training, make_reporter=lambda done: LineReporter(console, run.steps))
     return training
@@ -121,7 +123,7 @@ def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
 
 
 def test_a_lora_is_added_to_a_prompt_that_goes_on(make, first, tmp_path):
-    training = prepare(make(tmp_path / "run", **both(first)))
+    training = open_run(make(tmp_path / "run", **both(first)))
     start, found, source = training.start, state_of(training), moments(first)
     np.testing.assert_array_equal(start.trained[PROMPT], leaves(first)[PROMPT])
     assert not start.trained[B].any() and start.trained[A].any()
@@ -137,7 +139,7 @@ def test_a_lora_is_added_to_a_prompt_that_goes_on(make, first, tmp_path):
 
 
 def test_the_table_says_what_became_of_each(make, first, tmp_path):
-    lines = prepare(make(tmp_path / "run", **both(first))).report().splitlines()
+    lines = open_run(make(tmp_path / "run", **both(first))).report().splitlines()
     start = lines.index(f"start_from {first / FOLDER / 'checkpoint_6'}")
     table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 :][:4]]
     assert table == [
@@ -151,7 +153,7 @@ def test_the_table_says_what_became_of_each(make, first, tmp_path):
 
 def test_what_is_not_trained_here_is_listed(make, second, tmp_path):
     run = make(tmp_path / "run", start_from=str(second))
-    lines = prepare(run).report().splitlines()
+    lines = open_run(run).report().splitlines()
     ignored = lines.index("ignored, in the source but not trained here:")
     assert lines[ignored + 1 : ignored + 3] == [
         f"  {A} (1, 16, 2): not in this model",
@@ -160,7 +162,7 @@ def test_what_is_not_trained_here_is_listed(make, second, tmp_path):
     run = make(
         tmp_path / "run", start_from=str(second), adapters=(QUERIES,), groups=[LORAS]
     )
-    training = prepare(run)
+    training = open_run(run)
     assert f"{PROMPT} ({LENGTH}, 16): frozen in this run" in training.report()
     np.testing.assert_array_equal(training.start.trained[B], leaves(second)[B])
 
@@ -183,7 +185,7 @@ def test_the_same_groups_without_a_learning_rate_keep_every_number(
 
 def test_a_run_may_start_afresh_with_what_another_trained(make, first, tmp_path):
     run = make(tmp_path / "run", start_from=str(first), keep_optimizer_state=False)
-    training = prepare(run)
+    training = open_run(run)
     np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
     assert not any(leaf.any() for leaf in state_of(training).values())
 
@@ -202,7 +204,7 @@ def test_other_forms_of_a_prompt(of, make, first, files, tmp_path):
         with source.open("wb") as file:
             np.save(file, vectors)
     prompt = functools.partial(SoftPrompt, length=len(vectors))
-    training = prepare(make(tmp_path / "run", prompt=prompt, start_from=str(source)))
+    training = open_run(make(tmp_path / "run", prompt=prompt, start_from=str(source)))
     np.testing.assert_array_equal(training.start.trained[PROMPT], vectors)
     kept = any(leaf.any() for leaf in state_of(training).values())
     assert kept == (of == "checkpoint")
@@ -214,7 +216,7 @@ def test_a_file_starts_the_one_prompt_wherever_it_is(make, first, tmp_path):
     prompt = functools.partial(DroppedPrompt, inner=inner, rate=0.1)
     run = make(tmp_path / "run", prompt=prompt)
     source = str(tmp_path / "prompt.npy")
-    start = prepare(dataclasses.replace(run, start_from=source)).start.trained
+    start = open_run(dataclasses.replace(run, start_from=source)).start.trained
     (path,) = start
     assert path != PROMPT
     np.testing.assert_array_equal(start[path], leaves(first)[PROMPT])
@@ -225,19 +227,19 @@ def test_a_run_that_goes_on_needs_its_source_no_more(make, first, tmp_path):
     run = make(tmp_path / "run", start_from=str(source))
     trained(run)
     shutil.rmtree(source)
-    again = prepare(run)
-    assert f"start_from {source}: ignored, the run goes on" in again.report()
+    again = open_run(run)
+    assert f"start_from {source}: ignored, the run resumes" in again.report()
     before = leaves(tmp_path / "run")[PROMPT]
     train(again, make_reporter=lambda done: LineReporter(Console(quiet=True), 6))
     np.testing.assert_array_equal(leaves(tmp_path / "run")[PROMPT], before)
     with pytest.raises(InputError, match="does not exist"):
-        prepare(dataclasses.replace(run, directory=str(tmp_path / "other")))
+        open_run(dataclasses.replace(run, directory=str(tmp_path / "other")))
 
 
 def test_nothing_in_common(make, first, tmp_path):
     run = make(tmp_path / "run", **(both(first) | {"groups": [LORAS]}))
     with pytest.raises(InputError) as refused:
-        prepare(run)
+        open_run(run)
     said = str(refused.value)
     assert "holds nothing that this run trains" in said
     assert f"{PROMPT} ({LENGTH}, 16)" in said and f"{A} (1, 16, 2)" in said
@@ -246,7 +248,7 @@ def test_nothing_in_common(make, first, tmp_path):
 def test_another_length(make, first, tmp_path):
     prompt = functools.partial(SoftPrompt, length=5)
     with pytest.raises(InputError, match=r"\(4, 16\).*has shape \(5, 16\)"):
-        prepare(make(tmp_path / "run", prompt=prompt, start_from=str(first)))
+        open_run(make(tmp_path / "run", prompt=prompt, start_from=str(first)))
 
 
 def test_a_lora_under_another_scaling_says_what_to_set(make, files, second, tmp_path):
@@ -261,15 +263,15 @@ def test_a_lora_under_another_scaling_says_what_to_set(make, files, second, tmp_
         groups=[LORAS],
     )
     with pytest.raises(InputError, match=r"by 0\.5.*set LoRA\.alpha = 1\.5 "):
-        prepare(run)
+        open_run(run)
     right = dataclasses.replace(spec, alpha=1.5)
-    start = prepare(dataclasses.replace(run, adapters=(right,))).start.trained
+    start = open_run(dataclasses.replace(run, adapters=(right,))).start.trained
     for path in (A, B):
         np.testing.assert_array_equal(start[path], adapter.parameters[path])
     # A run's checkpoints say theirs too: alpha 4 and rank 2.
     other = dataclasses.replace(QUERIES, alpha=6.0)
     with pytest.raises(InputError, match=r"by 2, and.*by 3.*set LoRA\.alpha = 4 "):
-        prepare(make(tmp_path / "run", **(both(second) | {"adapters": (other,)})))
+        open_run(make(tmp_path / "run", **(both(second) | {"adapters": (other,)})))
 
 
 def test_another_frozen_model_is_warned_of(make, first, files, tmp_path):
@@ -279,11 +281,11 @@ def test_another_frozen_model_is_warned_of(make, first, files, tmp_path):
     save_file(tensors, model / "model.safetensors")
     run = make(tmp_path / "run", model, start_from=str(first))
     with pytest.warns(UserWarning, match="trained on another frozen model") as warned:
-        training = prepare(run)
+        training = open_run(run)
     assert fingerprint(training.frozen) in str(warned[0].message)
     np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
 
 
 def test_a_run_without_a_directory_is_refused(make):
     with pytest.raises(InputError, match=r"Run\.directory is empty"):
-        prepare(dataclasses.replace(make(Path("nowhere")), directory=""))
+        open_run(dataclasses.replace(make(Path("nowhere")), directory=""))

@@ -1,0 +1,151 @@
+"""Records a run on disk: log lines, evaluations, checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from prompt_tuning import processes
+from prompt_tuning.adapters.adapter_files import SCALINGS
+from prompt_tuning.checkpoints.run_store.checkpoint_store import (
+    CheckpointStore,
+)
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.training.early_stopping import (
+    EXTRA,
+    Patience,
+)
+from prompt_tuning.training.finite_checks import (
+    largest_on_devices,
+    largest_on_host,
+    refuse_not_finite,
+)
+from prompt_tuning.training.metrics_log import MetricsLog, NoLog
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.throughput import Meter
+from prompt_tuning.training.trainer import Trainer
+
+
+class Recorder:
+    """Writes log lines and checkpoints, and runs evaluations.
+
+    Attributes:
+      measured: metrics of the last evaluation; empty before the first.
+      meter: measures throughput.
+    """
+
+    def __init__(
+        self,
+        training: Trainer,
+        store: CheckpointStore,
+        log: MetricsLog | NoLog,
+        patience: Patience | None = None,
+    ):
+        self._training, self._run = training, training.run
+        self._store, self._log, self._patience = store, log, patience
+        loras = self._run.tuning.loras(training.start.trained)
+        self._scalings = {path: lora.scaling for path, lora in loras.items()}
+        self.measured: dict[str, float] = {}
+        self.meter = Meter()
+
+    @property
+    def reason(self) -> str | None:
+        """Why early stopping ends the run now; None while it continues."""
+        return None if self._patience is None else self._patience.reason
+
+    def record(
+        self, step: int, metrics: Mapping[str, Any], batch: Batch
+    ) -> dict[str, float] | None:
+        """Checks the metrics of a step, and logs them every `Run.log_every` steps.
+
+        Returns:
+          the logged values; None if nothing was logged.
+
+        Raises:
+          NotFiniteError: if a metric is not finite.
+        """
+        values = {name: float(x) for name, x in metrics.items()}
+        self._refuse_not_finite(f"of step {step}", values)
+        self.meter.count(batch)
+        if not _every(step, self._run.log_every) and step != self._run.steps:
+            return None
+        logged = values | self.meter.read()
+        self._log.write(step, logged)
+        return logged
+
+    def measure_and_save(self, done: int, state: TrainState) -> dict[str, float]:
+        """Evaluates if an evaluation is due, then saves a checkpoint.
+
+        Returns:
+          the metrics; empty if no evaluation was due.
+
+        Raises:
+          NotFiniteError: if a number is not finite; nothing is saved then.
+        """
+        placement, store = self._training.model.placement, self._store
+        shapes = state if placement is None else placement.abstract_tree(state)
+        own = (shapes.trained, shapes.optimizer_state)
+        sharded = store.is_sharded(*own)
+        if sharded:
+            # Nothing is gathered: each process checks its own shards.
+            kept, largest = state, largest_on_devices(state, placement)
+        else:
+            kept = state if placement is None else placement.replicate(state)
+            largest = largest_on_host(kept)
+        self._refuse_not_finite(f"after step {done}", largest)
+        measured = {}
+        if evaluation_due(self._run, done) and self._training.evaluator is not None:
+            measured = self._evaluate(done, state)
+        saved = (done, kept.trained, kept.optimizer_state)
+        extra = self._extra(done, state, measured)
+        if sharded:
+            store.save_sharded(*saved, extra, shapes=own, metrics=measured)
+        elif processes.is_first():
+            store.save(*saved, extra, metrics=measured)
+        return measured
+
+    def _extra(
+        self, done: int, state: TrainState, measured: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """Returns the JSON values of a checkpoint."""
+        extra = {
+            "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+            "examples": self._training.batch_plan.examples_before(done),
+            SCALINGS: self._scalings,
+        }
+        if self._patience is not None:
+            self._patience = self._patience.observe(done, measured)
+            extra[EXTRA] = self._patience.state()
+        return extra
+
+    def wait(self) -> None:
+        """Waits for a save in progress; raises its error if it failed."""
+        self._store.wait()
+
+    def _evaluate(self, done: int, state: TrainState) -> dict[str, float]:
+        assert self._training.evaluator is not None
+        parameters = self._training.parameters(state.trained)
+        self.measured = self._training.evaluator(parameters)
+        self._refuse_not_finite(f"of the evaluation after step {done}", self.measured)
+        named = {f"evaluation/{name}": x for name, x in self.measured.items()}
+        self._log.write(done, named)
+        return self.measured
+
+    def _refuse_not_finite(self, when: str, found: Mapping[str, Any]) -> None:
+        refuse_not_finite(when, found, self._store)
+
+
+def save_due(run: Run, done: int) -> bool:
+    """Returns whether a checkpoint is due after `done` steps."""
+    return evaluation_due(run, done) or _every(done, run.save_every)
+
+
+def evaluation_due(run: Run, done: int) -> bool:
+    """Returns whether an evaluation is due after `done` steps."""
+    return done == run.steps or _every(done, run.evaluate_every)
+
+
+def _every(step: int, period: int) -> bool:
+    return period > 0 and step % period == 0
