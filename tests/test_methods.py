@@ -32,7 +32,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_files import (
     STATE_FILE,
     file_name,
 )
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.config import gin_files
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError

@@ -33,7 +33,8 @@ from prompt_tuning.adapters.peft.prompts import PREFIX_PATH, STACKS
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, CheckpointStore
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig

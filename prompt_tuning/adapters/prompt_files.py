@@ -14,7 +14,11 @@ from jaxtyping import Float
 from prompt_tuning.adapters.peft import folder as peft_folder
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.checkpoints.formats.safetensors import read_header
-from prompt_tuning.checkpoints.run_store import checkpoint_files, checkpoint_store
+from prompt_tuning.checkpoints.run_store import (
+    checkpoint_files,
+    checkpoint_names,
+    checkpoint_selection,
+)
 from prompt_tuning.core.errors import InputError
 
 SAFETENSORS = ".safetensors"
@@ -25,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_prompt(
-    path: Path | str, on_damage: checkpoint_store.OnDamage = _logger.warning
+    path: Path | str, on_damage: checkpoint_selection.OnDamage = _logger.warning
 ) -> Float[np.ndarray, "P D"]:
     """Reads prompt vectors; their width is the caller's to check.
 
@@ -53,13 +57,13 @@ def read_prompt(
     if peft_folder.find_folder(path) is not None:
         return _checked(_read_adapter(path), path)
     raise InputError(
-        f"{path} holds no prompt: expected {checkpoint_store.FOLDER}/checkpoint_*, "
+        f"{path} holds no prompt: expected {checkpoint_names.FOLDER}/checkpoint_*, "
         f"{checkpoint_files.STATE_FILE} or {peft_folder.CONFIG} in it"
     )
 
 
 def find_checkpoint(
-    path: Path, on_damage: checkpoint_store.OnDamage = _logger.warning
+    path: Path, on_damage: checkpoint_selection.OnDamage = _logger.warning
 ) -> Path | None:
     """The checkpoint that a folder is or holds; of a run the best, else the latest.
 
@@ -70,10 +74,10 @@ def find_checkpoint(
     if checkpoint_files.STATE_FILE in names:
         return path
     folder = (
-        path / checkpoint_store.FOLDER if checkpoint_store.FOLDER in names else path
+        path / checkpoint_names.FOLDER if checkpoint_names.FOLDER in names else path
     )
-    if checkpoint_store.steps_in(folder):
-        return checkpoint_store.best_or_latest(folder, on_damage)
+    if checkpoint_names.steps_in(folder):
+        return checkpoint_selection.best_or_latest(folder, on_damage)
     return None
 
 

@@ -14,7 +14,7 @@ from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.run_options import run_in
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig

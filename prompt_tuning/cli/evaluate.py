@@ -95,7 +95,7 @@ def _check(options: argparse.Namespace, prompts: Sequence[Path]) -> None:
     file = None if options.predictions is None else Path(options.predictions)
     if file is not None and file.exists() and not (options.force and file.is_file()):
         raise InputError(
-            f"--predictions {file} is there already; --force replaces a file, or name "
+            f"--predictions {file} already exists; --force replaces a file, or name "
             "another"
         )
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
@@ -31,7 +32,7 @@ from prompt_tuning.training.loop import (
 )
 from prompt_tuning.training.metrics_log import MetricsLog
 from prompt_tuning.training.progress import Reporter
-from prompt_tuning.training.run_directory import IDENTITY_FILE, claim, write_atomically
+from prompt_tuning.training.run_directory import IDENTITY_FILE, claim
 from prompt_tuning.training.signals import StopDue, stop_signals
 
 DIVERGED_FILE = "diverged.json"
@@ -132,7 +133,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
         content = {
             "members": {m.name: {"varies": dict(m.varies)} for m in sweep.members}
         }
-        write_atomically(file, json.dumps(content, indent=1) + "\n")
+        replace_file(file, json.dumps(content, indent=1) + "\n")
 
 
 def common_step(
@@ -299,7 +300,7 @@ class _SweepLoop:
             self._live.remove(k)
             self._diverged[member.name] = str(problem)
             content = {"step": step, "reason": str(problem)}
-            write_atomically(
+            replace_file(
                 member.directory / DIVERGED_FILE, json.dumps(content, indent=1) + "\n"
             )
             self._reporter.say(f"{member.name} is given up: {problem}")

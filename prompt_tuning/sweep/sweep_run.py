@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Key
 
-from prompt_tuning.checkpoints.run_store.checkpoint_store import holds_checkpoints
+from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
 from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch

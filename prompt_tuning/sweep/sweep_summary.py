@@ -10,15 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import (
-    FOLDER,
-    KeepBest,
-    best_step,
-)
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_selection import KeepBest, best_step
+from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.sweep.sweep_loop import SWEEP_FILE, read_diverged
 from prompt_tuning.sweep.sweep_run import Sweep
 from prompt_tuning.training.metrics_log import METRICS_FILE
-from prompt_tuning.training.run_directory import write_atomically
 
 BEST_FILE = "best.json"
 EVALUATION = "evaluation/"
@@ -139,10 +136,10 @@ def write_summary(directory: Path, summary: SweepSummary) -> None:
         for result in summary.results
     }
     content = {"by": list(summary.by), "best": summary.best, "members": members}
-    write_atomically(directory / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    replace_file(directory / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
     if summary.best is not None:
         best = {"directory": summary.best, **members[summary.best]["best"]}
-        write_atomically(directory / BEST_FILE, json.dumps(best, indent=1) + "\n")
+        replace_file(directory / BEST_FILE, json.dumps(best, indent=1) + "\n")
     else:
         (directory / BEST_FILE).unlink(missing_ok=True)
 

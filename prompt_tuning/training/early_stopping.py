@@ -8,7 +8,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.config.run import Run
-from prompt_tuning.training.run_directory import write_atomically
+from prompt_tuning.core.atomic_files import replace_file
 
 STOPPED_FILE = "stopped.json"
 EXTRA = "early_stopping"
@@ -71,7 +71,7 @@ class Patience:
 def record_stop(directory: Path, step: int, reason: str) -> None:
     """Writes down in the run's directory why it stopped, and after which step."""
     content = json.dumps({"step": step, "reason": reason}, indent=1)
-    write_atomically(directory / STOPPED_FILE, content + "\n")
+    replace_file(directory / STOPPED_FILE, content + "\n")
 
 
 def open_patience(run: Run, folder: Path, step: int) -> Patience | None:

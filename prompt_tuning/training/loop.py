@@ -16,9 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prompt_tuning import processes
-from prompt_tuning.checkpoints.run_store.checkpoint_store import (
-    CheckpointStore,
-)
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters

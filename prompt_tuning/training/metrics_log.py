@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.processes.group import is_first
 
 METRICS_FILE = "metrics.jsonl"
@@ -68,6 +69,4 @@ def _drop_lines(path: Path, after_step: int) -> None:
             continue
         if step <= after_step:
             kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
+    replace_file(path, "".join(kept))

@@ -8,8 +8,8 @@ from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.run import Run
+from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, differences
-from prompt_tuning.core.fsync import sync
 from prompt_tuning.processes.group import is_first, run_on_first
 
 CONFIG_FILE = "config.gin"
@@ -46,8 +46,8 @@ def claim(
     content = {"frozen_model": frozen_model, **record}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / CONFIG_FILE, config)
-        write_atomically(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
+        replace_file(directory / CONFIG_FILE, config)
+        replace_file(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
     except OSError as problem:
         raise InputError(
             f"{directory} cannot be written to: {problem}; choose another "
@@ -134,12 +134,3 @@ def recorded_model(directory: Path) -> str | None:
     file = directory / IDENTITY_FILE
     known = json.loads(file.read_text()) if file.exists() else {}
     return known.get("frozen_model")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        sync(file)
-    temporary.replace(path)

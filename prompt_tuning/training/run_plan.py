@@ -14,7 +14,7 @@ import optax
 
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
-from prompt_tuning.checkpoints.run_store.checkpoint_store import holds_checkpoints
+from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError

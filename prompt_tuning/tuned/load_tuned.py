@@ -5,11 +5,8 @@ from pathlib import Path
 
 import jax
 
-from prompt_tuning.checkpoints.run_store.checkpoint_store import (
-    FOLDER,
-    best_or_latest,
-    steps_in,
-)
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
+from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError

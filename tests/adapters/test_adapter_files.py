@@ -124,13 +124,13 @@ def test_a_released_prompt(tmp_path):
 
 def test_nothing_is_overwritten_unasked(tmp_path):
     write_array(tmp_path / "prompt.npy", prompt())
-    with pytest.raises(InputError, match="is there already; --force"):
+    with pytest.raises(InputError, match="already exists; --force"):
         write_array(tmp_path / "prompt.npy", prompt(array=-ROWS))
     write_array(tmp_path / "prompt.npy", prompt(array=-ROWS), force=True)
     assert_same(
         read_adapter(tmp_path / "prompt.npy", None).parameters, {DECODER: -ROWS}
     )
-    with pytest.raises(InputError, match=r"holds prompt\.npy, which would be lost"):
+    with pytest.raises(InputError, match=r"contains prompt\.npy, which would be lost"):
         write_checkpoint(tmp_path, prompt(), "")
     write_checkpoint(tmp_path / "run", prompt(), "")
     with pytest.raises(InputError, match="which would be lost"):

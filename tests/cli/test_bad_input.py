@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.training import run_plan
 from tests.support.small_runs import LENGTH, tune, write_pairs, write_rows

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 from prompt_tuning.adapters.peft.conversion import from_peft
 from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.prompt_files import read_prompt
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, CheckpointStore
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
 from prompt_tuning.families.hf_config import read_config

@@ -191,7 +191,7 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path, capsys):
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
     found = refused(capsys, "--run", run, "--predictions", there)
-    assert f"{there} is there already; --force" in found
+    assert f"{there} already exists; --force" in found
     assert there.read_text() == "mine"
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", np.zeros((LENGTH, 16), "f4"))

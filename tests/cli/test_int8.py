@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from tests.support.small_runs import trained_prompt, tune
 

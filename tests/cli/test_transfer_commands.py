@@ -9,7 +9,7 @@ import pytest
 from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import write_folder
 from prompt_tuning.adapters.prompt_files import read_prompt
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.run import Run
 from prompt_tuning.families.hf_config import read_config

@@ -14,7 +14,8 @@ import pytest
 
 from prompt_tuning import processes
 from prompt_tuning.adapters.prompt_files import read_prompt
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, CheckpointStore
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.processes import crash_reporter

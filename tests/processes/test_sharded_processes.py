@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from tests.support import several_processes
 from tests.support.small_runs import logged
 

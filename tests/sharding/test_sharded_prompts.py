@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as Spec
 
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
 from prompt_tuning.core.errors import InputError

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from prompt_tuning.adapters.prompt_files import read_prompt
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from tests.support import several_processes
 from tests.support.small_runs import logged

@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoints.run_store import atomic_rename
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store import checkpoint_names
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.model_config import ModelConfig, t5_config
 from prompt_tuning.training.metrics_log import METRICS_FILE
@@ -176,7 +176,7 @@ def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
     monkeypatch.setattr(Path, "rename", counted(Path.rename))
     monkeypatch.setattr(
-        atomic_rename.shutil, "rmtree", counted(atomic_rename.shutil.rmtree)
+        checkpoint_names.shutil, "rmtree", counted(checkpoint_names.shutil.rmtree)
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from prompt_tuning.adapters.prompt_files import read_prompt
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, steps_in
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.cli import sweep as command
 from prompt_tuning.cli.main import build_parser, main, split_bindings
 from prompt_tuning.core.errors import InputError

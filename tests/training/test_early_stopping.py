@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER, steps_in
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.sharding.array_placement import Placement

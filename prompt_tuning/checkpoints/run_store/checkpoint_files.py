@@ -34,8 +34,8 @@ from prompt_tuning.checkpoints.run_store.checksummed_json import (
     write_sealed,
 )
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, StoredArray, Writing
+from prompt_tuning.core.atomic_files import sync_file, sync_path
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.fsync import sync, sync_path
 
 FORMAT = 1
 SHARDED_FORMAT = "orbax-1"
@@ -114,10 +114,10 @@ def write_files(
         leaves[path] = {"file": file_name(path), "shape": list(array.shape)}
         with (directory / file_name(path)).open("wb") as file:
             np.save(file, array, allow_pickle=False)
-            sync(file)
+            sync_file(file)
     with (directory / OPTIMIZER_FILE).open("wb") as file:
         _write_archive(file, named_leaves(optimizer_state))
-        sync(file)
+        sync_file(file)
     files = [leaf["file"] for leaf in leaves.values()] + [OPTIMIZER_FILE]
     content = {"format": FORMAT, **state, "trained": leaves}
     content["files"] = {name: measured(directory / name) for name in files}

@@ -1,50 +1,55 @@
-"""A run's own checkpoints: written so that a kill at any moment leaves a good one.
+"""Saves and loads the checkpoints of a run, safely against a kill at any moment.
 
-A checkpoint is written under another name, synced, and renamed into place (`renaming`).
-What is large is written in the background (`save_sharded`), and takes its name when all
-processes have written their parts.
+A checkpoint is written under a temporary name, synced, and renamed (see
+`checkpoint_names`). Large checkpoints are written in the background (`save_sharded`)
+and renamed once all processes have written their shards.
 """
 
 import concurrent.futures
 import contextlib
-import functools
 import logging
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.atomic_rename import delete, mend, put_in_place
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS, Writing
+from prompt_tuning.checkpoints.run_store.checkpoint_names import (
+    FOLDER,
+    checkpoint_path,
+    clean_up,
+    delete,
+    publish,
+    steps_in,
+)
+from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
+    KeepBest,
+    OnDamage,
+    best_step,
+    latest_valid_step,
+)
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
+from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError, StorageError
-from prompt_tuning.core.fsync import sync_path
-
-FOLDER = "numpy_checkpoints"
-# A metric and "min" or "max"; checked here, since it comes from a config file.
-KeepBest = tuple[str, str]
-OnDamage = Callable[[str], None]
-Check = Callable[[Path], dict[str, Any]]
 
 _logger = logging.getLogger(__name__)
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory, for the process that trains there.
+    """The checkpoints of one run directory, opened by the process that trains there.
 
-    Opening it mends what a killed process left: unfinished writes are deleted, and a
-    checkpoint that was put aside for a successor that never came is put back. A process
-    that trains beside the one that writes opens it read-only.
+    Opening the store cleans up after a killed process: unfinished writes are deleted,
+    and a checkpoint that was set aside for a replacement that never came is restored.
+    Processes that train alongside the writing one open the store read-only.
 
     Attributes:
-      folder: `{run_directory}/numpy_checkpoints`, made by the first save.
-      keep_last: how many of the newest are kept.
-      keep_best: metric, and whether less or more of it is better; the best checkpoint
-        by it is kept too.
-      form: of what is saved; see `Run.checkpoint_form`.
+      folder: `{run_directory}/numpy_checkpoints`, created by the first save.
+      keep_last: number of newest checkpoints that are kept.
+      keep_best: metric and direction ("min" or "max") by which the best checkpoint is
+        chosen and kept in addition.
+      form: format of new checkpoints; see `Run.checkpoint_form`.
     """
 
     def __init__(
@@ -71,9 +76,9 @@ class CheckpointStore:
         self.keep_best = keep_best
         self.form = form
         self._writes = not read_only
-        self._under_way: concurrent.futures.Future[None] | None = None
+        self._pending: concurrent.futures.Future[None] | None = None
         if self._writes:
-            mend(self.folder)
+            clean_up(self.folder)
 
     def save(
         self,
@@ -84,29 +89,32 @@ class CheckpointStore:
         *,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
-        """Writes a checkpoint of NumPy's files and deletes those that need not be kept.
+        """Writes a checkpoint in NumPy's formats, then deletes superseded ones.
 
         Args:
-          step: a checkpoint of the same step is replaced.
+          step: step of the checkpoint; an existing one of the same step is replaced.
           trained: float32 arrays by slash-joined path.
-          optimizer_state: any tree of arrays.
-          extra: JSON to hand back on loading: key data, example counter.
-          metrics: measured at this step; `keep_best` chooses by one of them.
+          optimizer_state: tree of arrays.
+          extra: JSON that `load` returns, such as key data and the example counter.
+          metrics: metrics measured at this step; `keep_best` refers to one of them.
+
+        Returns:
+          The directory of the checkpoint.
 
         Raises:
-          InputError: if something cannot be stored (see `check_storable`).
-          StorageError: if the disk does not take it.
+          InputError: if a leaf cannot be stored (see `check_storable`).
+          StorageError: if the checkpoint cannot be written to the disk.
         """
         self.wait()
         checkpoint_files.check_storable(trained, optimizer_state)
         state = self._state(step, metrics, extra)
-        with self._told(step):
+        with self._reporting_disk_errors(step):
             temporary = self._begin(step)
             checkpoint_files.write_files(temporary, trained, optimizer_state, state)
             return self._complete(temporary, step)
 
     def is_sharded(self, trained: Mapping[str, Any], optimizer_state: Any) -> bool:
-        """Whether such leaves, or shapes of them, are for `save_sharded`."""
+        """Returns whether leaves of these shapes are to be saved by `save_sharded`."""
         return checkpoint_files.is_sharded(self.form, trained, optimizer_state)
 
     def save_sharded(
@@ -119,88 +127,78 @@ class CheckpointStore:
         shapes: tuple[Mapping[str, Any], Any],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Starts to write a checkpoint in orbax's form; all processes do so together.
+        """Starts writing a checkpoint in Orbax's format, together with all processes.
 
-        It returns when the arrays are copied to the host and may be donated. The save
-        before it has ended then, and what failed in that is raised.
+        Returns as soon as the arrays have been copied to the host and may be donated.
+        First waits for the previous save and raises the error in which it ended.
 
         Args:
-          step: a checkpoint of the same step is replaced.
-          trained: where they lie, with what pads them there.
-          optimizer_state: where it lies.
-          extra: JSON to hand back on loading.
-          shapes: of both, without padding.
-          metrics: measured at this step.
+          step: step of the checkpoint; an existing one of the same step is replaced.
+          trained: arrays on the mesh, including their padding.
+          optimizer_state: tree of arrays on the mesh, including their padding.
+          extra: JSON that `load` returns.
+          shapes: shapes of `trained` and of `optimizer_state` without padding.
+          metrics: metrics measured at this step.
 
         Raises:
-          InputError: if something cannot be stored.
-          StorageError: if the disk does not take it, or did not take the one before.
+          InputError: if a leaf cannot be stored.
+          StorageError: if this or the previous checkpoint cannot be written.
         """
         self.wait()
         checkpoint_files.check_storable(*shapes)
-        with self._told(step):
+        with self._reporting_disk_errors(step):
             name = processes.run_on_first(lambda: self._begin(step).name)
             temporary = self.folder / name
             leaves = (trained, optimizer_state)
             writing = checkpoint_files.start_sharded(temporary, *leaves)
-        # Nothing that goes on in the background holds an array of the devices.
+        # The background thread must not keep any device array alive.
         state = self._state(step, metrics, extra) | checkpoint_files.described(*shapes)
         background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._under_way = background.submit(self._finish, writing, temporary, state)
+        self._pending = background.submit(self._finish, writing, temporary, state)
         background.shutdown(wait=False)
 
     def _finish(self, writing: Writing, temporary: Path, state: dict[str, Any]) -> None:
-        """Puts a checkpoint in its place once all processes have written it."""
-        with self._told(state["step"]):
+        """Publishes a checkpoint once all processes have written their shards."""
+        with self._reporting_disk_errors(state["step"]):
             writing.wait()
             if self._writes:
                 checkpoint_files.seal_sharded(temporary, state)
                 self._complete(temporary, state["step"])
 
     @contextlib.contextmanager
-    def _told(self, step: int) -> Iterator[None]:
-        """Says of a checkpoint that it could not be written.
-
-        Raises:
-          StorageError: with what the system said.
-        """
+    def _reporting_disk_errors(self, step: int) -> Iterator[None]:
+        """Turns operating system errors into a `StorageError` with advice."""
         try:
             yield
-        except OSError as problem:
-            steps = [known for known in self.steps() if known != step]
+        except OSError as error:
+            steps = [other for other in self.steps() if other != step]
             kept = f"that of step {steps[-1]} is kept" if steps else "there is none yet"
             raise StorageError(
-                f"checkpoint_{step} could not be written to {self.folder}: {problem}; "
-                f"{kept}. Free some space, or see who may write there, and start the "
+                f"checkpoint_{step} could not be written to {self.folder}: {error}; "
+                f"{kept}. Free some space or check the permissions, and start the "
                 "same command again"
-            ) from problem
+            ) from error
 
     def wait(self) -> None:
-        """Waits for the save that is under way; what failed in it is raised here."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        """Waits for a save in progress and raises the error in which it ended."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
         """Waits for the last save, for `contextlib.closing`."""
         self.wait()
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, damaged ones too, in rising order."""
+        """Returns the steps of all checkpoints, even damaged ones, ascending."""
         return steps_in(self.folder)
 
     def latest_valid(self, on_damage: OnDamage = _logger.warning) -> int | None:
-        """The newest step whose files are whole; None if there is no checkpoint.
-
-        See `latest_valid_step`.
-        """
+        """Returns the newest intact step, or None; see `latest_valid_step`."""
         return latest_valid_step(self.folder, on_damage)
 
     def best(self, on_damage: OnDamage = _logger.warning) -> int | None:
-        """The step with the best `keep_best` metric; None if none has the metric.
-
-        See `best_step`.
-        """
+        """Returns the step with the best metric, or None; see `best_step`."""
         return best_step(self.folder, self.keep_best, on_damage)
 
     def load(
@@ -210,23 +208,23 @@ class CheckpointStore:
         *,
         trained_template: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Leaf], Any, dict[str, Any]]:
-        """Verifies a checkpoint and reads it.
+        """Verifies and reads a checkpoint.
 
         Args:
-          step: one that `latest_valid` or `best` has passed.
-          optimizer_template: a tree of arrays or `jax.ShapeDtypeStruct`s.
-          trained_template: what the run trains, by path; None leaves it unchecked.
+          step: step that `latest_valid` or `best` returned.
+          optimizer_template: tree of arrays or `jax.ShapeDtypeStruct`s.
+          trained_template: expected trained leaves by path; None skips the check.
 
         Returns:
-          Trained leaves by path, the optimiser state in a tree like the template, and
-          the `extra` that was saved. The leaves are NumPy arrays, and in orbax's form
-          `StoredArray`s, which are read where they are put.
+          Trained leaves by path, the optimizer state as a tree like the template, and
+          the `extra` that was saved. Leaves are NumPy arrays, or, in Orbax's format,
+          `StoredArray`s that are read directly onto their devices.
 
         Raises:
-          InputError: if the checkpoint is missing or damaged, or a leaf's name, shape
-            or dtype is not that of the template.
+          InputError: if the checkpoint is missing or damaged, or the name, shape or
+            dtype of a leaf differs from the template.
         """
-        directory = self.folder / f"checkpoint_{step}"
+        directory = checkpoint_path(self.folder, step)
         state = checkpoint_files.verify_own(directory)
         trained = checkpoint_files.open_trained(directory, state)
         if trained_template is not None:
@@ -235,9 +233,9 @@ class CheckpointStore:
         return trained, optimizer, state["extra"]
 
     def _begin(self, step: int) -> Path:
-        """An empty directory for a checkpoint; nothing else is being written."""
+        """Creates a temporary directory for a checkpoint, after cleaning up."""
         self._make_folder()
-        mend(self.folder)
+        clean_up(self.folder)
         temporary = self.folder / f"checkpoint_{step}.tmp-{os.getpid()}"
         temporary.mkdir()
         return temporary
@@ -256,145 +254,31 @@ class CheckpointStore:
         }
 
     def _complete(self, temporary: Path, step: int) -> Path:
-        """Gives a written directory its name; deletes what need not be kept now."""
-        final = self.folder / f"checkpoint_{step}"
+        """Publishes a written checkpoint and deletes superseded ones."""
+        final = checkpoint_path(self.folder, step)
         sync_path(temporary)
-        put_in_place(temporary, final)
+        publish(temporary, final)
         self._prune(step)
         return final
 
     def _make_folder(self) -> None:
-        """Makes the folder and brings its name, and the run's, to the disk."""
+        """Creates the folder, syncing its name and that of the run directory."""
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
             sync_path(self.folder.parent)
             sync_path(self.folder.parent.parent)
 
     def _prune(self, saved: int) -> None:
-        """Deletes all but the newest, the best, and the one just saved.
+        """Deletes all checkpoints but the newest, the best, and the one just saved.
 
-        Steps above the one just saved are left alone and do not count: they are what a
-        damaged newest checkpoint left, and the one just saved may be the only good one.
+        Later steps are ignored: they remain from a run that resumed before a damaged
+        checkpoint, so the one just saved may be the only intact checkpoint.
         """
-        older = [step for step in self.steps() if step <= saved]
-        kept = {*older[-self.keep_last :]}
-        trusting = checkpoint_files.read_state
-        best = best_step(self.folder, self.keep_best, lambda _: None, trusting)
-        for step in older:
-            if step not in kept and step != best:
-                delete(self.folder / f"checkpoint_{step}")
-
-
-def steps_in(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, in rising order."""
-    if not folder.is_dir():
-        return []
-    found = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
-
-
-def holds_checkpoints(run_directory: Path | str) -> bool:
-    """Whether a run has been here before and would go on, if only to be refused."""
-    folder = Path(run_directory) / FOLDER
-    return bool(steps_in(folder)) or any(folder.glob("checkpoint_*.old"))
-
-
-def latest_valid_step(
-    folder: Path, on_damage: OnDamage, check: Check = checkpoint_files.verify
-) -> int | None:
-    """The newest step whose files are all as they were written.
-
-    Args:
-      folder: a run's `numpy_checkpoints`; nothing in it is changed.
-      on_damage: called with a message for each damaged checkpoint that is passed over.
-      check: reads a checkpoint's state, and refuses a damaged one.
-
-    Returns:
-      The step, or None if the folder has no checkpoint.
-
-    Raises:
-      InputError: if there are checkpoints and all are damaged.
-    """
-    steps = steps_in(folder)
-    for step, _ in _intact(folder, steps[::-1], on_damage, check):
-        return step
-    if steps:
-        raise InputError(
-            f"all checkpoints in {folder} are damaged (steps {steps}): put a copy in "
-            "their place, or remove them to start again from step 0"
-        )
-    return None
-
-
-def best_step(
-    folder: Path,
-    keep_best: KeepBest | None,
-    on_damage: OnDamage,
-    check: Check = checkpoint_files.verify,
-) -> int | None:
-    """The step with the best metric, the earliest of equals.
-
-    Args:
-      folder: a run's `numpy_checkpoints`; nothing in it is changed.
-      keep_best: metric and direction; None finds no best.
-      on_damage: called with a message for each damaged checkpoint that is passed over.
-      check: reads a checkpoint's state, and refuses a damaged one; `read_state` trusts
-        the files that it lists instead of reading them.
-
-    Returns:
-      The step, or None if no intact checkpoint has the metric.
-    """
-    if keep_best is None:
-        return None
-    metric, direction = keep_best
-    sign = 1 if direction == "min" else -1
-    scored = [
-        (sign * state["metrics"][metric], step)
-        for step, state in _intact(folder, steps_in(folder), on_damage, check)
-        if metric in state["metrics"]
-    ]
-    return min(scored)[1] if scored else None
-
-
-def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
-    """The checkpoint to use of a run: its best if it measured one, else its newest.
-
-    Args:
-      folder: a run's `numpy_checkpoints`; nothing in it is changed.
-      on_damage: called with a message for each damaged checkpoint that is passed over.
-
-    Raises:
-      InputError: if there is no checkpoint, or all are damaged.
-    """
-    reported = set()
-
-    def report_once(message: str) -> None:
-        if message not in reported:
-            reported.add(message)
-            on_damage(message)
-
-    # Gigabytes, where the whole model was trained: none is read twice.
-    verify = functools.cache(checkpoint_files.verify)
-    latest = latest_valid_step(folder, report_once, verify)
-    if latest is None:
-        raise InputError(f"{folder} holds no checkpoint; train the run first")
-    state = verify(folder / f"checkpoint_{latest}")
-    keep_best = state["keep_best"] and tuple(state["keep_best"])
-    best = best_step(folder, keep_best, report_once, verify)
-    return folder / f"checkpoint_{latest if best is None else best}"
-
-
-def _intact(
-    folder: Path,
-    steps: list[int],
-    on_damage: OnDamage,
-    check: Check,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Step and state of each checkpoint that passes the check; the others reported."""
-    for step in steps:
-        try:
-            state = check(folder / f"checkpoint_{step}")
-        except InputError as error:
-            on_damage(f"{error}; checkpoint_{step} is passed over")
-        else:
-            yield step, state
+        steps = [step for step in self.steps() if step <= saved]
+        newest = {*steps[-self.keep_last :]}
+        # The files were verified when written: reading the states is enough.
+        check = checkpoint_files.read_state
+        best = best_step(self.folder, self.keep_best, lambda _: None, check)
+        for step in steps:
+            if step not in newest and step != best:
+                delete(checkpoint_path(self.folder, step))

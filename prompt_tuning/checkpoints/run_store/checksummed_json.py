@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.core.atomic_files import sync_file
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.fsync import sync
 
 
 def sealed(content: dict[str, Any]) -> str:
@@ -33,7 +33,7 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
     """
     with path.open("w") as file:
         file.write(sealed(content))
-        sync(file)
+        sync_file(file)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from prompt_tuning.core.atomic_files import sync_file, sync_path
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.fsync import sync, sync_path
 
 NEW = "new"
 INDEX = "index"
@@ -75,7 +75,7 @@ class Scratch:
         with temporary.open("wb") as file:
             # Keywords would not take every name.
             np.savez(file, **{_VALUES: values, **checkpoint.arrays})  # pyright: ignore
-            sync(file)
+            sync_file(file)
         temporary.replace(self.folder / _STATE)
 
     def load(self) -> Checkpoint | None:
@@ -172,7 +172,7 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
-        sync(file)
+        sync_file(file)
     temporary.replace(path)
 
 

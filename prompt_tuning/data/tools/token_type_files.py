@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.fsync import sync_path
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import ROWS_PER_BLOCK, Files, file_list

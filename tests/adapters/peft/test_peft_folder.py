@@ -208,10 +208,10 @@ def test_an_adapter_is_replaced_only_by_force(tmp_path):
 def test_what_is_no_adapter_is_never_replaced(stranger, tmp_path):
     folder = made(tmp_path / "adapter")
     (folder / stranger).touch()
-    with pytest.raises(InputError, match=f"holds {stranger}, which would be lost"):
+    with pytest.raises(InputError, match=f"contains {stranger}, which would be lost"):
         write_folder(folder, AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS}))
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         made(tmp_path / "file")
 
 

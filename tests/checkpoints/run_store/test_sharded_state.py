@@ -15,10 +15,8 @@ import pytest
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import ORBAX, named_leaves
-from prompt_tuning.checkpoints.run_store.checkpoint_store import (
-    CheckpointStore,
-    best_or_latest,
-)
+from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import FOLDER
 from prompt_tuning.core.errors import InputError, StorageError
 from prompt_tuning.sharding.array_placement import Placement
@@ -31,8 +29,8 @@ PATHS = (TABLE, KERNEL, "decoder/final_norm/scale")
 ALL = MeshShape(data=1, fsdp=2, tensor=4)
 DYING = """
 import os, signal, sys
-from prompt_tuning.checkpoints.sharded_arrays import Writing
-from prompt_tuning.checkpoints.store import CheckpointStore
+from prompt_tuning.checkpoints.run_store.orbax_arrays import Writing
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from tests.checkpoints.run_store.test_sharded_state import save
 
 store = CheckpointStore(sys.argv[1], form="orbax")

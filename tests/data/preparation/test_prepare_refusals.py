@@ -266,7 +266,7 @@ def test_an_output_that_is_there_is_not_touched(tmp_path, make, tokenizer):
     prepare(longer, workers=1, force=True)
     assert columns(output / "train_1_of_1.hdf5")["input_ids"].shape[1] == 64
     (output / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"holds notes\.txt, which would be lost"):
+    with pytest.raises(InputError, match=r"contains notes\.txt, which would be lost"):
         prepare(longer, workers=1, force=True)
     with pytest.raises(InputError, match="lies in the input folder"):
         make(tmp_path)
