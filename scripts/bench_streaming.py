@@ -37,9 +37,9 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
-from prompt_tuning.pretrained.weight_storage import DEVICE, PLACES, STREAMED
+from prompt_tuning.pretrained.weight_storage import DEVICE, LOCATIONS, STREAMED
 from prompt_tuning.prompts.soft import SoftPrompt
-from prompt_tuning.streaming.layered_weights import Reader
+from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -61,7 +61,7 @@ def main() -> None:
         "--weights",
         nargs="+",
         default=[STREAMED, DEVICE],
-        choices=PLACES,
+        choices=LOCATIONS,
         help="where they are kept, of each process",
     )
     parser.add_argument("--checkpoint", help="measure here, on this model, as JSON")
@@ -230,7 +230,7 @@ def make_step(
         optimizer,
         model.weight_storage.streamed,
         dropout=False,
-        reader=Reader(watch),
+        reader=LayerReader(watch),
     )
 
 

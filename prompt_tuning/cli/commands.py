@@ -112,7 +112,7 @@ def inspect(options: argparse.Namespace) -> int:
     # What one process looks at needs no mesh, and no devices for one.
     run = dataclasses.replace(read_run(options), mesh=None)
     model, parameters = _load(run, options)
-    everything: Any = model.weight_storage.placeholders() | parameters
+    everything: Any = model.weight_storage.abstract_streamed() | parameters
     tuned = merge(model.graph, everything)
     assert isinstance(tuned, LanguageModel)
     prompts = vectors_of(tuned.prompts())

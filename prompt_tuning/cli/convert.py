@@ -117,12 +117,12 @@ def _open_run(directory: Path, source: Path, options: argparse.Namespace) -> Tun
         state = checkpoint_files.verify(source)
         trained = checkpoint_files.read_trained(source, state)
         parameters |= {path: jnp.asarray(leaf) for path, leaf in trained.items()}
-    everything: Any = described.weight_storage.placeholders() | parameters
+    everything: Any = described.weight_storage.abstract_streamed() | parameters
     model = merge(described.graph, everything)
     assert isinstance(model, LanguageModel)
     adapters = adapters_of(model)
     if any(adapter.kind in (DEEP, ADDED_DEEP) for adapter in adapters):
-        described.weight_storage.refuse_streamed(
+        described.weight_storage.reject_streamed(
             "a deep prompt is converted by all weights"
         )
     folder = run.model.path

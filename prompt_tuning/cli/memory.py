@@ -125,7 +125,7 @@ def described(how: "Rematerialization") -> str:
     words = how.policy + (OFFLOAD if how.offload else "")
     if how.names:
         words += f" {', '.join(how.names)}"
-    if how.skips:
+    if how.skipped_blocks:
         words += f", without {how.skip_first} first and {how.skip_last} last"
     return words
 

@@ -45,7 +45,7 @@ def dropout(
     x: Float[Array, "..."],
     rate: float,
     key: Key[Array, ""] | None,
-    places: DropoutIndex,
+    index: DropoutIndex,
 ) -> Float[Array, "..."]:
     """Zeroes each number with probability `rate` and scales the rest; no key, no-op.
 
@@ -56,15 +56,15 @@ def dropout(
       x: numbers.
       rate: a Python number from 0 to below 1.
       key: random key, or None.
-      places: of each number, `x`'s shape after broadcasting.
+      index: of each number, `x`'s shape after broadcasting.
     """
     if key is None or rate == 0.0:
         return x
-    kept = _kept(key, rate, places, x.shape)
+    kept = _keep_mask(key, rate, index, x.shape)
     return jnp.where(kept, x / (1.0 - rate), 0).astype(x.dtype)
 
 
-def _kept(
+def _keep_mask(
     key: Key[Array, ""], rate: float, places: DropoutIndex, shape: tuple[int, ...]
 ) -> Bool[Array, "..."]:
     """Threefry of the places (Salmon et al. 2011, section 3.3)."""

@@ -39,7 +39,7 @@ class Visibility:
     input: bool = True
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> "Visibility":
+    def from_names(cls, names: Iterable[str]) -> "Visibility":
         """From the names that google-research/prompt-tuning gives to what is seen.
 
         Of "prompt->prompt" and "prompt->prompt;causal" together the causal one holds.

@@ -149,10 +149,10 @@ class ModelConfig:
             )
         self.rematerialization.check_layers("decoder", self.layers)
         if self.encoder_layers:
-            self.of_encoder.check_layers("encoder", self.encoder_layers)
+            self.encoder_policy.check_layers("encoder", self.encoder_layers)
 
     @property
-    def of_encoder(self) -> Rematerialization:
+    def encoder_policy(self) -> Rematerialization:
         """What the encoder's backward pass computes again."""
         return self.encoder_rematerialization or self.rematerialization
 

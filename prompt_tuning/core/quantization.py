@@ -49,7 +49,7 @@ def quantize(
     return library.round(wide / scale[..., None, :]).astype(np.int8)
 
 
-def cast_product(
+def cast_and_multiply(
     x: Float[Array, "*lead in"], kernel: Array
 ) -> Float[Array, "*lead out"]:
     """`x @ kernel`, the kernel cast to the type of `x` wherever it is used.
@@ -66,7 +66,7 @@ def _cast_and_multiply(x: Array, kernel: Array) -> Array:
     return x @ kernel.astype(x.dtype)
 
 
-def scaled(
+def apply_scale(
     product: Float[Array, "*lead out"], scale: Float[Array, "out"]
 ) -> Float[Array, "*lead out"]:
     """A product with a quantised kernel, scaled in float32."""

@@ -32,7 +32,7 @@ ATTENTION = "attention"
 SUMS = frozenset({"psum", "psum_invariant", "psum2", "reduce_scatter"})
 # Of a block that is not computed again: what takes products, sums over devices or
 # random numbers to make. A mask of dropout is a comparison's outcome, a byte each.
-DEAR = SUMS | {"dot_general", "exp", "ge"}
+EXPENSIVE = SUMS | {"dot_general", "exp", "ge"}
 
 Tree = TypeVar("Tree")
 Carry = TypeVar("Carry")
@@ -44,7 +44,7 @@ _offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
     offload_src="device",
     offload_dst="pinned_host",
 )
-_met: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar(
+_seen_names: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar(
     "names met", default=None
 )
 
@@ -103,7 +103,7 @@ class Rematerialization:
                     f"Rematerialization.{name} is {getattr(self, name)}, expected a "
                     "number of blocks, 0 or more"
                 )
-        if self.skips and not self.active:
+        if self.skipped_blocks and not self.active:
             raise InputError(
                 f"Rematerialization leaves out {self.skip_first} blocks at the start "
                 f"and {self.skip_last} at the end, but its policy is 'none' and "
@@ -116,11 +116,11 @@ class Rematerialization:
         return self.policy != "none" or self.offload
 
     @property
-    def skips(self) -> int:
+    def skipped_blocks(self) -> int:
         """How many blocks are left out."""
         return self.skip_first + self.skip_last
 
-    def of_all_blocks(self) -> "Rematerialization":
+    def without_skips(self) -> "Rematerialization":
         """The same, with no block left out."""
         return dataclasses.replace(self, skip_first=0, skip_last=0)
 
@@ -134,7 +134,7 @@ class Rematerialization:
         Raises:
           InputError: with the numbers.
         """
-        if self.skips and self.skips >= layers:
+        if self.skipped_blocks and self.skipped_blocks >= layers:
             raise InputError(
                 f"Rematerialization leaves out {self.skip_first} + {self.skip_last} "
                 f"blocks of a {stack} that has {layers}: leave out fewer, or choose "
@@ -144,14 +144,14 @@ class Rematerialization:
 
 def named(x: Tree, name: str) -> Tree:
     """Gives an activation a name by which the policy "names" may keep it."""
-    met = _met.get()
+    met = _seen_names.get()
     if met is not None:
         met.add(name)
     return checkpoint_name(x, name)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _SavePolicy:
     """A policy of `jax.checkpoint`: what is kept of what a function computes.
 
     It names what is kept, and so refuses what is not listed: `all_gather`, the slice of
@@ -176,17 +176,17 @@ class _Kept:
         return primitive.name in self.primitives
 
 
-ALL_BUT_WEIGHTS = _Kept(DEAR)
+ALL_BUT_WEIGHTS = _SavePolicy(EXPENSIVE)
 """Keeps all that is dear to compute and no weight that was gathered."""
 
 
-def _kept(how: Rematerialization) -> _Kept:
+def _save_policy(how: Rematerialization) -> _SavePolicy:
     kept = {
         "none": ALL_BUT_WEIGHTS,
-        "dots": _Kept(SUMS, projections=True),
-        "attention": _Kept(names=frozenset({ATTENTION})),
-        "names": _Kept(names=frozenset(how.names)),
-        "nothing": _Kept(),
+        "dots": _SavePolicy(SUMS, projections=True),
+        "attention": _SavePolicy(names=frozenset({ATTENTION})),
+        "names": _SavePolicy(names=frozenset(how.names)),
+        "nothing": _SavePolicy(),
     }[how.policy]
     return dataclasses.replace(kept, offload=how.offload)
 
@@ -211,25 +211,25 @@ def rematerialized(
         is no loop once compiled), where nothing merges the two computations and the
         compiler need not be kept from it.
     """
-    keep = _kept(policy) if isinstance(policy, Rematerialization) else policy
+    keep = _save_policy(policy) if isinstance(policy, Rematerialization) else policy
 
     def call(*arguments: Any, **keywords: Any) -> Tree:
-        given, others = _apart((arguments, keywords))
-        made: list[_Others] = []
+        given, others = _separate_arrays((arguments, keywords))
+        made: list[_StaticLeaves] = []
 
         def on_arrays(arrays: list[Array]) -> list[Array]:
-            arguments, keywords = others.joined(arrays)
-            outputs, rest = _apart(function(*arguments, **keywords))
+            arguments, keywords = others.restore(arrays)
+            outputs, rest = _separate_arrays(function(*arguments, **keywords))
             made[:] = [rest]
             return outputs
 
         outputs = jax.checkpoint(on_arrays, policy=keep, prevent_cse=not in_scan)(given)
-        return made[0].joined(outputs)
+        return made[0].restore(outputs)
 
     return call
 
 
-class _Others(NamedTuple):
+class _StaticLeaves(NamedTuple):
     """A tree without its arrays.
 
     Attributes:
@@ -240,23 +240,23 @@ class _Others(NamedTuple):
 
     structure: Any
     leaves: list[Any]
-    places: list[int]
+    array_indices: list[int]
 
-    def joined(self, arrays: Sequence[Array]) -> Any:
+    def restore(self, arrays: Sequence[Array]) -> Any:
         """The tree with its arrays."""
         leaves = list(self.leaves)
-        for place, array in zip(self.places, arrays, strict=True):
+        for place, array in zip(self.array_indices, arrays, strict=True):
             leaves[place] = array
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _apart(tree: Any) -> tuple[list[Array], _Others]:
+def _separate_arrays(tree: Any) -> tuple[list[Array], _StaticLeaves]:
     leaves, structure = jax.tree.flatten(tree)
     kinds = (jax.Array, np.ndarray, np.generic)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
     arrays = [leaves[i] for i in places]
     others = [None if i in places else leaf for i, leaf in enumerate(leaves)]
-    return arrays, _Others(structure, others, places)
+    return arrays, _StaticLeaves(structure, others, places)
 
 
 def scan_blocks(
@@ -289,16 +289,16 @@ def scan_blocks(
     def entered(hidden, layer):
         return body(named(hidden, BLOCK_INPUT), layer)
 
-    with _names_met(how):
-        if not how.skips:
+    with _check_names(how):
+        if not how.skipped_blocks:
             if how.active or gathers:
                 count = len(next(iter(parameters.values())))
                 entered = rematerialized(entered, how, in_scan=count > 1)
             return jax.lax.scan(entered, hidden, (parameters, others))
-        return _scan_cut(entered, hidden, parameters, others, how)
+        return _scan_in_parts(entered, hidden, parameters, others, how)
 
 
-def _scan_cut(body, hidden, parameters, others, how):
+def _scan_in_parts(body, hidden, parameters, others, how):
     """Three scans, of those blocks that are left out and those between them.
 
     Each reads its blocks' parameters from the stack of all, by number and inside of
@@ -330,14 +330,14 @@ def _scan_cut(body, hidden, parameters, others, how):
 
 
 @contextlib.contextmanager
-def _names_met(how: Rematerialization) -> Iterator[None]:
+def _check_names(how: Rematerialization) -> Iterator[None]:
     """Checks, once blocks are traced, that they have what is to be kept."""
-    token = _met.set(set())
+    token = _seen_names.set(set())
     try:
         yield
-        met = _met.get() or set()
+        met = _seen_names.get() or set()
     finally:
-        _met.reset(token)
+        _seen_names.reset(token)
     missing = sorted(set(how.names) - met)
     if missing:
         raise InputError(

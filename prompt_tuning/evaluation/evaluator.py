@@ -225,7 +225,7 @@ class Evaluator:
             room = longest + int(self._evaluation.data.add_eos)
             check_rows(self._model, self._rows[0] + self._content_free, room)
         if self._evaluation.generates:
-            self._model.weight_storage.refuse_streamed(GENERATES)
+            self._model.weight_storage.reject_streamed(GENERATES)
             check_rows(self._model, self._rows[0], self._evaluation.new_tokens)
 
     def _generate(self, parameters: Parameters) -> Rows:

@@ -24,7 +24,7 @@ from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import map_rows
-from prompt_tuning.streaming.streamed_function import of_batch
+from prompt_tuning.streaming.streamed_function import stream_over_batches
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -41,7 +41,7 @@ def _row_nll(
 ) -> Float[Array, "B"]:
     if model.weight_storage.streamed:
         everything = model.weight_storage.with_streamed(parameters)
-        return of_batch(model.graph, row_nll).forth({}, everything, batch)
+        return stream_over_batches(model.graph, row_nll).forward({}, everything, batch)
     return batch_row_nll(model.graph, model.layout, parameters, batch)
 
 

@@ -19,7 +19,7 @@ from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import map_rows
-from prompt_tuning.streaming.streamed_function import of_batch
+from prompt_tuning.streaming.streamed_function import stream_over_batches
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -34,7 +34,9 @@ def batch_losses(
 def _losses(model: PromptedModel, parameters: Parameters, batch: Batch) -> TokenLoss:
     if model.weight_storage.streamed:
         everything = model.weight_storage.with_streamed(parameters)
-        return of_batch(model.graph, token_losses).forth({}, everything, batch)
+        return stream_over_batches(model.graph, token_losses).forward(
+            {}, everything, batch
+        )
     return batch_losses(model.graph, model.layout, parameters, batch)
 
 

@@ -51,7 +51,7 @@ def continue_all(
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
-    model.weight_storage.refuse_streamed(GENERATES)
+    model.weight_storage.reject_streamed(GENERATES)
     check_rows(model, rows, new_tokens)
     check_prompt_ids(model, prompt_ids, len(rows))
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))

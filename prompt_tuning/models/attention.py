@@ -26,7 +26,7 @@ from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.sharding import collectives
 
 # Finite, so that a row that sees nothing (padding) gives numbers and not NaN.
-MASKED = -1e10
+MASKED_SCORE = -1e10
 
 
 class KeyValues(NamedTuple):
@@ -74,11 +74,11 @@ def attend(
     keys = [optional_key(key, f"source_{i}") for i in range(len(sources))]
     draws = None
     if key is not None:
-        draws = _Draws(tuple(keys), _head_numbers(query, first_row))
+        draws = _DropoutDraws(tuple(keys), _head_numbers(query, first_row))
     return _attend(scale, dropout_rate, query, tuple(sources), draws)
 
 
-class _Draws(NamedTuple):
+class _DropoutDraws(NamedTuple):
     """What attention weights are dropped by.
 
     Attributes:
@@ -97,7 +97,9 @@ def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
     return row[:, None] * total + first + jnp.arange(heads)
 
 
-def _dropped(e: Array, rate: float, draws: _Draws | None, source: int) -> Array:
+def _drop_weights(
+    e: Array, rate: float, draws: _DropoutDraws | None, source: int
+) -> Array:
     """Weights `[N, G, R/N, h, Q, S]` of a source after dropout."""
     if draws is None or rate == 0.0:
         return e
@@ -116,22 +118,28 @@ def _attend(scale, rate, query, sources, draws):
 def _forward(scale, rate, query, sources, draws):
     """The outcome, and of each source the exponentials `[N, G, R/N, h, Q, S]`."""
     scores = [_scores(query, source, scale) for source in sources]
-    highest = functools.reduce(jnp.maximum, [_by_row(s.max(-1), query) for s in scores])
+    highest = functools.reduce(
+        jnp.maximum, [_to_query_layout(s.max(-1), query) for s in scores]
+    )
     exponentials = [
-        jnp.exp(s - _by_source(highest, s.shape)[..., None]).astype(query.dtype)
+        jnp.exp(s - _to_source_layout(highest, s.shape)[..., None]).astype(query.dtype)
         for s in scores
     ]
-    totals = [_by_row(e.sum(-1, dtype=jnp.float32), query) for e in exponentials]
+    totals = [
+        _to_query_layout(e.sum(-1, dtype=jnp.float32), query) for e in exponentials
+    ]
     inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
     mixed = [
-        _mixed(_dropped(e, rate, draws, i), source.key_values.values, query)
+        _sum_over_keys(
+            _drop_weights(e, rate, draws, i), source.key_values.values, query
+        )
         for i, (e, source) in enumerate(zip(exponentials, sources, strict=True))
     ]
     outcome = (functools.reduce(jnp.add, mixed) * inverse).astype(query.dtype)
     return outcome, (query, sources, draws, exponentials, inverse, outcome)
 
 
-def _forward_of_primals(scale, rate, query, sources, draws):
+def _forward_rule(scale, rate, query, sources, draws):
     # A frozen bias wants no gradient, which would be a sum over all rows.
     biased = tuple(s.bias is not None and s.bias.perturbed for s in sources)
     values = jax.tree.map(
@@ -143,7 +151,7 @@ def _forward_of_primals(scale, rate, query, sources, draws):
     return outcome, (kept, biased)
 
 
-def _backward(scale, rate, residuals, cotangent):
+def _backward_rule(scale, rate, residuals, cotangent):
     (query, sources, draws, exponentials, inverse, outcome), biased = residuals
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return None, None, None
@@ -151,7 +159,7 @@ def _backward(scale, rate, residuals, cotangent):
     shared = jnp.sum(weighted * outcome.astype(jnp.float32), axis=-1)
     weighted = weighted.astype(query.dtype)
     drop = [
-        functools.partial(_dropped, rate=rate, draws=draws, source=i)
+        functools.partial(_drop_weights, rate=rate, draws=draws, source=i)
         for i in range(len(sources))
     ]
     back = [
@@ -165,34 +173,34 @@ def _backward(scale, rate, residuals, cotangent):
 def _source_backward(scale, query, weighted, shared, source, drop, e, biased):
     """What one source passes back: to the query, and to itself."""
     keys, values = source.key_values
-    d_weight = drop(_products(weighted, values))
-    d_score = e * (d_weight - _by_source(shared, e.shape)[..., None])
+    d_weight = drop(_query_key_products(weighted, values))
+    d_score = e * (d_weight - _to_source_layout(shared, e.shape)[..., None])
     d_bias = None
     if biased:
         d_bias = _bias_gradient(d_score, source.bias)
     d_score = (d_score * scale).astype(query.dtype)
     made = KeyValues(
-        _gathered(d_score, query, keys),
-        _gathered(drop(e), weighted, values),
+        _sum_over_queries(d_score, query, keys),
+        _sum_over_queries(drop(e), weighted, values),
     )
-    return _mixed(d_score, keys, query).astype(query.dtype), AttentionSource(
+    return _sum_over_keys(d_score, keys, query).astype(query.dtype), AttentionSource(
         made, None, d_bias
     )
 
 
-_attend.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)
+_attend.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
     """Masked scores `[N, G, R/N, h, Q, S]` of one source, in float32."""
-    scores = _products(query, source.key_values.keys) * scale
+    scores = _query_key_products(query, source.key_values.keys) * scale
     if source.bias is not None:
         scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
     if source.mask is not None:
         mask = source.mask
         rows = (1, 1) if len(mask) == 1 else (scores.shape[0], scores.shape[2])
         mask = mask.reshape(rows[0], 1, rows[1], 1, *mask.shape[2:])
-        scores = jnp.where(mask, scores, MASKED)
+        scores = jnp.where(mask, scores, MASKED_SCORE)
     return scores
 
 
@@ -212,7 +220,7 @@ def _bias_gradient(d_score: Array, bias: Array) -> Array:
     return by_rows.reshape(bias.shape).astype(bias.dtype)
 
 
-def _grouped(query: Array, keys: Array) -> Array:
+def _group_queries(query: Array, keys: Array) -> Array:
     """Queries `[R, Q, H, K]` as `[N, R/N, Q, G, h, K]`, for the keys of a source."""
     rows, length, heads, width = query.shape
     n, groups = keys.shape[0], keys.shape[2]
@@ -233,17 +241,17 @@ def check_groups(rows: int, n: int) -> None:
         )
 
 
-def _products(query: Array, keys: Array) -> Array:
+def _query_key_products(query: Array, keys: Array) -> Array:
     """The product of every query with every key, `[N, G, R/N, h, Q, S]`, in float32."""
     return jnp.einsum(
         "nrqghk,nsgk->ngrhqs",
-        _grouped(query, keys),
+        _group_queries(query, keys),
         keys,
         preferred_element_type=jnp.float32,
     )
 
 
-def _mixed(weights: Array, values: Array, query: Array) -> Array:
+def _sum_over_keys(weights: Array, values: Array, query: Array) -> Array:
     """Values summed over keys with weights `[N, G, R/N, h, Q, S]`, for each query."""
     mixed = jnp.einsum(
         "ngrhqs,nsgk->nrqghk", weights, values, preferred_element_type=jnp.float32
@@ -251,23 +259,23 @@ def _mixed(weights: Array, values: Array, query: Array) -> Array:
     return mixed.reshape(query.shape)
 
 
-def _gathered(weights: Array, query: Array, keys: Array) -> Array:
+def _sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:
     """Queries summed over queries with weights `[N, G, R/N, h, Q, S]`, for each key."""
     gathered = jnp.einsum(
         "ngrhqs,nrqghk->nsgk",
         weights,
-        _grouped(query, keys),
+        _group_queries(query, keys),
         preferred_element_type=jnp.float32,
     )
     return gathered.astype(keys.dtype)
 
 
-def _by_row(x: Array, query: Array) -> Array:
+def _to_query_layout(x: Array, query: Array) -> Array:
     """One number for each query, from `[N, G, R/N, h, Q]` to `[R, Q, H]`."""
     return x.transpose(0, 2, 4, 1, 3).reshape(query.shape[:3])
 
 
-def _by_source(x: Array, shape: tuple[int, ...]) -> Array:
+def _to_source_layout(x: Array, shape: tuple[int, ...]) -> Array:
     """The inverse of `_by_row`, for scores of a shape `[N, G, R/N, h, Q, S]`."""
     n, groups, rows, heads, length = shape[:5]
     return x.reshape(n, rows, length, groups, heads).transpose(0, 3, 1, 4, 2)

@@ -16,7 +16,7 @@ from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.core.rematerialization import ATTENTION, named
 from prompt_tuning.models.attention import AttentionSource, KeyValues, attend, rotate
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
-from prompt_tuning.models.streams import StreamView, apart, joined
+from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.sharding import collectives
 
 
@@ -68,7 +68,7 @@ class Attention(nnx.Module):
         made = (self.key(x).reshape(shape), self.value(x).reshape(shape))
         return KeyValues(*map(collectives.local_groups, made))
 
-    def mix(
+    def attend_and_project(
         self,
         queries: Sequence[Float[Array, "_ _ H K"]],
         sources: Sequence[Sequence[AttentionSource]],
@@ -99,7 +99,7 @@ class Attention(nnx.Module):
                 zip(queries, sources, first_rows, strict=True)
             )
         ]
-        flat = named(joined(mixed), ATTENTION)
+        flat = named(flatten_streams(mixed), ATTENTION)
         return self.out(flat.reshape(len(flat), -1))
 
 
@@ -148,7 +148,7 @@ class Block(nnx.Module):
         Returns:
           the positions, and the keys and values that each stream made.
         """
-        mixed, fresh = self._mixed_self_attention(x, angles, views, past, key)
+        mixed, fresh = self._attend_to_self(x, angles, views, past, key)
         places = DropoutIndex.at_positions(numbers, x.shape[-1])
 
         def drop(x, name):
@@ -156,12 +156,12 @@ class Block(nnx.Module):
 
         x = x + drop(mixed, "self_out")
         if cross:
-            mixed = self._mixed_cross_attention(x, views, cross, key)
+            mixed = self._attend_to_encoder(x, views, cross, key)
             x = x + drop(mixed, "cross_out")
         mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
         return x + drop(mixed, "mlp_out"), fresh
 
-    def crossed(
+    def cross_keys_values(
         self,
         made: Sequence[KeyValues | None],
         encoded: Sequence[Float[Array, "_ _ D"] | None],
@@ -175,7 +175,7 @@ class Block(nnx.Module):
             found.append(before)
         return tuple(found)
 
-    def _mixed_self_attention(self, x, angles, views, past, key):
+    def _attend_to_self(self, x, angles, views, past, key):
         normed = collectives.copy_to_shards(self.self_attention_norm(x), "heads")
         query, made = (
             self.self_attention.queries(normed),
@@ -186,35 +186,35 @@ class Block(nnx.Module):
             made = KeyValues(rotate(made.keys, angles), made.values)
         query = named(query, "query")
         keys, values = (
-            apart(named(part, name), views)
+            split_streams(named(part, name), views)
             for part, name in zip(made, ("keys", "values"), strict=True)
         )
         fresh = tuple(map(KeyValues, keys, values))
         sources = [
             [
-                seen.source(made)
+                seen.attention_source(made)
                 for seen, made in zip(
-                    view.itself, (*past, *fresh[: i + 1]), strict=True
+                    view.self_views, (*past, *fresh[: i + 1]), strict=True
                 )
             ]
             for i, view in enumerate(views)
         ]
         first_rows = [view.first_row for view in views]
-        mixed = self.self_attention.mix(
-            apart(query, views), sources, first_rows, optional_key(key, "self")
+        mixed = self.self_attention.attend_and_project(
+            split_streams(query, views), sources, first_rows, optional_key(key, "self")
         )
         return mixed, fresh
 
-    def _mixed_cross_attention(self, x, views, cross, key):
+    def _attend_to_encoder(self, x, views, cross, key):
         assert self.cross_attention is not None  # a decoder of an encoder-decoder
         assert self.cross_attention_norm is not None
         normed = collectives.copy_to_shards(self.cross_attention_norm(x), "heads")
         query = self.cross_attention.queries(normed)
         sources = [
-            [view.cross[j].source(made) for j, made in enumerate(cross)]
+            [view.cross_views[j].attention_source(made) for j, made in enumerate(cross)]
             for view in views
         ]
         first_rows = [view.first_row for view in views]
-        return self.cross_attention.mix(
-            apart(query, views), sources, first_rows, optional_key(key, "cross")
+        return self.cross_attention.attend_and_project(
+            split_streams(query, views), sources, first_rows, optional_key(key, "cross")
         )

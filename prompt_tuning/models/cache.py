@@ -30,7 +30,7 @@ class Cache:
       cross: the encoder's output, empty in a decoder-only model.
     """
 
-    following: Int[Array, "B"]
+    next_positions: Int[Array, "B"]
     past: tuple[Context, ...]
     generated: KeyValues
     step: Int[Array, ""]
@@ -42,7 +42,7 @@ class Cache:
         config: ModelConfig,
         following: Int[Array, "B"],
         *,
-        room: int,
+        capacity: int,
         past: tuple[Context, ...] = (),
         cross: tuple[Context, ...] = (),
     ) -> "Cache":
@@ -50,7 +50,7 @@ class Cache:
         shape = (
             config.layers,
             following.shape[0],
-            room,
+            capacity,
             collectives.local_group_count(config.key_value_heads),
             config.head_width,
         )
@@ -61,14 +61,14 @@ class Cache:
         """All keys that a new token may see, itself excepted."""
         room = jnp.arange(self.generated.keys.shape[2])
         written = (room < self.step)[None, None, None]
-        places = self.following[:, None] + room
+        places = self.next_positions[:, None] + room
         return (*self.past, Context(self.generated, written, None, places))
 
     def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
         """One new token of every row."""
-        return Stream(embedded, (self.following + self.step)[:, None], None)
+        return Stream(embedded, (self.next_positions + self.step)[:, None], None)
 
-    def extended(self, made: KeyValues) -> "Cache":
+    def append(self, made: KeyValues) -> "Cache":
         """The cache after one more token, whose keys are `[L, B, 1, G, K]`."""
         written = KeyValues(
             *(

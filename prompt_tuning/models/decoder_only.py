@@ -16,7 +16,7 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Embedding
-from prompt_tuning.models.row_info import RowInfo, places_in_segment, rows_of
+from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
 from prompt_tuning.models.streams import Stream
 from prompt_tuning.models.transformer import Stack
 
@@ -55,7 +55,7 @@ class Decoder(Stack):
         del rows
         return stream
 
-    def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
+    def last_hidden(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """The last hidden state of what `prefix_stream` gave."""
         return hidden[:, -1]
 
@@ -72,7 +72,7 @@ class Decoder(Stack):
             stream, context_mask=masks.encoder_mask(rows.lengths, text.shape[1])
         )
 
-    def place(
+    def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
         """Where tokens stand in the stream of the text; here where they stand in it.
@@ -95,7 +95,7 @@ def causal_stream(
         mask = masks.decoder_causal_mask(length)
         return Stream(hidden, jnp.arange(length)[None], mask)
     mask = masks.decoder_packed_mask(segments)
-    return Stream(hidden, places_in_segment(segments), mask, segments=segments)
+    return Stream(hidden, positions_in_segment(segments), mask, segments=segments)
 
 
 class DecoderOnly(LanguageModel):
@@ -126,7 +126,7 @@ class DecoderOnly(LanguageModel):
         )
         self.decoder = decoder(named_key(key, "decoder"), config, cross=False)
 
-    def predicting(
+    def select_predicting(
         self,
         text: Float[Array, "B S D"],
         positions: Int[Array, "B m"],
@@ -140,14 +140,14 @@ class DecoderOnly(LanguageModel):
         first token of an example by `last` of a prefix that ran ahead, or by nothing:
         its weight must be zero then.
         """
-        places = self.decoder.place(positions, rows, text_length)
+        places = self.decoder.stream_positions(positions, rows, text_length)
         before = jnp.maximum(places - 1, 0)
         picked = jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
         if last is None:
             return picked
-        place, own = positions, last_of(last, positions, rows)
+        place, own = positions, last_vectors(last, positions, rows)
         if rows.segment_ids is not None:
-            in_example = places_in_segment(rows.segment_ids)
+            in_example = positions_in_segment(rows.segment_ids)
             place = jnp.take_along_axis(in_example, positions, axis=1)
         return jnp.where(place[..., None] == 0, own, picked)
 
@@ -159,7 +159,7 @@ class DecoderOnly(LanguageModel):
         (hidden,), (made,) = self.decoder.run(
             [stream], key=optional_key(key, "prefix"), keep=True
         )
-        return DecoderPrefix(made, self.decoder.last(hidden))
+        return DecoderPrefix(made, self.decoder.last_hidden(hidden))
 
     def hidden(
         self,
@@ -175,32 +175,34 @@ class DecoderOnly(LanguageModel):
         if ahead is not None and prefix is None:
             streams.insert(0, self.decoder.visible_to(ahead, rows))
         elif ahead is not None and prefix is not None:
-            past.append(self.decoder.visible_to(ahead, rows).context(prefix.key_values))
+            past.append(
+                self.decoder.visible_to(ahead, rows).as_context(prefix.key_values)
+            )
         (*before, text), _ = self.decoder.run(
             streams,
-            past=(*self.decoder.given(rows), *past),
+            past=(*self.decoder.prefix_contexts(rows), *past),
             key=optional_key(key, "decoder"),
         )
         last = None if prefix is None else prefix.last
         if before:
-            last = self.decoder.last(before[0])
+            last = self.decoder.last_hidden(before[0])
         length = batch.tokens.shape[1]
-        picked = self.predicting(text, batch.loss_positions, rows, last, length)
+        picked = self.select_predicting(text, batch.loss_positions, rows, last, length)
         return self.decoder.final_norm(picked)
 
     def prefill(
         self,
         tokens: Int[Array, "B T"],
         lengths: Int[Array, "B"],
-        room: int,
+        capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads the rows given and makes room for `room` tokens more.
+        """Reads the rows given and makes room for `capacity` tokens more.
 
         Args:
           tokens: rows, padded on the right.
           lengths: real tokens of each row, at least 1 without a prompt.
-          room: tokens that may follow.
+          capacity: tokens that may follow.
           prompt_ids: which prompt each row has; see `Batch`.
 
         Returns:
@@ -208,21 +210,23 @@ class DecoderOnly(LanguageModel):
         """
         soft = tokens - self.config.vocabulary_size
         rows = RowInfo(lengths, lengths, None, prompt_ids, soft)
-        past, prefix, ahead = self.decoder.given(rows), self.prefix(), None
+        past, prefix, ahead = self.decoder.prefix_contexts(rows), self.prefix(), None
         if prefix is not None:
             ahead = self._prefix_stream(None)
             assert ahead is not None
-            context = self.decoder.visible_to(ahead, rows).context(prefix.key_values)
+            context = self.decoder.visible_to(ahead, rows).as_context(prefix.key_values)
             past = (*past, context)
         stream = self._text_stream(tokens, rows, None)
         (hidden,), (made,) = self.decoder.run([stream], past=past, keep=True)
         last = None if prefix is None else prefix.last
-        picked = self.predicting(hidden, lengths[:, None], rows, last, tokens.shape[1])
+        picked = self.select_predicting(
+            hidden, lengths[:, None], rows, last, tokens.shape[1]
+        )
         cache = Cache.create(
             self.config,
             lengths + self.decoder.prompt_count(),
-            past=(*past, stream.context(made)),
-            room=room,
+            past=(*past, stream.as_context(made)),
+            capacity=capacity,
         )
         return self.decoder.final_norm(picked)[:, 0], cache
 
@@ -231,35 +235,35 @@ class DecoderOnly(LanguageModel):
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one token more of each row; returns what predicts the next."""
         embedded = self.token_embedder(tokens[:, None], self.config.dtype)
-        stream = self._enter(cache.stream(embedded), None)
+        stream = self._add_positions(cache.stream(embedded), None)
         (hidden,), (made,) = self.decoder.run(
             [stream], past=cache.contexts(), keep=True
         )
-        return self.decoder.final_norm(hidden)[:, 0], cache.extended(made)
+        return self.decoder.final_norm(hidden)[:, 0], cache.append(made)
 
     def _prefix_stream(self, key) -> Stream | None:
         stream = self.decoder.prefix_stream(key)
         if stream is None:
             return None
-        return self._enter(stream, optional_key(key, "prefix_input"))
+        return self._add_positions(stream, optional_key(key, "prefix_input"))
 
     def _text_stream(self, tokens, rows: RowInfo, key) -> Stream:
         text = self.token_embedder(tokens, self.config.dtype)
         stream = self.decoder.text_stream(text, rows, key)
-        return self._enter(stream, optional_key(key, "input"))
+        return self._add_positions(stream, optional_key(key, "input"))
 
-    def _enter(self, stream: Stream, key) -> Stream:
+    def _add_positions(self, stream: Stream, key) -> Stream:
         """Adds learned positions, to prompt vectors too, then drops out."""
         hidden = stream.hidden.astype(self.config.dtype)
         if self.position_embedder is not None:
             hidden = hidden + self.position_embedder(
                 stream.positions, self.config.dtype
             )
-        hidden = dropout(hidden, self.config.dropout_rate, key, stream.places)
+        hidden = dropout(hidden, self.config.dropout_rate, key, stream.dropout_index)
         return dataclasses.replace(stream, hidden=hidden)
 
 
-def last_of(
+def last_vectors(
     last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: RowInfo
 ) -> Float[Array, "#B #m D"]:
     """The last vector of the prompt that each of some tokens stands behind."""
@@ -271,4 +275,4 @@ def last_of(
         segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)
         own = jnp.take_along_axis(ids, jnp.maximum(segment - 1, 0), axis=1)
         return last[own]
-    return rows_of(last, count, ids)[:, None]
+    return select_prompts(last, count, ids)[:, None]

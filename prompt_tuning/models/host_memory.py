@@ -16,12 +16,12 @@ HOST = jax.memory.Space.Host
 PINNED = "pinned_host"
 
 
-def on_host(parameters: Mapping[str, Array]) -> bool:
+def any_on_host(parameters: Mapping[str, Array]) -> bool:
     """Whether some of the parameters lie in the host's memory."""
     return any(is_on_host(leaf) for leaf in parameters.values())
 
 
-def on_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
+def move_to_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
     """The parameters, those of the host's memory brought to the device."""
     device = jax.memory.Space.Device
     return {
@@ -30,7 +30,7 @@ def on_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def pinned(array: np.ndarray) -> Array:
+def put_in_pinned_memory(array: np.ndarray) -> Array:
     """The array in the pinned memory of the first device's host."""
     device = jax.devices()[0]
     return jax.device_put(

@@ -65,15 +65,15 @@ class LanguageModel(nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         lengths: Int[Array, "B"],
-        room: int,
+        capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads the rows given and makes room for `room` tokens more.
+        """Reads the rows given and makes room for `capacity` tokens more.
 
         Args:
           tokens: rows, padded on the right.
           lengths: real tokens of each row; 0 is of use with a prompt alone.
-          room: tokens that may follow.
+          capacity: tokens that may follow.
           prompt_ids: which prompt each row has; see `Batch`.
 
         Returns:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, declare_quantized, fan_in, named_key
-from prompt_tuning.core.quantization import QUANTIZED, cast_product, scaled
+from prompt_tuning.core.quantization import QUANTIZED, apply_scale, cast_and_multiply
 from prompt_tuning.core.rematerialization import named
 from prompt_tuning.sharding import collectives
 
@@ -28,7 +28,7 @@ ACTIVATIONS = {
 
 # Chains of element-wise operations are cheaper to repeat than to keep: of each only
 # what goes in is saved for the backward pass. In a scan nothing merges the two passes.
-recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
+recompute = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class Dense(nnx.Module):
@@ -81,9 +81,9 @@ class Dense(nnx.Module):
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies one block's projection alone."""
-        y = cast_product(x, self.kernel[...])
+        y = cast_and_multiply(x, self.kernel[...])
         if self.kernel_scale is not None:
-            y = scaled(y, self.kernel_scale[...])
+            y = apply_scale(y, self.kernel_scale[...])
         y = collectives.reduce_from_shards(y, self.axes[0])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
@@ -118,7 +118,7 @@ class Norm(nnx.Module):
         return layer_norm(x, scale, self.bias[...], self.epsilon)
 
 
-@functools.partial(recomputed, static_argnums=2)
+@functools.partial(recompute, static_argnums=2)
 def root_mean_square_norm(
     x: Float[Array, "*lead D"], scale: Float[Array, "D"], epsilon: float
 ) -> Float[Array, "*lead D"]:
@@ -129,7 +129,7 @@ def root_mean_square_norm(
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-@functools.partial(recomputed, static_argnums=3)
+@functools.partial(recompute, static_argnums=3)
 def layer_norm(
     x: Float[Array, "*lead D"],
     scale: Float[Array, "D"],
@@ -183,9 +183,9 @@ class FeedForward(nnx.Module):
         activation = ACTIVATIONS[self.activation]
         x = collectives.copy_to_shards(x, "mlp")
         if self.gate is None:
-            inner = recomputed(activation)(named(self.up(x), "up"))
+            inner = recompute(activation)(named(self.up(x), "up"))
         else:
-            gated = recomputed(lambda gate, up: activation(gate) * up)
+            gated = recompute(lambda gate, up: activation(gate) * up)
             inner = gated(named(self.gate(x), "gate"), named(self.up(x), "up"))
         first = collectives.first_column(inner.shape[-1])
         places = DropoutIndex.at_positions(numbers, inner.shape[-1], first)

@@ -30,7 +30,7 @@ class _Prefixed:
         """Positions of the prefix."""
         return self.prompt.length
 
-    def given(self, rows: RowInfo) -> tuple[Context, ...]:
+    def prefix_contexts(self, rows: RowInfo) -> tuple[Context, ...]:
         """The prefix, seen by every position of every row."""
         del rows
         whole = collectives.copy_to_shards(
@@ -59,8 +59,10 @@ class PrefixEncoder(_Prefixed, Encoder):
     ) -> Stream:
         """The text, at positions behind the prefix."""
         stream = super().text_stream(text, rows, key)
-        places = rows.places(text.shape[1])
-        return dataclasses.replace(stream, positions=places).moved(self.prompt.length)
+        places = rows.positions_in_example(text.shape[1])
+        return dataclasses.replace(stream, positions=places).shift_positions(
+            self.prompt.length
+        )
 
 
 class PrefixDecoder(_Prefixed, Decoder):
@@ -84,4 +86,4 @@ class PrefixDecoder(_Prefixed, Decoder):
         key: Key[Array, ""] | None = None,
     ) -> Stream:
         """The text, at positions behind the prefix."""
-        return super().text_stream(text, rows, key).moved(self.prompt.length)
+        return super().text_stream(text, rows, key).shift_positions(self.prompt.length)

@@ -15,7 +15,7 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
-from prompt_tuning.models.row_info import RowInfo, check_together, rows_of
+from prompt_tuning.models.row_info import RowInfo, check_groupable, select_prompts
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.prompts.deep import DeepPrompt
@@ -78,8 +78,8 @@ class _Prompted:
         """Where everything stands in the joined rows."""
         segments, length = rows.segments(text_length), self.prompt.length
         if self.prompting.placement == TEMPLATE:
-            assert rows.soft is not None  # of inputs always
-            return lay_out_template(rows.soft, segments, length, rows.examples)
+            assert rows.vector_ids is not None  # of inputs always
+            return lay_out_template(rows.vector_ids, segments, length, rows.examples)
         at = self.at(rows, text_length)
         return lay_out(at, segments, self.prompt.real_length, length)
 
@@ -137,7 +137,7 @@ def ahead_of(stream: Stream, rows: RowInfo, real: Bool[Array, "P"] | None) -> St
     if real is not None:
         mask = real[None, None, None]
     if ids is None and len(stream.hidden) > 1:
-        check_together(len(rows.lengths), len(stream.hidden))
+        check_groupable(len(rows.lengths), len(stream.hidden))
     if ids is None or ids.ndim == 1:
         return dataclasses.replace(stream, context_rows=ids, context_mask=mask)
     assert rows.segment_ids is not None  # prompts by example are of packed rows
@@ -165,7 +165,7 @@ def vectors_of(
     ids = rows.prompt_ids
     if ids is not None and ids.ndim == 2 and len(prompts) > 1:
         return prompts[ids].reshape(count, -1, prompts.shape[-1])
-    own = prompts if len(prompts) == 1 else rows_of(prompts, count, ids)
+    own = prompts if len(prompts) == 1 else select_prompts(prompts, count, ids)
     return jnp.tile(own, (1, rows.examples, 1))
 
 
@@ -208,7 +208,7 @@ class PromptEncoder(_Prompted, Encoder):
         count = self.prompt.real_length
         if self.shared:
             stream = super().text_stream(text, rows)
-            positions = rows.places(text.shape[1]) + count
+            positions = rows.positions_in_example(text.shape[1]) + count
             return dataclasses.replace(stream, positions=positions)
         joined = self.join(text, rows, key)
         block_input = self.block_input(rows, text.shape[1])
@@ -266,7 +266,7 @@ class PromptDecoder(_Prompted, Decoder):
         block_input = self.block_input(None, 0)
         return dataclasses.replace(stream, block_input=block_input, shared=True)
 
-    def last(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
+    def last_hidden(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """The hidden state of each prompt's last vector that is no padding."""
         return hidden[:, self.prompt.real_length - 1]
 
@@ -286,10 +286,12 @@ class PromptDecoder(_Prompted, Decoder):
         return dataclasses.replace(stream, context_mask=seen, block_input=block_input)
 
     def _text_behind(self, text: Float[Array, "B T D"], rows: RowInfo) -> Stream:
-        stream = super().text_stream(text, rows).moved(self.prompt.real_length)
+        stream = (
+            super().text_stream(text, rows).shift_positions(self.prompt.real_length)
+        )
         if not self.prompting.prefix_attention:
             return stream
-        given = rows.given(text.shape[1])
+        given = rows.is_given(text.shape[1])
         none = jnp.zeros_like(given)
         mask = masks.decoder_region_mask(given, none, self.prompting.sees)
         if rows.segment_ids is not None:
@@ -306,7 +308,7 @@ class PromptDecoder(_Prompted, Decoder):
         stream = causal_stream(joined, segments)
         if self.prompting.prefix_attention:
             given = layout.of_text(
-                rows.given(text_length), rows.examples * self.prompt.length
+                rows.is_given(text_length), rows.examples * self.prompt.length
             )
             mask = masks.decoder_region_mask(
                 given | layout.is_prompt, layout.is_prompt, self.prompting.sees
@@ -315,7 +317,7 @@ class PromptDecoder(_Prompted, Decoder):
             stream = dataclasses.replace(stream, mask=mask)
         return stream
 
-    def place(
+    def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
         """Where tokens stand in the stream of the text."""

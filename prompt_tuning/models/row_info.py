@@ -30,7 +30,7 @@ class RowInfo(NamedTuple):
     prefix_lengths: Int[Array, "B"] | Int[Array, "B n"]
     segment_ids: Int[Array, "B T"] | None = None
     prompt_ids: Int[Array, "B"] | Int[Array, "B n"] | None = None
-    soft: Int[Array, "B T"] | None = None
+    vector_ids: Int[Array, "B T"] | None = None
 
     @classmethod
     def from_inputs(cls, batch: Batch, vocabulary_size: int) -> "RowInfo":
@@ -75,29 +75,29 @@ class RowInfo(NamedTuple):
         numbers = jnp.arange(1, self.examples + 1)
         return (self.segments(length)[..., None] == numbers).sum(1)
 
-    def places(self, length: int) -> Int[Array, "#B T"]:
+    def positions_in_example(self, length: int) -> Int[Array, "#B T"]:
         """How many tokens of its own example stand before each token."""
         if self.segment_ids is None:
             return jnp.arange(length)[None]
-        return places_in_segment(self.segment_ids)
+        return positions_in_segment(self.segment_ids)
 
-    def given(self, length: int) -> Bool[Array, "B T"]:
+    def is_given(self, length: int) -> Bool[Array, "B T"]:
         """Which tokens are given rather than completed."""
         if self.segment_ids is None:
             return masks.real_tokens(self.prefix_lengths, length)
         own = jnp.maximum(self.segment_ids - 1, 0)
         of_token = jnp.take_along_axis(self.prefix_lengths, own, axis=1)
-        return (self.places(length) < of_token) & (self.segment_ids > 0)
+        return (self.positions_in_example(length) < of_token) & (self.segment_ids > 0)
 
 
-def places_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+def positions_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """How many tokens of its own example stand before each token of a packed row."""
     place = jnp.arange(segment_ids.shape[1])
     starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
     return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
 
 
-def check_together(rows: int, n: int) -> None:
+def check_groupable(rows: int, n: int) -> None:
     """Refuses to group by `n` prompts what a mesh divides: each device has some rows.
 
     Raises:
@@ -110,7 +110,7 @@ def check_together(rows: int, n: int) -> None:
         )
 
 
-def rows_of(
+def select_prompts(
     stacked: Float[Array, "N *rest"],
     rows: int,
     prompt_ids: Int[Array, "B"] | None,
@@ -120,6 +120,6 @@ def rows_of(
         return stacked
     if prompt_ids is not None:
         return stacked[prompt_ids]
-    check_together(rows, len(stacked))
+    check_groupable(rows, len(stacked))
     check_groups(rows, len(stacked))
     return jnp.repeat(stacked, rows // len(stacked), axis=0)

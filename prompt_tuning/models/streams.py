@@ -74,22 +74,22 @@ class Stream:
         )
 
     @property
-    def places(self) -> DropoutIndex:
+    def dropout_index(self) -> DropoutIndex:
         """Of `hidden` in the whole batch."""
         return DropoutIndex.for_rows(self.hidden.shape, self.row_range.first)
 
-    def moved(self, count: Count) -> "Stream":
+    def shift_positions(self, count: Count) -> "Stream":
         """The same rows behind `count` positions more."""
         return dataclasses.replace(self, positions=self.positions + count)
 
-    def context(self, key_values: KeyValues) -> "Context":
+    def as_context(self, key_values: KeyValues) -> "Context":
         """What later streams see, once its keys and values are made."""
         return Context(
-            key_values, self.context_mask, self.context_rows, self.visible_positions
+            key_values, self.context_mask, self.context_rows, self.key_positions
         )
 
     @property
-    def visible_positions(self) -> Int[Array, "_ _"]:
+    def key_positions(self) -> Int[Array, "_ _"]:
         """Of what later streams see of this one."""
         return (
             self.positions if self.context_positions is None else self.context_positions
@@ -121,14 +121,14 @@ class AttentionView(NamedTuple):
     rows: Int[Array, "R"] | Int[Array, "R n"] | None
     bias: Float[Array, "#R H Q S"] | None
 
-    def source(self, made: KeyValues) -> AttentionSource:
+    def attention_source(self, made: KeyValues) -> AttentionSource:
         """The source of one block's attention."""
         if self.rows is not None:
-            made = KeyValues(*(_picked(part, self.rows) for part in made))
+            made = KeyValues(*(_select_rows(part, self.rows) for part in made))
         return AttentionSource(made, self.mask, self.bias)
 
 
-def _picked(
+def _select_rows(
     part: Shaped[Array, "N S *rest"], rows: Array
 ) -> Shaped[Array, "R _ *rest"]:
     """What each row sees of `N`, several of them one after the other."""
@@ -148,8 +148,8 @@ class StreamView(NamedTuple):
     """
 
     shape: tuple[int, int]
-    itself: tuple[AttentionView, ...]
-    cross: tuple[AttentionView, ...]
+    self_views: tuple[AttentionView, ...]
+    cross_views: tuple[AttentionView, ...]
     first_row: Int[Array, ""] | int
     rows: int
 
@@ -165,13 +165,15 @@ def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:
     return jnp.concatenate(numbers)
 
 
-def joined(parts: Sequence[Shaped[Array, "_ _ *rest"]]) -> Shaped[Array, "n *rest"]:
+def flatten_streams(
+    parts: Sequence[Shaped[Array, "_ _ *rest"]],
+) -> Shaped[Array, "n *rest"]:
     """All positions of all streams, one after the other."""
     flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
     return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
 
-def apart(
+def split_streams(
     flat: Shaped[Array, "n *rest"], views: Sequence[StreamView]
 ) -> list[Shaped[Array, "_ _ *rest"]]:
     """The inverse of `joined`."""
@@ -183,7 +185,7 @@ def apart(
     ]
 
 
-def entered(
+def apply_block_inputs(
     hidden: Float[Array, "n D"],
     views: Sequence[StreamView],
     block_input: Sequence[BlockInput | None],
@@ -195,7 +197,7 @@ def entered(
     parts = [
         part if entry is None else entry.apply(part, value)
         for part, entry, value in zip(
-            apart(hidden, views), block_input, values, strict=True
+            split_streams(hidden, views), block_input, values, strict=True
         )
     ]
-    return joined(parts)
+    return flatten_streams(parts)

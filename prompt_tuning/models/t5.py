@@ -117,7 +117,7 @@ class EncoderDecoder(LanguageModel):
         """The hidden states that predict the targets at `batch.loss_positions`."""
         inputs = RowInfo.from_inputs(batch, self.config.vocabulary_size)
         rows = RowInfo.from_targets(batch)
-        shifted = self._shifted(batch.targets, rows)
+        shifted = self._decoder_inputs(batch.targets, rows)
         stream = self._target_stream(shifted, rows, key)
         encoded = self.encode(
             batch.tokens,
@@ -129,20 +129,22 @@ class EncoderDecoder(LanguageModel):
         )
         (hidden,), _ = self.decoder.run(
             [stream],
-            past=self.decoder.given(rows),
+            past=self.decoder.prefix_contexts(rows),
             cross=encoded,
             key=optional_key(key, "decoder"),
         )
         positions, length = batch.loss_positions, shifted.shape[1]
-        places = self.decoder.place(positions, rows, length)
+        places = self.decoder.stream_positions(positions, rows, length)
         picked = jnp.take_along_axis(hidden, places[..., None], axis=1, mode="clip")
-        return self._finish(picked, key)
+        return self._normalize_output(picked, key)
 
-    def _shifted(self, targets: Int[Array, "B U"], rows: RowInfo) -> Int[Array, "B U"]:
+    def _decoder_inputs(
+        self, targets: Int[Array, "B U"], rows: RowInfo
+    ) -> Int[Array, "B U"]:
         """The decoder's inputs: the start of each example, then its targets."""
         start = jnp.full_like(targets[:, :1], self.config.decoder_start_id)
         shifted = jnp.concatenate([start, targets[:, :-1]], axis=1)
-        first = rows.places(targets.shape[1]) == 0
+        first = rows.positions_in_example(targets.shape[1]) == 0
         return jnp.where(first, self.config.decoder_start_id, shifted)
 
     def _target_stream(self, shifted: Int[Array, "B U"], rows: RowInfo, key) -> Stream:
@@ -152,7 +154,7 @@ class EncoderDecoder(LanguageModel):
             stream.hidden.astype(self.config.dtype),
             self.config.dropout_rate,
             optional_key(key, "decoder_input"),
-            stream.places,
+            stream.dropout_index,
         )
         return dataclasses.replace(stream, hidden=hidden)
 
@@ -181,22 +183,22 @@ class EncoderDecoder(LanguageModel):
         key = optional_key(key, "encoder")
         text = self.token_embedder(tokens, self.config.dtype)
         streams = [self.encoder.text_stream(text, rows, key)]
-        past = self.encoder.given(rows)
+        past = self.encoder.prefix_contexts(rows)
         ahead = self.encoder.prefix_stream(key)
         made: list[KeyValues | Array] = []
         if ahead is not None and prefix is not None:
             past = (
                 *past,
-                self.encoder.visible_to(ahead, rows).context(prefix.key_values),
+                self.encoder.visible_to(ahead, rows).as_context(prefix.key_values),
             )
             made.append(prefix.cross)
         elif ahead is not None:
             streams.insert(0, self.encoder.visible_to(ahead, rows))
         outputs, _ = self._run_encoder(streams, past, key)
         made += outputs if by_block else map(self.decoder.cross_keys_values, outputs)
-        return self._crossed(made, ahead, streams[-1], rows, readers)
+        return self._cross_contexts(made, ahead, streams[-1], rows, readers)
 
-    def _crossed(
+    def _cross_contexts(
         self,
         made: Sequence[KeyValues | Array],
         ahead: Stream | None,
@@ -228,7 +230,7 @@ class EncoderDecoder(LanguageModel):
                     stream.hidden.astype(self.config.dtype),
                     rate,
                     optional_key(key, f"input_{i}"),
-                    stream.places,
+                    stream.dropout_index,
                 ),
             )
             for i, stream in enumerate(streams)
@@ -238,7 +240,7 @@ class EncoderDecoder(LanguageModel):
         )
         normed = [self.encoder.final_norm(x) for x in hidden]
         return [
-            dropout(x, rate, optional_key(key, f"output_{i}"), stream.places)
+            dropout(x, rate, optional_key(key, f"output_{i}"), stream.dropout_index)
             for i, (x, stream) in enumerate(zip(normed, streams, strict=True))
         ], made
 
@@ -246,15 +248,15 @@ class EncoderDecoder(LanguageModel):
         self,
         tokens: Int[Array, "B T"],
         lengths: Int[Array, "B"],
-        room: int,
+        capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Encodes the rows given, and makes room for `room` target tokens.
+        """Encodes the rows given, and makes room for `capacity` target tokens.
 
         Args:
           tokens: rows, padded on the right.
           lengths: real tokens of each row.
-          room: tokens that may follow.
+          capacity: tokens that may follow.
           prompt_ids: which prompt each row has; see `Batch`.
 
         Returns:
@@ -264,20 +266,23 @@ class EncoderDecoder(LanguageModel):
         encoded = self.encode(tokens, RowInfo(lengths, none, None, prompt_ids, soft))
         rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
         start = jnp.full_like(tokens[:, :1], self.config.decoder_start_id)
-        stream, past = self._target_stream(start, rows, None), self.decoder.given(rows)
+        stream, past = (
+            self._target_stream(start, rows, None),
+            self.decoder.prefix_contexts(rows),
+        )
         (hidden,), (made,) = self.decoder.run(
             [stream], past=past, cross=encoded, keep=True
         )
-        place = self.decoder.place(none[:, None], rows, 1)
+        place = self.decoder.stream_positions(none[:, None], rows, 1)
         picked = jnp.take_along_axis(hidden, place[..., None], axis=1)
         cache = Cache.create(
             self.config,
             rows.lengths + self.decoder.prompt_count(),
-            past=(*past, stream.context(made)),
-            room=room,
+            past=(*past, stream.as_context(made)),
+            capacity=capacity,
             cross=encoded,
         )
-        return self._finish(picked, None)[:, 0], cache
+        return self._normalize_output(picked, None)[:, 0], cache
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
@@ -290,9 +295,9 @@ class EncoderDecoder(LanguageModel):
             cross=cache.cross,
             keep=True,
         )
-        return self._finish(hidden, None)[:, 0], cache.extended(made)
+        return self._normalize_output(hidden, None)[:, 0], cache.append(made)
 
-    def _finish(self, hidden, key):
+    def _normalize_output(self, hidden, key):
         normed = self.decoder.final_norm(hidden)
         if self.config.scale_tied_hidden:
             normed = normed * self.config.width**-0.5

@@ -35,7 +35,7 @@ from prompt_tuning.models.attention import (
     rotary_angles,
 )
 from prompt_tuning.models.block import Attention, Block
-from prompt_tuning.models.host_memory import on_device, on_host
+from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layers import Norm
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
@@ -43,10 +43,10 @@ from prompt_tuning.models.streams import (
     Context,
     Stream,
     StreamView,
-    apart,
-    entered,
-    joined,
+    apply_block_inputs,
+    flatten_streams,
     position_numbers,
+    split_streams,
 )
 from prompt_tuning.sharding import collectives
 
@@ -108,7 +108,7 @@ class Stack(nnx.Module):
         self.config = config
         self.count = layers
         self.rematerialization = (
-            config.of_encoder if bidirectional else config.rematerialization
+            config.encoder_policy if bidirectional else config.rematerialization
         )
         self.layers = Block(
             named_key(key, "layers"), config, layers=layers, cross=cross
@@ -156,10 +156,10 @@ class Stack(nnx.Module):
 
         def body(hidden, layer):
             parameters, (values, past, cross, key) = layer
-            hidden = entered(hidden, views, block_input, values)
-            whole = collectives.gather_parameters(on_device(parameters), axes)
+            hidden = apply_block_inputs(hidden, views, block_input, values)
+            whole = collectives.gather_parameters(move_to_device(parameters), axes)
             block = cast(Block, merge(graph, whole))
-            cross = block.crossed(cross, encoded)
+            cross = block.cross_keys_values(cross, encoded)
             hidden, made = block(hidden, angles, numbers, views, past, cross, key)
             return hidden, made if keep else ()
 
@@ -169,20 +169,25 @@ class Stack(nnx.Module):
             else collectives.copy_to_shards(made, "heads")
             for made in (context.key_values for context in cross)
         ]
-        hidden = joined([stream.hidden for stream in streams])
+        hidden = flatten_streams([stream.hidden for stream in streams])
         how = self.rematerialization
         if keep:
             # Cut in three, the blocks' keys and values would have to be joined again.
-            how = how.of_all_blocks()
+            how = how.without_skips()
         with jax.named_scope("blocks"):
-            others = (values, _made_before(past), _made_before(cross), keys)
-            brings = _gathers(axes) or on_host(parameters)
+            others = (
+                values,
+                _stacked_key_values(past),
+                _stacked_key_values(cross),
+                keys,
+            )
+            brings = _gathers_weights(axes) or any_on_host(parameters)
             hidden, made = scan_blocks(
                 body, hidden, parameters, others, how, gathers=brings
             )
-        return apart(hidden, views), made
+        return split_streams(hidden, views), made
 
-    def given(self, rows: RowInfo) -> tuple[Context, ...]:
+    def prefix_contexts(self, rows: RowInfo) -> tuple[Context, ...]:
         """Keys and values that no stream makes and that stand before each row: none."""
         del rows
         return ()
@@ -199,10 +204,10 @@ class Stack(nnx.Module):
         encoded = collectives.copy_to_shards(encoded, "heads")
 
         def project(parameters):
-            whole = collectives.gather_parameters(on_device(parameters), axes)
+            whole = collectives.gather_parameters(move_to_device(parameters), axes)
             return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
-        if _gathers(axes) or on_host(parameters):
+        if _gathers_weights(axes) or any_on_host(parameters):
             project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)
         # One block after the other: together they would cast all kernels at once.
         return jax.lax.map(project, parameters)
@@ -215,7 +220,7 @@ class Stack(nnx.Module):
             jnp.broadcast_to(stream.positions, stream.hidden.shape[:2])
             for stream in streams
         ]
-        return rotary_angles(joined(places), self.config)
+        return rotary_angles(flatten_streams(places), self.config)
 
     def _views(
         self,
@@ -230,8 +235,7 @@ class Stack(nnx.Module):
         for i, stream in enumerate(streams):
             earlier = [(c.mask, c.rows, c.positions) for c in past]
             earlier += [
-                (s.context_mask, s.context_rows, s.visible_positions)
-                for s in streams[:i]
+                (s.context_mask, s.context_rows, s.key_positions) for s in streams[:i]
             ]
             seen = [
                 AttentionView(mask, rows, self._bias(stream.positions, positions))
@@ -252,13 +256,13 @@ class Stack(nnx.Module):
         return self.relative_position_bias(queries, keys)
 
 
-def _made_before(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
+def _stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
     """Keys and values of every block; None where each block makes its own."""
     found = [context.key_values for context in contexts]
     return tuple(made if isinstance(made, KeyValues) else None for made in found)
 
 
-def _gathers(axes: Mapping[str, ParameterAxes]) -> bool:
+def _gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
     """Whether any of some parameters is put together where it is used."""
     return any(
         collectives.needs_gather(known.names, path) for path, known in axes.items()

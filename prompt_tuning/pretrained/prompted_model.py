@@ -31,7 +31,7 @@ from prompt_tuning.pretrained.source import (
     open_embeddings,
 )
 from prompt_tuning.pretrained.tuning import PromptModules, Tuning
-from prompt_tuning.pretrained.weight_storage import WeightStorage, check_place
+from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.prompting import Prompting
@@ -186,7 +186,7 @@ def open_pretrained(
         cannot be divided.
     """
     again = (source.rematerialization, source.encoder_rematerialization)
-    check_place(source.weights, mesh is not None, again)
+    check_location(source.weights, mesh is not None, again)
     config, recipes, stored = open_checkpoint(source)
     tokenizer = find_tokenizer(source)
     tuning, started = tuning or Tuning(), PromptModules()

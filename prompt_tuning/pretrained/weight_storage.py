@@ -17,10 +17,10 @@ from prompt_tuning.models import host_memory
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 
 DEVICE, PINNED_HOST, STREAMED = "device", "pinned_host", "streamed"
-PLACES = (DEVICE, PINNED_HOST, STREAMED)
+LOCATIONS = (DEVICE, PINNED_HOST, STREAMED)
 
 
-def check_place(
+def check_location(
     weights: str, on_mesh: bool, again: Iterable[Rematerialization | None]
 ) -> None:
     """Refuses a place that there is not, and settings that do not go with it.
@@ -33,8 +33,8 @@ def check_place(
     Raises:
       InputError: with what to set.
     """
-    if weights not in PLACES:
-        listed = ", ".join(map(repr, PLACES))
+    if weights not in LOCATIONS:
+        listed = ", ".join(map(repr, LOCATIONS))
         raise InputError(f"Pretrained.weights is {weights!r}, expected one of {listed}")
     if weights == DEVICE:
         return
@@ -100,7 +100,7 @@ class WeightStorage:
             }
         )
 
-    def frozen(self, trained: Container[str]) -> "WeightStorage":
+    def without_trained(self, trained: Container[str]) -> "WeightStorage":
         """Without the weights that are trained, which are on the device.
 
         Raises:
@@ -122,11 +122,11 @@ class WeightStorage:
         """Parameters that are in memory, and streamed ones that are not among them."""
         return {**self.streamed, **parameters}
 
-    def placeholders(self) -> dict[str, Any]:
+    def abstract_streamed(self) -> dict[str, Any]:
         """What stands for streamed weights where a model is looked at, but not run."""
         return {path: weight.abstract for path, weight in self.streamed.items()}
 
-    def refuse_streamed(self, what: str) -> None:
+    def reject_streamed(self, what: str) -> None:
         """Refuses what reads the weights too often to stream them.
 
         Args:
@@ -144,5 +144,5 @@ class WeightStorage:
     def put(self, path: str, array: np.ndarray) -> Array:
         """A parameter, in the host's memory or on the device."""
         if path in self.pinned:
-            return host_memory.pinned(array)
+            return host_memory.put_in_pinned_memory(array)
         return jax.device_put(array)

@@ -49,14 +49,14 @@ class Prompting:
         if self.visibility is not None:
             # A tuple, so that models that differ in nothing have one structure.
             object.__setattr__(self, "visibility", tuple(self.visibility))
-            Visibility.of(self.visibility)
+            Visibility.from_names(self.visibility)
 
     @property
     def sees(self) -> Visibility:
         """What the prompt sees where the mask leaves it a choice."""
         if self.visibility is None:
             return Visibility()
-        return Visibility.of(self.visibility)
+        return Visibility.from_names(self.visibility)
 
     def shared(self, *, causal: bool) -> bool:
         """Whether the prompt runs once for the batch.

@@ -34,8 +34,10 @@ class CompiledSegment:
         self.sources = [var for var in segment.inputs if var in active]
         self.targets = [var for var in segment.outputs if var in active]
         self._segment = segment
-        self.forth = jax.jit(lambda values: segment.run(*values))
-        self.back = jax.jit(lambda *arguments: self._value_and_gradient(*arguments)[1])
+        self.forward = jax.jit(lambda values: segment.run(*values))
+        self.backward = jax.jit(
+            lambda *arguments: self._value_and_gradient(*arguments)[1]
+        )
         self.value_and_gradient = jax.jit(self._value_and_gradient)
 
     def _value_and_gradient(
@@ -51,11 +53,11 @@ class CompiledSegment:
 
         sources = [known[var] for var in self.sources]
         found, pull_back, outputs = jax.vjp(run, sources, has_aux=True)
-        (gradient,) = pull_back(filled(cotangents, found))
+        (gradient,) = pull_back(fill_with_zeros(cotangents, found))
         return outputs, gradient
 
 
-def filled(cotangents: Cotangents, like: Sequence[Any]) -> Values:
+def fill_with_zeros(cotangents: Cotangents, like: Sequence[Any]) -> Values:
     """Cotangents, zeros where there are none."""
     return [
         jnp.zeros_like(value) if cotangent is None else cotangent
@@ -63,7 +65,7 @@ def filled(cotangents: Cotangents, like: Sequence[Any]) -> Values:
     ]
 
 
-class OneShape:
+class CompiledOnce:
     """A jitted function of one shape, compiled before it is first called.
 
     Its compiler takes more memory than a layer: it is done before layers are read.
@@ -102,16 +104,19 @@ class CompiledLoop:
 
     def __init__(self, loop: LayerLoop, active: Collection[Var]):
         self.loop = loop
-        self.moving = [var in active for var in loop.end]
+        self.differentiated = [var in active for var in loop.end]
         self.shared = [var for var in loop.shared if var in active]
         self.stacked = [var for var in loop.stacked if var in active]
-        self.forth, self.back = OneShape(self._forth), OneShape(self._back)
+        self.forward, self.backward = (
+            CompiledOnce(self._forward),
+            CompiledOnce(self._backward),
+        )
 
-    def chosen(self, carried: Sequence[Any]) -> Values:
+    def differentiable(self, carried: Sequence[Any]) -> Values:
         """Of what goes from layer to layer, that which gets a gradient."""
-        return list(itertools.compress(carried, self.moving))
+        return list(itertools.compress(carried, self.differentiated))
 
-    def _forth(
+    def _forward(
         self,
         weights: Values,
         index: Int[Array, ""],
@@ -121,7 +126,7 @@ class CompiledLoop:
     ) -> Values:
         return self.loop.layer(weights, shared, _slices(stacked, index), carried)
 
-    def _back(
+    def _backward(
         self,
         weights: Values,
         index: Int[Array, ""],
@@ -141,9 +146,9 @@ class CompiledLoop:
             changed = iter(moving)
             entering = [
                 next(changed) if moves else x
-                for x, moves in zip(carried, self.moving, strict=True)
+                for x, moves in zip(carried, self.differentiated, strict=True)
             ]
-            return self.chosen(
+            return self.differentiable(
                 loop.layer(
                     weights,
                     [all_shared[var] for var in loop.shared],
@@ -153,12 +158,12 @@ class CompiledLoop:
             )
 
         arguments = (
-            self.chosen(carried),
+            self.differentiable(carried),
             [known[var] for var in self.shared],
             [own[var] for var in self.stacked],
         )
         found, pull_back = jax.vjp(run, *arguments)
-        entered, added, sliced = pull_back(filled(cotangents, found))
+        entered, added, sliced = pull_back(fill_with_zeros(cotangents, found))
         totals = [a + b for a, b in zip(totals, added, strict=True)]
         return entered, totals, sliced
 

@@ -75,19 +75,19 @@ def read_layer(weights: Sequence[LayeredWeight], index: int) -> Layer:
     """One layer of some weights, on the device when this returns."""
     layer = []
     for weight in weights:
-        _give_back()
+        _return_memory()
         layer.append(jax.device_put(weight.read(index)))
     return jax.block_until_ready(layer)
 
 
-def _let_go(layer: Layer) -> None:
+def _delete_layer(layer: Layer) -> None:
     """Takes a layer off the device, whatever else in Python still knows of it."""
     for array in layer:
         array.delete()
-    _give_back()
+    _return_memory()
 
 
-def _give_back() -> None:
+def _return_memory() -> None:
     """Gives memory back that held layers before.
 
     On a CPU an array is the memory that it was read into, of which JAX lets go when
@@ -98,7 +98,7 @@ def _give_back() -> None:
     return_freed_memory()
 
 
-class Reader:
+class LayerReader:
     """Brings layers to the device, the next one while the last one is computed.
 
     Two layers are there at a time, never three: a layer is let go before the one after
@@ -109,8 +109,8 @@ class Reader:
         measurements.
     """
 
-    def __init__(self, seen: Callable[[int], None] | None = None):
-        self.seen = seen
+    def __init__(self, on_layer: Callable[[int], None] | None = None):
+        self.on_layer = on_layer
 
     def visit(
         self,
@@ -135,7 +135,7 @@ class Reader:
                 if following is not None:
                     ahead.append(pool.submit(read_layer, weights, following))
                 compute(index, layer)
-                if self.seen is not None:
+                if self.on_layer is not None:
                     wait(ahead)
-                    self.seen(index)
-                _let_go(layer)
+                    self.on_layer(index)
+                _delete_layer(layer)

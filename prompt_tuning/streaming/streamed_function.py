@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.streaming.layered_weights import Reader
+from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.streaming.traced_program import Leaves, TracedProgram
 
 
@@ -22,7 +22,7 @@ class StreamedFunction:
       reader: brings the layers in.
     """
 
-    def __init__(self, function: Callable[..., Any], reader: Reader | None = None):
+    def __init__(self, function: Callable[..., Any], reader: LayerReader | None = None):
         """Wraps a function.
 
         Args:
@@ -30,15 +30,15 @@ class StreamedFunction:
             a tree of arrays. It reads streamed parameters in loops over their layers.
           reader: one of its own by default.
         """
-        self._function, self.reader = function, reader or Reader()
+        self._function, self.reader = function, reader or LayerReader()
         self._programs: dict[Any, TracedProgram] = {}
 
-    def forth(self, trained: Parameters, frozen: Leaves, *arguments: Any) -> Any:
+    def forward(self, trained: Parameters, frozen: Leaves, *arguments: Any) -> Any:
         """The function's result."""
         program = self._program(trained, frozen, arguments)
-        known = program.start(trained, frozen, arguments)
-        program.forth([known], self.reader)
-        return program.finish(known)
+        known = program.input_values(trained, frozen, arguments)
+        program.forward([known], self.reader)
+        return program.result(known)
 
     def value_and_gradient(
         self,
@@ -62,14 +62,14 @@ class StreamedFunction:
           result of each.
         """
         program = self._program(trained, frozen, micro_batches[0])
-        known = [program.start(trained, frozen, own) for own in micro_batches]
-        entered = program.forth(known, self.reader, keep=True)
+        known = [program.input_values(trained, frozen, own) for own in micro_batches]
+        entered = program.forward(known, self.reader, keep=True)
         turned = [
-            program.turn(own, seeds)
+            program.start_backward(own, seeds)
             for own, seeds in zip(known, output_gradients, strict=True)
         ]
         cotangents = [of_own for _, of_own in turned]
-        program.back(known, cotangents, entered, self.reader)
+        program.backward(known, cotangents, entered, self.reader)
         results = [result for result, _ in turned]
         return program.gradient(trained, cotangents), results
 
@@ -89,7 +89,7 @@ def _dtype(leaf: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4)
-def of_batch(
+def stream_over_batches(
     graph: nnx.GraphDef, function: Callable[[nnx.GraphDef, Any, Any], Any]
 ) -> StreamedFunction:
     """A function of a model's structure, all of its parameters and a batch.

@@ -104,7 +104,7 @@ def value_of(atom: Var | Literal, values: Mapping[Var, Any]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class SplitProgram:
     """A program in pieces: a segment, a loop, a segment, ..., and a last segment.
 
     Attributes:
@@ -116,7 +116,7 @@ class Cut:
     loops: tuple[LayerLoop, ...]
 
 
-def cut(program: Jaxpr, streamed: Mapping[Var, str]) -> Cut:
+def split_at_loops(program: Jaxpr, streamed: Mapping[Var, str]) -> SplitProgram:
     """Cuts a program at the loops that read streamed inputs.
 
     Args:
@@ -135,7 +135,7 @@ def cut(program: Jaxpr, streamed: Mapping[Var, str]) -> Cut:
     loops = [_loop(stages.scans[stage], streamed) for stage in range(count)]
     pieces = [stages.equations.get(stage, []) for stage in range(count + 1)]
     segments = [_segment(program, pieces, loops, stage) for stage in range(count + 1)]
-    return Cut(tuple(segments), tuple(loops))
+    return SplitProgram(tuple(segments), tuple(loops))
 
 
 class _Stages:
@@ -173,7 +173,7 @@ class _Stages:
         while self._length(stage) not in (None, scan.params["length"]):
             stage += 1
         if any(self._sliced[var] != stage for var in made):
-            raise _stacked_elsewhere(made)
+            raise _stacked_outside_error(made)
         self.scans.setdefault(stage, []).append(scan)
         carried, stacked = scan.outvars[: len(start)], scan.outvars[len(start) :]
         self._known |= dict.fromkeys(carried, stage + 1)
@@ -196,7 +196,7 @@ class _Stages:
         """
         stacked = [var for var in needed if var in self._sliced]
         if stacked:
-            raise _stacked_elsewhere(stacked)
+            raise _stacked_outside_error(stacked)
 
 
 def _check_loop(equation: JaxprEqn, streamed: Mapping[Var, str]) -> None:
@@ -217,7 +217,7 @@ def _check_loop(equation: JaxprEqn, streamed: Mapping[Var, str]) -> None:
     )
 
 
-def _stacked_elsewhere(stacked: Sequence[Var]) -> InputError:
+def _stacked_outside_error(stacked: Sequence[Var]) -> InputError:
     kind: Any = stacked[0].aval
     return InputError(
         f"a loop over layers makes an array of them all, of shape {kind.shape}, that "
@@ -280,16 +280,16 @@ def variables(atoms: Iterable[Var | Literal]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-def active(program: Jaxpr, start: Iterable[Var]) -> set[Var]:
+def differentiable_variables(program: Jaxpr, start: Iterable[Var]) -> set[Var]:
     """The floating variables that depend on some inputs."""
     found = set(start)
     for equation in program.eqns:
         if not found.isdisjoint(variables(equation.invars)):
-            found |= {var for var in equation.outvars if floating(var)}
+            found |= {var for var in equation.outvars if is_floating(var)}
     return found
 
 
-def floating(var: Var) -> bool:
+def is_floating(var: Var) -> bool:
     """Whether a gradient can be taken at it."""
     kind: Any = var.aval
     return jnp.issubdtype(kind.dtype, jnp.inexact)

@@ -11,13 +11,18 @@ from jaxtyping import Array
 
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.streaming.compiled_segments import CompiledLoop, CompiledSegment
-from prompt_tuning.streaming.layered_weights import Layer, LayeredWeight, Reader
-from prompt_tuning.streaming.traced_loops import Values, active, cut, value_of
+from prompt_tuning.streaming.layered_weights import Layer, LayeredWeight, LayerReader
+from prompt_tuning.streaming.traced_loops import (
+    Values,
+    differentiable_variables,
+    split_at_loops,
+    value_of,
+)
 
-Known = dict[Var, Any]
+VarValues = dict[Var, Any]
 """The values of one micro-batch."""
 
-Entered = list[list[list[np.ndarray]]]
+LayerInputs = list[list[list[np.ndarray]]]
 """What went into each layer, of each micro-batch, in host memory."""
 
 Leaves = dict[str, Any]
@@ -50,9 +55,9 @@ class TracedProgram:
             for var, leaf in zip(closed.jaxpr.invars, leaves, strict=True)
             if isinstance(leaf, LayeredWeight)
         }
-        pieces = cut(closed.jaxpr, streamed)
+        pieces = split_at_loops(closed.jaxpr, streamed)
         self._trained = closed.jaxpr.invars[: len(jax.tree.leaves(trained))]
-        self._active = active(closed.jaxpr, self._trained)
+        self._active = differentiable_variables(closed.jaxpr, self._trained)
         *segments, last = pieces.segments
         self._stages = [
             (CompiledSegment(segment, self._active), CompiledLoop(loop, self._active))
@@ -60,17 +65,21 @@ class TracedProgram:
         ]
         self._last = CompiledSegment(last, self._active)
 
-    def start(
+    def input_values(
         self, trained: Parameters, frozen: Leaves, arguments: Sequence[Any]
-    ) -> Known:
+    ) -> VarValues:
         """The values of a micro-batch before anything has run."""
         arguments = jax.device_put(arguments)
         leaves = jax.tree.leaves((trained, frozen, arguments))
         return self._constants | dict(zip(self._program.invars, leaves, strict=True))
 
-    def forth(
-        self, known: Sequence[Known], reader: Reader, *, keep: bool = False
-    ) -> list[Entered]:
+    def forward(
+        self,
+        known: Sequence[VarValues],
+        reader: LayerReader,
+        *,
+        keep: bool = False,
+    ) -> list[LayerInputs]:
         """Runs micro-batches up to the last segment, which adds to what is known.
 
         Returns:
@@ -79,42 +88,44 @@ class TracedProgram:
         entered = []
         for segment, loop in self._stages:
             for own in known:
-                outputs = segment.forth(_values(own, segment.inputs))
+                outputs = segment.forward(_values(own, segment.inputs))
                 own |= zip(segment.outputs, outputs, strict=True)
-            kept = keep and any(loop.moving)
-            entered.append(_loop_forth(loop, known, reader, keep=kept))
+            kept = keep and any(loop.differentiated)
+            entered.append(_run_loop_forward(loop, known, reader, keep=kept))
         return entered
 
-    def finish(self, known: Known) -> Any:
+    def result(self, known: VarValues) -> Any:
         """What a micro-batch results in."""
-        outputs = self._last.forth(_values(known, self._last.inputs))
+        outputs = self._last.forward(_values(known, self._last.inputs))
         return self._result(known, outputs)
 
-    def turn(self, known: Known, output_gradients: Any) -> tuple[Any, Known]:
+    def start_backward(
+        self, known: VarValues, output_gradients: Any
+    ) -> tuple[Any, VarValues]:
         """What a micro-batch results in, and the cotangents before the last segment."""
         seeds = jax.tree.leaves(output_gradients)
-        cotangents: Known = {}
+        cotangents: VarValues = {}
         for atom, seed in zip(self._program.outvars, seeds, strict=True):
             if isinstance(atom, Var) and atom in self._active:
-                _add(cotangents, [atom], [seed])
+                _accumulate(cotangents, [atom], [seed])
         segment = self._last
         outputs, found = segment.value_and_gradient(
-            _values(known, segment.inputs), _taken(cotangents, segment.targets)
+            _values(known, segment.inputs), _pop(cotangents, segment.targets)
         )
-        _add(cotangents, segment.sources, found)
+        _accumulate(cotangents, segment.sources, found)
         return self._result(known, outputs), cotangents
 
-    def _result(self, known: Known, outputs: Values) -> Any:
+    def _result(self, known: VarValues, outputs: Values) -> Any:
         every = known | dict(zip(self._last.outputs, outputs, strict=True))
         leaves = [value_of(atom, every) for atom in self._program.outvars]
         return jax.tree.unflatten(self._results, leaves)
 
-    def back(
+    def backward(
         self,
-        known: Sequence[Known],
-        cotangents: Sequence[Known],
-        entered: Sequence[Entered],
-        reader: Reader,
+        known: Sequence[VarValues],
+        cotangents: Sequence[VarValues],
+        entered: Sequence[LayerInputs],
+        reader: LayerReader,
     ) -> None:
         """Brings cotangents back to the inputs; those on the way are used up.
 
@@ -127,16 +138,18 @@ class TracedProgram:
         for (segment, loop), kept in zip(
             self._stages[::-1], entered[::-1], strict=True
         ):
-            if any(loop.moving):
-                _loop_back(loop, known, cotangents, kept, reader)
+            if any(loop.differentiated):
+                _run_loop_backward(loop, known, cotangents, kept, reader)
             for own, of_own in zip(known, cotangents, strict=True):
-                seeds = _taken(of_own, segment.targets)
+                seeds = _pop(of_own, segment.targets)
                 if all(seed is None for seed in seeds):
                     continue
-                found = segment.back(_values(own, segment.inputs), seeds)
-                _add(of_own, segment.sources, found)
+                found = segment.backward(_values(own, segment.inputs), seeds)
+                _accumulate(of_own, segment.sources, found)
 
-    def gradient(self, trained: Parameters, cotangents: Sequence[Known]) -> Parameters:
+    def gradient(
+        self, trained: Parameters, cotangents: Sequence[VarValues]
+    ) -> Parameters:
         """The gradient of the trained parameters, micro-batches added up."""
         leaves, structure = jax.tree.flatten(trained)
         found = []
@@ -150,32 +163,38 @@ def _abstract(leaf: Any) -> Any:
     return leaf.abstract if isinstance(leaf, LayeredWeight) else leaf
 
 
-def _values(known: Known, variables: Iterable[Any]) -> Values:
+def _values(known: VarValues, variables: Iterable[Any]) -> Values:
     return [value_of(atom, known) for atom in variables]
 
 
-def _taken(cotangents: Known, variables: Iterable[Var]) -> list[Array | None]:
+def _pop(cotangents: VarValues, variables: Iterable[Var]) -> list[Array | None]:
     return [cotangents.pop(var, None) for var in variables]
 
 
-def _add(cotangents: Known, variables: Iterable[Any], found: Iterable[Any]) -> None:
+def _accumulate(
+    cotangents: VarValues, variables: Iterable[Any], found: Iterable[Any]
+) -> None:
     for var, value in zip(variables, found, strict=True):
         known = cotangents.get(var)
         cotangents[var] = value if known is None else known + value
 
 
-def _loop_forth(
-    loop: CompiledLoop, known: Sequence[Known], reader: Reader, *, keep: bool
-) -> Entered:
+def _run_loop_forward(
+    loop: CompiledLoop,
+    known: Sequence[VarValues],
+    reader: LayerReader,
+    *,
+    keep: bool,
+) -> LayerInputs:
     """Runs all micro-batches through one layer after the other."""
     cut = loop.loop
     given = [(_values(own, cut.shared), _values(own, cut.stacked)) for own in known]
     carried = [_values(own, cut.start) for own in known]
-    entered: Entered = []
+    entered: LayerInputs = []
 
     def compute(index: int, layer: Layer) -> None:
         following = [
-            loop.forth(layer, index, *of_all, values)
+            loop.forward(layer, index, *of_all, values)
             for of_all, values in zip(given, carried, strict=True)
         ]
         if keep:
@@ -185,31 +204,31 @@ def _loop_forth(
 
     weights = [known[0][var] for var in cut.weights]
     layer = [weight.abstract_layer for weight in weights]
-    loop.forth.compile(layer, 0, *given[0], carried[0])
+    loop.forward.compile(layer, 0, *given[0], carried[0])
     reader.visit(weights, range(cut.length), compute)
     for own, values in zip(known, carried, strict=True):
         own |= zip(cut.end, values, strict=True)
     return entered
 
 
-def _loop_back(
+def _run_loop_backward(
     loop: CompiledLoop,
-    known: Sequence[Known],
-    cotangents: Sequence[Known],
-    entered: Entered,
-    reader: Reader,
+    known: Sequence[VarValues],
+    cotangents: Sequence[VarValues],
+    entered: LayerInputs,
+    reader: LayerReader,
 ) -> None:
     """Runs all micro-batches back, each layer computed again from what entered it."""
     cut = loop.loop
     given = [(_values(own, cut.shared), _values(own, cut.stacked)) for own in known]
-    moving = [_taken(own, loop.chosen(cut.end)) for own in cotangents]
+    moving = [_pop(own, loop.differentiable(cut.end)) for own in cotangents]
     totals = [[jnp.zeros_like(own[var]) for var in loop.shared] for own in known]
     slices: list[list[Values]] = [[] for _ in known]
 
     def compute(index: int, layer: Layer) -> None:
         values = jax.device_put(entered.pop())
         for i, of_all in enumerate(given):
-            moving[i], totals[i], of_layer = loop.back(
+            moving[i], totals[i], of_layer = loop.backward(
                 layer, index, *of_all, values[i], moving[i], totals[i]
             )
             slices[i].append(of_layer)
@@ -217,11 +236,11 @@ def _loop_back(
 
     weights = [known[0][var] for var in cut.weights]
     layer = [weight.abstract_layer for weight in weights]
-    loop.back.compile(layer, 0, *given[0], entered[-1][0], moving[0], totals[0])
+    loop.backward.compile(layer, 0, *given[0], entered[-1][0], moving[0], totals[0])
     reader.visit(weights, reversed(range(cut.length)), compute)
-    first = loop.chosen(cut.start)
+    first = loop.differentiable(cut.start)
     for i, own in enumerate(cotangents):
-        _add(own, first, moving[i])
-        _add(own, loop.shared, totals[i])
+        _accumulate(own, first, moving[i])
+        _accumulate(own, loop.shared, totals[i])
         stacked = [jnp.stack(layers[::-1]) for layers in zip(*slices[i], strict=True)]
-        _add(own, loop.stacked, stacked)
+        _accumulate(own, loop.stacked, stacked)

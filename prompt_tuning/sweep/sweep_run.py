@@ -210,7 +210,7 @@ def prepare_sweep(
     ]
     evaluators = _evaluators(opened)
     drops = longest.model.drops
-    opened[0].model.weight_storage.refuse_streamed("a sweep steps many members at once")
+    opened[0].model.weight_storage.reject_streamed("a sweep steps many members at once")
     parameters = opened[0].model.read_parameters()
     _, frozen = parameter_groups.partition(parameters, opened[0].labels)
     # One that has no checkpoint yet sends all of them back to the start.

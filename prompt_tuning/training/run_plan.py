@@ -87,7 +87,7 @@ def plan_run(run: Run) -> "RunPlan":
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
     labels = parameter_groups.label(model.plan.abstract, run.groups)
-    storage = model.weight_storage.frozen(labels)
+    storage = model.weight_storage.without_trained(labels)
     return RunPlan(
         run=run,
         model=dataclasses.replace(model, weight_storage=storage),

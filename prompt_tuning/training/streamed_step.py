@@ -16,7 +16,7 @@ from prompt_tuning.core.parameters import Parameters, merge, optional_key
 from prompt_tuning.losses.objective import NATS_PER_WEIGHT, LossSums, Objective
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.streaming.layered_weights import LayeredWeight, Reader
+from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics, batch_metrics, step_key, update
@@ -37,7 +37,7 @@ class StreamedStep:
         *,
         dropout: bool,
         objective: Objective = NATS_PER_WEIGHT,
-        reader: Reader | None = None,
+        reader: LayerReader | None = None,
     ):
         """Sets the step up; arguments as for `compile_step`.
 

@@ -52,7 +52,7 @@ SEGMENTS = jnp.array([[1, 1, 1, 1, 0]])
 def test_an_encoders_prompt_sees_what_is_named_and_text_sees_all(
     names, of_prompt, always
 ):
-    sees = masks.Visibility.of([*names, *always])
+    sees = masks.Visibility.from_names([*names, *always])
     mask = jax.jit(masks.region_mask, static_argnums=1)(IS_PROMPT, sees)
     mask &= masks.segment_mask(SEGMENTS, SEGMENTS)
     text = [1, 1, 1, 1, 0]
@@ -65,7 +65,7 @@ def test_in_a_prefix_decoder_what_is_given_sees_no_target_and_targets_are_causal
 ):
     # Two prompt vectors, two given tokens, one target.
     region = jnp.array([[1, 1, 1, 1, 0]], bool)
-    sees = masks.Visibility.of(names)
+    sees = masks.Visibility.from_names(names)
     compute = jax.jit(masks.decoder_region_mask, static_argnums=2)
     given = [1, 1, 1, 1, 0]
     expected = [*of_prompt, given, given, [1, 1, 1, 1, 1]]
@@ -75,7 +75,7 @@ def test_in_a_prefix_decoder_what_is_given_sees_no_target_and_targets_are_causal
 def test_a_prompt_between_given_tokens_and_targets_is_seen_by_those_before_it():
     region = jnp.array([[1, 1, 1, 0, 0]], bool)
     is_prompt = jnp.array([[0, 1, 1, 0, 0]], bool)
-    sees = masks.Visibility.of([P_P_CAUSAL])
+    sees = masks.Visibility.from_names([P_P_CAUSAL])
     mask = masks.decoder_region_mask(region, is_prompt, sees)
     assert matrices(mask, 5)[0] == [
         [1, 1, 1, 0, 0],
@@ -88,7 +88,7 @@ def test_a_prompt_between_given_tokens_and_targets_is_seen_by_those_before_it():
 
 def test_unknown_visibility_is_refused():
     with pytest.raises(InputError, match="visibility names 'prompt->text', expected"):
-        masks.Visibility.of(["prompt->prompt", "prompt->text"])
+        masks.Visibility.from_names(["prompt->prompt", "prompt->text"])
 
 
 def test_examples_of_a_packed_row_see_themselves_alone():

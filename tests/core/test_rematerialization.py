@@ -130,7 +130,7 @@ def test_an_encoder_may_have_a_policy_of_its_own():
         deep(dummies.T5_GATED, Rematerialization(policy="dots", skip_first=1)),
         encoder_rematerialization=NOTHING,
     )
-    assert config.of_encoder == NOTHING
+    assert config.encoder_policy == NOTHING
     assert_same(outcome(config), plain("t5_gated"))
 
 

@@ -14,7 +14,7 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.objective import TokenObjective
 from prompt_tuning.models import host_memory
-from prompt_tuning.streaming.layered_weights import LayeredWeight, Reader
+from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.distillation import Distillation, make_teacher
 from prompt_tuning.training.state import TrainState
@@ -167,7 +167,7 @@ def test_one_program_forth_and_one_back_serve_all_layers_and_micro_batches():
         step.gradient(trained, rest, batch_of(config, 3), None)
     (program,) = step._sums._programs.values()
     ((_, loop),) = program._stages
-    jitted: list[Any] = [loop.forth.jitted, loop.back.jitted]
+    jitted: list[Any] = [loop.forward.jitted, loop.backward.jitted]
     assert [program._cache_size() for program in jitted] == [1, 1]
 
 
@@ -182,7 +182,7 @@ def test_two_layers_are_on_the_device_at_a_time():
     # Held, so that none of them goes while the layers are counted.
     others = jax.live_arrays()
     before = nbytes(others)
-    reader = Reader(
+    reader = LayerReader(
         lambda index: seen.append((index, nbytes(jax.live_arrays()) - before))
     )
     step = StreamedStep(graph, SGD, layers.weights, dropout=False, reader=reader)
@@ -236,7 +236,7 @@ def test_a_loop_is_run_with_literals_shared_values_and_slices():
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     for name in trained:
         np.testing.assert_allclose(gradient[name], usual[name], rtol=1e-5)
-    alone = streamed.forth(trained, {"stack": layered(weights)}, x)
+    alone = streamed.forward(trained, {"stack": layered(weights)}, x)
     np.testing.assert_allclose(alone, expected, rtol=1e-6)
 
 
@@ -261,14 +261,16 @@ def test_a_loop_is_run_with_literals_shared_values_and_slices():
 def test_what_cannot_be_streamed_is_refused(function: Any, said):
     stack = layered(np.ones((3, 2), np.float32))
     with pytest.raises(InputError, match=said):
-        StreamedFunction(function).forth({}, {"stack": stack})
+        StreamedFunction(function).forward({}, {"stack": stack})
 
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_blocks_bring_their_weights_from_pinned_memory(family):
     config = dataclasses.replace(dummies.FAMILIES[family], feed_forward_width=20)
     graph, (trained, frozen, blocks, rest) = prompted(config, length=5)
-    pinned = rest | {p: host_memory.pinned(np.asarray(x)) for p, x in blocks.items()}
+    pinned = rest | {
+        p: host_memory.put_in_pinned_memory(np.asarray(x)) for p, x in blocks.items()
+    }
     assert all(pinned[path].sharding.memory_kind == "pinned_host" for path in blocks)
     batch = batch_of(config, 2)
     compute = jax.jit(functools.partial(gradients, graph))
