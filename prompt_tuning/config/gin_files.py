@@ -13,23 +13,19 @@ import os
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
+from prompt_tuning import losses
 from prompt_tuning.config.run import DataSource, Evaluation, Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.losses.objective import (
-    ClassObjective,
-    ContextDistillation,
-    PolicyGradient,
-    TokenObjective,
-)
 from prompt_tuning.models.build import Prompt
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import PromptFactory
@@ -55,10 +51,10 @@ FACTORIES = (
     Rematerialization,
     DataSource,
     Evaluation,
-    TokenObjective,
-    ClassObjective,
-    PolicyGradient,
-    ContextDistillation,
+    *(
+        getattr(import_module(module), name)
+        for name, module in losses.FACTORIES.items()
+    ),
     MeshShape,
     AxisRules,
     parameter_groups.ParameterGroup,

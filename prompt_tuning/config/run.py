@@ -3,39 +3,19 @@
 import dataclasses
 from collections.abc import Sequence
 
+from prompt_tuning import losses
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.losses.objective import (
-    ClassObjective,
-    ContextDistillation,
-    PolicyGradient,
-    TokenObjective,
-)
+from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import PromptFactory, Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.sharding.mesh import MeshShape
-
-ObjectiveConfig = TokenObjective | ClassObjective | PolicyGradient | ContextDistillation
-
-
-def check_packed_objective(objective: ObjectiveConfig | None) -> None:
-    """Refuses to pack where a row is one candidate of an example.
-
-    Raises:
-      InputError: with what to set.
-    """
-    if isinstance(objective, ClassObjective):
-        raise InputError(
-            "DataSource.packing is True, but Run.objective is a ClassObjective, which "
-            "compares whole rows, one for each class of an example: set packing = "
-            "False, or use a TokenObjective"
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,8 +135,7 @@ class Run:
             )
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is no list; write [@ParameterGroup()]")
-        if self.data is not None and self.data.packing:
-            check_packed_objective(self.objective)
+        self._check_objective()
         best = self.keep_best
         if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
             raise InputError(
@@ -164,6 +143,24 @@ class Run:
             )
         if self.early_stopping:
             self._check_early_stopping()
+
+    def _check_objective(self) -> None:
+        """Checks the type of the objective, and that it can read packed rows.
+
+        Raises:
+          InputError: with what to set.
+        """
+        objective = self.objective
+        if objective is None:
+            return
+        if not isinstance(objective, ObjectiveConfig):
+            raise InputError(
+                f"Run.objective is {objective!r}, a {type(objective).__name__}; "
+                f"expected {' or '.join(f'@{name}()' for name in losses.FACTORIES)} or "
+                "None"
+            )
+        if self.data is not None and self.data.packing:
+            objective.check_packing()
 
     def _check_early_stopping(self) -> None:
         """Refuses to stop by what is not measured on the way.

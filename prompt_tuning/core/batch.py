@@ -46,8 +46,9 @@ class Batch:
       gold: of examples with `C` classes, the right one of each example, int32 `[B]`,
         and -1 where there is no example; the rows of all other arrays are then `B * C`,
         the classes of an example one after the other. None where a row is an example.
-      advantages: of the targets that carry weight, float32 `[B, m]`, 0 where a row has
-        fewer; None where the data does not say them.
+      columns: data columns that an objective reads, by name (`DataSource.columns`),
+        such as "advantages": values of the learned targets, float32 `[B, m]`, 0 where
+        a row has fewer.
       example_weights: of examples with classes, what each weighs, float32 `[B]`, 0
         where there is no example; None where each weighs 1, or a row is an example.
       real_rows: 1 where a row holds an example, 0 where it is there to fill the batch,
@@ -64,6 +65,6 @@ class Batch:
     prompt_ids: Any = None
     target_segment_ids: Any = None
     gold: Any = None
-    advantages: Any = None
     example_weights: Any = None
     real_rows: Any = None
+    columns: Any = dataclasses.field(default_factory=dict)

@@ -48,7 +48,7 @@ class SameTargets(Examples):
             dataclasses.replace(own.spans.select(chosen), **counts),
             own.skipped,
             has_prompt_ids=own.has_prompt_ids,
-            has_advantages=own.has_advantages,
+            columns=own.columns,
         )
         self.other = other
         self.uncounted = int(own.weight_counts.sum() - other.weight_counts.sum())

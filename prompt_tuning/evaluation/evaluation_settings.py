@@ -16,7 +16,7 @@ class Evaluation:
     """What is measured on held-out data.
 
     Attributes:
-      data: the held-out files; advantages, which are of training, are not read.
+      data: the held-out files; columns for a training objective are not read.
       exact_match: whether completions are generated and compared.
       metrics: what else is measured: "squad" (F1 and exact match of normalised words),
         "rouge" and "bleu" of generated completions, "perplexity".
@@ -66,8 +66,8 @@ class Evaluation:
 
     def __post_init__(self):
         check_fields(self)
-        # A setting without a scope is of the training data's source and of this one.
-        without = dataclasses.replace(self.data, advantages_key=None)
+        # A binding without a scope applies to the training data and to this data.
+        without = dataclasses.replace(self.data, advantages_key=None, columns=None)
         object.__setattr__(self, "data", without)
         self._check_metrics()
         self._check_labels()

@@ -9,12 +9,8 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.cross_entropy import TokenLoss
-from prompt_tuning.losses.objective import (
-    NATS_PER_WEIGHT,
-    LossSums,
-    Objective,
-    target_losses,
-)
+from prompt_tuning.losses.objective import LossSums, Objective, target_losses
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from prompt_tuning.data.batching.packed_plan import PackedPlan
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples, load_examples
 from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
-from prompt_tuning.data.rows.token_columns import TokenColumns
+from prompt_tuning.data.rows.token_columns import ADVANTAGES, TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.shard_map import check_row_count
@@ -56,6 +56,8 @@ class DataSource:
         same in all, counted over all rows of the files. None for no balance.
       advantages_key: of `PolicyGradient`: the advantage of each example, a jsonl key or
         an HDF5 data set `[rows]`, or `[rows, length]` of each token.
+      columns: other columns of numbers that an objective reads: the key of each, as in
+        `advantages_key`, by the name that the objective gives it.
       prompt_key: jsonl key of what is given; None if nothing is.
       completion_key: jsonl key of what is learned.
       joiner: text between the two.
@@ -88,6 +90,7 @@ class DataSource:
     example_weight_key: str | None = None
     balance_key: str | None = None
     advantages_key: str | None = None
+    columns: Mapping[str, str] | None = None
     prompt_key: str | None = "prompt"
     completion_key: str = "completion"
     joiner: str = ""
@@ -102,6 +105,15 @@ class DataSource:
 
     def __post_init__(self):
         check_fields(self)
+        columns = self.columns
+        if columns is not None and not (
+            isinstance(columns, Mapping)
+            and all(isinstance(text, str) for pair in columns.items() for text in pair)
+        ):
+            raise InputError(
+                f"DataSource.columns is {columns!r}, expected a dict of names and keys "
+                "such as {'margins': 'margin'}, or None"
+            )
 
     def load(
         self, model: PromptedModel, *, given_before: Sequence[int] = ()
@@ -149,9 +161,17 @@ class DataSource:
                 self.use_loss_weights,
                 self.example_weight_key,
                 self.balance_key,
-                self.advantages_key,
+                self._objective_columns,
             ),
         )
+
+    @property
+    def _objective_columns(self) -> dict[str, str]:
+        """The key of each column that an objective reads, by its name."""
+        columns = dict(self.columns or {})
+        if self.advantages_key is not None:
+            columns[ADVANTAGES] = self.advantages_key
+        return columns
 
     def token_template(self, model: PromptedModel) -> TokenTemplate | None:
         """The template in the ids of a model's tokenizer; None if there is none.

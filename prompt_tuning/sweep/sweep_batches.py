@@ -94,14 +94,9 @@ def pad_to_widest(batches: Sequence[Batch], pad_id: int) -> list[Batch]:
     """
     fillings = {"tokens": pad_id, "targets": pad_id, "lengths": 1, "gold": FILLING}
 
-    def padded(batch: Batch, name: str) -> np.ndarray | None:
-        arrays = [getattr(other, name) for other in batches]
-        if arrays[0] is None:
-            return None
-        widest = np.max([array.shape for array in arrays], axis=0)
-        array = getattr(batch, name)
+    def pad(path: tuple, array: np.ndarray, *others: np.ndarray) -> np.ndarray:
+        widest = np.max([other.shape for other in others], axis=0)
         missing = [(0, int(w) - s) for w, s in zip(widest, array.shape, strict=True)]
-        return np.pad(array, missing, constant_values=fillings.get(name, 0))
+        return np.pad(array, missing, constant_values=fillings.get(path[0].name, 0))
 
-    names = [field.name for field in dataclasses.fields(Batch)]
-    return [Batch(**{name: padded(b, name) for name in names}) for b in batches]
+    return [jax.tree.map_with_path(pad, batch, *batches) for batch in batches]

@@ -24,7 +24,6 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
-from prompt_tuning.losses.objective import TokenObjective
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.pretrained.tuning import PromptModules
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
@@ -260,9 +259,7 @@ def _own_batches(opened: Sequence[RunPlan]) -> bool:
     """
     own = reads_own_batches(opened)
     objective = opened[0].run.objective
-    counts_padding = (
-        isinstance(objective, TokenObjective) and objective.normalizer == TOTAL_TARGETS
-    )
+    counts_padding = objective is not None and objective.counts_padding
     if own and counts_padding:
         raise InputError(
             "members read their rows in orders of their own, padded to each other, and "

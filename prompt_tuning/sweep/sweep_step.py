@@ -19,7 +19,8 @@ from jaxtyping import Array, Int
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT, Objective
+from prompt_tuning.losses.objective import Objective
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import (

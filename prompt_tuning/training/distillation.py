@@ -14,15 +14,9 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import given_ids
-from prompt_tuning.losses.cross_entropy import distillation_loss
-from prompt_tuning.losses.objective import (
-    ContextDistillation,
-    LossSums,
-    learned_targets,
-    token_sums,
-)
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -73,54 +67,20 @@ class Teacher:
         return jax.lax.stop_gradient(hidden)
 
 
-@dataclasses.dataclass(frozen=True)
-class Distillation:
-    """An objective: say what a teacher says; see `ContextDistillation`.
-
-    Attributes:
-      teacher: shares the student's frozen parameters.
-    """
-
-    teacher: Teacher
-
-    def sums(
-        self,
-        hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
-        batch: Batch,
-        parameters: Parameters | None = None,
-    ) -> LossSums:
-        """What a batch adds up to; see `Objective`.
-
-        Raises:
-          ValueError: if the parameters are not given.
-        """
-        if parameters is None:
-            raise ValueError("a teacher runs on the model's parameters: pass them")
-        with jax.named_scope("teacher"):
-            said = self.teacher.hidden(parameters, batch)
-        outcome = distillation_loss(hidden, head, learned_targets(batch), said)
-        return token_sums(outcome, batch.loss_weights, batch)
-
-    def divisor(self, batch: Batch) -> Float[Array, ""]:
-        """The sum of the weights."""
-        return jnp.sum(batch.loss_weights)
-
-
-def open_distillation(
-    settings: ContextDistillation,
+def open_teacher(
+    context: str,
     model: PromptedModel,
     trained: Collection[str],
-    examples: Examples,
-) -> Distillation:
-    """The objective of a run, with its teacher.
+    examples: Examples | Candidates,
+) -> Teacher:
+    """Builds the teacher of a run that distills a context.
 
     The teacher reads BOS, the context, and the row's text. Where rows begin with BOS
     the context is put behind it in each row; where they do not, BOS and context run
     once for the batch.
 
     Args:
-      settings: what was asked for.
+      context: text that the teacher reads before each row.
       model: the student.
       trained: paths of what the run trains.
       examples: of training.
@@ -134,9 +94,10 @@ def open_distillation(
             "ContextDistillation compares rows that student and teacher both read, but "
             "a template puts vectors among the tokens: use another Prompting.placement"
         )
+    assert isinstance(examples, Examples)  # a distillation has no candidate labels
     behind_bos = begin_with_bos(examples, model)
     tokenizer = model.needed_tokenizer()
-    ids = tokenizer.encode(settings.context)
+    ids = tokenizer.encode(context)
     if not behind_bos and model.config.architecture == "decoder_only":
         ids = [*given_ids(tokenizer, ""), *ids]
     placement = "after_bos" if behind_bos else "prefix"
@@ -155,7 +116,7 @@ def open_distillation(
             f"the context has {len(ids)} tokens, and with the longest example "
             f"{longest}, but the model has {positions} positions; shorten one of them"
         )
-    return Distillation(teacher)
+    return teacher
 
 
 def make_teacher(

@@ -25,7 +25,8 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, merge, named_key
 from prompt_tuning.losses.cross_entropy import token_loss
-from prompt_tuning.losses.objective import advantage_weights, by_target, learned_targets
+from prompt_tuning.losses.objective import by_target, learned_targets
+from prompt_tuning.losses.policy_gradient import advantage_weights
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.shard_map import gradient_and_rows

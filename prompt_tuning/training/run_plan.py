@@ -24,16 +24,10 @@ from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import candidates
-from prompt_tuning.losses.objective import (
-    NATS_PER_WEIGHT,
-    NO_ADVANTAGES,
-    ClassObjective,
-    ContextDistillation,
-    Objective,
-    PolicyGradient,
-)
+from prompt_tuning.losses.objective import Objective
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.training.distillation import open_distillation
+from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -124,16 +118,16 @@ class RunPlan:
         return self.run.data
 
     def examples(self) -> Examples | Candidates:
-        """Opens the training examples; a class objective needs one row per label.
+        """Opens the training examples, with one row per label if labels are compared.
 
         Raises:
           InputError: if a file or a row cannot be used.
         """
         examples = self.data.load(self.model)
-        objective = self.run.objective
-        if not isinstance(objective, ClassObjective):
+        labels = (self.run.objective or NATS_PER_WEIGHT).candidate_labels
+        if labels is None:
             return examples
-        return candidates(self.model, self.data, examples, objective.labels)
+        return candidates(self.model, self.data, examples, labels)
 
     def objective(self, examples: Examples | Candidates) -> Objective:
         """Builds the training objective.
@@ -142,16 +136,14 @@ class RunPlan:
           examples: result of `examples`.
 
         Raises:
-          InputError: if the objective needs a teacher that cannot be built, or
-            advantages that the data does not provide.
+          InputError: if the objective needs a teacher that cannot be built, or a
+            column that the data does not provide.
         """
-        asked = self.run.objective
-        if isinstance(asked, PolicyGradient) and not examples.has_advantages:
-            raise InputError(NO_ADVANTAGES)
-        if isinstance(asked, ContextDistillation):
-            assert isinstance(examples, Examples)  # candidates are of ClassObjective
-            return open_distillation(asked, self.model, self.labels, examples)
-        return asked or NATS_PER_WEIGHT
+        config = self.run.objective or NATS_PER_WEIGHT
+        config.check_columns(examples.columns)
+        return config.prepare(
+            lambda context: open_teacher(context, self.model, self.labels, examples)
+        )
 
     def batch_plan(self, examples: Examples | Candidates) -> BatchPlan:
         """Plans the order in which the run reads the examples."""

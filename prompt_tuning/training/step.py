@@ -14,11 +14,8 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.parameters import Parameters, optional_key
-from prompt_tuning.losses.objective import (
-    NATS_PER_WEIGHT,
-    LossSums,
-    Objective,
-)
+from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import Prefix
 from prompt_tuning.models.scoring import loss_sums, merged_model
 from prompt_tuning.sharding.array_placement import Placement

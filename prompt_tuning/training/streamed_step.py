@@ -13,7 +13,8 @@ from jaxtyping import Array, Int, Key
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge, optional_key
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT, LossSums, Objective
+from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader

@@ -18,7 +18,8 @@ from prompt_tuning.core.rematerialization import (
     named,
     rematerialized,
 )
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT, LossSums
+from prompt_tuning.losses.objective import LossSums
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models import transformer
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.sharding import shard_map

@@ -20,7 +20,7 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.example_table import load_examples
-from prompt_tuning.losses.objective import NATS_PER_WEIGHT
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.training.step import gradients
 from tests.support import dummies
 

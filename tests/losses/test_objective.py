@@ -8,11 +8,9 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batch_plan import FILLING
-from prompt_tuning.losses.objective import (
-    ClassObjective,
-    PolicyGradient,
-    TokenObjective,
-)
+from prompt_tuning.losses.class_objective import ClassObjective
+from prompt_tuning.losses.policy_gradient import PolicyGradient
+from prompt_tuning.losses.token_objective import TokenObjective
 from tests.support import dummies
 
 D = 6
@@ -101,7 +99,7 @@ def test_advantages_multiply_the_loss_and_not_the_divisor():
     batch, objective = class_batch(None), PolicyGradient()
     hidden = hidden_for(batch)
     advantages = RANDOM.standard_normal(batch.loss_weights.shape).astype("f4")
-    said = dataclasses.replace(batch, advantages=advantages)
+    said = dataclasses.replace(batch, columns={"advantages": advantages})
     sums = jax.jit(objective.sums)(hidden, HEAD, said)
     expected = np.sum(batch.loss_weights * advantages * nats(hidden))
     np.testing.assert_allclose(sums.loss, expected, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch, Sharing
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.row_readers import Example
-from prompt_tuning.losses.objective import TokenObjective
+from prompt_tuning.losses.token_objective import TokenObjective
 from tests.support.small_runs import logged
 
 TOTAL = "num_total_target_tokens"

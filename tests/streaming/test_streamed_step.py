@@ -12,11 +12,12 @@ import pytest
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.losses.objective import TokenObjective
+from prompt_tuning.losses.context_distillation import Distillation
+from prompt_tuning.losses.token_objective import TokenObjective
 from prompt_tuning.models import host_memory
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
-from prompt_tuning.training.distillation import Distillation, make_teacher
+from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
 from prompt_tuning.training.streamed_step import StreamedStep

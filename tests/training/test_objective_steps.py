@@ -13,7 +13,8 @@ import pytest
 from prompt_tuning.cli.main import main
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.parameters import merge
-from prompt_tuning.losses.objective import ClassObjective, TokenObjective
+from prompt_tuning.losses.class_objective import ClassObjective
+from prompt_tuning.losses.token_objective import TokenObjective
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.sweep.sweep_step import compile_sweep_step

@@ -15,7 +15,7 @@ import pytest
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
-from prompt_tuning.losses.objective import PolicyGradient
+from prompt_tuning.losses.policy_gradient import PolicyGradient
 from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
 from prompt_tuning.training.step import gradients
@@ -138,7 +138,7 @@ def test_ones_and_random_gradients_are_those_of_a_weighted_sum(start):
 
 def test_advantages_push_texts_up_and_down():
     graph, trained, frozen, batch = prepared()
-    batch = dataclasses.replace(batch, advantages=numbers(B, M))
+    batch = dataclasses.replace(batch, columns={"advantages": numbers(B, M)})
     given = output_gradients.policy_gradient(batch)
     _, gradient = OutputStep(graph)(trained, frozen, batch, given)
     compute = functools.partial(gradients, graph, objective=PolicyGradient())
@@ -146,7 +146,7 @@ def test_advantages_push_texts_up_and_down():
     assert_same(gradient, expected, atol=1e-6)
 
     real = batch.loss_weights != 0
-    weighted = (batch.loss_weights * batch.advantages)[real]
+    weighted = (batch.loss_weights * batch.columns["advantages"])[real]
     assert np.min(weighted) < 0 < np.max(weighted)
 
     def surrogate(trained):
@@ -158,7 +158,7 @@ def test_advantages_push_texts_up_and_down():
 
 def test_advantages_of_one_are_the_usual_loss():
     _, _, _, batch = prepared()
-    batch = dataclasses.replace(batch, advantages=jnp.ones((B, M)))
+    batch = dataclasses.replace(batch, columns={"advantages": jnp.ones((B, M))})
     found, usual = (
         output_gradients.policy_gradient(batch),
         output_gradients.mean_loss(batch),

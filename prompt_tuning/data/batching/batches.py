@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ def build_batch(
     pad_id: int,
     *,
     prompt_ids: bool = False,
-    advantages: bool = False,
+    columns: Collection[str] = (),
 ) -> Batch:
     """Reads the planned rows and pads them; filling rows carry no weight.
 
@@ -32,7 +32,7 @@ def build_batch(
       planned: the rows, and the shape they go into.
       pad_id: fills rows.
       prompt_ids: whether the examples say which prompt they have.
-      advantages: whether they say their tokens' advantages.
+      columns: names of the columns that an objective reads.
     """
     if isinstance(examples, Candidates):
         return _candidate_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
@@ -51,10 +51,10 @@ def build_batch(
         target_segment_ids=(
             np.zeros_like(targets) if packed and not planned.same_tokens else None
         ),
-        advantages=(
-            np.zeros((count, planned.positions), np.float32) if advantages else None
-        ),
         real_rows=(planned.rows.reshape(count, -1) != FILLING).any(1).astype(np.int32),
+        columns={
+            name: np.zeros((count, planned.positions), np.float32) for name in columns
+        },
     )
     for place, row in enumerate(planned.rows.reshape(count, -1).tolist()):
         found = [examples[number] for number in row if number != FILLING]
@@ -93,9 +93,9 @@ def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
     positions = np.flatnonzero(weights)
     batch.loss_positions[place, : len(positions)] = positions
     batch.loss_weights[place, : len(positions)] = weights[positions]
-    if batch.advantages is not None:
-        said = [x.advantages for x in found if x.advantages is not None]
-        batch.advantages[place, : len(positions)] = np.concatenate(said)[positions]
+    for name, column in batch.columns.items():
+        values = np.concatenate([example.columns[name] for example in found])
+        column[place, : len(positions)] = values[positions]
 
 
 def _describe_segments(batch: Batch, place: int, found: Sequence[Example]) -> None:
@@ -149,7 +149,7 @@ def stream_batches(
             plan.batch(index),
             pad_id,
             prompt_ids=examples.has_prompt_ids,
-            advantages=examples.has_advantages,
+            columns=examples.columns,
         )
         return batch if plan.accumulate == 1 else _stacked(batch, plan.accumulate)
 

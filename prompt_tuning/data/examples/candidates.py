@@ -75,7 +75,7 @@ class Candidates:
         self.weights = np.array([weight for _, weight in measured], np.float32)[kept]
         self.skipped = int(np.count_nonzero(~kept)) + getattr(examples, "skipped", 0)
         self.has_prompt_ids = getattr(examples, "has_prompt_ids", False)
-        self.has_advantages = False
+        self.columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._numbers)

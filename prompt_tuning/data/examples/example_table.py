@@ -1,7 +1,7 @@
 """A table of examples: rows that were checked once, and are read when asked for."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -53,7 +53,7 @@ class Examples:
       spans: where they are.
       skipped: how many were left out because they were too long.
       has_prompt_ids: whether the data says which prompt each has.
-      has_advantages: whether it says their tokens' advantages.
+      columns: names of the columns that it provides for an objective.
       uncounted: targets that would have weight, but are not measured because another
         model that is measured beside has nothing to predict them from.
     """
@@ -68,14 +68,14 @@ class Examples:
         skipped: int = 0,
         *,
         has_prompt_ids: bool = False,
-        has_advantages: bool = False,
+        columns: Collection[str] = (),
     ):
         self.rows = rows
         self.reading = reading
         self.spans = spans
         self.skipped = skipped
         self.has_prompt_ids = has_prompt_ids
-        self.has_advantages = has_advantages
+        self.columns = tuple(columns)
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -218,7 +218,7 @@ def load_examples(
         spans,
         skipped,
         has_prompt_ids=tasks is not None,
-        has_advantages=columns is not None and columns.advantages is not None,
+        columns=() if columns is None else columns.columns,
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -45,7 +45,7 @@ class Example:
       prefix_length: how many inputs of a decoder-only model are given before its first
         completion token (BOS included); 0 in an encoder-decoder model.
       prompt_id: which of the `N` prompts it has.
-      advantages: of each target, `[u]`; None where nothing asks for them.
+      columns: numbers of each target that an objective reads, `[u]`, by name.
     """
 
     inputs: Int32[np.ndarray, "n"]
@@ -53,7 +53,9 @@ class Example:
     weights: Float32[np.ndarray, "u"]
     prefix_length: int
     prompt_id: int = 0
-    advantages: Float32[np.ndarray, "u"] | None = None
+    columns: Mapping[str, Float32[np.ndarray, "u"]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +201,7 @@ class DecoderOnlyReading:
             input_ids,
             weights,
             self._prefix_length(input_ids, token_types),
-            advantages=values.advantages,
+            columns=values.columns,
         )
 
     def _pieces(self, block: RowBlock) -> Pieces:
@@ -369,9 +371,7 @@ class EncoderDecoderReading:
         # An EOS that the row has not is worth what the token before it is.
         values = values.map(lambda x: np.pad(x[said], (0, missing), mode="edge"))
         weights = values.weighted(np.ones(len(targets), np.float32))
-        return Example(
-            inputs, targets, weights, 0, int(task), advantages=values.advantages
-        )
+        return Example(inputs, targets, weights, 0, int(task), columns=values.columns)
 
     def _closed(self, ids: Int32[np.ndarray, "k"]) -> Int32[np.ndarray, "_"]:
         if ids.size and ids[-1] == self.eos_id:

@@ -54,14 +54,14 @@ class PrecededReading:
         if not isinstance(self.reading, DecoderOnlyReading):
             return dataclasses.replace(example, inputs=inputs)
         nothing = np.zeros(len(self.ids), np.float32)
-        advantages = example.advantages
         return dataclasses.replace(
             example,
             inputs=inputs,
             targets=inputs,
             weights=np.insert(weights, at, nothing),
             prefix_length=example.prefix_length + len(self.ids),
-            advantages=(
-                None if advantages is None else np.insert(advantages, at, nothing)
-            ),
+            columns={
+                name: np.insert(column, at, nothing)
+                for name, column in example.columns.items()
+            },
         )

@@ -11,7 +11,6 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.tasks import PROMPT_IDS
 from prompt_tuning.data.rows.token_columns import (
     LOSS_WEIGHTS,
-    ROW_SETTINGS,
     TokenColumns,
 )
 
@@ -83,13 +82,14 @@ def open_table(
             f"perhaps {TOKEN_TYPE_IDS!r}"
         )
     input_ids = _checked_data_set(path, file, INPUT_IDS)
-    names = _names(path, file, prompt_ids, columns or TokenColumns())
+    columns = columns or TokenColumns()
+    names = _names(path, file, prompt_ids, columns)
     found = {}
     for role, name in names.items():
-        number = role in (LOSS_WEIGHTS, "example_weights", "advantages")
+        number = role in (LOSS_WEIGHTS, "example_weights", *columns.columns)
         of_rows = role in ("prompt_ids", "example_weights")
         one_axis = len(getattr(file[name], "shape", None) or ()) == 1
-        either = role in ("balance", "advantages") and one_axis
+        either = role in ("balance", *columns.columns) and one_axis
         axes = ("rows",) if of_rows or either else ("rows", "length")
         found[role] = _checked_data_set(path, file, name, axes, "iuf"[: 2 + number])
         _check_shape(path, name, found[role], input_ids)
@@ -116,8 +116,8 @@ def _names(
             f"{PROMPT_IDS!r})",
         )
     } | {
-        role: (getattr(columns, role), f"which {setting} names")
-        for role, setting in ROW_SETTINGS.items()
+        role: (key, f"which {setting} names")
+        for role, (key, setting) in columns.keys.items()
     }
     for role, (name, what) in asked.items():
         if name is None:

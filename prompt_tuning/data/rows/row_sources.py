@@ -144,6 +144,7 @@ class Hdf5Rows:
                     "expected all files to have them, or none"
                 )
         self._ends = np.cumsum([len(table) for table in self._tables], dtype=np.int64)
+        self._columns = tuple((columns or TokenColumns()).columns)
         self._balance: Balance | None = None
         if "balance" in first.columns:
             self._balance = self._balanced(weigh)
@@ -170,7 +171,7 @@ class Hdf5Rows:
         """Every row in order, `ROWS_PER_BLOCK` at a time within each file."""
         for table, start, read in self._read():
             types = read.get("token_types")
-            for role in (LOSS_WEIGHTS, "example_weights", "advantages"):
+            for role in (LOSS_WEIGHTS, "example_weights", *self._columns):
                 if role in read:
                     of_tokens = types if read[role].ndim == 2 else None
                     check_column(
@@ -214,7 +215,8 @@ class Hdf5Rows:
         if self._balance is not None:
             factors["balance"] = self._balance.of(read["balance"])
         count, length = read[INPUT_IDS].shape
-        return token_values((count, length), factors, read.get("advantages"))
+        columns = {name: read[name] for name in self._columns}
+        return token_values((count, length), factors, columns)
 
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""
@@ -285,12 +287,14 @@ class JsonlRows:
             None if tasks is None or tasks.key is None else []
         )
         self._said: list[dict[str, Any]] = []
+        columns = columns or TokenColumns()
+        self._columns = tuple(columns.columns)
         for path in file_list(files):
             before = len(self._rows)
             for line in read_lines(path):
                 self._rows.append(_pair_row(tokenizer, *pair(line), add_eos))
                 self._places.append((path, line.number))
-                self._said.append((columns or TokenColumns()).of_line(line))
+                self._said.append(columns.of_line(line))
                 if self._prompt_ids is not None and tasks and tasks.key is not None:
                     value = line.value(tasks.key, "DataSource.prompt_id_key")
                     self._prompt_ids.append(tasks.number(value, line.place))
@@ -334,9 +338,9 @@ class JsonlRows:
     def _values(self, rows: slice, length: int) -> TokenValues:
         """What lines say of themselves, for each of their tokens."""
         said = self._said[rows]
-        columns = {name: np.array([one[name] for one in said]) for name in said[0]}
-        advantages = columns.pop("advantages", None)
-        return token_values((len(said), length), columns, advantages)
+        factors = {name: np.array([one[name] for one in said]) for name in said[0]}
+        columns = {name: factors.pop(name) for name in self._columns}
+        return token_values((len(said), length), factors, columns)
 
     def place(self, index: int) -> str:
         """Where row `index` stands, for messages."""

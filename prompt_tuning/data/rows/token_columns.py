@@ -1,10 +1,12 @@
-"""What data says of its tokens besides ids and types: weights and advantages.
+"""Data columns besides ids and types: weights, and numbers that an objective reads.
 
-Whatever it is said of, a token or a whole row, it becomes a number for each token: a
-factor of the weight that the token's type gives, or an advantage.
+Whether a column has one number for each token or one for each row, it becomes a number
+for each token: a factor of the loss weight that the token's type gives, or a value for
+the objective, such as an advantage.
 """
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,23 +20,31 @@ from prompt_tuning.data.rows.jsonl import Line
 LOSS_WEIGHTS = "loss_weights"
 """The HDF5 data set `[rows, length]` of a factor for each token."""
 
-Numbers = Float32[np.ndarray, "..."] | None
+ADVANTAGES = "advantages"
+"""The column that `DataSource.advantages_key` names."""
+
+Numbers = Float32[np.ndarray, "..."]
+NO_COLUMNS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class TokenValues(NamedTuple):
-    """Numbers of some tokens, float32; of one row `[n]`, or of several `[c, n]`.
+    """Numbers of some tokens, float32: `[n]` for one row, `[c, n]` for several.
 
     Attributes:
-      loss_weights: what the weight of each token's type is multiplied with; None for 1.
-      advantages: of each token; None where nothing asks for them.
+      loss_weights: factor of the weight of each token's type; None for 1.
+      columns: numbers that an objective reads, by the column's name.
     """
 
-    loss_weights: Numbers = None
-    advantages: Numbers = None
+    loss_weights: Numbers | None = None
+    columns: Mapping[str, Numbers] = NO_COLUMNS
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> "TokenValues":
-        """What a function makes of each array that is there."""
-        return TokenValues(*(None if x is None else function(x) for x in self))
+        """Applies a function to each array."""
+        weights = self.loss_weights
+        return TokenValues(
+            None if weights is None else function(weights),
+            {name: function(column) for name, column in self.columns.items()},
+        )
 
     def weighted(self, weights: Float32[np.ndarray, "..."]) -> np.ndarray:
         """The weights of the types times these."""
@@ -52,13 +62,34 @@ class TokenColumns:
       balance: the class of each row, `[rows]`, or in HDF5 of each token, `[rows,
         length]` and negative for none: tokens of rare classes weigh more, so that each
         class weighs the same in all. None for no balance.
-      advantages: of each row, `[rows]`, or in HDF5 of each token; None for none.
+      columns: key of each column that an objective reads, by the column's name; one
+        number for each row, `[rows]`, or in HDF5 for each token.
+
+    Raises:
+      InputError: if the name of a column is one that the rows need themselves.
     """
 
     loss_weights: bool = True
     example_weights: str | None = None
     balance: str | None = None
-    advantages: str | None = None
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        for name in self.columns:
+            if name in RESERVED:
+                raise InputError(
+                    f"DataSource.columns has the name {name!r}, which has another "
+                    f"meaning: expected a name other than {', '.join(RESERVED)}"
+                )
+
+    @property
+    def keys(self) -> dict[str, tuple[str | None, str]]:
+        """The key of each column and the setting that names it, by column name."""
+        columns = {n: (key, column_setting(n)) for n, key in self.columns.items()}
+        return {
+            "example_weights": (self.example_weights, "DataSource.example_weight_key"),
+            "balance": (self.balance, "DataSource.balance_key"),
+        } | columns
 
     def of_line(self, line: Line) -> dict[str, Any]:
         """What a line says under the keys that are asked for, by the field's name.
@@ -68,8 +99,7 @@ class TokenColumns:
             is neither a text nor an integer.
         """
         found = {}
-        for name, setting in ROW_SETTINGS.items():
-            key = getattr(self, name)
+        for name, (key, setting) in self.keys.items():
             if key is None:
                 continue
             value = found[name] = line.value(key, setting)
@@ -84,12 +114,22 @@ class TokenColumns:
         return found
 
 
-ROW_SETTINGS = {
-    "example_weights": "DataSource.example_weight_key",
-    "balance": "DataSource.balance_key",
-    "advantages": "DataSource.advantages_key",
-}
-"""What names a column that a row has one value of."""
+RESERVED = (
+    "input_ids",
+    "token_types",
+    "prompt_ids",
+    LOSS_WEIGHTS,
+    "example_weights",
+    "balance",
+)
+"""Columns of rows that are not an objective's."""
+
+
+def column_setting(name: str) -> str:
+    """Returns the setting that names the key of an objective's column."""
+    if name == ADVANTAGES:
+        return "DataSource.advantages_key"
+    return f"DataSource.columns[{name!r}]"
 
 
 def check_column(
@@ -99,10 +139,10 @@ def check_column(
     place: Callable[[int], str],
     token_types: Integer[np.ndarray, "c n"] | None = None,
 ) -> None:
-    """Refuses numbers that are no weights, or no advantages.
+    """Refuses numbers that cannot be weights, or are not finite.
 
     Args:
-      role: a field of `TokenColumns`.
+      role: a field of `TokenColumns`, or the name of an objective's column.
       name: of the column, for the message.
       values: `[c]` or `[c, n]`.
       place: where each row stands.
@@ -114,8 +154,7 @@ def check_column(
     wanted = {
         "loss_weights": "a finite number of 0 or more",
         "example_weights": "a finite number above 0; leave the row out in place of 0",
-        "advantages": "a finite number",
-    }[role]
+    }.get(role, "a finite number")
     bad = ~np.isfinite(values)
     if role == "loss_weights":
         bad |= values < 0
@@ -176,14 +215,14 @@ def class_weights(
 def token_values(
     shape: tuple[int, int],
     factors: Mapping[str, np.ndarray | None],
-    advantages: np.ndarray | None,
+    columns: Mapping[str, np.ndarray],
 ) -> TokenValues:
     """Columns of rows or of tokens as numbers of each token.
 
     Args:
       shape: rows and tokens, `(c, n)`.
       factors: what is multiplied, each `[c]` or `[c, n]`, or None.
-      advantages: `[c]` or `[c, n]`, or None.
+      columns: numbers that an objective reads, each `[c]` or `[c, n]`.
     """
 
     def spread(column: np.ndarray) -> np.ndarray:
@@ -193,5 +232,5 @@ def token_values(
     given = [spread(column) for column in factors.values() if column is not None]
     return TokenValues(
         np.prod(given, axis=0, dtype=np.float32) if given else None,
-        None if advantages is None else spread(advantages),
+        {name: spread(column) for name, column in columns.items()},
     )

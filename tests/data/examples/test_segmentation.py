@@ -128,11 +128,13 @@ def test_what_a_row_says_is_of_each_of_its_articles(tmp_path):
         advantages=np.arange(16.0).reshape(2, 8),
         example_weights=[2.0, 0.5],
     )
-    columns = TokenColumns(advantages="advantages", example_weights="example_weights")
+    columns = TokenColumns(
+        columns={"advantages": "advantages"}, example_weights="example_weights"
+    )
     found = read(load(path, tasks=Tasks(3, "prompt_ids"), columns=columns))
     assert [example.prompt_id for example in found] == [2, 2, 0]
     assert [max(example.weights) for example in found] == [2, 2, 0.5]
-    said = [example.advantages for example in found]
+    said = [example.columns["advantages"] for example in found]
     assert said[1] is not None and said[1].tolist() == [4, 5, 6]
 
 

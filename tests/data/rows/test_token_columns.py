@@ -112,10 +112,12 @@ def test_lines_say_weights_classes_and_advantages(tmp_path):
         {"w": 1, "label": "y", "a": 3},
     )
     assert weights(load(path)) == [[0, 0, 1, 1]] * 3
-    examples = load(path, example_weights="w", balance="label", advantages="a")
+    examples = load(
+        path, example_weights="w", balance="label", columns={"advantages": "a"}
+    )
     # Two of "x" and one of "y": 3 / (2 * 2) and 3 / (2 * 1).
     assert weights(examples) == [[0, 0, w, w] for w in (1.5, 0.375, 1.5)]
-    said = [examples[i].advantages for i in range(3)]
+    said = [examples[i].columns["advantages"] for i in range(3)]
     assert [x is not None and x.tolist() for x in said] == [
         [-1.5] * 4,
         [0] * 4,
@@ -193,14 +195,14 @@ def test_no_class_weighs_one():
 def test_advantages_go_where_the_targets_are(tmp_path, of_tokens):
     given = np.arange(15).reshape(3, 5) - 7.0 if of_tokens else np.array([2.0, 0, -1])
     path = write(tmp_path / "a.hdf5", advantages=given)
-    examples = load(path, advantages="advantages")
-    assert examples.has_advantages
+    examples = load(path, columns={"advantages": "advantages"})
+    assert examples.columns == ("advantages",)
     rows = np.array([2, 1])
     planned = PlannedBatch(rows, 5, 5, 4, True)
-    batch = build_batch(examples, planned, 0, advantages=True)
+    batch = build_batch(examples, planned, 0, columns=["advantages"])
     expected = [[4, 5, 6, 7], [-1, 0, 1, 0]] if of_tokens else [[-1] * 4, [0] * 4]
-    assert batch.advantages.tolist() == expected
-    assert build_batch(examples, planned, 0).advantages is None
+    assert batch.columns["advantages"].tolist() == expected
+    assert build_batch(examples, planned, 0).columns == {}
 
 
 def test_examples_with_classes_weigh_what_their_answers_do(tmp_path):
@@ -254,7 +256,7 @@ def test_columns_that_are_missing_or_of_another_kind_are_refused(tmp_path):
     ):
         load(path, balance="label")
     with pytest.raises(InputError, match=r"short has 2 rows, expected 3"):
-        load(path, advantages="short")
+        load(path, columns={"advantages": "short"})
     other = write(tmp_path / "b.hdf5", loss_weights=WEIGHTS)
     with pytest.raises(InputError, match=r"only one has loss_weights"):
         load([path, other])
@@ -268,7 +270,7 @@ def test_columns_that_are_missing_or_of_another_kind_are_refused(tmp_path):
     with pytest.raises(
         InputError, match=r"name the keys with DataSource.advantages_key"
     ):
-        load(lines, advantages="a")
+        load(lines, columns={"advantages": "a"})
 
 
 def test_a_row_whose_weights_are_all_zero_is_refused(tmp_path):
@@ -278,3 +280,27 @@ def test_a_row_whose_weights_are_all_zero_is_refused(tmp_path):
         load(path)
     with pytest.raises(InputError, match=r"row 1, from token 0: no token carries"):
         load(path, "encoder_decoder")
+
+
+def test_an_objective_may_read_several_columns(tmp_path):
+    path = write(tmp_path / "a.hdf5", margin=[1, 2, 3], advantages=np.full((3, 5), 0.5))
+    columns = {"margins": "margin", "advantages": "advantages"}
+    examples = load(path, columns=columns)
+    planned = PlannedBatch(np.array([2, 0]), 5, 5, 4)
+    batch = build_batch(examples, planned, 0, columns=examples.columns)
+    learned = batch.loss_weights != 0
+    assert batch.columns["margins"].tolist() == (learned * [[3], [1]]).tolist()
+    assert batch.columns["advantages"].tolist() == (learned * 0.5).tolist()
+
+
+def test_a_column_cannot_take_the_name_of_another():
+    with pytest.raises(InputError, match="name 'balance', which has another meaning"):
+        TokenColumns(columns={"balance": "margin"})
+
+
+def test_an_objective_names_the_setting_of_a_column_that_is_missing(tmp_path):
+    path = write(tmp_path / "a.hdf5")
+    with pytest.raises(
+        InputError, match=r"which DataSource.columns\['margins'\] names"
+    ):
+        load(path, columns={"margins": "margin"})

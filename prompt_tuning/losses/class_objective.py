@@ -1,0 +1,115 @@
+"""The loss of an example's class, each class scored by its verbalizer."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.class_scores import (
+    class_cross_entropy,
+    class_hinge,
+    mean_scores,
+    total_scores,
+)
+from prompt_tuning.losses.objective import LossSums, Objective, add_up, target_losses
+
+CLASS_LOSSES = ("cross_entropy", "hinge")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassObjective(Objective):
+    """Loss of an example's class among `C`, each scored by its verbalizer.
+
+    Each example comes as `C` consecutive rows, one for each class. The loss is averaged
+    over the examples, with the example weights of the data if it has any.
+
+    Attributes:
+      labels: verbalizers of the classes; the completion of each example is one of them.
+      loss: "cross_entropy" of the scores, or "hinge"; see `class_hinge`.
+      hinge: margin of the hinge loss, in nats.
+      length_normalize: whether a score is the mean of its tokens' log-probabilities
+        (their weighted sum over the sum of the weights) instead of the sum.
+
+    Raises:
+      InputError: if there are fewer than two labels, two are equal, or another setting
+        is out of range.
+    """
+
+    labels: Sequence[str]
+    loss: str = "cross_entropy"
+    hinge: float = 0.2
+    length_normalize: bool = True
+
+    def __post_init__(self):
+        check_fields(self)
+        if isinstance(self.labels, str) or not isinstance(self.labels, Sequence):
+            raise InputError(
+                f"ClassObjective.labels is {self.labels!r}, expected a list of texts"
+            )
+        # A tuple, because a compiled step needs a hashable objective.
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise InputError(
+                f"ClassObjective.labels are {list(self.labels)}, expected two or more, "
+                "all different"
+            )
+        if self.loss not in CLASS_LOSSES:
+            raise InputError(
+                f"ClassObjective.loss is {self.loss!r}, expected one of "
+                f"{', '.join(CLASS_LOSSES)}"
+            )
+        if not 0 <= self.hinge < math.inf:
+            raise InputError(
+                f"ClassObjective.hinge is {self.hinge}, expected a finite number of 0 "
+                "or more, such as 0.2"
+            )
+
+    @property
+    def candidate_labels(self) -> tuple[str, ...]:
+        """The labels: every example is read with each as its completion."""
+        return tuple(self.labels)
+
+    def sums(
+        self,
+        hidden: Float[Array, "R m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Computes the sums of a batch; see `Objective`.
+
+        The `R = B * C` rows hold the classes of one example after the other.
+        """
+        del parameters
+        token_losses = target_losses(hidden, head, batch)
+        score = mean_scores if self.length_normalize else total_scores
+        # One score a row, [B * C], and the classes of an example are consecutive rows.
+        scores = score(token_losses.nll, batch.loss_weights)
+        scores = scores.reshape(len(batch.gold), -1)  # [B, C]
+        weights = self._weights(batch)
+        # A filling example has gold -1 and weight 0; any class will do for it.
+        losses = self._class_loss()(scores, jnp.maximum(batch.gold, 0))
+        correct = scores.argmax(axis=-1) == batch.gold
+        return add_up(losses, weights, weights, correct)
+
+    def _weights(self, batch: Batch) -> Float[Array, "*lead"]:
+        """Weight of each example, 0 for a filling one."""
+        if batch.example_weights is not None:
+            return jnp.asarray(batch.example_weights)
+        return jnp.asarray(batch.gold >= 0, jnp.float32)
+
+    def _class_loss(self) -> Callable[[Array, Array], Array]:
+        if self.loss == "hinge":
+            return functools.partial(class_hinge, margin=float(self.hinge))
+        return class_cross_entropy
+
+    def divisor(self, batch: Batch) -> Float[Array, ""]:
+        """Computes the total weight of the examples of a whole batch."""
+        return jnp.sum(self._weights(batch))

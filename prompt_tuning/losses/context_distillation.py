@@ -1,0 +1,81 @@
+"""Distillation of a text into a prompt: the frozen model that reads it is the teacher.
+
+The teacher itself is built in `training.distillation`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.cross_entropy import distillation_loss
+from prompt_tuning.losses.objective import (
+    LossSums,
+    Objective,
+    ObjectiveConfig,
+    TeacherModel,
+    learned_targets,
+    token_sums,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextDistillation(ObjectiveConfig):
+    """Trains the model to predict what the frozen model predicts after a text.
+
+    The loss of a position is `KL(teacher || student)` over the whole vocabulary, in
+    nats. Positions and weights come from the data, whose tokens both models read.
+
+    Attributes:
+      context: text that the teacher reads before each row, after the row's BOS.
+    """
+
+    context: str
+
+    def __post_init__(self):
+        check_fields(self)
+        if not self.context:
+            raise InputError(
+                "ContextDistillation.context is empty: give the text that the prompt "
+                "is to stand for"
+            )
+
+    def prepare(self, open_teacher: Callable[[str], TeacherModel]) -> "Distillation":
+        """Builds the teacher that reads the context; see `ObjectiveConfig`."""
+        return Distillation(open_teacher(self.context))
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(Objective):
+    """Divergence from a teacher's predictions; see `ContextDistillation`.
+
+    Attributes:
+      teacher: frozen model that shares the student's frozen parameters.
+    """
+
+    teacher: TeacherModel
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Computes the sums of a batch; see `Objective`.
+
+        Raises:
+          ValueError: if the parameters are not given.
+        """
+        if parameters is None:
+            raise ValueError("a teacher runs on the model's parameters: pass them")
+        with jax.named_scope("teacher"):
+            teacher_hidden = self.teacher.hidden(parameters, batch)
+        targets = learned_targets(batch)
+        losses = distillation_loss(hidden, head, targets, teacher_hidden)
+        return token_sums(losses, batch.loss_weights, batch)

@@ -1,0 +1,113 @@
+"""The cross-entropy of the target tokens, the usual objective."""
+
+import dataclasses
+import math
+
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.normalizers import (
+    NORMALIZERS,
+    TOTAL_TARGETS,
+    Normalizer,
+    constant,
+)
+from prompt_tuning.losses.objective import (
+    LossSums,
+    Objective,
+    target_losses,
+    token_sums,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenObjective(Objective):
+    """Cross-entropy of each target token, summed with the loss weights of the data.
+
+    Attributes:
+      z_loss: weight of `log(Z)**2`; see `token_loss`.
+      label_smoothing: from 0 to below 1; see `token_loss`.
+      normalizer: divisor of the weighted sum, by its T5X name:
+        "num_real_target_tokens" (the sum of the weights), "num_total_target_tokens"
+        (all targets, padding included, except in rows that only fill a batch),
+        "average_per_sequence" (the mean of each sequence, averaged; in packed rows
+        each example is a sequence), a number, or None for the plain sum.
+      soft_cap: bound on the absolute value of each logit, or None; see `token_loss`.
+        It applies to this loss alone: evaluation and generation use the model's own
+        logits.
+
+    Raises:
+      InputError: if a number is out of range, or a normalizer of that name does not
+        exist.
+    """
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    normalizer: str | float | None = "num_real_target_tokens"
+    soft_cap: float | None = None
+
+    def __post_init__(self):
+        check_fields(self)
+        if not 0 <= self.z_loss < math.inf:
+            raise InputError(
+                f"TokenObjective.z_loss is {self.z_loss}, expected a finite number of "
+                "0 or more, such as 1e-4"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(
+                f"TokenObjective.label_smoothing is {self.label_smoothing}, expected a "
+                "number from 0 to below 1, such as 0.1"
+            )
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
+            raise InputError(
+                f"TokenObjective.soft_cap is {self.soft_cap}, expected a finite number "
+                "above 0, such as 30.0, or None"
+            )
+        self._check_normalizer()
+
+    def _check_normalizer(self) -> None:
+        chosen = self.normalizer
+        if chosen is None or (isinstance(chosen, str) and chosen in NORMALIZERS):
+            return
+        if isinstance(chosen, str) or not 0 < chosen < math.inf:
+            raise InputError(
+                f"TokenObjective.normalizer is {chosen!r}, expected one of "
+                f"{', '.join(NORMALIZERS)}, a number above 0, or None for the sum"
+            )
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether the normalizer counts padding among the targets."""
+        return self.normalizer == TOTAL_TARGETS
+
+    @property
+    def _normalizer(self) -> Normalizer:
+        if isinstance(self.normalizer, str):
+            return NORMALIZERS[self.normalizer]
+        return constant(1.0 if self.normalizer is None else float(self.normalizer))
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Computes the sums of a batch; see `Objective`."""
+        del parameters
+        cap = None if self.soft_cap is None else float(self.soft_cap)
+        losses = target_losses(
+            hidden, head, batch, float(self.z_loss), float(self.label_smoothing), cap
+        )
+        return token_sums(losses, self._normalizer.weights(batch), batch)
+
+    def divisor(self, batch: Batch) -> Float[Array, ""] | float:
+        """Computes the normalizer's divisor."""
+        return self._normalizer.divisor(batch)
+
+
+NATS_PER_WEIGHT = TokenObjective()
+"""Cross-entropy averaged by weight: the default, and the loss of evaluations."""
