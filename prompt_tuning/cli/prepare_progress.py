@@ -1,4 +1,4 @@
-"""How far `prompt-tuning prepare` is, and what came of it, on a terminal."""
+"""Terminal output of `prompt-tuning prepare`: progress bars and metrics."""
 
 import contextlib
 import json
@@ -19,30 +19,31 @@ from rich.table import Table
 
 from prompt_tuning.data.preparation.output_files import METRICS
 
-SHOWN = {
+TITLES = {
     "records": "records used",
     "malformed": "records malformed",
     "malformed_files": "files malformed",
     "without_completion": "records without completion",
-    "articles": "articles",
-    "dropped_articles": "articles dropped, too long",
-    "truncated_articles": "articles truncated",
-    "sequences_without_completion": "sequences dropped, nothing learned",
+    "articles": "examples",
+    "dropped_articles": "examples dropped, too long",
+    "truncated_articles": "examples truncated",
+    "sequences_without_completion": "sequences dropped, no learned tokens",
     "sequences": "sequences",
     "prompt_tokens": "prompt tokens",
     "completion_tokens": "completion tokens",
-    "separator_tokens": "separators",
-    "padding_tokens": "padding",
+    "separator_tokens": "separator tokens",
+    "padding_tokens": "padding tokens",
     "share_of_positions_used": "positions used",
     "share_of_tokens_kept": "tokens kept",
 }
+"""Titles of the table's rows by their key in the metrics."""
 
 
 class BarReporter:
-    """A bar for each stage.
+    """A `PreparationReporter` that shows a progress bar for each stage.
 
     Args:
-      progress: where the bars are.
+      progress: display of the bars.
     """
 
     def __init__(self, progress: Progress):
@@ -50,22 +51,22 @@ class BarReporter:
         self._task: TaskID | None = None
 
     def begin(self, stage: str, total: int) -> None:
-        """A stage begins."""
+        """Adds the bar of a stage."""
         self._task = self._progress.add_task(stage, total=total)
 
     def advance(self, amount: int) -> None:
-        """Some of it is done."""
+        """Advances the bar of the current stage."""
         if self._task is not None:
             self._progress.advance(self._task, amount)
 
-    def say(self, text: str) -> None:
-        """A line above the bars."""
+    def log(self, text: str) -> None:
+        """Prints a line above the bars."""
         self._progress.console.print(text, markup=False, highlight=False)
 
 
 @contextlib.contextmanager
-def shown_progress(console: Console) -> Iterator[BarReporter]:
-    """Bars while the block runs; none where there is no terminal to draw them."""
+def show_progress(console: Console) -> Iterator[BarReporter]:
+    """Shows progress bars while the block runs, if the console is a terminal."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -79,16 +80,16 @@ def shown_progress(console: Console) -> Iterator[BarReporter]:
 
 
 def metrics_table(output: Path) -> Table:
-    """What an output's metrics say, a column for each split."""
+    """Returns a table of an output's metrics with a column for each split."""
     metrics = json.loads((output / METRICS).read_text(encoding="utf-8"))
     table = Table("", *metrics)
-    for name, title in SHOWN.items():
-        cells = [_shown(split[name]) for split in metrics.values()]
+    for name, title in TITLES.items():
+        cells = [_format(split[name]) for split in metrics.values()]
         table.add_row(title, *cells)
     return table
 
 
-def _shown(value: int | float | None) -> str:
+def _format(value: int | float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.1%}"

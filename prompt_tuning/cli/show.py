@@ -1,6 +1,6 @@
-"""The command `prompt-tuning show`: rows of data as text, coloured by what is learned.
+"""The command `prompt-tuning show`: prints rows of data as text colored by token type.
 
-What says which options there are imports nothing heavy, so that help is instant.
+The modules needed for the options import nothing heavy, so that help is instant.
 """
 
 import argparse
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from prompt_tuning.data.tools.row_display import ShownRow, ShownToken
 
 DESCRIPTION = (
-    "Prints rows of an HDF5 or jsonl file as text. A token's colour says its type, and "
-    "how strong it is the weight of its loss; where there are no colours, marks say "
-    "both."
+    "Prints rows of an HDF5 or jsonl file as text. The color of a token shows its "
+    "type, and the color's intensity its loss weight; without a color terminal, marks "
+    "show both."
 )
 NAMES = ("prompt", "completion", "padding", "separator")
 SHADES = (
@@ -31,7 +31,7 @@ SHADES = (
     ("#6c6c6c", "#8a8a8a"),
     ("#d75faf", "#ff87d7"),
 )
-"""Two of each type, in turns, so that tokens are told apart."""
+"""Two shades per type, used alternately to distinguish neighboring tokens."""
 
 FIRST_ROWS = 3
 
@@ -44,38 +44,44 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--rows",
         nargs="+",
         metavar="ROW",
-        help="numbers from 0, or ranges such as 10-12; the first three by default",
+        help="numbers from 0, or ranges such as 10-12 (default: the first three)",
     )
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="a file, or the folder of a checkpoint; without it HDF5 rows are ids",
+        help="a file, or the folder of a checkpoint; without it HDF5 rows are "
+        "shown as ids",
     )
     parser.add_argument(
         "--prompt_loss_weight",
         type=float,
         default=0.0,
         metavar="W",
-        help="weight of prompt tokens (0, as in the shipped runs)",
+        help="loss weight of prompt tokens (0, as in the shipped runs)",
     )
     parser.add_argument(
-        "--tokens", action="store_true", help="a table with a line for each token"
+        "--tokens", action="store_true", help="print a table with one token per line"
     )
     for name, default in (("prompt", "prompt"), ("completion", "completion")):
         parser.add_argument(
-            f"--{name}_key", default=default, metavar="KEY", help="of a jsonl line"
+            f"--{name}_key",
+            default=default,
+            metavar="KEY",
+            help=f"key of the {name} in a jsonl line",
         )
 
 
 def show(options: argparse.Namespace) -> int:
-    """Prints the rows, and what the colours mean."""
+    """Prints the rows and a legend."""
     from rich.console import Console
 
     from prompt_tuning.data.text.tokenizers import load_tokenizer
     from prompt_tuning.data.tools.row_display import open_rows, shown_row
 
     if options.bindings:
-        raise InputError(f"show reads no config, so nothing uses {options.bindings}")
+        raise InputError(
+            f"show does not read a config, so {options.bindings} has no effect"
+        )
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
@@ -88,59 +94,63 @@ def show(options: argparse.Namespace) -> int:
     rows = open_rows(path, tokenizer, **keys)
     numbers = row_numbers(options.rows, len(rows))
     console = Console()
-    coloured = console.is_terminal and console.color_system is not None
-    found = [
+    colored = console.is_terminal and console.color_system is not None
+    shown = [
         shown_row(
             rows, number, tokenizer, prompt_loss_weight=options.prompt_loss_weight
         )
         for number in numbers
     ]
-    console.print(legend(coloured), soft_wrap=True)
+    console.print(legend(colored), soft_wrap=True)
     console.print(f"{path}: {len(rows):,} rows", markup=False, highlight=False)
-    for row in found:
+    for row in shown:
         console.print()
         console.print(_heading(row), soft_wrap=True)
         if options.tokens:
             _print_tokens(console, row)
         else:
-            console.print(row_text(row, coloured), soft_wrap=not coloured)
+            console.print(row_text(row, colored), soft_wrap=not colored)
     return 0
 
 
-def row_numbers(asked: list[str] | None, count: int) -> list[int]:
-    """The rows that are asked for, such as 0, 5 and 10-12.
+def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
+    """Expands row numbers and ranges, such as 0, 5 and 10-12.
+
+    Args:
+      ranges: the numbers and ranges; None for the first rows.
+      count: number of rows in the file.
 
     Raises:
-      InputError: if one is no number, or there is no such row.
+      InputError: if a range is invalid, or there is no such row.
     """
-    if asked is None:
+    if ranges is None:
         return list(range(min(FIRST_ROWS, count)))
     numbers = []
-    for text in asked:
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-        if found is None:
+    for text in ranges:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+        if match is None:
             raise InputError(
                 f"--rows has {text!r}, expected a number from 0, or a range such as "
                 "10-12"
             )
-        first, last = int(found[1]), int(found[2] or found[1])
+        first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:
             raise InputError(
-                f"--rows has {text}, expected rows from 0 to {count - 1}, the last of "
-                "the file"
+                f"--rows has {text}, expected rows from 0 to {count - 1}, the last row "
+                "of the file"
             )
         numbers += range(first, last + 1)
     return numbers
 
 
-def legend(coloured: bool) -> "Text":
-    """What the colours or the marks mean."""
+def legend(colored: bool) -> "Text":
+    """Returns the legend of the colors or the marks."""
     from rich.text import Text
 
-    if not coloured:
+    if not colored:
         return Text(
-            "each run of tokens of one type and weight: [TYPE xWEIGHT|text]; a weight "
-            "of 1 is left out"
+            "[TYPE xWEIGHT|text] for consecutive tokens of one type and loss weight; a "
+            "weight of 1 is omitted"
         )
     parts: list[Text | str | tuple[str, str]] = []
     for name, (dark, light) in zip(NAMES, SHADES, strict=True):
@@ -150,35 +160,37 @@ def legend(coloured: bool) -> "Text":
     return Text.assemble(*parts, " ", *weights, ", ", ("above 1", "bold underline"))
 
 
-def row_text(row: "ShownRow", coloured: bool) -> "Text":
-    """A row as one text, in colours or with marks."""
+def row_text(row: "ShownRow", colored: bool) -> "Text":
+    """Returns a row as one text, with colors or with marks."""
     from rich.text import Text
 
     text = Text()
-    for (kind, weight), tokens in _runs(row):
+    for (kind, weight), tokens in _group_tokens(row):
         if kind == NAMES.index("padding") and len(tokens) > 1:
-            # Of padding, one token and how often.
-            shown = f"{tokens[0].text.strip()} ×{len(tokens)}"
-            pieces = [(shown, 0)]
+            # Padding is shown as one token and a count.
+            summary = f"{tokens[0].text.strip()} ×{len(tokens)}"
+            texts = [(summary, 0)]
         else:
-            pieces = [(token.text, token.place % 2) for token in tokens]
-        if coloured:
-            for piece, shade in pieces:
-                text.append(piece, f"{SHADES[kind][shade]} {_strength(weight)}")
+            texts = [(token.text, token.place % 2) for token in tokens]
+        if colored:
+            for token_text, shade in texts:
+                text.append(token_text, f"{SHADES[kind][shade]} {_style(weight)}")
         else:
             factor = "" if weight == 1 else f" x{weight:g}"
             text.append(f"[{NAMES[kind]}{factor}|")
-            text.append("".join(piece for piece, _ in pieces) + "]")
+            text.append("".join(token_text for token_text, _ in texts) + "]")
     return text
 
 
-def _runs(row: "ShownRow") -> Iterator[tuple[tuple[int, float], list["ShownToken"]]]:
-    """Neighbours of one type and weight."""
-    alike = itertools.groupby(row.tokens, key=lambda token: (token.type, token.weight))
-    return ((key, list(tokens)) for key, tokens in alike)
+def _group_tokens(
+    row: "ShownRow",
+) -> Iterator[tuple[tuple[int, float], list["ShownToken"]]]:
+    """Groups consecutive tokens of equal type and weight."""
+    groups = itertools.groupby(row.tokens, key=lambda token: (token.type, token.weight))
+    return ((key, list(tokens)) for key, tokens in groups)
 
 
-def _strength(weight: float) -> str:
+def _style(weight: float) -> str:
     if weight == 0:
         return "dim"
     if weight < 1:
@@ -187,7 +199,7 @@ def _strength(weight: float) -> str:
 
 
 def _heading(row: "ShownRow") -> "Text":
-    """Where a row is from, and how many tokens it has of each type."""
+    """Returns the row's number and line, and its number of tokens of each type."""
     from rich.text import Text
 
     counts = Counter(token.type for token in row.tokens)
@@ -196,22 +208,22 @@ def _heading(row: "ShownRow") -> "Text":
     text = Text(f"row {row.number}", style="bold")
     line = row.where.rpartition(", ")[2]
     text.append(f", {line}" if line.startswith("line") else "", style="not bold")
-    shown = parts if row.typed else "no types, so all are learned"
-    rest = f": {len(row.tokens)} tokens ({shown}), {learned} of them learned"
+    types = parts if row.typed else "no types, so all are learned"
+    rest = f": {len(row.tokens)} tokens ({types}), {learned} of them learned"
     return text.append(rest, style="not bold")
 
 
 def _print_tokens(console: "Console", row: "ShownRow") -> None:
-    """A table with a line for each token, padding at the end aside."""
+    """Prints a table with one token per line, without padding at the end."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("place", "id", "text", "type", "weight")
+    table = Table("position", "id", "text", "type", "weight")
     last = max(
         (t.place for t in row.tokens if t.type != NAMES.index("padding")), default=-1
     )
     for token in row.tokens[: last + 1]:
-        style = f"{SHADES[token.type][0]} {_strength(token.weight)}"
+        style = f"{SHADES[token.type][0]} {_style(token.weight)}"
         table.add_row(
             str(token.place),
             str(token.id),

@@ -1,6 +1,6 @@
-"""The command `prompt-tuning token-types`: says which tokens of HDF5 rows are learned.
+"""The command `prompt-tuning token-types`: sets the types of the tokens of HDF5 rows.
 
-What says which options there are imports nothing heavy, so that help is instant.
+The modules needed for the options import nothing heavy, so that help is instant.
 """
 
 import argparse
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Adds token_type_ids (0 prompt, 1 completion, 2 padding, 3 separator) to HDF5 "
-    "files that hold input_ids, by a rule or from an array. A file is replaced only by "
-    "a copy that was read back and compared with it. `prepare --add-token-types FILE "
-    "...` is the same command."
+    "files with input_ids, by a rule or from an array. A row may hold several "
+    "segments, each closed by the --end token. A file is replaced "
+    "only by a copy that was read back and compared with it. `prepare "
+    "--add-token-types FILE ...` is the same command."
 )
 NAMES = ("prompt", "completion", "padding", "separator")
 
 
 def spelt_out(arguments: Sequence[str]) -> list[str]:
-    """`prepare --add-token-types` as the command that it is; others as they are."""
+    """Replaces `prepare --add-token-types` by `token-types`."""
     flag = "--add-token-types"
     if arguments[:1] != ["prepare"] or flag not in arguments:
         return list(arguments)
@@ -34,31 +35,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.description = DESCRIPTION
     parser.add_argument("files", nargs="+", metavar="FILE", help="an HDF5 file")
-    add_rules(parser.add_argument_group("which tokens are given"))
-    parser.add_argument(
-        "--replace", action="store_true", help="replace types that a file has already"
-    )
+    add_rules(parser.add_argument_group("which tokens are prompt"))
+    parser.add_argument("--replace", action="store_true", help="replace existing types")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="lets tokens be written as text: a file, or the folder of a checkpoint",
+        help="a file, or the folder of a checkpoint; needed for tokens given as text",
     )
 
 
 def add_rules(group) -> None:
-    """Adds the options that say the rule, of which one of five is needed."""
+    """Adds the options of the rule; one of the first five is required."""
     rule = group.add_mutually_exclusive_group(required=True)
     for which in ("last", "first"):
         rule.add_argument(
             f"--until_{which}",
             nargs="+",
             metavar="TOKEN",
-            help=f"all up to the {which} of these tokens is prompt, in each article",
+            help=f"in each segment, all tokens up to the {which} of these are prompt",
         )
     rule.add_argument(
         "--lengths",
         metavar="N",
-        help="the first N tokens of a row are prompt; or a .npy file of [rows] numbers",
+        help="the first N tokens of a row are prompt; or a .npy file with a number for "
+        "each row, [rows]",
     )
     rule.add_argument(
         "--all_completion", action="store_true", help="every token is learned"
@@ -69,8 +69,8 @@ def add_rules(group) -> None:
     group.add_argument(
         "--end",
         metavar="TOKEN",
-        help="the token that closes an article (type 3), such as EOS; each article of "
-        "a row has a prompt of its own. The first token of a row closes nothing",
+        help="the token that closes a segment (type 3), such as EOS; each segment of a "
+        "row has a separate prompt. As the first token of a row it closes nothing",
     )
     group.add_argument(
         "--padding", metavar="TOKEN", help="the token that fills rows (type 2)"
@@ -78,13 +78,13 @@ def add_rules(group) -> None:
     group.add_argument(
         "--learn_others",
         action="store_true",
-        help="with --until_last or --until_first, learn all of an article that has "
-        "none of the tokens; else it is refused",
+        help="with --until_last or --until_first, learn all tokens of a segment that "
+        "has none of the given tokens; without this option it is an error",
     )
 
 
 def token_types(options: argparse.Namespace) -> int:
-    """Adds the types, and prints how many tokens are of each."""
+    """Adds the types and prints the number of tokens of each type."""
     from rich.console import Console
     from rich.table import Table
 
@@ -92,22 +92,23 @@ def token_types(options: argparse.Namespace) -> int:
 
     if options.bindings:
         raise InputError(
-            f"token-types reads no config, so nothing uses {options.bindings}"
+            f"token-types does not read a config, so {options.bindings} has no effect"
         )
-    found = add_token_types(options.files, rule_of(options), replace=options.replace)
+    rule = rule_from_options(options)
+    typed_files = add_token_types(options.files, rule, replace=options.replace)
     table = Table("file")
     for name in ("rows", *(f"{i} {name}" for i, name in enumerate(NAMES))):
         table.add_column(name, justify="right")
-    for typed in found:
+    for typed in typed_files:
         numbers = (typed.rows, *typed.counts.tolist())
         table.add_row(typed.path.name, *(f"{number:,}" for number in numbers))
     console = Console()
     console.print(table)
-    unlearned = sum(typed.unlearned for typed in found)
+    unlearned = sum(typed.unlearned for typed in typed_files)
     if unlearned:
         console.print(
-            f"{unlearned:,} rows have nothing to learn (no token of type 1 or 3): such "
-            "rows are refused in training",
+            f"{unlearned:,} rows have no learned token (type 1 or 3); training rejects "
+            "such rows",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -115,8 +116,8 @@ def token_types(options: argparse.Namespace) -> int:
     return 0
 
 
-def rule_of(options: argparse.Namespace) -> "TypeRule":
-    """The rule that options say.
+def rule_from_options(options: argparse.Namespace) -> "TypeRule":
+    """Builds the rule from the command's options.
 
     Raises:
       InputError: if a token or a file cannot be used.
@@ -131,7 +132,7 @@ def rule_of(options: argparse.Namespace) -> "TypeRule":
         UntilSeparator,
     )
 
-    _refuse_unused(options)
+    _check_unused(options)
     if options.array is not None:
         return GivenTypes(read_array(options.array, ("rows", "length")))
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
@@ -154,40 +155,44 @@ def rule_of(options: argparse.Namespace) -> "TypeRule":
     return UntilSeparator(separators, which, ends, options.learn_others)
 
 
-def _refuse_unused(options: argparse.Namespace) -> None:
-    """Refuses options that the rule has no use for."""
+def _check_unused(options: argparse.Namespace) -> None:
+    """Rejects options that the rule does not use."""
     if options.learn_others and options.until_last is options.until_first is None:
         raise InputError(
-            "--learn_others is of articles without a token of --until_last or "
-            "--until_first, and neither was given: leave it out"
+            "--learn_others applies only with --until_last or --until_first, and "
+            "neither was given: remove it"
         )
     if options.array is None:
         return
     if options.end is not None or options.padding is not None:
         raise InputError(
-            "--array says the type of every token: leave --end and --padding out"
+            "--array sets the type of every token: remove --end and --padding"
         )
 
 
 def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
-    """The id of a token that is written as a number, or as text.
+    """Returns the id of a token given as a number or as text.
 
     Raises:
-      InputError: if a text is not one token, or there is no tokenizer to say.
+      InputError: if a text is not one token, or there is no tokenizer to encode it.
     """
     if token.isdecimal():
         return int(token)
     if tokenizer is None:
         raise InputError(
-            f"the token {token!r} is no number: write its id, or name the --tokenizer"
+            f"the token {token!r} is not a number: give its id, or a --tokenizer"
         )
-    named = {"EOS": tokenizer.eos_id, "BOS": tokenizer.bos_id, "PAD": tokenizer.pad_id}
-    if named.get(token) is not None:
-        return named[token]
+    by_name = {
+        "EOS": tokenizer.eos_id,
+        "BOS": tokenizer.bos_id,
+        "PAD": tokenizer.pad_id,
+    }
+    if by_name.get(token) is not None:
+        return by_name[token]
     ids = tokenizer.encode_continuation(token)
     if len(ids) == 1:
         return ids[0]
     raise InputError(
-        f"the text {token!r} is {len(ids)} tokens ({ids}), expected one; name a token "
-        "by its id, or as EOS, BOS or PAD"
+        f"the text {token!r} is {len(ids)} tokens ({ids}), expected one; give the "
+        "token's id, or EOS, BOS or PAD"
     )

@@ -97,8 +97,8 @@ def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("--special_tokens", "{"), "is no file and not JSON"),
-        (("--special_tokens", '{"pad_token": 3}'), "expected a text or a list"),
+        (("--special_tokens", "{"), "is neither a file nor JSON"),
+        (("--special_tokens", '{"pad_token": 3}'), "expected a nonempty string"),
         (("--special_tokens", '{"mask": "x"}'), "names 'mask', expected bos_token"),
         (("--dev", "0.5", "--test", "0.5"), "add up to 1, expected less than 1"),
         (("--dev", "2.5"), "expected a ratio from 0 to below 1"),
@@ -106,13 +106,13 @@ def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
         (("--length", "1"), "length is 1"),
         (("--seed", "-1"), "seed is -1"),
         (("--categories", "none.txt"), "there is no such file"),
-        (("--chat_template", "none.jinja"), "chat template none.jinja is no file"),
-        (("--chat_date", "2026-07-26"), "no chat template is asked for"),
-        (("--chat", "--chat_date", "today"), "chat_date is 'today', expected a day"),
+        (("--chat_template", "none.jinja"), "chat template none.jinja is not a file"),
+        (("--chat_date", "2026-07-26"), "no chat template is used"),
+        (("--chat", "--chat_date", "today"), "chat_date is 'today', expected a date"),
         (("--special_tokens", '{"eos_token": ["a", "b"]}'), "to another token"),
-        (("--prompt_template", "{soft:3} {a}"), "has soft pieces"),
+        (("--prompt_template", "{soft:3} {a}"), "has soft prompts"),
         (("--prompt_template", "{a"), "--prompt_template, character 1"),
-        (("--chat", "--prompt_prefix", "x"), "says itself what stands around"),
+        (("--chat", "--prompt_prefix", "x"), "itself adds the text around"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(files, capsys, option, message):
@@ -125,7 +125,7 @@ def test_a_lost_worker_is_named(files, capsys, monkeypatch):
     def lost(*_):
         raise worker_pool.WorkerLostError("a worker process was killed")
 
-    monkeypatch.setattr("prompt_tuning.data.preparation.preparation.do_tasks", lost)
+    monkeypatch.setattr("prompt_tuning.data.preparation.preparation.run_tasks", lost)
     assert prepare(files) == 1
     assert "a worker process was killed" in capsys.readouterr().err
     monkeypatch.undo()

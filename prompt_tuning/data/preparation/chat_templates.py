@@ -1,8 +1,8 @@
-"""Chat templates: turns rendered as a model expects them, with types kept right.
+"""Renders conversations with chat templates and finds the text that is learned.
 
-What is learned is found by rendering a conversation turn by turn: the text that an
-answer adds to the prompt before it is the answer's. Nothing is put into the text to be
-found again, so no text can be mistaken for a mark.
+A conversation is rendered message by message: an answer's text is what rendering the
+answer adds to the prompt before it. No markers are inserted into the text, so the data
+cannot contain anything that is mistaken for one.
 """
 
 import dataclasses
@@ -22,72 +22,72 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE = "chat_template.jinja"
 
-DATE = "strftime_now"
-"""The function by which a template asks for the date."""
+DATE_FUNCTION = "strftime_now"
+"""Name of the function that gives a template the current date."""
 
 Message = Mapping[str, Any]
-Run = tuple[str, int]
+TypedText = tuple[str, int]
 """A text and the type of its tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template in jinja2, as `tokenizer_config.json` holds it.
+    """A jinja2 chat template, as stored in `tokenizer_config.json`.
 
     Attributes:
-      source: the template.
-      special: the texts of `bos_token`, `eos_token` and their like.
-      origin: where it came from, for messages.
-      date: what it is told where it asks for today's; None for that of the clock.
+      source: text of the template.
+      special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
+      origin: file of the template, for messages.
+      date: date given to the template as the current one; None for the real one.
     """
 
     source: str
-    special: Mapping[str, str]
+    special_tokens: Mapping[str, str]
     origin: str
     date: datetime.date | None = None
 
-    def runs(self, messages: Sequence[Message], place: str) -> list[Run]:
-        """The conversation as texts, each given (type 0) or an answer (type 1).
+    def render(self, messages: Sequence[Message], location: str) -> list[TypedText]:
+        """Renders a conversation as prompts (type 0) and answers (type 1).
 
         Raises:
-          InputError: if the template refuses it, or writes a turn otherwise once
-            another follows, so that no text is the answer's.
+          InputError: if the template rejects the messages, or renders a message
+            differently once another follows, so that the answer's text is not defined.
         """
-        runs: list[Run] = []
+        texts: list[TypedText] = []
         rendered = ""
         for number, message in enumerate(messages, start=1):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[: number - 1], True, place)
-            after = self._render(messages[:number], False, place)
-            _check_continues(rendered, before, number, place)
-            _check_continues(before, after, number, place)
-            runs.append((before[len(rendered) :], PROMPT))
-            runs.append((after[len(before) :], COMPLETION))
+            before = self._render(messages[: number - 1], True, location)
+            after = self._render(messages[:number], False, location)
+            _check_extends(rendered, before, number, location)
+            _check_extends(before, after, number, location)
+            texts.append((before[len(rendered) :], PROMPT))
+            texts.append((after[len(before) :], COMPLETION))
             rendered = after
         if messages[-1]["role"] != "assistant":
-            after = self._render(messages, False, place)
-            _check_continues(rendered, after, len(messages), place)
-            runs.append((after[len(rendered) :], PROMPT))
-        return runs
+            after = self._render(messages, False, location)
+            _check_extends(rendered, after, len(messages), location)
+            texts.append((after[len(rendered) :], PROMPT))
+        return texts
 
     def _render(
-        self, messages: Sequence[Message], answer_next: bool, place: str
+        self, messages: Sequence[Message], answer_next: bool, location: str
     ) -> str:
         try:
             return self._compiled.render(
-                messages=[_without_nothing(message) for message in messages],
-                # Templates ask whether there are any, not only whether it is said.
+                messages=[_drop_none(message) for message in messages],
+                # Templates test these for None without testing that they are defined.
                 tools=None,
                 documents=None,
                 add_generation_prompt=answer_next,
-                **self.special,
+                **self.special_tokens,
             )
-        except Exception as error:  # a template is a program, which raises anything
-            said = str(error) or type(error).__name__
+        except Exception as error:  # a template is a program that can raise anything
+            reason = str(error) or type(error).__name__
             raise InputError(
-                f"{place}: the chat template of {self.origin} does not take these "
-                f"messages: {said}"
+                f"{location}: the chat template of {self.origin} does not accept these "
+                f"messages: {reason}"
             ) from error
 
     @functools.cached_property
@@ -95,39 +95,39 @@ class ChatTemplate:
         import jinja2
 
         try:
-            return _environment(self._formatted_date).from_string(self.source)
+            return _environment(self._format_date).from_string(self.source)
         except jinja2.TemplateError as error:
             raise InputError(
                 f"the chat template of {self.origin} is not jinja2: {error}"
             ) from error
 
-    def _formatted_date(self, form: str) -> str:
+    def _format_date(self, form: str) -> str:
         day = self.date or datetime.date.today()
         return datetime.datetime.combine(day, datetime.time()).strftime(form)
 
     @functools.cached_property
-    def asks_the_date(self) -> bool:
-        """Whether what it writes depends on the date."""
+    def uses_date(self) -> bool:
+        """Whether the rendered text depends on the current date."""
         from jinja2 import nodes
 
         parsed = self._compiled.environment.parse(self.source)
-        return any(name.name == DATE for name in parsed.find_all(nodes.Name))
+        return any(name.name == DATE_FUNCTION for name in parsed.find_all(nodes.Name))
 
     @property
     def eos_token(self) -> str | None:
-        """The text of EOS, where the folder names it."""
-        return self.special.get("eos_token")
+        """Text of EOS, if the tokenizer's folder names it."""
+        return self.special_tokens.get("eos_token")
 
     def check(self) -> None:
         """Compiles the template.
 
         Raises:
-          InputError: if it is not jinja2.
+          InputError: if the template is not jinja2.
         """
         assert self._compiled is not None
 
 
-def _check_continues(before: str, after: str, number: int, place: str) -> None:
+def _check_extends(before: str, after: str, number: int, location: str) -> None:
     if after.startswith(before):
         return
     at = next(
@@ -135,27 +135,28 @@ def _check_continues(before: str, after: str, number: int, place: str) -> None:
         min(len(before), len(after)),
     )
     raise InputError(
-        f"{place}: with message {number} the chat template writes "
+        f"{location}: with message {number} the chat template writes "
         f"{after[at : at + 30]!r} where it wrote {before[at : at + 30]!r} without it, "
-        "so what is learned cannot be told apart; give each turn a line of its own, or "
-        "another --chat_template"
+        "so the learned text cannot be identified; put each turn on a separate line, "
+        "or use another --chat_template"
     )
 
 
-def _without_nothing(message: Message) -> dict[str, Any]:
-    """A message without keys that hold None, which templates would write as text."""
+def _drop_none(message: Message) -> dict[str, Any]:
+    """Drops the keys that hold None, which templates would write as text."""
     return {name: value for name, value in message.items() if value is not None}
 
 
-def _environment(formatted_date: Callable[[str], str]) -> "jinja2.Environment":
-    """The dialect of Hugging Face's templates: blocks trimmed, loop controls, JSON.
+def _environment(format_date: Callable[[str], str]) -> "jinja2.Environment":
+    """Creates the jinja2 environment of Hugging Face's chat templates.
 
-    So `transformers.PreTrainedTokenizerBase.apply_chat_template` renders them.
+    It matches `transformers.PreTrainedTokenizerBase.apply_chat_template`: trimmed
+    blocks, loop controls, plain JSON and a sandbox.
     """
     from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def refuse(message: str) -> None:
+    def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
@@ -164,8 +165,8 @@ def _environment(formatted_date: Callable[[str], str]) -> "jinja2.Environment":
         extensions=["jinja2.ext.loopcontrols", _generation_extension()],
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals[DATE] = formatted_date
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals[DATE_FUNCTION] = format_date
     return environment
 
 
@@ -176,7 +177,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of jinja2's own filter."""
+    """Formats JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -188,7 +189,10 @@ def _to_json(
 
 @functools.cache
 def _generation_extension() -> type:
-    """Lets `{% generation %}` blocks stand; they mark what the types say already."""
+    """Returns an extension that ignores the markers of `{% generation %}` blocks.
+
+    The markers identify answers, which are found without them here.
+    """
     from jinja2.ext import Extension
 
     class Generation(Extension):
@@ -204,48 +208,48 @@ def _generation_extension() -> type:
 def read_chat_template(
     folder: Path,
     file: str | None,
-    special: Mapping[str, str],
+    special_tokens: Mapping[str, str],
     date: datetime.date | None = None,
 ) -> ChatTemplate:
-    """The template of a tokenizer's folder, or of another file.
+    """Reads the chat template of a tokenizer's folder, or another file.
 
     Args:
-      folder: the tokenizer's.
-      file: another template's; None for the folder's own.
-      special: see `ChatTemplate`; so the next.
-      date: what a template is told.
+      folder: folder of the tokenizer.
+      file: path of another template; None for the folder's own.
+      special_tokens: see `ChatTemplate`.
+      date: see `ChatTemplate`.
 
     Raises:
-      InputError: if there is none, or it is not jinja2.
+      InputError: if there is no template, or it is not jinja2.
     """
-    own = folder / TEMPLATE_FILE
-    if file is None and own.is_file():
-        file = str(own)
+    folder_file = folder / TEMPLATE_FILE
+    if file is None and folder_file.is_file():
+        file = str(folder_file)
     if file is not None:
-        template = ChatTemplate(_text(Path(file)), special, file, date)
+        source, origin = _read_text(Path(file)), file
     else:
-        origin = folder / CONFIG_FILE
-        source = _named(read_json_object(origin), str(origin))
-        template = ChatTemplate(source, special, str(origin), date)
+        origin = str(folder / CONFIG_FILE)
+        source = _default_template(read_json_object(folder / CONFIG_FILE), origin)
+    template = ChatTemplate(source, special_tokens, origin, date)
     template.check()
     return template
 
 
-def _named(config: dict[str, Any], origin: str) -> str:
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        entries = [entry for entry in found if isinstance(entry, dict)]
-        named = {entry.get("name"): entry.get("template") for entry in entries}
-        found = named.get("default")
-    if not isinstance(found, str):
+def _default_template(config: dict[str, Any], origin: str) -> str:
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        by_name = {entry.get("name"): entry.get("template") for entry in entries}
+        template = by_name.get("default")
+    if not isinstance(template, str):
         raise InputError(
-            f"{origin} has no chat_template, which --chat asks for; name a file with "
-            "one with --chat_template"
+            f"{origin} has no chat_template, which --chat needs; pass a file that has "
+            "one as --chat_template"
         )
-    return found
+    return template
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

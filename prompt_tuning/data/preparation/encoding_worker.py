@@ -1,4 +1,4 @@
-"""The work that is done in parallel: records read and made into typed tokens."""
+"""The parallel part of a preparation: reads records and encodes them as examples."""
 
 import dataclasses
 import itertools
@@ -11,13 +11,16 @@ from jaxtyping import Int32, Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING
-from prompt_tuning.data.preparation.chat_templates import read_chat_template
-from prompt_tuning.data.preparation.example_encoder import (
-    Article,
-    ArticleMaker,
-    Passage,
+from prompt_tuning.data.preparation.chat_templates import (
+    ChatTemplate,
+    read_chat_template,
 )
-from prompt_tuning.data.preparation.input_files import InputFile, record_bytes
+from prompt_tuning.data.preparation.example_encoder import (
+    ExampleEncoder,
+    RenderedText,
+    TypedTokens,
+)
+from prompt_tuning.data.preparation.input_files import InputFile, read_record
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
 from prompt_tuning.data.preparation.record_spans import RecordSpan
@@ -29,40 +32,41 @@ from prompt_tuning.data.preparation.tokenizer_files import (
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
-from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 CATEGORY_IDS = "category_ids"
 
 
-class Unit(NamedTuple):
-    """A record that was read and is yet to be encoded.
+class RenderedRecord(NamedTuple):
+    """A record that is rendered but not yet encoded.
 
     Attributes:
-      number: its place in the task.
-      place: where it stands, for messages.
-      record: what it says.
-      passages: its texts.
-      line: it as a line of JSON, if it is of the test split.
+      number: index of the record in its task.
+      location: file and line, for messages.
+      record: the parsed record.
+      texts: its rendered texts.
+      json_line: the record as a line of JSON in the test split; else empty.
     """
 
     number: int
-    place: str
+    location: str
     record: Record
-    passages: list[Passage]
-    line: bytes
+    texts: list[RenderedText]
+    json_line: bytes
 
 
-Encoded = Sequence[tuple[Unit, list[Article]]]
+Examples = Sequence[tuple[RenderedRecord, list[TypedTokens]]]
+"""Records with their examples."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """Some records of one split, one after the other.
+class EncodingTask:
+    """Consecutive records of one split.
 
     Attributes:
       split: 0 train, 1 development, 2 test.
-      records: file, first byte, number of bytes and line of each.
-      position: one past the last of them in the order of the split.
+      records: file, first byte, number of bytes and line of each record.
+      position: position after the last record in the order of the split.
     """
 
     split: int
@@ -71,21 +75,22 @@ class Task:
 
     @property
     def bytes(self) -> int:
-        """How much of the input it reads."""
+        """Number of input bytes that the task reads."""
         return int(self.records[:, 2].sum())
 
 
 @dataclasses.dataclass(frozen=True)
-class Done:
-    """What became of a task.
+class EncodedRecords:
+    """Result of a task.
 
     Attributes:
-      tokens: columns of the tokens of all articles, `[C, n]`; see `columns`.
-      lengths: tokens of each article.
-      records: how many were used.
-      without_completion: how many had nothing to learn and were left out.
-      problems: what is wrong with each record that cannot be used.
-      texts: the used records of the test split as JSON lines.
+      tokens: columns of the concatenated tokens of all examples, `[C, n]`; see
+        `columns`.
+      lengths: number of tokens of each example.
+      records: number of records used.
+      without_completion: number of records without a completion, which are left out.
+      problems: problem of each record that cannot be used.
+      json_lines: the used records of the test split as lines of JSON.
     """
 
     tokens: Int32[np.ndarray, "C n"]
@@ -93,28 +98,31 @@ class Done:
     records: int
     without_completion: int
     problems: list[str]
-    texts: bytes
+    json_lines: bytes
 
 
 def columns(preparation: Preparation) -> dict[str, tuple[np.dtype, int | float]]:
-    """The data sets of a preparation: type of each, and what padding holds."""
-    found: dict[str, tuple[np.dtype, int | float]] = {
+    """Returns the type and the padding value of each dataset of the output.
+
+    The padding value of `input_ids` depends on the tokenizer; it is 0 here.
+    """
+    by_name: dict[str, tuple[np.dtype, int | float]] = {
         INPUT_IDS: (np.dtype("<i4"), 0),
         TOKEN_TYPE_IDS: (np.dtype("<i4"), PADDING),
     }
     if preparation.record.categories:
-        found[CATEGORY_IDS] = np.dtype("<i4"), NO_CATEGORY
+        by_name[CATEGORY_IDS] = np.dtype("<i4"), NO_CATEGORY
     if preparation.record.weight_key is not None:
-        found[LOSS_WEIGHTS] = np.dtype("<f4"), 0.0
-    return found
+        by_name[LOSS_WEIGHTS] = np.dtype("<f4"), 0.0
+    return by_name
 
 
-class TaskWorker:
-    """Does tasks; each process has its own.
+class EncodingWorker:
+    """Runs tasks; each process has one.
 
     Args:
-      preparation: what is asked for.
-      files: the inputs that the tasks name by number.
+      preparation: settings of the preparation.
+      files: the inputs, which tasks refer to by index.
 
     Raises:
       InputError: if the tokenizer, a template or a table's columns cannot be used.
@@ -128,111 +136,122 @@ class TaskWorker:
         for file in files:
             self._reader.check_columns(file)
         tokenizer = open_tokenizer(preparation.tokenizer)
-        text = preparation.text
-        chat = None
-        if text.chat:
-            if not isinstance(tokenizer, HuggingFaceTokenizer):
-                raise InputError(
-                    f"--chat with the tokenizer {preparation.tokenizer.path}, a "
-                    "sentencepiece file, in whose texts special tokens cannot be "
-                    "written: use a folder with tokenizer.json"
-                )
-            chat = read_chat_template(
-                tokenizer_folder(preparation.tokenizer),
-                text.chat_template,
-                special_texts(preparation.tokenizer, tokenizer),
-                text.date,
-            )
-        self.asks_the_date = chat is not None and chat.asks_the_date
-        self._maker = ArticleMaker(text, tokenizer, chat)
+        chat = _open_chat_template(preparation, tokenizer)
+        self.uses_date = chat is not None and chat.uses_date
+        self._encoder = ExampleEncoder(preparation.text, tokenizer, chat)
 
-    def __call__(self, task: Task) -> Done:
+    def __call__(self, task: EncodingTask) -> EncodedRecords:
         """Reads and encodes the records of a task.
 
-        Without `skip_malformed` the first record that cannot be used ends it; it is
-        the only one in `problems`.
+        Without `skip_malformed`, it stops at the first record that cannot be used,
+        which is then the only one in `problems`.
         """
         problems: dict[int, str] = {}
-        units: list[Unit] = []
-        without = 0
-        for number, (file, opened, span, place) in enumerate(self._places(task)):
+        rendered: list[RenderedRecord] = []
+        without_completion = 0
+        for number, (file, descriptor, span, location) in enumerate(self._open(task)):
             try:
-                content = record_bytes(opened, span, place)
-                record = self._reader.read(file, content, place)
-                passages = self._maker.passages(record, place)
+                content = read_record(descriptor, span, location)
+                record = self._reader.read(file, content, location)
+                texts = self._encoder.render(record, location)
             except InputError as problem:
                 problems[number] = str(problem)
                 if not self._skip:
                     break
                 continue
-            if not passages:
-                without += 1
+            if not texts:
+                without_completion += 1
                 continue
             line = _json_line(file, content, record) if task.split == TEST else b""
-            units.append(Unit(number, place, record, passages, line))
-        encoded = self._encoded(units, problems)
-        return Done(
-            *self._table(encoded),
-            records=len(encoded),
-            without_completion=without,
-            # In their order, whichever way the records are cut into tasks.
+            rendered.append(RenderedRecord(number, location, record, texts, line))
+        examples = self._encode(rendered, problems)
+        return EncodedRecords(
+            *self._build_columns(examples),
+            records=len(examples),
+            without_completion=without_completion,
+            # In the order of the records, however they are divided into tasks.
             problems=[problems[number] for number in sorted(problems)],
-            texts=b"".join(unit.line for unit, _ in encoded),
+            json_lines=b"".join(record.json_line for record, _ in examples),
         )
 
-    def _places(self, task: Task) -> Iterator[tuple[InputFile, int, RecordSpan, str]]:
-        """The file of each record, its descriptor while it is open, and the place."""
+    def _open(
+        self, task: EncodingTask
+    ) -> Iterator[tuple[InputFile, int, RecordSpan, str]]:
+        """Yields each record's file, open descriptor, span and location."""
         rows = task.records.tolist()
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             file = self._files[number]
             with file.path.open("rb") as opened:
-                for _, *where in group:
-                    span = RecordSpan(*where)
-                    place = f"{file.path}, line {span.line}"
-                    yield file, opened.fileno(), span, place
+                for _, *fields in group:
+                    span = RecordSpan(*fields)
+                    location = f"{file.path}, line {span.line}"
+                    yield file, opened.fileno(), span, location
 
-    def _encoded(self, units: Sequence[Unit], problems: dict[int, str]) -> Encoded:
-        """The articles of records, those left out that cannot be encoded."""
+    def _encode(
+        self, records: Sequence[RenderedRecord], problems: dict[int, str]
+    ) -> Examples:
+        """Encodes records; adds those that cannot be encoded to `problems`."""
         try:
-            made = self._maker.articles([unit.passages for unit in units])
+            examples = self._encoder.encode([record.texts for record in records])
         except InputError:
             pass
         else:
-            return list(zip(units, made, strict=True))
-        found: list[tuple[Unit, list[Article]]] = []
-        for unit in units:
+            return list(zip(records, examples, strict=True))
+        # One of the texts cannot be encoded: find it by encoding them one by one.
+        encoded: list[tuple[RenderedRecord, list[TypedTokens]]] = []
+        for record in records:
             try:
-                found.append((unit, self._maker.articles([unit.passages])[0]))
+                encoded.append((record, self._encoder.encode([record.texts])[0]))
             except InputError as problem:
-                problems[unit.number] = f"{unit.place}: {problem}"
-        return found
+                problems[record.number] = f"{record.location}: {problem}"
+        return encoded
 
-    def _table(
-        self, encoded: Encoded
+    def _build_columns(
+        self, records: Examples
     ) -> tuple[Int32[np.ndarray, "C n"], Int64[np.ndarray, "a"]]:
-        """The columns of all articles, and their lengths."""
-        articles = [article for _, made in encoded for article in made]
-        lengths = np.array([len(article.input_ids) for article in articles], np.int64)
+        """Returns the columns of all examples, and the examples' lengths."""
+        examples = [example for _, group in records for example in group]
+        lengths = np.array([len(example.input_ids) for example in examples], np.int64)
         tokens = np.empty((len(self._columns), lengths.sum()), np.int32)
-        tokens[0] = _flat([article.input_ids for article in articles])
-        tokens[1] = _flat([article.token_types for article in articles])
-        of_record = np.array(
-            [sum(len(article.input_ids) for article in made) for _, made in encoded],
+        tokens[0] = _concatenate([example.input_ids for example in examples])
+        tokens[1] = _concatenate([example.token_types for example in examples])
+        record_lengths = np.array(
+            [sum(len(example.input_ids) for example in group) for _, group in records],
             np.int64,
         )
         for column, name in enumerate(self._columns):
             if name == CATEGORY_IDS:
-                each = np.array([unit.record.category for unit, _ in encoded], np.int32)
-                tokens[column] = np.repeat(each, of_record)
+                ids = np.array([r.record.category for r, _ in records], np.int32)
+                tokens[column] = np.repeat(ids, record_lengths)
             elif name == LOSS_WEIGHTS:
-                weights = np.array(
-                    [unit.record.weight for unit, _ in encoded], np.float32
-                )
-                tokens[column] = np.repeat(weights.view(np.int32), of_record)
+                weights = np.array([r.record.weight for r, _ in records], np.float32)
+                # All columns are int32 until they are written: keep the bits.
+                tokens[column] = np.repeat(weights.view(np.int32), record_lengths)
         return tokens, lengths
 
 
-def _flat(lists: Sequence[list[int]]) -> Int32[np.ndarray, "n"]:
+def _open_chat_template(
+    preparation: Preparation, tokenizer: Tokenizer
+) -> ChatTemplate | None:
+    text = preparation.text
+    if not text.chat:
+        return None
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise InputError(
+            f"--chat is not supported with the tokenizer {preparation.tokenizer.path}, "
+            "a sentencepiece file, because it does not parse special tokens in text: "
+            "use a folder with tokenizer.json"
+        )
+    return read_chat_template(
+        tokenizer_folder(preparation.tokenizer),
+        text.chat_template,
+        special_texts(preparation.tokenizer, tokenizer),
+        text.date,
+    )
+
+
+def _concatenate(lists: Sequence[list[int]]) -> Int32[np.ndarray, "n"]:
+    # Extending one list is faster than concatenating many small arrays.
     joined: list[int] = []
     for each in lists:
         joined += each
@@ -240,9 +259,9 @@ def _flat(lists: Sequence[list[int]]) -> Int32[np.ndarray, "n"]:
 
 
 def _json_line(file: InputFile, content: bytes, record: Record) -> bytes:
-    """A record as a line of JSON: as it was, or made from a row or a line of text."""
+    """Returns a record as a line of JSON: unchanged, or built from a row or a text."""
     if file.delimiter is None and not file.is_text:
         return content.rstrip(b"\r\n") + b"\n"
     turn = record.turns[0]
-    made = {"prompt": turn.prompt, "completion": turn.completion}
-    return json.dumps(made, ensure_ascii=False).encode("utf-8") + b"\n"
+    pair = {"prompt": turn.prompt, "completion": turn.completion}
+    return json.dumps(pair, ensure_ascii=False).encode("utf-8") + b"\n"

@@ -1,7 +1,8 @@
-"""From records to typed tokens: passages of text, encoded apart and closed.
+"""Renders records as typed texts and encodes them as examples.
 
-A passage is what is read as one continued text: a turn, or a whole conversation that a
-chat template wrote. An article, what is packed as one, is one passage or several.
+A rendered text is encoded as one continuous text and closed with EOS. It is one turn,
+or a whole conversation if a chat template renders it. An example has one rendered text,
+or all those of its record.
 """
 
 import dataclasses
@@ -9,41 +10,45 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.chat_templates import ChatTemplate, Message, Run
+from prompt_tuning.data.preparation.chat_templates import (
+    ChatTemplate,
+    Message,
+    TypedText,
+)
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
-from prompt_tuning.data.preparation.tokenizer_files import TextEncoder
+from prompt_tuning.data.preparation.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Passage:
-    """Texts that continue each other.
+class RenderedText:
+    """Consecutive typed texts that are encoded as one continuous text.
 
     Attributes:
-      runs: each text and its type.
-      begins: whether BOS is put first, where the model expects one.
+      parts: the texts with their types.
+      adds_bos: whether BOS is prepended if the model expects it.
     """
 
-    runs: tuple[Run, ...]
-    begins: bool = True
+    parts: tuple[TypedText, ...]
+    adds_bos: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
-class Article:
-    """Ids, and the type of each, 0 to 3."""
+class TypedTokens:
+    """Token ids with the type of each, 0 to 3."""
 
     input_ids: list[int]
     token_types: list[int]
 
 
-class ArticleMaker:
-    """Makes articles of records.
+class ExampleEncoder:
+    """Turns records into examples.
 
     Args:
       text: how turns become texts.
-      tokenizer: from text to ids; it has an EOS.
-      chat: renders turns; None without.
+      tokenizer: tokenizer with an EOS.
+      chat: template that renders the turns; None for no template.
     """
 
     def __init__(
@@ -51,81 +56,97 @@ class ArticleMaker:
     ):
         assert tokenizer.eos_id is not None
         self._text = text
-        self._encode = TextEncoder(tokenizer)
+        self._encode_texts = TextEncoder(tokenizer)
         self._chat = chat
         self._eos = tokenizer.eos_id
         self._bos = tokenizer.bos_id if tokenizer.add_bos else None
         eos_text = tokenizer.token(tokenizer.eos_id)
         self._eos_text = eos_text if chat is None else chat.eos_token or eos_text
 
-    def passages(self, record: Record, place: str) -> list[Passage]:
-        """The texts of a record; none if it has no completion.
+    def render(self, record: Record, location: str) -> list[RenderedText]:
+        """Renders a record; returns an empty list if it has no completion.
 
         Raises:
-          InputError: if it holds messages and there is no chat template, or the
-            template refuses it.
+          InputError: if the record holds messages and there is no chat template, or
+            the template rejects it.
         """
         if record.messages is not None:
             if self._chat is None:
                 raise InputError(
-                    f"{place}: found chat messages, which need --chat to be rendered"
+                    f"{location}: found chat messages, which need --chat to be rendered"
                 )
-            return self._conversation(self._chat, record.messages, place)
+            return self._render_chat(self._chat, record.messages, location)
         keep = self._text.keep_prompt_only
         turns = [turn for turn in record.turns if turn.completion or keep]
         if record.plain:
-            return [Passage(((turn.completion, COMPLETION),)) for turn in turns]
-        apart = "pair" in (self._text.attention_boundary, self._text.packing_boundary)
+            return [RenderedText(((turn.completion, COMPLETION),)) for turn in turns]
+        separate = "pair" in (
+            self._text.attention_boundary,
+            self._text.packing_boundary,
+        )
         if self._chat is None:
-            return [self._pair(turn, apart or not i) for i, turn in enumerate(turns)]
-        talks = [[turn] for turn in turns] if apart else [turns] if turns else []
+            return [
+                self._render_turn(turn, adds_bos=separate or index == 0)
+                for index, turn in enumerate(turns)
+            ]
+        conversations = [[turn] for turn in turns] if separate else [turns]
         return [
-            passage
-            for talk in talks
-            for passage in self._conversation(self._chat, _messages(talk), place)
+            text
+            for conversation in conversations
+            if conversation
+            for text in self._render_chat(self._chat, _messages(conversation), location)
         ]
 
-    def articles(self, records: Sequence[Sequence[Passage]]) -> list[list[Article]]:
-        """The articles of each record.
+    def encode(
+        self, records: Sequence[Sequence[RenderedText]]
+    ) -> list[list[TypedTokens]]:
+        """Encodes rendered records; returns the examples of each record.
 
         Raises:
           InputError: if a text cannot be encoded.
         """
-        flat = [passage for passages in records for passage in passages]
-        ids = iter(self._encode([[text for text, _ in p.runs] for p in flat]))
+        flat = [rendered for texts in records for rendered in texts]
+        ids = iter(
+            self._encode_texts(
+                [[text for text, _ in rendered.parts] for rendered in flat]
+            )
+        )
         return [
-            self._joined([self._typed(passage, next(ids)) for passage in passages])
-            for passages in records
+            self._join([self._add_types(rendered, next(ids)) for rendered in texts])
+            for texts in records
         ]
 
-    def _joined(self, passages: list[Article]) -> list[Article]:
-        """Passages with their separators, as the articles that are packed."""
-        for number, passage in enumerate(passages, start=1):
-            if number == len(passages) or self._text.attention_boundary == "pair":
-                passage.token_types[-1] = SEPARATOR
-        if self._text.packing_boundary == "pair" or len(passages) < 2:
-            return passages
-        whole = Article([], [])
-        for passage in passages:
-            whole.input_ids.extend(passage.input_ids)
-            whole.token_types.extend(passage.token_types)
-        return [whole]
+    def _join(self, texts: list[TypedTokens]) -> list[TypedTokens]:
+        """Sets the separators of a record's encoded texts; returns its examples."""
+        for number, text in enumerate(texts, start=1):
+            if number == len(texts) or self._text.attention_boundary == "pair":
+                text.token_types[-1] = SEPARATOR
+        if self._text.packing_boundary == "pair" or len(texts) < 2:
+            return texts
+        example = TypedTokens([], [])
+        for text in texts:
+            example.input_ids.extend(text.input_ids)
+            example.token_types.extend(text.token_types)
+        return [example]
 
-    def _typed(self, passage: Passage, runs: Sequence[list[int]]) -> Article:
+    def _add_types(
+        self, rendered: RenderedText, part_ids: Sequence[list[int]]
+    ) -> TypedTokens:
+        """Adds BOS, EOS and the token types to the ids of each part."""
         ids: list[int] = []
         types: list[int] = []
-        if self._bos is not None and passage.begins:
+        if self._bos is not None and rendered.adds_bos:
             ids.append(self._bos)
             types.append(PROMPT)
-        for (_, kind), run in zip(passage.runs, runs, strict=True):
-            ids += run
-            types += [kind] * len(run)
-        if not runs[-1] or ids[-1] != self._eos:
+        for (_, kind), tokens in zip(rendered.parts, part_ids, strict=True):
+            ids += tokens
+            types += [kind] * len(tokens)
+        if not part_ids[-1] or ids[-1] != self._eos:
             ids.append(self._eos)
             types.append(COMPLETION)
-        return Article(ids, types)
+        return TypedTokens(ids, types)
 
-    def _pair(self, turn: Turn, begins: bool) -> Passage:
+    def _render_turn(self, turn: Turn, adds_bos: bool) -> RenderedText:
         text = self._text
         prompt, completion = turn.prompt, turn.completion
         if prompt:
@@ -133,23 +154,23 @@ class ArticleMaker:
         if text.space_separator and completion:
             prompt, completion = prompt.rstrip(" "), " " + completion.lstrip(" ")
         if not prompt:
-            return Passage(((completion, COMPLETION),), begins)
-        return Passage(((prompt, PROMPT), (completion, COMPLETION)), begins)
+            return RenderedText(((completion, COMPLETION),), adds_bos)
+        return RenderedText(((prompt, PROMPT), (completion, COMPLETION)), adds_bos)
 
-    def _conversation(
-        self, chat: ChatTemplate, messages: Sequence[Message], place: str
-    ) -> list[Passage]:
+    def _render_chat(
+        self, chat: ChatTemplate, messages: Sequence[Message], location: str
+    ) -> list[RenderedText]:
         if not self._text.keep_prompt_only:
-            messages = _answered(messages)
+            messages = _until_last_answer(messages)
         if not messages:
             return []
-        runs = chat.runs(messages, place)
-        # What a template writes after the last EOS, a line feed mostly, belongs to a
-        # turn that does not come.
-        last, kind = runs[-1]
+        parts = chat.render(messages, location)
+        # Text that a template writes after the last EOS, usually a line feed, belongs
+        # to a next turn, and there is none.
+        last, kind = parts[-1]
         if last.rstrip().endswith(self._eos_text):
-            runs[-1] = last.rstrip(), kind
-        return [Passage(tuple(runs), begins=False)]
+            parts[-1] = last.rstrip(), kind
+        return [RenderedText(tuple(parts), adds_bos=False)]
 
 
 def _messages(turns: Sequence[Turn]) -> list[Message]:
@@ -162,10 +183,11 @@ def _messages(turns: Sequence[Turn]) -> list[Message]:
     return messages
 
 
-def _answered(messages: Sequence[Message]) -> Sequence[Message]:
-    """A conversation to its last answer, as pairs without a completion are left out.
+def _until_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
+    """Cuts a conversation after its last answer, as turns without a completion are.
 
-    What follows it would end with a separator, which is learned, and answer nothing.
+    The messages after it would end with a learned separator although nothing answers
+    them.
     """
     answers = [i for i, m in enumerate(messages, start=1) if m["role"] == "assistant"]
     return messages[: answers[-1]] if answers else ()

@@ -1,4 +1,4 @@
-"""The files of an output: sequences, metadata, metrics, checksums and pictures."""
+"""The files of an output: sequences, metadata, metrics, checksums and plots."""
 
 import dataclasses
 import hashlib
@@ -13,13 +13,13 @@ import yaml
 
 from prompt_tuning.data.preparation.encoding_worker import columns
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.preparation.packing_progress import Finished
+from prompt_tuning.data.preparation.packing_progress import FinishedSplit
 from prompt_tuning.data.preparation.preparation_reporter import PreparationReporter
 from prompt_tuning.data.preparation.preparation_settings import Preparation
-from prompt_tuning.data.preparation.record_index import Found
+from prompt_tuning.data.preparation.record_index import InputSummary
 from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
 from prompt_tuning.data.preparation.sequence_logs import write_hdf5
-from prompt_tuning.data.preparation.split_writer import TEXTS, file_names
+from prompt_tuning.data.preparation.split_writer import TEST_RECORDS, file_names
 from prompt_tuning.data.preparation.tokenizer_files import (
     MODEL_CONFIG,
     open_tokenizer,
@@ -32,73 +32,71 @@ CHECKSUMS = "checksums.sha256"
 CATEGORIES = "category_to_id.json"
 SKIPPED = "skipped.jsonl"
 TOKENIZER = "tokenizer"
-PICTURE = "pictures.png"
-_NAMES = (METADATA, METRICS, CHECKSUMS, CATEGORIES, SKIPPED, TOKENIZER, PICTURE, TEXTS)
+PLOTS = "pictures.png"
+_NAMES = (
+    METADATA,
+    METRICS,
+    CHECKSUMS,
+    CATEGORIES,
+    SKIPPED,
+    TOKENIZER,
+    PLOTS,
+    TEST_RECORDS,
+)
 
 
-def is_ours(name: str) -> bool:
-    """Whether an output holds a file of this name."""
+def is_output_name(name: str) -> bool:
+    """Whether an output may contain a file of this name."""
     if name in _NAMES:
         return True
     return name.endswith(".hdf5") and name.partition("_")[0] in SPLIT_NAMES
 
 
 def skipped_line(problem: str) -> bytes:
-    """A record that was passed over, as a line of JSON."""
+    """Formats the problem of a skipped record as a line of JSON."""
     text = json.dumps({"problem": problem}, ensure_ascii=False)
-    # Half of a surrogate pair, which UTF-8 has not, becomes JSON's escape of it.
+    # UTF-8 cannot encode a lone surrogate; it is written as JSON's escape.
     return text.encode(errors="backslashreplace") + b"\n"
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
-    """What an output says.
+class OutputContents:
+    """Everything that an output is written from.
 
     Attributes:
-      preparation: what was asked for.
+      preparation: settings of the preparation.
       files: the inputs.
-      found: the checksum of each, and of those that were passed over, why.
+      summary: checksums of the inputs, and problems of skipped files.
       finished: the splits.
     """
 
     preparation: Preparation
     files: Sequence[InputFile]
-    found: Found
-    finished: Sequence[Finished]
+    summary: InputSummary
+    finished: Sequence[FinishedSplit]
 
     @property
     def steps(self) -> int:
-        """How many files of sequences there are, and one for the rest."""
+        """Number of steps of writing: one per HDF5 file and one for the rest."""
         return 1 + sum(len(split.rows) for split in self.finished)
 
 
 def write_output(
-    contents: Contents, scratch: Path, folder: Path, reporter: PreparationReporter
+    contents: OutputContents, scratch: Path, folder: Path, reporter: PreparationReporter
 ) -> None:
-    """Writes every file into an empty folder.
+    """Writes all files of an output into an empty folder.
 
     Args:
-      contents: what they say.
-      scratch: where the logs of the sequences are.
+      contents: what to write.
+      scratch: directory with the logs of the sequences.
       folder: the empty folder.
-      reporter: is told of each file, and if there is no picture.
+      reporter: receives the progress, and a line if there are no plots.
     """
     preparation = contents.preparation
     for split in contents.finished:
-        names = file_names(preparation, split.split)
-        for name, rows in zip(names, split.rows, strict=True):
-            write_hdf5(
-                scratch / f"{name}.log",
-                folder / name,
-                columns(preparation),
-                rows,
-                preparation.length,
-            )
-            reporter.advance(1)
-        if split.split == TEST:
-            shutil.copyfile(scratch / TEXTS, folder / TEXTS)
+        _write_split(preparation, split, scratch, folder, reporter)
     if preparation.skip_malformed:
-        _write_skipped(contents.found.problems, scratch / SKIPPED, folder / SKIPPED)
+        _write_skipped(contents.summary.problems, scratch / SKIPPED, folder / SKIPPED)
     if preparation.record.categories:
         ids = {name: i for i, name in enumerate(preparation.record.categories)}
         _write_json(folder / CATEGORIES, ids)
@@ -106,34 +104,60 @@ def write_output(
     _write_json(folder / METRICS, _metrics(contents))
     metadata = yaml.safe_dump(_metadata(contents), sort_keys=False, allow_unicode=True)
     (folder / METADATA).write_text(metadata, encoding="utf-8")
-    _draw(contents, folder / PICTURE, reporter)
+    _write_plots(contents, folder / PLOTS, reporter)
+    # Last, as it covers all other files.
     (folder / CHECKSUMS).write_text(_checksums(folder), encoding="utf-8")
     reporter.advance(1)
 
 
+def _write_split(
+    preparation: Preparation,
+    split: FinishedSplit,
+    scratch: Path,
+    folder: Path,
+    reporter: PreparationReporter,
+) -> None:
+    names = file_names(preparation, split.split)
+    for name, rows in zip(names, split.rows, strict=True):
+        write_hdf5(
+            scratch / f"{name}.log",
+            folder / name,
+            columns(preparation),
+            rows,
+            preparation.length,
+        )
+        reporter.advance(1)
+    if split.split == TEST:
+        shutil.copyfile(scratch / TEST_RECORDS, folder / TEST_RECORDS)
+
+
 def _write_skipped(problems: Sequence[str], log: Path, target: Path) -> None:
-    """Lists the files that were passed over, then the records."""
+    """Writes the problems of skipped files, then those of skipped records."""
     with target.open("wb") as file, log.open("rb") as records:
         file.writelines(map(skipped_line, problems))
         shutil.copyfileobj(records, file)
 
 
-def _metrics(contents: Contents) -> dict[str, Any]:
-    """What each split counted; files passed over are of none, so of the first."""
+def _metrics(contents: OutputContents) -> dict[str, Any]:
+    """Returns the metrics of each split.
+
+    Skipped files do not belong to any split; the first one counts them.
+    """
     metrics = {
         SPLIT_NAMES[split.split]: split.metrics.summary() for split in contents.finished
     }
-    skipped = len(contents.found.problems)
-    for counted in metrics.values():
-        counted["malformed_files"], skipped = skipped, 0
+    skipped_files = len(contents.summary.problems)
+    for summary in metrics.values():
+        summary["malformed_files"], skipped_files = skipped_files, 0
     return metrics
 
 
-def _metadata(contents: Contents) -> dict[str, Any]:
-    """What a trainer needs to know, under generative_data_prep's names, and the rest.
+def _metadata(contents: OutputContents) -> dict[str, Any]:
+    """Returns the metadata that a trainer needs, and the settings.
 
-    Neither a time, nor what the output does not depend on: the same preparation gives
-    the same bytes.
+    The names of the first part are from generative_data_prep. Times and anything that
+    the output does not depend on are left out, so that the same preparation gives the
+    same bytes.
     """
     preparation = contents.preparation
     tokenizer = open_tokenizer(preparation.tokenizer)
@@ -142,6 +166,7 @@ def _metadata(contents: Contents) -> dict[str, Any]:
     for name in ("inputs", "output", "tokenizer"):
         settings.pop(name)
     settings["record"]["categories"] = len(preparation.record.categories)
+    digests = contents.summary.digests
     return {
         "max_seq_length": preparation.length,
         "token_type_ids": True,
@@ -158,39 +183,46 @@ def _metadata(contents: Contents) -> dict[str, Any]:
         "pad_id": tokenizer.pad_id,
         "inputs": [
             {"file": file.path.name, "sha256": digest}
-            for file, digest in zip(contents.files, contents.found.digests, strict=True)
+            for file, digest in zip(contents.files, digests, strict=True)
         ],
         "settings": json.loads(json.dumps(settings)),
     }
 
 
 def _model_type(preparation: Preparation) -> str:
-    """What the tokenizer's folder says of its model, or the name of its kind."""
+    """Returns the model type of the tokenizer's folder, or else the tokenizer's class.
+
+    The class name is part of the file format: `HuggingFaceTokenizer` or
+    `SentencePieceTokenizer`.
+    """
     path = Path(preparation.tokenizer.path)
     config = (path if path.is_dir() else path.parent) / MODEL_CONFIG
     if config.is_file():
         try:
-            found = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+            model = json.loads(config.read_text(encoding="utf-8")).get("model_type")
         except (ValueError, AttributeError):
-            found = None
-        if isinstance(found, str):
-            return found
+            model = None
+        if isinstance(model, str):
+            return model
     return type(open_tokenizer(preparation.tokenizer)).__name__
 
 
-def _draw(contents: Contents, file: Path, reporter: PreparationReporter) -> None:
+def _write_plots(
+    contents: OutputContents, file: Path, reporter: PreparationReporter
+) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        reporter.say(
-            f"no {file.name}: it needs matplotlib, pip install 'prompt-tuning[plots]'"
+        reporter.log(
+            f"{file.name} was not written because matplotlib is not installed: "
+            "pip install 'prompt-tuning[plots]'"
         )
         return
-    from prompt_tuning.data.preparation.preparation_plot import draw
+    from prompt_tuning.data.preparation.preparation_plot import plot_metrics
 
-    draw({SPLIT_NAMES[s.split]: s.metrics for s in contents.finished}, file)
+    plot_metrics({SPLIT_NAMES[s.split]: s.metrics for s in contents.finished}, file)
 
 
 def _checksums(folder: Path) -> str:
-    """Of every file, as `sha256sum --check` reads them."""
+    """Returns the checksum of every file in the format of `sha256sum --check`."""
     lines = []
     for path in sorted(folder.rglob("*")):
         if path.is_file():

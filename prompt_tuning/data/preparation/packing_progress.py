@@ -1,27 +1,30 @@
-"""How far the packing is: which splits are done, and which record is next."""
+"""Progress of packing: the finished splits and the next record, with checkpoints."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-from prompt_tuning.data.preparation.encoding_worker import Done, Task
+from prompt_tuning.data.preparation.encoding_worker import EncodedRecords, EncodingTask
 from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics
 from prompt_tuning.data.preparation.preparation_settings import Preparation
-from prompt_tuning.data.preparation.scratch_directory import Checkpoint, Scratch
+from prompt_tuning.data.preparation.scratch_directory import (
+    ScratchCheckpoint,
+    ScratchDirectory,
+)
 from prompt_tuning.data.preparation.split_writer import SplitWriter
 
 HISTOGRAMS = ("length_histogram", "type_histogram")
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
+class FinishedSplit:
     """A split whose sequences are all in its logs.
 
     Attributes:
       split: 0 train, 1 development, 2 test.
-      metrics: what was counted.
-      rows: sequences of each file.
+      metrics: counts of the split.
+      rows: number of sequences in each file.
     """
 
     split: int
@@ -30,56 +33,56 @@ class Finished:
 
 
 @dataclasses.dataclass
-class Progress:
-    """Where the packing is; `take` moves it on.
+class PackingProgress:
+    """Position of the packing; `add` advances it.
 
     Attributes:
-      scratch: where the logs are.
-      preparation: what is asked for.
-      pad_id: the id of padding.
-      split: of the next record.
-      position: of the next record in its split.
-      bytes_read: of the input.
-      skipped: bytes of the log of records passed over.
-      finished: the splits that are done.
-      writer: the split at work.
+      scratch: directory with the logs.
+      preparation: settings of the preparation.
+      pad_id: id of the padding token.
+      split: split of the next record.
+      position: position of the next record in its split.
+      bytes_read: number of input bytes read.
+      skipped: size in bytes of the log of skipped records.
+      finished: the finished splits.
+      writer: writer of the current split; None between splits.
     """
 
-    scratch: Scratch
+    scratch: ScratchDirectory
     preparation: Preparation
     pad_id: int
     split: int = 0
     position: int = 0
     bytes_read: int = 0
     skipped: int = 0
-    finished: list[Finished] = dataclasses.field(default_factory=list)
+    finished: list[FinishedSplit] = dataclasses.field(default_factory=list)
     writer: SplitWriter | None = None
 
-    def take(self, task: Task, done: Done) -> None:
-        """Packs what a task gave, finishing the split before if it begins another."""
+    def add(self, task: EncodingTask, encoded: EncodedRecords) -> None:
+        """Packs a task's records; finishes the current split if they start another."""
         if self.writer is not None and task.split != self.split:
-            self.leave()
+            self.finish_split()
         if self.writer is None:
             self.writer = SplitWriter(
-                self.preparation, task.split, self.pad_id, self.scratch.folder
+                self.preparation, task.split, self.pad_id, self.scratch.path
             )
         self.split, self.position = task.split, task.position
         self.bytes_read += task.bytes
-        self.writer.take(done)
+        self.writer.add(encoded)
 
-    def leave(self) -> None:
-        """Finishes the split at work, if there is one."""
+    def finish_split(self) -> None:
+        """Finishes the current split, if there is one."""
         if self.writer is None:
             return
         self.writer.finish()
         self.finished.append(
-            Finished(self.split, self.writer.metrics, self.writer.rows)
+            FinishedSplit(self.split, self.writer.metrics, self.writer.rows)
         )
         self.writer = None
 
 
-def save_progress(scratch: Scratch, progress: Progress) -> None:
-    """Keeps the progress, what the logs hold brought to the disk first."""
+def save_progress(scratch: ScratchDirectory, progress: PackingProgress) -> None:
+    """Saves a checkpoint of the progress, after flushing the logs to disk."""
     values: dict[str, Any] = {
         name: getattr(progress, name)
         for name in ("split", "position", "bytes_read", "skipped")
@@ -89,23 +92,29 @@ def save_progress(scratch: Scratch, progress: Progress) -> None:
     if progress.writer is not None:
         values["writer"], arrays = progress.writer.checkpoint()
     values["finished"] = []
-    for done in progress.finished:
-        entry = {"split": done.split, "counts": done.metrics.counts, "rows": done.rows}
+    for split in progress.finished:
+        entry = {
+            "split": split.split,
+            "counts": split.metrics.counts,
+            "rows": split.rows,
+        }
         values["finished"].append(entry)
         for name in HISTOGRAMS:
-            arrays[f"{done.split}.{name}"] = getattr(done.metrics, name)
-    scratch.save(Checkpoint(values, arrays))
+            arrays[f"{split.split}.{name}"] = getattr(split.metrics, name)
+    scratch.save(ScratchCheckpoint(values, arrays))
 
 
-def load_progress(scratch: Scratch, preparation: Preparation, pad_id: int) -> Progress:
-    """The progress that was kept last, or none."""
-    progress = Progress(scratch, preparation, pad_id)
-    kept = scratch.load()
-    if kept is None:
+def load_progress(
+    scratch: ScratchDirectory, preparation: Preparation, pad_id: int
+) -> PackingProgress:
+    """Returns the last saved progress, or that of a start if none was saved."""
+    progress = PackingProgress(scratch, preparation, pad_id)
+    checkpoint = scratch.load()
+    if checkpoint is None:
         return progress
-    values, arrays = dict(kept.values), kept.arrays
+    values, arrays = dict(checkpoint.values), checkpoint.arrays
     progress.finished = [
-        Finished(
+        FinishedSplit(
             entry["split"],
             SplitMetrics(
                 entry["counts"], *(arrays[f"{entry['split']}.{n}"] for n in HISTOGRAMS)
@@ -114,11 +123,11 @@ def load_progress(scratch: Scratch, preparation: Preparation, pad_id: int) -> Pr
         )
         for entry in values.pop("finished")
     ]
-    writer = values.pop("writer")
+    writer_values = values.pop("writer")
     for name, value in values.items():
         setattr(progress, name, value)
-    if writer is not None:
+    if writer_values is not None:
         progress.writer = SplitWriter(
-            preparation, progress.split, pad_id, scratch.folder, writer, arrays
+            preparation, progress.split, pad_id, scratch.path, writer_values, arrays
         )
     return progress

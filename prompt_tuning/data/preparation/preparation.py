@@ -1,4 +1,4 @@
-"""A preparation from its inputs to its output; it can be stopped at any moment."""
+"""Runs a preparation from its inputs to its output; it can be interrupted anytime."""
 
 import dataclasses
 import datetime
@@ -8,36 +8,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core import atomic_files
+from prompt_tuning.core.atomic_files import check_writable, replace_file
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.encoding_worker import TaskWorker
+from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
 from prompt_tuning.data.preparation.input_files import (
+    FileVersion,
     InputFile,
-    Origin,
-    input_files,
-    origins,
+    file_versions,
+    find_input_files,
 )
 from prompt_tuning.data.preparation.output_files import (
     SKIPPED,
-    Contents,
-    is_ours,
+    OutputContents,
+    is_output_name,
     skipped_line,
     write_output,
 )
 from prompt_tuning.data.preparation.packing_progress import load_progress, save_progress
 from prompt_tuning.data.preparation.preparation_reporter import (
     PreparationReporter,
-    Silent,
+    SilentReporter,
 )
 from prompt_tuning.data.preparation.preparation_settings import Preparation
-from prompt_tuning.data.preparation.record_index import Found, RecordIndex, write_index
+from prompt_tuning.data.preparation.record_index import (
+    InputSummary,
+    RecordIndex,
+    write_index,
+)
 from prompt_tuning.data.preparation.record_order import record_order
 from prompt_tuning.data.preparation.scratch_directory import (
     INDEX,
-    Scratch,
+    ScratchDirectory,
     open_scratch,
-    scratch_folder,
-    write_text,
+    scratch_path,
 )
 from prompt_tuning.data.preparation.sequence_logs import AppendLog
 from prompt_tuning.data.preparation.tokenizer_files import (
@@ -46,21 +49,21 @@ from prompt_tuning.data.preparation.tokenizer_files import (
 )
 from prompt_tuning.data.preparation.worker_pool import (
     available_cores,
-    do_tasks,
-    tasks,
+    run_tasks,
+    split_tasks,
 )
 
 FORMAT = 2
-"""Of the scratch folder; one of another format is begun again."""
+"""Version of the scratch directory; a directory of another version is not resumed."""
 
 CHECKPOINT_SECONDS = 10.0
-MOST_WORKERS = 16
-_FOUND = "found.json"
+MAXIMUM_WORKERS = 16
+_SUMMARY = "found.json"
 
 
 def default_workers() -> int:
-    """As many as there are cores for this process, up to `MOST_WORKERS`."""
-    return min(available_cores(), MOST_WORKERS)
+    """Returns the number of available cores, at most `MAXIMUM_WORKERS`."""
+    return min(available_cores(), MAXIMUM_WORKERS)
 
 
 def prepare(
@@ -71,48 +74,51 @@ def prepare(
     reporter: PreparationReporter | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
-    """Makes the output folder, or goes on where an interrupted process stopped.
+    """Writes the output folder, or resumes an interrupted process that was writing it.
 
-    The output's bytes depend on the preparation and its inputs alone: not on the
-    workers, nor on interruptions. As the workers are processes that import the main
-    module anew, a script calls this below `if __name__ == "__main__":`.
+    The output's bytes depend only on the preparation and its inputs, not on the number
+    of workers or on interruptions. The workers are processes that import the main
+    module again, so a script must call this under `if __name__ == "__main__":`.
 
     Args:
-      preparation: what is asked for.
-      workers: processes that read and encode; None for one to a core.
-      force: whether an output that such a preparation wrote is replaced.
-      reporter: is told how far it is.
-      checkpoint_seconds: how much work is lost at most when it is interrupted.
+      preparation: settings of the preparation.
+      workers: number of processes that read and encode; None for one per core.
+      force: whether to replace an output that an earlier preparation wrote.
+      reporter: receives the progress.
+      checkpoint_seconds: time between checkpoints, which bounds the work lost by an
+        interruption.
 
     Returns:
       The output folder.
 
     Raises:
-      InputError: if something cannot be used; no output has been written then.
+      InputError: if a setting or an input cannot be used; no output is written then.
     """
     preparation.check()
     workers = default_workers() if workers is None else workers
     if workers < 1:
         raise InputError(f"workers is {workers}, expected at least 1")
-    files = input_files(
+    files = find_input_files(
         preparation.inputs, preparation.record, skip=preparation.skip_malformed
     )
     output = Path(preparation.output)
-    _check_output_apart(preparation, files, output)
-    worker = TaskWorker(preparation, files)
+    _check_output_location(preparation, files, output)
+    worker = EncodingWorker(preparation, files)
     with open_scratch(output) as scratch:
-        if worker.asks_the_date and preparation.text.chat_date is None:
-            preparation = _dated(preparation, scratch.identity())
-            worker = TaskWorker(preparation, files)
-        identity = _identity(preparation, origins(files))
+        if worker.uses_date and preparation.text.chat_date is None:
+            preparation = _with_date(preparation, scratch.identity())
+            worker = EncodingWorker(preparation, files)
+        identity = _identity(preparation, file_versions(files))
         if scratch.identity() == identity and scratch.was_published:
             scratch.remove()
             return output
         _check_output(output, force)
         _check_scratch(scratch, identity, force)
-        work = _Work(preparation, files, scratch, reporter or Silent(), workers)
+        stages = _PreparationStages(
+            preparation, files, scratch, reporter or SilentReporter(), workers
+        )
         try:
-            work.do(identity, worker, checkpoint_seconds)
+            stages.run(identity, worker, checkpoint_seconds)
             _check_output(output, force)
         except InputError:
             scratch.remove()
@@ -122,159 +128,174 @@ def prepare(
     return output
 
 
-def _identity(preparation: Preparation, found: Sequence[Origin]) -> dict[str, Any]:
-    """What the output's bytes depend on, as JSON holds it."""
+def _identity(
+    preparation: Preparation, versions: Sequence[FileVersion]
+) -> dict[str, Any]:
+    """Returns all that the output's bytes depend on, as JSON values."""
     template = preparation.text.chat_template
     return {
         "format": FORMAT,
-        "preparation": _as_json(dataclasses.asdict(preparation)),
-        "inputs": [dataclasses.asdict(origin) for origin in found],
-        "tokenizer": _stats(tokenizer_files(preparation.tokenizer)),
-        "chat_template": [] if template is None else _stats([Path(template)]),
+        "preparation": _to_json_values(dataclasses.asdict(preparation)),
+        "inputs": [dataclasses.asdict(version) for version in versions],
+        "tokenizer": _stat_files(tokenizer_files(preparation.tokenizer)),
+        "chat_template": [] if template is None else _stat_files([Path(template)]),
     }
 
 
-def _dated(preparation: Preparation, known: Any) -> Preparation:
-    """With today's date for its template; to go on, that of the day it was begun."""
+def _with_date(preparation: Preparation, identity: Any) -> Preparation:
+    """Sets the date of the chat template: today, or when resuming the original date."""
 
-    def on(date: str) -> Preparation:
+    def with_date(date: str) -> Preparation:
         text = dataclasses.replace(preparation.text, chat_date=date)
         return dataclasses.replace(preparation, text=text)
 
-    begun = known and known["preparation"]["text"].get("chat_date")
-    if begun and _as_json(dataclasses.asdict(on(begun))) == known["preparation"]:
-        return on(begun)
-    return on(datetime.date.today().isoformat())
+    date = identity and identity["preparation"]["text"].get("chat_date")
+    if date:
+        resumed = with_date(date)
+        if _to_json_values(dataclasses.asdict(resumed)) == identity["preparation"]:
+            return resumed
+    return with_date(datetime.date.today().isoformat())
 
 
-def _stats(paths: Sequence[Path]) -> list[list[Any]]:
-    found = [(str(path), path.stat()) for path in paths]
-    return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in found]
+def _stat_files(paths: Sequence[Path]) -> list[list[Any]]:
+    stats = [(str(path), path.stat()) for path in paths]
+    return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
 
-def _as_json(value: Any) -> Any:
-    """Tuples as lists, as they come back from a file."""
+def _to_json_values(value: Any) -> Any:
+    """Converts tuples to lists, as JSON returns them when it is read."""
     if isinstance(value, dict):
-        return {name: _as_json(each) for name, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, tuple) else value
+        return {name: _to_json_values(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_to_json_values(item) for item in value]
+    return value
 
 
 def _check_output(output: Path, force: bool) -> None:
     names = [path.name for path in output.iterdir()] if output.is_dir() else []
-    known = [name for name in names if is_ours(name)]
-    atomic_files.check_writable(output, known=known, force=force)
+    replaceable = [name for name in names if is_output_name(name)]
+    check_writable(output, known=replaceable, force=force)
 
 
-def _check_scratch(scratch: Scratch, identity: dict[str, Any], force: bool) -> None:
-    known = scratch.identity()
-    if known is not None and known != identity and not force:
+def _check_scratch(
+    scratch: ScratchDirectory, identity: dict[str, Any], force: bool
+) -> None:
+    previous = scratch.identity()
+    if previous is not None and previous != identity and not force:
         raise InputError(
-            f"{scratch.folder} holds a preparation that was interrupted, of other "
-            "settings or of inputs that have changed since: repeat its command to go "
-            "on with it, or say --force to begin anew"
+            f"{scratch.path} contains an interrupted preparation with other settings "
+            "or with inputs that have changed since: repeat its command to resume it, "
+            "or add --force to discard it"
         )
 
 
-def _check_output_apart(
+def _check_output_location(
     preparation: Preparation, files: Sequence[InputFile], output: Path
 ) -> None:
     for name in preparation.inputs:
         folder = Path(name).resolve()
         if folder.is_dir() and output.resolve().is_relative_to(folder):
             raise InputError(
-                f"output {output} lies in the input folder {name}, so that it would be "
-                "read the next time: name a folder elsewhere"
+                f"output {output} is inside the input folder {name}, so it would be "
+                "read as an input next time: choose a folder elsewhere"
             )
     if output.name in ("", ".."):
-        raise InputError(f"output {output} has no name of its own: name a new folder")
+        raise InputError(f"output {output} has no name: name a new folder")
     template = preparation.text.chat_template
-    read = {file.path: "input" for file in files}
-    read[Path(preparation.tokenizer.path)] = "tokenizer"
+    roles = {file.path: "input" for file in files}
+    roles[Path(preparation.tokenizer.path)] = "tokenizer"
     if template is not None:
-        read[Path(template)] = "chat template"
-    for folder in (output.resolve(), scratch_folder(output).resolve()):
-        for path, what in read.items():
+        roles[Path(template)] = "chat template"
+    for folder in (output.resolve(), scratch_path(output).resolve()):
+        for path, role in roles.items():
             if path.resolve().is_relative_to(folder):
                 raise InputError(
-                    f"{what} {path} lies in {folder}, which is replaced when the "
-                    "output is written, so that it would be lost: name another output"
+                    f"{role} {path} is inside {folder}, which is replaced when the "
+                    "output is written, so it would be lost: choose another output"
                 )
 
 
 @dataclasses.dataclass
-class _Work:
-    """A preparation and where it is done."""
+class _PreparationStages:
+    """The stages of a preparation: index, encode and pack, write."""
 
     preparation: Preparation
     files: Sequence[InputFile]
-    scratch: Scratch
+    scratch: ScratchDirectory
     reporter: PreparationReporter
     workers: int
 
-    def do(
-        self, identity: dict[str, Any], worker: TaskWorker, checkpoint_seconds: float
+    def run(
+        self,
+        identity: dict[str, Any],
+        worker: EncodingWorker,
+        checkpoint_seconds: float,
     ) -> None:
-        """Everything but the output's last step, its name."""
-        self.begin(identity)
+        """Runs all stages up to the rename that publishes the output."""
+        self.index(identity)
         self.pack(worker, checkpoint_seconds)
-        if [dataclasses.asdict(now) for now in origins(self.files)] != (
-            identity["inputs"]
-        ):
+        versions = [
+            dataclasses.asdict(version) for version in file_versions(self.files)
+        ]
+        if versions != identity["inputs"]:
             raise InputError("an input was changed while it was read: start again")
         self.write()
 
-    def begin(self, identity: dict[str, Any]) -> None:
-        """Finds the records, unless an interrupted process has."""
+    def index(self, identity: dict[str, Any]) -> None:
+        """Finds the records, unless an interrupted process already has."""
         if self.scratch.identity() == identity:
-            self.reporter.say("goes on where it was interrupted")
+            self.reporter.log("resuming the interrupted preparation")
         else:
             self.scratch.begin(identity)
-        index = self.scratch.folder / INDEX
+        index = self.scratch.path / INDEX
         if index.exists():
             return
-        sizes = sum(file.path.stat().st_size for file in self.files)
-        self.reporter.begin("finding records", sizes)
+        self.reporter.begin("finding records", self._input_bytes())
         temporary = index.with_name(f"{INDEX}.tmp")
         skip = self.preparation.skip_malformed
-        found = write_index(self.files, temporary, self.reporter.advance, skip=skip)
-        write_text(self.scratch.folder / _FOUND, json.dumps(found._asdict()))
+        summary = write_index(self.files, temporary, self.reporter.advance, skip=skip)
+        replace_file(self.scratch.path / _SUMMARY, json.dumps(summary._asdict()))
+        # The index appears last, so that its existence means that both are complete.
         temporary.replace(index)
 
-    def pack(self, worker: TaskWorker, checkpoint_seconds: float) -> None:
-        """Encodes the records and packs them, from the last checkpoint on."""
-        index = RecordIndex(self.scratch.folder / INDEX)
+    def pack(self, worker: EncodingWorker, checkpoint_seconds: float) -> None:
+        """Encodes and packs the records, starting at the last checkpoint."""
+        index = RecordIndex(self.scratch.path / INDEX)
         order = record_order(self.preparation.splits, len(index))
         pad_id = open_tokenizer(self.preparation.tokenizer).pad_id
         progress = load_progress(self.scratch, self.preparation, pad_id)
-        skipped = AppendLog(self.scratch.folder / SKIPPED, progress.skipped)
-        work = tasks(order, index, progress.split, progress.position)
-        self.reporter.begin(
-            "encoding", sum(file.path.stat().st_size for file in self.files)
-        )
+        skipped = AppendLog(self.scratch.path / SKIPPED, progress.skipped)
+        tasks = split_tasks(order, index, progress.split, progress.position)
+        self.reporter.begin("encoding", self._input_bytes())
         self.reporter.advance(progress.bytes_read)
         saved = time.monotonic()
-        for task, done in do_tasks(
-            work, worker, self.preparation, self.files, self.workers
+        for task, encoded in run_tasks(
+            tasks, worker, self.preparation, self.files, self.workers
         ):
-            if done.problems and not self.preparation.skip_malformed:
-                raise InputError(done.problems[0])
-            skipped.append(b"".join(map(skipped_line, done.problems)))
-            progress.take(task, done)
+            if encoded.problems and not self.preparation.skip_malformed:
+                raise InputError(encoded.problems[0])
+            skipped.append(b"".join(map(skipped_line, encoded.problems)))
+            progress.add(task, encoded)
             self.reporter.advance(task.bytes)
             if time.monotonic() - saved >= checkpoint_seconds:
                 progress.skipped = skipped.sync()
                 save_progress(self.scratch, progress)
                 saved = time.monotonic()
-        progress.leave()
+        progress.finish_split()
         progress.skipped = skipped.sync()
         save_progress(self.scratch, progress)
 
     def write(self) -> None:
-        """Writes the output's files from what was packed."""
+        """Writes the output's files from the packed sequences."""
         progress = load_progress(self.scratch, self.preparation, 0)
-        found = Found(**json.loads((self.scratch.folder / _FOUND).read_text()))
-        contents = Contents(self.preparation, self.files, found, progress.finished)
+        summary = InputSummary(**json.loads((self.scratch.path / _SUMMARY).read_text()))
+        contents = OutputContents(
+            self.preparation, self.files, summary, progress.finished
+        )
         self.reporter.begin("writing", contents.steps)
         write_output(
-            contents, self.scratch.folder, self.scratch.empty_new(), self.reporter
+            contents, self.scratch.path, self.scratch.create_new(), self.reporter
         )
+
+    def _input_bytes(self) -> int:
+        return sum(file.path.stat().st_size for file in self.files)

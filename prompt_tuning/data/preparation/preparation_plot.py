@@ -1,4 +1,4 @@
-"""A picture of a preparation: how long its articles are, and what stands where."""
+"""Plots a preparation: lengths of its examples, and token types by position."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,53 +8,58 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.preparation_metrics import PER_OCTAVE, SplitMetrics
+from prompt_tuning.data.preparation.preparation_metrics import (
+    BINS_PER_OCTAVE,
+    SplitMetrics,
+)
 
-KINDS = {
+TYPE_STYLES = {
     PROMPT: ("prompt", "#8aa4c8"),
     COMPLETION: ("completion", "#3b8f5a"),
     SEPARATOR: ("separator", "#c8503c"),
     PADDING: ("padding", "#e4e4e4"),
 }
-COLUMNS = 512
-"""Most positions drawn; more are averaged."""
+MAXIMUM_COLUMNS = 512
+"""Maximum number of positions drawn; longer sequences are averaged."""
 
 
-def draw(metrics: Mapping[str, SplitMetrics], file: Path) -> None:
-    """Draws a row for each split, as PNG; the same metrics give the same bytes."""
+def plot_metrics(metrics: Mapping[str, SplitMetrics], file: Path) -> None:
+    """Draws one row per split as PNG; equal metrics give equal bytes."""
     figure = Figure(figsize=(11, 3.2 * len(metrics)), layout="constrained")
     axes = figure.subplots(len(metrics), 2, squeeze=False)
     for (left, right), (name, split) in zip(axes, metrics.items(), strict=True):
-        _draw_lengths(left, split)
-        left.set_title(f"{name}: {split.counts['articles']:,} articles")
-        _draw_types(right, split)
+        _plot_lengths(left, split)
+        left.set_title(f"{name}: {split.counts['articles']:,} examples")
+        _plot_types(right, split)
         right.set_title(f"{name}: {split.counts['sequences']:,} sequences")
     figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
 
 
-def _draw_lengths(axes: Axes, split: SplitMetrics) -> None:
+def _plot_lengths(axes: Axes, split: SplitMetrics) -> None:
     filled = np.flatnonzero(split.length_histogram)
     bins = np.arange(filled[0], filled[-1] + 2) if len(filled) else np.arange(2)
-    edges = 2.0 ** (bins / PER_OCTAVE)
+    edges = 2.0 ** (bins / BINS_PER_OCTAVE)
     counts = split.length_histogram[bins[:-1]]
     axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color="#8aa4c8")
     length = split.type_histogram.shape[1]
     axes.axvline(length, color="#c8503c", linewidth=1)
     axes.set_xscale("log", base=2)
-    axes.set_xlabel(f"tokens of an article; the line is a sequence, {length}")
-    axes.set_ylabel("articles")
+    axes.set_xlabel(f"tokens per example (line: sequence length, {length})")
+    axes.set_ylabel("examples")
 
 
-def _draw_types(axes: Axes, split: SplitMetrics) -> None:
+def _plot_types(axes: Axes, split: SplitMetrics) -> None:
     length = split.type_histogram.shape[1]
-    starts = np.unique(np.linspace(0, length, COLUMNS, endpoint=False).astype(int))
+    starts = np.linspace(0, length, MAXIMUM_COLUMNS, endpoint=False)
+    starts = np.unique(starts.astype(int))
+    # [4, L] -> [4, columns]
     totals = np.add.reduceat(split.type_histogram, starts, axis=1).astype(float)
     shares = totals / np.maximum(totals.sum(axis=0), 1)
     axes.stackplot(
         starts,
-        [shares[kind] for kind in KINDS],
-        labels=[name for name, _ in KINDS.values()],
-        colors=[colour for _, colour in KINDS.values()],
+        [shares[kind] for kind in TYPE_STYLES],
+        labels=[name for name, _ in TYPE_STYLES.values()],
+        colors=[color for _, color in TYPE_STYLES.values()],
         step="post",
     )
     axes.set_xlim(0, length - 1)

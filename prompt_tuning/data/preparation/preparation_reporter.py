@@ -1,33 +1,33 @@
-"""Who is told how far a preparation is."""
+"""Interface through which a preparation reports its progress."""
 
 from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
 class PreparationReporter(Protocol):
-    """Is told how far a preparation is."""
+    """Receives the progress of a preparation."""
 
     def begin(self, stage: str, total: int) -> None:
-        """A stage begins that takes so many bytes of input or files of output."""
+        """Starts a stage of `total` input bytes or output files."""
         ...
 
     def advance(self, amount: int) -> None:
-        """Some of them are done."""
+        """Adds to the amount that is done in the current stage."""
         ...
 
-    def say(self, text: str) -> None:
-        """Something worth a line."""
+    def log(self, text: str) -> None:
+        """Reports a line of text."""
         ...
 
 
-class Silent:
-    """A reporter that says nothing."""
+class SilentReporter:
+    """A reporter that discards everything."""
 
     def begin(self, stage: str, total: int) -> None:
-        """See `Reporter`."""
+        """Does nothing."""
 
     def advance(self, amount: int) -> None:
-        """See `Reporter`."""
+        """Does nothing."""
 
-    def say(self, text: str) -> None:
-        """See `Reporter`."""
+    def log(self, text: str) -> None:
+        """Does nothing."""

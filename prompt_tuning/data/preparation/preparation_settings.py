@@ -1,4 +1,4 @@
-"""What a preparation is asked for, checked before anything is read."""
+"""Settings of a preparation, checked before any input is read."""
 
 import dataclasses
 import datetime
@@ -9,7 +9,7 @@ from typing import Literal
 from prompt_tuning.core.errors import InputError
 
 Boundary = Literal["line", "pair"]
-"""What counts as one article: a line with all its turns, or each pair of it."""
+"""The unit of a choice: a record with all its turns (line), or each turn (pair)."""
 
 OVERFLOWS = ("drop", "truncate_left", "truncate_right")
 PACKINGS = (
@@ -20,12 +20,13 @@ PACKINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How articles become sequences of one length.
+    """How examples become sequences of one length.
 
     Attributes:
-      how: `full` cuts articles wherever a sequence ends; `greedy` begins a new sequence
-        where the next article does not fit; `single` gives each article its own.
-      overflow: what becomes of an article longer than a sequence; None for `full`.
+      how: `full` splits examples wherever a sequence ends; `greedy` starts a new
+        sequence where the next example does not fit; `single` gives each example a
+        separate sequence.
+      overflow: what happens to an example longer than a sequence; None for `full`.
     """
 
     how: str
@@ -33,10 +34,10 @@ class Packing:
 
 
 def parse_packing(text: str) -> Packing:
-    """Reads one of the seven choices, such as `greedy::truncate_left`.
+    """Parses one of the seven choices, such as `greedy::truncate_left`.
 
     Raises:
-      InputError: if it is none of them.
+      InputError: if the text is not one of `PACKINGS`.
     """
     if text not in PACKINGS:
         raise InputError(f"packing is {text!r}, expected one of {', '.join(PACKINGS)}")
@@ -46,18 +47,19 @@ def parse_packing(text: str) -> Packing:
 
 @dataclasses.dataclass(frozen=True)
 class RecordFormat:
-    """How one line, or one row of a table, becomes turns of prompt and completion.
+    """How a line of JSON or a row of a table becomes turns.
 
     Attributes:
-      prompt_key: key or column of the given text.
-      completion_key: key or column of the text to learn.
-      category_key: key of the category's name, read if there are `categories`.
-      weight_key: key of a line's loss weight; None if there are none.
+      prompt_key: key or column of the prompt.
+      completion_key: key or column of the completion.
+      category_key: key of the category's name, read only if there are `categories`.
+      weight_key: key of a record's loss weight; None for no weights.
       messages_key: key of chat messages, an alternative to prompts and completions.
-      prompt_template: text with `{key}` in place of `prompt_key`; None without.
+      prompt_template: text of the prompt with a `{key}` for each key to fill in, used
+        instead of `prompt_key`; None for no template.
       completion_template: the same for the completion.
-      quotes: whether `"` quotes a cell of a table; otherwise it is a character.
-      categories: the names a category may have; its place here is its id.
+      quotes: whether `"` quotes a cell of a table or is an ordinary character.
+      categories: names of the categories; the index of a name is its id.
     """
 
     prompt_key: str = "prompt"
@@ -73,21 +75,21 @@ class RecordFormat:
 
 @dataclasses.dataclass(frozen=True)
 class TextFormat:
-    """How turns become the texts of typed tokens.
+    """How turns become typed texts.
 
     Attributes:
-      prompt_prefix: put before a prompt that is not empty.
-      prompt_postfix: put after it.
-      space_separator: whether prompt and completion are parted by exactly one space,
-        whatever spaces they had there.
-      keep_prompt_only: whether a turn without a completion, and a sequence in which
-        nothing is learned, is kept.
-      packing_boundary: what is packed as one article.
-      attention_boundary: what ends with a separator.
-      chat: whether the chat template of the tokenizer renders the turns.
-      chat_template: a file with another template.
-      chat_date: the day that a template is told which asks for today's, as 2026-07-26;
-        None for the day on which the preparation begins.
+      prompt_prefix: text inserted before a nonempty prompt.
+      prompt_postfix: text inserted after a nonempty prompt.
+      space_separator: whether prompt and completion are separated by exactly one
+        space, regardless of the spaces in the data.
+      keep_prompt_only: whether to keep turns without a completion and sequences
+        without learned tokens.
+      packing_boundary: what is packed as one example.
+      attention_boundary: what ends with a separator token.
+      chat: whether the tokenizer's chat template renders the turns.
+      chat_template: path of another template; None for the tokenizer's own.
+      chat_date: ISO date given to a template that uses the current date; None for the
+        day on which the preparation starts.
     """
 
     prompt_prefix: str = ""
@@ -102,19 +104,20 @@ class TextFormat:
 
     @property
     def date(self) -> datetime.date | None:
-        """The day of `chat_date`."""
-        named = self.chat_date
-        return None if named is None else datetime.date.fromisoformat(named)
+        """`chat_date`, parsed."""
+        if self.chat_date is None:
+            return None
+        return datetime.date.fromisoformat(self.chat_date)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerChoice:
-    """Which tokenizer, and what is changed in it.
+    """A tokenizer and the changes to its special tokens.
 
     Attributes:
-      path: a file or folder, see `load_tokenizer`.
+      path: file or folder, see `load_tokenizer`.
       special_tokens: pairs of a role (`bos_token`, `eos_token`, `pad_token`, or
-        `additional_special_tokens`) and the token that has it.
+        `additional_special_tokens`) and the token that takes it.
     """
 
     path: str
@@ -123,23 +126,23 @@ class TokenizerChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A part of the records: a ratio of all of them, or a count; None is no part."""
+    """A share of the records: a ratio or a count; none of them if both are None."""
 
     ratio: float | None = None
     count: int | None = None
 
-    def of(self, records: int) -> int:
-        """How many of so many records."""
+    def resolve(self, records: int) -> int:
+        """Returns the number of records that this share of `records` has."""
         if self.ratio is not None:
             return round(self.ratio * records)
         return self.count or 0
 
 
 def parse_share(text: str, name: str) -> Share:
-    """Reads `0.1`, a ratio, or `100`, a count.
+    """Parses a ratio such as `0.1` or a count such as `100`.
 
     Raises:
-      InputError: if it is no number, or a ratio outside 0 to 1.
+      InputError: if the text is not a number, or a ratio outside `[0, 1)`.
     """
     try:
         if text.isdigit():
@@ -159,16 +162,16 @@ def parse_share(text: str, name: str) -> Share:
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """What goes into the training, development and test files.
+    """Division of the records into training, development and test files.
 
     Attributes:
-      dev: the records held out for development.
-      test: those held out for the test.
-      train_files: how many files the training sequences are dealt to; so the next two.
-      dev_files: files of development sequences.
-      test_files: files of test sequences.
-      shuffle: whether the records are shuffled before they are packed.
-      seed: of the shuffle, and of which records are held out.
+      dev: share of the records held out for development.
+      test: share of the records held out for testing.
+      train_files: number of files for the training sequences.
+      dev_files: number of files for the development sequences.
+      test_files: number of files for the test sequences.
+      shuffle: whether to shuffle the records before packing.
+      seed: seed of the shuffle and of the choice of held-out records.
     """
 
     dev: Share = Share()
@@ -182,16 +185,21 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Everything the output depends on; `workers` and `force` change no byte of it.
+    """Everything that determines the output's bytes.
+
+    `metadata.yaml` and the scratch directory store these fields under their names.
 
     Attributes:
-      inputs: files, or folders of them.
-      output: the folder to write.
-      tokenizer: from text to ids.
-      length: tokens of a sequence.
+      inputs: files, or folders of files.
+      output: folder to write.
+      tokenizer: tokenizer that encodes the texts.
+      length: tokens per sequence.
       packing: one of `PACKINGS`.
-      skip_malformed: whether a record that cannot be used is counted and passed over;
-        otherwise it is an error.
+      record: how an entry of a file becomes turns.
+      text: how turns become texts.
+      splits: division into training, development and test files.
+      skip_malformed: whether a record that cannot be used is counted and skipped
+        instead of raising an error.
     """
 
     inputs: tuple[str, ...]
@@ -205,42 +213,44 @@ class Preparation:
     skip_malformed: bool = False
 
     def check(self) -> None:
-        """Refuses values that mean nothing, and choices that contradict each other.
+        """Rejects values out of range and settings that contradict each other.
 
         Raises:
-          InputError: with the value and what was expected.
+          InputError: with the value and the expected range.
         """
         parse_packing(self.packing)
         if not self.inputs:
-            raise InputError("no input was named, expected at least a file or folder")
+            raise InputError("no input was given, expected at least one file or folder")
         if self.length < 2:
             raise InputError(f"length is {self.length}, expected at least 2 tokens")
-        for name in ("train_files", "dev_files", "test_files"):
-            count = getattr(self.splits, name)
-            if count < 1:
-                raise InputError(f"{name} is {count}, expected at least 1")
-        if not 0 <= self.splits.seed < 2**63:
-            raise InputError(
-                f"seed is {self.splits.seed}, expected a number from 0 to 2^63 - 1"
-            )
-        held = sum(share.ratio or 0 for share in (self.splits.dev, self.splits.test))
-        if held >= 1:
-            raise InputError(
-                f"the ratios of dev and test add up to {held:g}, expected less than 1, "
-                "so that something is left to train on"
-            )
-        self._check_chat()
+        _check_splits(self.splits)
+        _check_chat(self.text)
 
-    def _check_chat(self) -> None:
-        text = self.text
-        if text.chat_template is not None and not Path(text.chat_template).is_file():
-            raise InputError(f"chat template {text.chat_template} is no file")
-        _check_date(text)
-        if text.chat and (text.prompt_prefix or text.prompt_postfix):
-            raise InputError(
-                "prompt_prefix and prompt_postfix were given with a chat template, "
-                "which says itself what stands around a prompt: drop one of them"
-            )
+
+def _check_splits(splits: Splits) -> None:
+    for name in ("train_files", "dev_files", "test_files"):
+        count = getattr(splits, name)
+        if count < 1:
+            raise InputError(f"{name} is {count}, expected at least 1")
+    if not 0 <= splits.seed < 2**63:
+        raise InputError(f"seed is {splits.seed}, expected a number from 0 to 2^63 - 1")
+    held_out = sum(share.ratio or 0 for share in (splits.dev, splits.test))
+    if held_out >= 1:
+        raise InputError(
+            f"the ratios of dev and test add up to {held_out:g}, expected less than 1, "
+            "so that records are left to train on"
+        )
+
+
+def _check_chat(text: TextFormat) -> None:
+    if text.chat_template is not None and not Path(text.chat_template).is_file():
+        raise InputError(f"chat template {text.chat_template} is not a file")
+    _check_date(text)
+    if text.chat and (text.prompt_prefix or text.prompt_postfix):
+        raise InputError(
+            "prompt_prefix and prompt_postfix cannot be combined with a chat template, "
+            "which itself adds the text around a prompt: remove one of them"
+        )
 
 
 def _check_date(text: TextFormat) -> None:
@@ -248,12 +258,12 @@ def _check_date(text: TextFormat) -> None:
         return
     if not text.chat:
         raise InputError(
-            f"chat_date is {text.chat_date}, and no chat template is asked for, which "
-            "would be told it: say --chat, or leave it out"
+            f"chat_date is {text.chat_date}, but no chat template is used: add --chat, "
+            "or remove --chat_date"
         )
     try:
         datetime.date.fromisoformat(text.chat_date)
     except ValueError as error:
         raise InputError(
-            f"chat_date is {text.chat_date!r}, expected a day such as 2026-07-26"
+            f"chat_date is {text.chat_date!r}, expected a date such as 2026-07-26"
         ) from error

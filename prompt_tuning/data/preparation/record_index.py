@@ -1,7 +1,7 @@
-"""An index of where each record of a preparation lies.
+"""An index of the positions of all records of a preparation.
 
-The index is a file of its own, so that any record is read without those before it and
-memory does not grow with the input.
+The index is a file, so that any record can be read without those before it and memory
+does not grow with the input.
 """
 
 import hashlib
@@ -14,20 +14,20 @@ from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.preparation.record_spans import spans
+from prompt_tuning.data.preparation.record_spans import find_spans
 
 _FIELDS = 4
-_BUFFERED = 1 << 14
+_BUFFERED_RECORDS = 1 << 14
 
 Advance = Callable[[int], None]
 
 
-class Found(NamedTuple):
-    """What the files of an index are.
+class InputSummary(NamedTuple):
+    """Checksums and problems of the indexed files.
 
     Attributes:
-      digests: the SHA-256 of each.
-      problems: of those in which nothing can be used, why.
+      digests: SHA-256 of each file.
+      problems: reasons why files without a usable record were skipped.
     """
 
     digests: list[str]
@@ -36,20 +36,20 @@ class Found(NamedTuple):
 
 def write_index(
     files: Sequence[InputFile], path: Path, advance: Advance, *, skip: bool = False
-) -> Found:
-    """Writes where every record lies.
+) -> InputSummary:
+    """Writes the positions of all records.
 
-    The index has four int64 to a record: the file, the first byte, the number of bytes,
-    the line from 1. Lines of nothing but white space are no records.
+    The index has four int64 per record: the number of the file, the first byte, the
+    number of bytes, and the line counted from 1. Blank lines are not records.
 
     Args:
-      files: the inputs.
-      path: of the index.
-      advance: is told the bytes that were read.
-      skip: whether a file without a record is passed over.
+      files: the input files.
+      path: path of the index.
+      advance: receives the number of bytes as they are read.
+      skip: whether to skip a file without records instead of raising an error.
 
     Raises:
-      InputError: if a file has no record, or all that are passed over have none.
+      InputError: if a file has no record; with `skip`, if no file has one.
     """
     digests: list[str] = []
     problems: list[str] = []
@@ -65,12 +65,12 @@ def write_index(
                     raise InputError(problems[0])
         if not index.tell():
             raise InputError(f"no input has a record: {problems[0]}")
-    return Found(digests, problems)
+    return InputSummary(digests, problems)
 
 
 def _no_record(file: InputFile) -> str:
-    what = "row below its header" if file.header else "line with text"
-    return f"input {file.path} has no {what}"
+    missing = "row below its header" if file.header else "line with text"
+    return f"input {file.path} has no {missing}"
 
 
 def _index_file(
@@ -81,36 +81,37 @@ def _index_file(
     advance: Advance,
 ) -> None:
     rows: list[tuple[int, int, int, int]] = []
-    read = 0
+    bytes_read = 0
 
     def flush() -> None:
-        nonlocal read
+        nonlocal bytes_read
         index.write(np.array(rows, np.int64).tobytes())
         rows.clear()
-        advance(read)
-        read = 0
+        advance(bytes_read)
+        bytes_read = 0
 
-    def taken(content: bytes) -> None:
-        nonlocal read
+    def consume(content: bytes) -> None:
+        nonlocal bytes_read
         update(content)
-        read += len(content)
+        bytes_read += len(content)
 
-    skip = 0 if file.header is None else 1
-    for place, span in enumerate(spans(file.path, file.quoting_delimiter, taken)):
-        # What cannot be read is read to its end none the less, for its checksum.
-        if place < skip or file.problem is not None:
+    header_rows = 0 if file.header is None else 1
+    spans = find_spans(file.path, file.quoting_delimiter, consume)
+    for position, span in enumerate(spans):
+        # An unusable file is still read to its end, for its checksum.
+        if position < header_rows or file.problem is not None:
             continue
         rows.append((number, span.start, span.size, span.line))
-        if len(rows) == _BUFFERED:
+        if len(rows) == _BUFFERED_RECORDS:
             flush()
     flush()
 
 
 class RecordIndex:
-    """The index of a preparation, read a block at a time.
+    """The index of a preparation, read one block at a time.
 
     Attributes:
-      path: the file that `write_index` wrote.
+      path: file written by `write_index`.
     """
 
     def __init__(self, path: Path):
@@ -120,7 +121,7 @@ class RecordIndex:
         return self.path.stat().st_size // (8 * _FIELDS)
 
     def read(self, records: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n 4"]:
-        """File, first byte, number of bytes and line of some records."""
+        """Returns file, first byte, number of bytes and line of the given records."""
         if not len(records):
             return np.zeros((0, _FIELDS), np.int64)
         table = np.memmap(self.path, np.int64, "r").reshape(-1, _FIELDS)

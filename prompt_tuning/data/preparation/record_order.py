@@ -1,8 +1,8 @@
-"""Which record comes when, and which are held out, from a seed and in no memory.
+"""Order of the records and choice of held-out records, from a seed in constant memory.
 
-A permutation of any number of records is computed record by record: a balanced Feistel
-network (Luby and Rackoff 1988) over the next power of four, followed again from each
-value that falls outside (cycle walking, Black and Rogaway 2002).
+Each element of a permutation is computed separately: a balanced Feistel network (Luby
+and Rackoff 1988) permutes a range whose size is a power of four, and is applied again
+to every value outside the permutation (cycle walking, Black and Rogaway 2002).
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ ROUNDS = 6
 BLOCK = 1 << 16
 
 
-def _mixed(values: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]:
-    """Bits that depend on all bits of a value and a key (splitmix64's finaliser)."""
+def _mix(values: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]:
+    """Mixes all bits of each value and the key (splitmix64's finalizer)."""
     with np.errstate(over="ignore"):
         values = (values + np.uint64(key)) * np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -29,45 +29,46 @@ def _mixed(values: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]
 
 
 class Permutation:
-    """A permutation of 0 to `size - 1` that a seed names.
+    """A pseudorandom permutation of 0 to `size - 1`.
 
     Args:
-      size: how many there are, at least 1.
-      seed: names the permutation.
+      size: number of elements, at least 1.
+      seed: seed of the permutation.
     """
 
     def __init__(self, size: int, seed: int):
         self.size = size
+        # Bits of each half of the network's input.
         self._half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
         keys = np.random.SeedSequence([seed, size]).generate_state(ROUNDS, np.uint64)
         self._keys = [int(key) for key in keys]
 
-    def forward(self, places: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-        """What stands at some places."""
-        return self._walk(places, self._encipher)
+    def forward(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        """Returns the values at positions."""
+        return self._walk(positions, self._encipher)
 
     def backward(self, values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-        """The places at which some values stand."""
+        """Returns the positions of values."""
         return self._walk(values, self._decipher)
 
     def _walk(self, start, step) -> Int64[np.ndarray, "n"]:
-        found = step(start.astype(np.uint64))
-        outside = np.flatnonzero(found >= self.size)
+        values = step(start.astype(np.uint64))
+        outside = np.flatnonzero(values >= self.size)
         while outside.size:
-            found[outside] = step(found[outside])
-            outside = outside[found[outside] >= self.size]
-        return found.astype(np.int64)
+            values[outside] = step(values[outside])
+            outside = outside[values[outside] >= self.size]
+        return values.astype(np.int64)
 
     def _encipher(self, values: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
         left, right = self._halves(values)
         for key in self._keys:
-            left, right = right, left ^ (_mixed(right, key) & self._mask)
+            left, right = right, left ^ (_mix(right, key) & self._mask)
         return (left << np.uint64(self._half)) | right
 
     def _decipher(self, values: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
         left, right = self._halves(values)
         for key in reversed(self._keys):
-            left, right = right ^ (_mixed(left, key) & self._mask), left
+            left, right = right ^ (_mix(left, key) & self._mask), left
         return (left << np.uint64(self._half)) | right
 
     @property
@@ -82,16 +83,16 @@ class Permutation:
 class RecordOrder:
     """The order of the records of each split.
 
-    The permutation's first records are the test split, then come the development split
-    and the training split. Shuffled, the records of a split come in the permutation's
-    order; otherwise in their own. The held-out records are the same either way.
+    The permutation starts with the test split, followed by the development split and
+    the training split. With `shuffle`, the records of a split are in the permutation's
+    order, else in the order of the files. The held-out records are the same either way.
 
     Attributes:
-      records: how many there are.
-      dev: how many are held out for development.
-      test: how many for the test.
-      shuffle: whether they are shuffled.
-      seed: names the permutation.
+      records: number of records.
+      dev: number of records held out for development.
+      test: number of records held out for testing.
+      shuffle: whether the records are shuffled.
+      seed: seed of the permutation.
     """
 
     records: int
@@ -101,12 +102,12 @@ class RecordOrder:
     seed: int
 
     def span(self, split: int) -> tuple[int, int]:
-        """From where to where a split lies in the permutation."""
-        held = self.test + self.dev
-        return ((held, self.records), (self.test, held), (0, self.test))[split]
+        """Returns the start and end of a split in the permutation."""
+        held_out = self.test + self.dev
+        return ((held_out, self.records), (self.test, held_out), (0, self.test))[split]
 
     def positions(self, split: int) -> int:
-        """How many positions `block` is to be asked for; some may hold no record."""
+        """Number of positions that `block` covers; some may have no record."""
         if self.shuffle:
             start, stop = self.span(split)
             return stop - start
@@ -115,7 +116,12 @@ class RecordOrder:
     def block(
         self, split: int, first: int
     ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"], int]:
-        """The records of up to `BLOCK` positions, those positions, and the next."""
+        """Returns the records of up to `BLOCK` positions, the positions, and the next.
+
+        Args:
+          split: 0 train, 1 development, 2 test.
+          first: first position of the block.
+        """
         stop = min(first + BLOCK, self.positions(split))
         positions = np.arange(first, stop, dtype=np.int64)
         start, end = self.span(split)
@@ -124,23 +130,25 @@ class RecordOrder:
             return permutation.forward(positions + start), positions, stop
         if self.records == end - start:
             return positions, positions, stop
+        # In file order a record's position is its number; its rank in the permutation
+        # decides whether it belongs to the split.
         ranks = permutation.backward(positions)
-        kept = positions[(start <= ranks) & (ranks < end)]
-        return kept, kept, stop
+        records = positions[(start <= ranks) & (ranks < end)]
+        return records, records, stop
 
 
 def record_order(splits: Splits, records: int) -> RecordOrder:
-    """Turns ratios and counts into numbers of records.
+    """Returns the order of `records` records for the given splits.
 
     Raises:
-      InputError: if nothing is left to train on, or a part that was asked for is empty.
+      InputError: if no record is left to train on, or a requested split is empty.
     """
-    counts = {"dev": splits.dev.of(records), "test": splits.test.of(records)}
+    counts = {"dev": splits.dev.resolve(records), "test": splits.test.resolve(records)}
     for name, share in (("dev", splits.dev), ("test", splits.test)):
         if (share.ratio or share.count) and not counts[name]:
             raise InputError(
                 f"{name} is {share.ratio} of {records} records, which rounds to none; "
-                "ask for a count or a larger ratio"
+                "use a count or a larger ratio"
             )
     if sum(counts.values()) >= records:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Where the records of a file lie: a line each, or a row of a table."""
+"""Finds the byte spans of a file's records: its lines, or the rows of a table."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 MAXIMUM_RECORD = 1 << 26
-"""Bytes of the longest record: what one costs must fit in memory."""
+"""Maximum size of a record in bytes, which bounds the memory that one needs."""
 
-_PIECE = 1 << 20
+_READ_SIZE = 1 << 20
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class RecordSpan(NamedTuple):
-    """Where a record lies.
+    """Position of a record in its file.
 
     Attributes:
-      start: its first byte.
-      size: how many it has; more than `MAXIMUM_RECORD` in one that cannot be used.
-      line: its first line, from 1.
+      start: offset of the first byte.
+      size: number of bytes; a record above `MAXIMUM_RECORD` cannot be used.
+      line: number of the first line, counted from 1.
     """
 
     start: int
@@ -27,7 +27,7 @@ class RecordSpan(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line; of one longer than `MAXIMUM_RECORD`, `content` is the beginning."""
+    """A line; `content` is cut off after `MAXIMUM_RECORD + 1` bytes."""
 
     number: int
     start: int
@@ -35,52 +35,53 @@ class _Line(NamedTuple):
     content: bytes
 
 
-def spans(
-    path: Path, delimiter: bytes | None, taken: Callable[[bytes], None]
+def find_spans(
+    path: Path, delimiter: bytes | None, consume: Callable[[bytes], None]
 ) -> Iterator[RecordSpan]:
-    """Every record of a file; lines of nothing but white space are no records.
+    """Yields the span of every record of a file; blank lines are not records.
 
-    A quote that is not closed, or not within the longest record, is one line's fault:
-    that line is a record, which cannot be read as a row, and what follows are others.
+    If a quote is never closed, or not within `MAXIMUM_RECORD` bytes, only its line is
+    affected: the line is yielded as a record, which fails to parse as a row, and the
+    lines after it are separate records.
 
     Args:
-      path: the file.
-      delimiter: parts the cells of a table that has quotes; None of other files.
-      taken: is told all bytes of the file, in order.
+      path: path of the file.
+      delimiter: delimiter of a table's cells if they may be quoted; else None.
+      consume: receives all bytes of the file in order.
     """
     with path.open("rb") as file:
-        lines = _Lines(file, taken)
+        lines = _LineReader(file, consume)
         while line := lines.read():
             if not line.content or line.content.isspace():
                 continue
             end = line.end
-            if delimiter is not None and leaves_open(line.content, delimiter):
-                end = _closed(lines, line, delimiter) or lines.back_to(line)
+            if delimiter is not None and leaves_quote_open(line.content, delimiter):
+                end = _quoted_end(lines, line, delimiter) or lines.back_to(line)
             yield RecordSpan(line.start, end - line.start, line.number)
 
 
-def _closed(lines: "_Lines", first: _Line, delimiter: bytes) -> int | None:
-    """Where the line ends that closes a quote; None if none does."""
+def _quoted_end(lines: "_LineReader", first: _Line, delimiter: bytes) -> int | None:
+    """Returns the end of the line that closes an open quote; None if there is none."""
     end = first.end
     while end - first.start <= MAXIMUM_RECORD and (line := lines.read()):
         end = line.end
         if end - first.start > MAXIMUM_RECORD:
             return None
-        if not leaves_open(line.content, delimiter, opened=True):
+        if not leaves_quote_open(line.content, delimiter, opened=True):
             return end
     return None
 
 
-def leaves_open(line: bytes, delimiter: bytes, opened: bool = False) -> bool:
-    """Whether a quoted cell goes on after a line of a table, as `csv` reads it.
+def leaves_quote_open(line: bytes, delimiter: bytes, opened: bool = False) -> bool:
+    """Whether a quoted cell continues after a line of a table, as `csv` parses it.
 
-    A quote opens a cell where it is its first character only; within, two stand for
-    one. What else follows a closing quote is for the row's reader to refuse.
+    A quote opens a cell only as its first character; inside, two quotes stand for one.
+    Invalid text after a closing quote is left to the row's parser.
 
     Args:
-      line: one line, with its end.
-      delimiter: what parts its cells.
-      opened: whether it begins within a quoted cell.
+      line: one line with its line ending.
+      delimiter: delimiter of the cells.
+      opened: whether the line starts inside a quoted cell.
     """
     at = 0
     if not opened and line.startswith(b'"'):
@@ -90,6 +91,7 @@ def leaves_open(line: bytes, delimiter: bytes, opened: bool = False) -> bool:
             at = line.find(b'"', at)
             if at < 0:
                 return True
+            # A doubled quote stays inside the cell; a single one closes it.
             opened = line.startswith(b'"', at + 1)
             at += 2 if opened else 1
         else:
@@ -100,47 +102,48 @@ def leaves_open(line: bytes, delimiter: bytes, opened: bool = False) -> bool:
 
 
 @dataclasses.dataclass
-class _Lines:
-    """The lines of a file, of which some are read again.
+class _LineReader:
+    """Reads the lines of a file and can go back.
 
     Attributes:
-      file: the file.
-      taken: is told every byte once.
-      number: of the line that was read last.
-      at: where the next one begins.
-      told: how many bytes `taken` knows.
+      file: the open file.
+      consume: receives every byte once, even if it is read again.
+      number: number of the last line read.
+      at: offset of the next line.
+      consumed: number of bytes passed to `consume`.
     """
 
     file: BinaryIO
-    taken: Callable[[bytes], None]
+    consume: Callable[[bytes], None]
     number: int = 0
     at: int = 0
-    told: int = 0
+    consumed: int = 0
 
     def read(self) -> _Line | None:
-        """The next line; None at the end."""
-        start, content = self.at, self._piece(MAXIMUM_RECORD + 1)
+        """Reads the next line; None at the end."""
+        start, content = self.at, self._read_part(MAXIMUM_RECORD + 1)
         if not content:
             return None
         if len(content) > MAXIMUM_RECORD:
             last = content
             while last and not last.endswith(b"\n"):
-                last = self._piece(_PIECE)
+                last = self._read_part(_READ_SIZE)
         self.number += 1
         if self.number == 1 and content.startswith(_UTF8_MARK):
             start, content = len(_UTF8_MARK), content[len(_UTF8_MARK) :]
         return _Line(self.number, start, self.at, content)
 
     def back_to(self, line: _Line) -> int:
-        """Goes back to the end of a line; gives it."""
+        """Goes back to the end of a line; returns its offset."""
         self.number, self.at = line.number, line.end
         self.file.seek(self.at)
         return self.at
 
-    def _piece(self, size: int) -> bytes:
-        piece = self.file.readline(size)
-        self.at += len(piece)
-        if self.at > self.told:
-            self.taken(piece)
-            self.told = self.at
-        return piece
+    def _read_part(self, size: int) -> bytes:
+        """Reads up to the end of the line, but at most `size` bytes."""
+        content = self.file.readline(size)
+        self.at += len(content)
+        if self.at > self.consumed:
+            self.consume(content)
+            self.consumed = self.at
+        return content

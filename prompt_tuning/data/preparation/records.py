@@ -1,4 +1,4 @@
-"""From the bytes of one record to its turns of prompt and completion."""
+"""Parses the bytes of one record into turns of prompt and completion."""
 
 import dataclasses
 import json
@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.input_files import InputFile, cells, decoded
+from prompt_tuning.data.preparation.input_files import (
+    InputFile,
+    decode_text,
+    parse_row,
+)
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.text.templates import Template, parse_template
 
 NO_CATEGORY = -1
-MOST_WEIGHT = float(np.finfo(np.float32).max)
+MAXIMUM_WEIGHT = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
+_IN_FIRST_TURN = "; in a list of turns the first object must have it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What is given and what completes it."""
+    """A prompt and its completion."""
 
     prompt: str
     completion: str
@@ -32,11 +37,11 @@ class Record:
     """One line of a file, or one row of a table.
 
     Attributes:
-      turns: prompts and completions, in order; none where it has messages.
-      messages: of a chat, objects with a role and a content; None where it has turns.
-      category: its place among the categories, or `NO_CATEGORY`.
-      weight: of the loss of its tokens.
-      plain: whether it is a line of plain text, to be taken as it stands.
+      turns: prompts and completions in order; empty for chat messages.
+      messages: chat messages, objects with a role and a content; None for turns.
+      category: index of the category, or `NO_CATEGORY`.
+      weight: loss weight of the record's tokens.
+      plain: whether the record is a line of text that is used as it is.
     """
 
     turns: tuple[Turn, ...]
@@ -47,252 +52,265 @@ class Record:
 
 
 class RecordReader:
-    """Reads records as a `RecordFormat` says.
+    """Parses records of a `RecordFormat`.
 
     Raises:
-      InputError: if a template cannot be read, or has soft pieces.
+      InputError: if a template is invalid or has soft prompts.
     """
 
     def __init__(self, record: RecordFormat):
         self._format = record
-        self._prompt = _template(record.prompt_template, "prompt_template")
-        self._completion = _template(record.completion_template, "completion_template")
-        self._category_of = {name: i for i, name in enumerate(record.categories)}
+        self._prompt = _parse_text_template(record.prompt_template, "prompt_template")
+        self._completion = _parse_text_template(
+            record.completion_template, "completion_template"
+        )
+        self._category_ids = {name: i for i, name in enumerate(record.categories)}
 
-    def read(self, file: InputFile, content: bytes, place: str) -> Record:
-        """The record of some bytes; a line of plain text is a completion as it stands.
+    def read(self, file: InputFile, content: bytes, location: str) -> Record:
+        """Parses a record; a line of plain text is a completion as it is.
 
         Raises:
           InputError: if it is malformed, lacks a key or has an unknown category.
         """
         if file.is_text:
-            return Record((Turn("", decoded(content, place)),), plain=True)
+            return Record((Turn("", decode_text(content, location)),), plain=True)
         if file.delimiter is not None:
-            return self._record(_row(file, content, place), place)
+            return self._parse(_row_by_column(file, content, location), location)
         try:
-            found = json.loads(decoded(content, place))
+            value = json.loads(decode_text(content, location))
         except json.JSONDecodeError as error:
-            raise InputError(f"{place}: not JSON: {error}") from error
+            raise InputError(f"{location}: not JSON: {error}") from error
         except ValueError as error:  # Python's limit on the digits of an integer
             raise InputError(
-                f"{place}: JSON with a number too long to be read: {error}"
+                f"{location}: JSON with a number too long to be read: {error}"
             ) from error
         except RecursionError as error:
-            raise InputError(f"{place}: JSON nested too deep to be read") from error
-        return self._record(found, place)
+            raise InputError(
+                f"{location}: JSON nested too deeply to be read"
+            ) from error
+        return self._parse(value, location)
 
     def check_columns(self, file: InputFile) -> None:
-        """Refuses a table that lacks a column that every row needs.
+        """Checks that a table has the columns that every row needs.
 
         Raises:
-          InputError: with the columns found, and that which is missing.
+          InputError: with the columns found and the missing one.
         """
         if file.header is None:
             return
-        chosen = self._format
-        needed = list(self._prompt.keys if self._prompt else ())
-        needed += self._completion.keys if self._completion else [chosen.completion_key]
-        needed += [chosen.category_key] if chosen.categories else []
-        needed += [chosen.weight_key] if chosen.weight_key else []
-        for name in needed:
+        record = self._format
+        required = list(self._prompt.keys if self._prompt else ())
+        required += (
+            self._completion.keys if self._completion else [record.completion_key]
+        )
+        required += [record.category_key] if record.categories else []
+        required += [record.weight_key] if record.weight_key else []
+        for name in required:
             if name not in file.header:
                 raise InputError(
                     f"{file.path} has the columns {list(file.header)}, expected "
-                    f"{name!r}; name columns with --prompt_key, --completion_key or a "
-                    "template"
+                    f"{name!r}; choose columns with --prompt_key, --completion_key or "
+                    "a template"
                 )
 
-    def _record(self, found: Any, place: str) -> Record:
-        objects = found if isinstance(found, list) else [found]
-        for each in objects:
-            if not isinstance(each, dict):
+    def _parse(self, value: Any, location: str) -> Record:
+        objects = value if isinstance(value, list) else [value]
+        for item in objects:
+            if not isinstance(item, dict):
                 raise InputError(
-                    f"{place}: found a {type(each).__name__}, expected an object with "
-                    "a prompt and a completion, or a list of them"
+                    f"{location}: found a {type(item).__name__}, expected an object "
+                    "with a prompt and a completion, or a list of such objects"
                 )
         if not objects:
-            raise InputError(f"{place}: the list is empty, expected at least one turn")
-        category, weight = self._category(objects[0], place), 1.0
-        if self._category_of:
-            _check_alike(objects, self._format.category_key, place)
+            raise InputError(
+                f"{location}: the list is empty, expected at least one turn"
+            )
+        category, weight = self._category_id(objects[0], location), 1.0
+        if self._category_ids:
+            _check_equal(objects, self._format.category_key, location)
         if self._format.weight_key is not None:
-            weight = _weight(objects[0], self._format.weight_key, place)
-            _check_alike(objects, self._format.weight_key, place)
-        if any(self._format.messages_key in each for each in objects):
-            _check_one_conversation(objects, place)
-            messages = _messages(objects[0], self._format.messages_key, place)
+            weight = _loss_weight(objects[0], self._format.weight_key, location)
+            _check_equal(objects, self._format.weight_key, location)
+        if any(self._format.messages_key in item for item in objects):
+            _check_one_conversation(objects, location)
+            messages = _chat_messages(objects[0], self._format.messages_key, location)
             return Record((), messages, category, weight)
-        turns = [turn for each in objects for turn in self._turns(each, place)]
+        turns = [turn for item in objects for turn in self._turns(item, location)]
         return Record(tuple(turns), None, category, weight)
 
-    def _turns(self, content: dict[str, Any], place: str) -> list[Turn]:
+    def _turns(self, content: dict[str, Any], location: str) -> list[Turn]:
+        record = self._format
         completions = self._texts(
-            content, self._format.completion_key, self._completion, place
+            content, record.completion_key, self._completion, location
         )
-        if self._prompt is None and self._format.prompt_key not in content:
+        if self._prompt is None and record.prompt_key not in content:
             prompts = [""] * len(completions)
         else:
-            prompts = self._texts(content, self._format.prompt_key, self._prompt, place)
+            prompts = self._texts(content, record.prompt_key, self._prompt, location)
         if len(prompts) != len(completions):
             raise InputError(
-                f"{place}: {len(prompts)} prompts and {len(completions)} completions, "
-                "expected as many of each"
+                f"{location}: {len(prompts)} prompts and {len(completions)} "
+                "completions, expected the same number of both"
             )
         return [Turn(*pair) for pair in zip(prompts, completions, strict=True)]
 
     def _texts(
-        self, content: dict[str, Any], key: str, template: Template | None, place: str
+        self,
+        content: dict[str, Any],
+        key: str,
+        template: Template | None,
+        location: str,
     ) -> list[str]:
         if template is not None:
-            texts = {name: _text(content, name, place) for name in template.keys}
+            texts = {name: _string(content, name, location) for name in template.keys}
             return template.runs(texts)
-        found = _value(content, key, place)
-        if isinstance(found, list) and all(isinstance(text, str) for text in found):
-            return found
-        return [_text(content, key, place)]
+        value = _lookup(content, key, location)
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+        return [_string(content, key, location)]
 
-    def _category(self, content: dict[str, Any], place: str) -> int:
-        if not self._category_of:
+    def _category_id(self, content: dict[str, Any], location: str) -> int:
+        if not self._category_ids:
             return NO_CATEGORY
-        name = _text(
-            content, self._format.category_key, place, f"--category_key{OF_LIST}"
+        name = _string(
+            content,
+            self._format.category_key,
+            location,
+            f"--category_key{_IN_FIRST_TURN}",
         )
-        if name not in self._category_of:
+        if name not in self._category_ids:
             raise InputError(
-                f"{place}: the category is {name!r}, expected one of "
-                f"{_some(self._format.categories)}"
+                f"{location}: the category is {name!r}, expected one of "
+                f"{_list_names(self._format.categories)}"
             )
-        return self._category_of[name]
+        return self._category_ids[name]
 
 
-def _template(text: str | None, name: str) -> Template | None:
+def _parse_text_template(text: str | None, name: str) -> Template | None:
     if text is None:
         return None
     template = parse_template(text, f"--{name}")
     if template.soft:
         raise InputError(
-            f"--{name} {text!r} has soft pieces, which are a run's and not the data's; "
-            "put them into DataSource.template"
+            f"--{name} {text!r} has soft prompts, which belong to a run and not to its "
+            "data; move them to DataSource.template"
         )
     return template
 
 
-def _row(file: InputFile, content: bytes, place: str) -> dict[str, str]:
+def _row_by_column(file: InputFile, content: bytes, location: str) -> dict[str, str]:
     header = file.header or ()
-    found = cells(file, content, place)
-    if len(found) != len(header):
+    cells = parse_row(file, content, location)
+    if len(cells) != len(header):
         raise InputError(
-            f"{place}: {len(found)} cells, expected {len(header)}, one for each of the "
-            f"columns {list(header)}"
+            f"{location}: {len(cells)} cells, expected {len(header)}, one for each of "
+            f"the columns {list(header)}"
         )
-    return dict(zip(header, found, strict=True))
+    return dict(zip(header, cells, strict=True))
 
 
-OF_LIST = "; a list of turns says it in its first object"
-
-
-def _value(
+def _lookup(
     content: dict[str, Any],
     key: str,
-    place: str,
-    named_by: str = "--prompt_key and --completion_key",
+    location: str,
+    options: str = "--prompt_key and --completion_key",
 ) -> Any:
     if key not in content:
         raise InputError(
-            f"{place}: found the keys {sorted(content)}, expected {key!r}; name the "
-            f"keys with {named_by}"
+            f"{location}: found the keys {sorted(content)}, expected {key!r}; choose "
+            f"keys with {options}"
         )
     return content[key]
 
 
-def _text(content: dict[str, Any], key: str, place: str, *named_by: str) -> str:
-    found = _value(content, key, place, *named_by)
-    if not isinstance(found, str):
+def _string(content: dict[str, Any], key: str, location: str, *options: str) -> str:
+    value = _lookup(content, key, location, *options)
+    if not isinstance(value, str):
         raise InputError(
-            f"{place}: {key!r} is a {type(found).__name__}, expected a string"
+            f"{location}: {key!r} is a {type(value).__name__}, expected a string"
         )
-    return found
+    return value
 
 
-def _weight(content: dict[str, Any], key: str, place: str) -> float:
-    found = _value(content, key, place, f"--weight_key{OF_LIST}")
+def _loss_weight(content: dict[str, Any], key: str, location: str) -> float:
+    value = _lookup(content, key, location, f"--weight_key{_IN_FIRST_TURN}")
     try:
-        weight = float(found)
+        weight = float(value)
     except (TypeError, ValueError, OverflowError):
         weight = math.nan
-    if isinstance(found, bool) or not 0 <= weight <= MOST_WEIGHT:
-        shown = repr(found) if len(repr(found)) < 40 else f"{repr(found)[:40]}..."
+    if isinstance(value, bool) or not 0 <= weight <= MAXIMUM_WEIGHT:
+        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
         raise InputError(
-            f"{place}: {key!r} is {shown}, expected a number from 0 to "
-            f"{MOST_WEIGHT:.4g} (float32), the weight of the line's loss"
+            f"{location}: {key!r} is {shown}, expected a loss weight, a number from 0 "
+            f"to {MAXIMUM_WEIGHT:.4g} (float32)"
         )
     return weight
 
 
-def _check_alike(objects: Sequence[dict[str, Any]], key: str, place: str) -> None:
-    """Refuses turns that say otherwise than the first what a whole line is or weighs.
+def _check_equal(objects: Sequence[dict[str, Any]], key: str, location: str) -> None:
+    """Checks that the turns of a record do not differ in a value of the whole record.
 
     Raises:
       InputError: with both values.
     """
     first, *others = objects
-    for each in others:
-        if each.get(key, first[key]) != first[key]:
+    for item in others:
+        if item.get(key, first[key]) != first[key]:
             raise InputError(
-                f"{place}: {key!r} is {first[key]!r} in the first object of the list "
-                f"and {each[key]!r} in another, but a line is one article, with one of "
-                "it: give each a line of its own, or say it in the first alone"
+                f"{location}: {key!r} is {first[key]!r} in the first object of the "
+                f"list and {item[key]!r} in another, expected one value per line: put "
+                "each object on a separate line, or set the key only in the first"
             )
 
 
-def _check_one_conversation(objects: Sequence[dict[str, Any]], place: str) -> None:
+def _check_one_conversation(objects: Sequence[dict[str, Any]], location: str) -> None:
     if len(objects) > 1:
         raise InputError(
-            f"{place}: found a list of {len(objects)} objects with messages, expected "
-            "one conversation to a line: give each a line of its own"
+            f"{location}: found a list of {len(objects)} objects with messages, "
+            "expected one conversation per line: put each on a separate line"
         )
 
 
-def _messages(
-    content: dict[str, Any], key: str, place: str
+def _chat_messages(
+    content: dict[str, Any], key: str, location: str
 ) -> tuple[dict[str, Any], ...]:
-    found = content[key]
-    well = isinstance(found, list) and all(
+    value = content[key]
+    valid = isinstance(value, list) and all(
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
-        for message in found
+        for message in value
     )
-    if not well or not found:
+    if not valid or not value:
         raise InputError(
-            f"{place}: {key!r} must be a list of objects, each with the strings 'role' "
-            f"({', '.join(ROLES)}) and 'content'"
+            f"{location}: {key!r} must be a list of objects, each with the strings "
+            f"'role' ({', '.join(ROLES)}) and 'content'"
         )
-    return tuple(found)
+    return tuple(value)
 
 
-def _some(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:8])
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
-def category_names(path: str) -> tuple[str, ...]:
-    """The names in a file: a list in JSON, or one to a line.
+def read_category_names(path: str) -> tuple[str, ...]:
+    """Reads a file of category names: a JSON list, or one name per line.
 
     Raises:
-      InputError: if there is no such file, or its names are not each its own.
+      InputError: if the file does not exist, or its names are not unique strings.
     """
     file = Path(path)
     if not file.is_file():
         raise InputError(f"categories {path}: there is no such file")
-    text = decoded(file.read_bytes(), str(file))
+    text = decode_text(file.read_bytes(), str(file))
     try:
         names = json.loads(text) if text.lstrip()[:1] == "[" else text.splitlines()
     except ValueError as error:
-        raise InputError(f"{path} is not a list in JSON: {error}") from error
+        raise InputError(f"{path} is not a JSON list: {error}") from error
     names = [name for name in names if not isinstance(name, str) or name.strip()]
     if not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{path} must name at least one category, each a string")
+        raise InputError(f"{path} must name at least one category, each as a string")
     if len(set(names)) < len(names):
         raise InputError(f"{path} names a category twice")
     return tuple(names)

@@ -1,13 +1,14 @@
-"""The folder beside the output in which it is made, and what is kept to go on.
+"""The scratch directory next to an output, in which the output is built.
 
-Everything is written there; the output appears by one rename. A process that was killed
-leaves the folder, and the next one goes on from its last checkpoint if it was asked for
-the same and the inputs are as they were.
+All files are written there, and the output appears by a single rename. A process that
+is killed leaves the directory behind; the next one resumes from its last checkpoint if
+the settings and the inputs are unchanged.
 """
 
 import contextlib
 import dataclasses
 import fcntl
+import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from prompt_tuning.core.atomic_files import sync_file, sync_path
+from prompt_tuning.core.atomic_files import (
+    replace_file,
+    replace_folder,
+    restore_folder,
+    sync_path,
+)
 from prompt_tuning.core.errors import InputError
 
 NEW = "new"
@@ -29,131 +35,122 @@ _VALUES = "values"
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """Where a preparation was.
+class ScratchCheckpoint:
+    """Saved state of a preparation.
 
     Attributes:
-      values: what JSON holds.
-      arrays: the rest, by name.
+      values: the part that is stored as JSON.
+      arrays: the arrays by name.
     """
 
     values: dict[str, Any]
     arrays: Mapping[str, np.ndarray]
 
 
-class Scratch:
-    """The folder of one preparation; use `open_scratch`.
+class ScratchDirectory:
+    """The scratch directory of one preparation; use `open_scratch` to create it.
 
     Attributes:
-      folder: the folder.
-      output: what it becomes.
+      path: path of the directory.
+      output: folder that the result is moved to.
     """
 
     def __init__(self, output: Path):
         self.output = output
-        self.folder = scratch_folder(output)
+        self.path = scratch_path(output)
 
     def identity(self) -> Any:
-        """What the preparation in the folder was asked for; None if there is none."""
-        file = self.folder / _IDENTITY
+        """Returns the identity of the preparation in the directory, None if empty."""
+        file = self.path / _IDENTITY
         try:
             return json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def begin(self, identity: Any) -> None:
-        """Empties the folder for another preparation."""
-        self._restore()
-        for path in self.folder.iterdir():
+        """Empties the directory for a new preparation."""
+        restore_folder(self.path / _OLD, self.output)
+        for path in self.path.iterdir():
             _remove(path)
-        write_text(self.folder / _IDENTITY, json.dumps(identity, sort_keys=True))
+        replace_file(self.path / _IDENTITY, json.dumps(identity, sort_keys=True))
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Keeps a checkpoint in place of the one before."""
+    def save(self, checkpoint: ScratchCheckpoint) -> None:
+        """Replaces the checkpoint."""
         values = np.frombuffer(json.dumps(checkpoint.values).encode(), np.uint8)
-        temporary = self.folder / f"{_STATE}.tmp"
-        with temporary.open("wb") as file:
-            # Keywords would not take every name.
-            np.savez(file, **{_VALUES: values, **checkpoint.arrays})  # pyright: ignore
-            sync_file(file)
-        temporary.replace(self.folder / _STATE)
+        content = io.BytesIO()
+        # The stubs of `savez` take no mapping of names to arrays.
+        np.savez(content, **{_VALUES: values, **checkpoint.arrays})  # pyright: ignore
+        replace_file(self.path / _STATE, content.getvalue())
 
-    def load(self) -> Checkpoint | None:
-        """The checkpoint that was kept last."""
-        file = self.folder / _STATE
+    def load(self) -> ScratchCheckpoint | None:
+        """Reads the last checkpoint; None if there is none."""
+        file = self.path / _STATE
         if not file.exists():
             return None
         with np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
         values = json.loads(arrays.pop(_VALUES).tobytes())
-        return Checkpoint(values, arrays)
+        return ScratchCheckpoint(values, arrays)
 
     @property
     def was_published(self) -> bool:
-        """Whether the output stands, and only the folder was left behind."""
-        made = self.folder / NEW
-        return self.output.exists() and not made.exists() and self._is_complete
+        """Whether the output is complete and only this directory was not removed."""
+        new = self.path / NEW
+        return self.output.exists() and not new.exists() and self._is_complete
 
     @property
     def _is_complete(self) -> bool:
-        return (self.folder / COMPLETE).exists()
+        return (self.path / COMPLETE).exists()
 
-    def empty_new(self) -> Path:
-        """An empty folder to write the output's files into."""
-        made = self.folder / NEW
-        _remove(self.folder / COMPLETE)
-        _remove(made)
-        made.mkdir()
-        return made
+    def create_new(self) -> Path:
+        """Creates an empty folder for the output's files."""
+        new = self.path / NEW
+        _remove(self.path / COMPLETE)
+        _remove(new)
+        new.mkdir()
+        return new
 
     def publish(self) -> None:
-        """Makes the new folder the output, in place of an older one."""
-        made = self.folder / NEW
-        for path in (*sorted(made.rglob("*")), made):
+        """Renames the new folder to the output, replacing an older one."""
+        new = self.path / NEW
+        for path in (*sorted(new.rglob("*")), new):
             sync_path(path)
-        write_text(self.folder / COMPLETE, "")
+        replace_file(self.path / COMPLETE, "")
         if self.output.exists():
-            _remove(self.folder / _OLD)
-            self.output.rename(self.folder / _OLD)
-        made.rename(self.output)
-        sync_path(self.output.parent)
+            _remove(self.path / _OLD)
+        replace_folder(new, self.output, aside=self.path / _OLD)
 
     def remove(self) -> None:
-        """Removes the folder; an older output that was set aside goes back."""
-        self._restore()
-        shutil.rmtree(self.folder)
-
-    def _restore(self) -> None:
-        old = self.folder / _OLD
-        if old.exists() and not self.output.exists():
-            old.rename(self.output)
+        """Removes the directory, after restoring an older output that was set aside."""
+        restore_folder(self.path / _OLD, self.output)
+        shutil.rmtree(self.path)
 
 
-def scratch_folder(output: Path) -> Path:
-    """Where the files of an output are made."""
+def scratch_path(output: Path) -> Path:
+    """Returns the path of an output's scratch directory."""
     return output.with_name(f".{output.name}.preparing")
 
 
 @contextlib.contextmanager
-def open_scratch(output: Path) -> Iterator[Scratch]:
-    """Opens the scratch folder of an output for this process alone.
+def open_scratch(output: Path) -> Iterator[ScratchDirectory]:
+    """Opens the scratch directory of an output exclusively.
 
     Raises:
       InputError: if another process prepares the same output.
     """
-    scratch = Scratch(output)
-    scratch.folder.mkdir(parents=True, exist_ok=True)
-    # Beside the folder, for the lock to outlive it.
-    lock = scratch.folder.with_name(f"{scratch.folder.name}.lock")
+    scratch = ScratchDirectory(output)
+    scratch.path.mkdir(parents=True, exist_ok=True)
+    # Next to the directory, so that the lock outlives it.
+    lock = scratch.path.with_name(f"{scratch.path.name}.lock")
     with lock.open("w") as file:
         _lock(file, output)
         try:
             yield scratch
         finally:
-            # Empty if the preparation was refused before it began.
+            # It is empty if the settings were rejected before any work began.
             with contextlib.suppress(OSError):
-                scratch.folder.rmdir()
-            if not scratch.folder.exists():
+                scratch.path.rmdir()
+            if not scratch.path.exists():
                 lock.unlink(missing_ok=True)
 
 
@@ -162,18 +159,9 @@ def _lock(file: IO[str], output: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise InputError(
-            f"output {output} is being prepared by another process: wait for it, or "
-            "name another output"
+            f"output {output} is being prepared by another process: wait for it to "
+            "finish, or choose another output"
         ) from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a small file that is there whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        sync_file(file)
-    temporary.replace(path)
 
 
 def _remove(path: Path) -> None:

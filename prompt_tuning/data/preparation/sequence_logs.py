@@ -1,7 +1,7 @@
-"""Files that only grow, so that an interrupted preparation goes on where it was.
+"""Append-only files that let an interrupted preparation resume.
 
-Sequences are kept as compressed chunks, in the form that HDF5 stores; what is made of
-them at the end is a copy.
+Sequences are stored as compressed chunks in the encoding of HDF5, so that writing the
+HDF5 file at the end only copies them.
 """
 
 import os
@@ -14,22 +14,26 @@ import h5py
 import numpy as np
 from jaxtyping import Int32
 
-CHUNK_CELLS = 1 << 14
-"""Cells of a column in a chunk: 64 KiB, what is read to see one row."""
+from prompt_tuning.core.atomic_files import sync_file
 
-LEVEL = 4
+CHUNK_CELLS = 1 << 14
+"""Cells per chunk of a column: 64 KiB, the amount read to access one row."""
+
+COMPRESSION_LEVEL = 4
 _HEADER = struct.Struct("<IQ")
+"""Header of a chunk in a log: its column and its size in bytes."""
 
 Columns = Mapping[str, tuple[np.dtype, int | float]]
-Rows = Int32[np.ndarray, "C m L"]
+SequenceColumns = Int32[np.ndarray, "C m L"]
 
 
 class AppendLog:
-    """A file to which bytes are appended; it is open only while they are.
+    """A file that bytes are appended to; it is open only during a write.
 
     Args:
-      path: the file.
-      size: its bytes that count; what an interrupted process wrote after them is lost.
+      path: path of the file.
+      size: number of valid bytes; the file is truncated to it, which discards what an
+        interrupted process wrote after its last checkpoint.
     """
 
     def __init__(self, path: Path, size: int = 0):
@@ -38,15 +42,15 @@ class AppendLog:
         os.truncate(path, size)
 
     def append(self, content: bytes) -> None:
-        """Adds bytes."""
+        """Appends bytes."""
         if content:
             with self._path.open("ab") as file:
                 file.write(content)
 
     def sync(self) -> int:
-        """Brings what was appended to the disk; gives the size."""
+        """Flushes the file to disk; returns its size."""
         with self._path.open("ab") as file:
-            os.fsync(file.fileno())
+            sync_file(file)
             return file.tell()
 
 
@@ -54,8 +58,8 @@ class SequenceLog:
     """The sequences of one output file.
 
     Attributes:
-      rows: how many there are.
-      buffer: those that do not fill a chunk yet, `[C, r, L]`.
+      rows: number of sequences.
+      buffer: sequences that do not fill a chunk yet, `[C, r, L]`.
     """
 
     def __init__(
@@ -66,17 +70,17 @@ class SequenceLog:
         *,
         size: int = 0,
         rows: int = 0,
-        buffer: Rows | None = None,
+        buffer: SequenceColumns | None = None,
     ):
         """Opens the log.
 
         Args:
-          path: its file.
-          count: `C`, columns.
-          length: `L`, tokens of a sequence.
-          size: bytes to go on from; so the next two.
-          rows: sequences so far.
-          buffer: those among them that are not in the file.
+          path: path of the file.
+          count: `C`, number of columns.
+          length: `L`, tokens per sequence.
+          size: size of the file at the checkpoint to resume from.
+          rows: number of sequences at the checkpoint.
+          buffer: those of them that are not in the file.
         """
         self._log = AppendLog(path, size)
         self.rows = rows
@@ -84,52 +88,53 @@ class SequenceLog:
         self.buffer = empty if buffer is None else buffer
         self._per_chunk = rows_per_chunk(length)
 
-    def append(self, sequences: Rows) -> None:
-        """Adds sequences."""
+    def append(self, sequences: SequenceColumns) -> None:
+        """Appends sequences."""
         self.rows += sequences.shape[1]
-        joined = np.concatenate([self.buffer, sequences], axis=1)
-        full = joined.shape[1] // self._per_chunk * self._per_chunk
+        pending = np.concatenate([self.buffer, sequences], axis=1)
+        full = pending.shape[1] // self._per_chunk * self._per_chunk
         for first in range(0, full, self._per_chunk):
-            self._write(joined[:, first : first + self._per_chunk])
-        self.buffer = joined[:, full:].copy()
+            self._write(pending[:, first : first + self._per_chunk])
+        self.buffer = pending[:, full:].copy()
 
     def sync(self) -> int:
-        """Brings the chunks to the disk; gives the file's size."""
+        """Flushes the chunks to disk; returns the size of the file."""
         return self._log.sync()
 
     def finish(self) -> None:
-        """Writes the last chunk, filled with zeros."""
-        count, left, length = self.buffer.shape
-        if left:
+        """Writes the last chunk, filled up with zeros."""
+        count, remaining, length = self.buffer.shape
+        if remaining:
             last = np.zeros((count, self._per_chunk, length), np.int32)
-            last[:, :left] = self.buffer
+            last[:, :remaining] = self.buffer
             self._write(last)
         self._log.sync()
 
-    def _write(self, chunk: Rows) -> None:
+    def _write(self, chunk: SequenceColumns) -> None:
         for column, cells in enumerate(chunk):
-            packed = _compressed(cells)
-            self._log.append(_HEADER.pack(column, len(packed)) + packed)
+            compressed = _compress(cells)
+            self._log.append(_HEADER.pack(column, len(compressed)) + compressed)
 
 
-def _compressed(cells: Int32[np.ndarray, "r L"]) -> bytes:
-    """A chunk through HDF5's shuffle filter and its deflate filter."""
+def _compress(cells: Int32[np.ndarray, "r L"]) -> bytes:
+    """Applies HDF5's shuffle filter, then its deflate filter."""
+    # [cells, 4 bytes] -> [4, cells]: all first bytes, then all second bytes, ...
     shuffled = np.ascontiguousarray(cells, "<i4").view(np.uint8).reshape(-1, 4).T
-    return zlib.compress(shuffled.tobytes(), LEVEL)
+    return zlib.compress(shuffled.tobytes(), COMPRESSION_LEVEL)
 
 
 def rows_per_chunk(length: int) -> int:
-    """How many sequences a chunk of an HDF5 file holds."""
+    """Returns the number of sequences per chunk of an HDF5 file."""
     return max(1, CHUNK_CELLS // length)
 
 
 def write_hdf5(
     log: Path, target: Path, columns: Columns, rows: int, length: int
 ) -> None:
-    """Makes the HDF5 file of a finished log; the same log gives the same bytes."""
+    """Writes the HDF5 file of a finished log; equal logs give equal bytes."""
     per_chunk = rows_per_chunk(length)
     with h5py.File(target, "w", libver="earliest") as file:
-        sets = [
+        datasets = [
             file.create_dataset(
                 name,
                 shape=(rows, length),
@@ -137,19 +142,19 @@ def write_hdf5(
                 chunks=(per_chunk, length),
                 maxshape=(None, length),
                 compression="gzip",
-                compression_opts=LEVEL,
+                compression_opts=COMPRESSION_LEVEL,
                 shuffle=True,
                 track_times=False,
             )
             for name, (dtype, _) in columns.items()
         ]
-        written = [0] * len(sets)
-        for column, packed in _chunks(log):
-            sets[column].id.write_direct_chunk((written[column], 0), packed)
+        written = [0] * len(datasets)
+        for column, compressed in _read_chunks(log):
+            datasets[column].id.write_direct_chunk((written[column], 0), compressed)
             written[column] += per_chunk
 
 
-def _chunks(log: Path) -> Iterator[tuple[int, bytes]]:
+def _read_chunks(log: Path) -> Iterator[tuple[int, bytes]]:
     with log.open("rb") as file:
         while header := file.read(_HEADER.size):
             column, size = _HEADER.unpack(header)

@@ -1,7 +1,7 @@
-"""Articles to sequences of one length: the seven choices, as a stream.
+"""Packs a stream of examples into sequences of one length, in one of seven ways.
 
-Tokens are columns of one int32 array `[C, n]` (ids, types, and what else there is), so
-that packing moves them together and knows nothing of their meaning.
+Tokens are columns of one int32 array `[C, n]` (ids, types and any further columns), so
+that the packer moves all columns together without interpreting them.
 """
 
 from collections.abc import Iterator
@@ -11,29 +11,29 @@ from jaxtyping import Int32, Int64, Integer
 
 from prompt_tuning.data.preparation.preparation_settings import Packing
 
-CELLS = 1 << 20
-"""Most cells of a column that are laid out at once."""
+MAXIMUM_CELLS = 1 << 20
+"""Maximum number of cells per column that are laid out at once."""
 
 Tokens = Int32[np.ndarray, "C n"]
 Sequences = Int32[np.ndarray, "C m L"]
 
 
 class Packer:
-    """Lays articles out one after the other; what they become depends on no batching.
+    """Lays out examples one after another; batching does not affect the result.
 
     Attributes:
       carry: the sequence that is not yet full, `[C, used]`.
-      dropped: articles and tokens that did not fit and were left out, `[2]`.
-      truncated: articles and tokens that were cut off, `[2]`.
+      dropped: number of examples, and of tokens, that did not fit, `[2]`.
+      truncated: number of truncated examples, and of tokens cut off, `[2]`.
     """
 
     def __init__(self, packing: Packing, length: int, padding: Int32[np.ndarray, "C"]):
-        """An empty packer.
+        """Creates an empty packer.
 
         Args:
-          packing: one of the seven choices.
-          length: `L`, tokens of a sequence.
-          padding: what fills each column.
+          packing: how to pack.
+          length: `L`, tokens per sequence.
+          padding: padding value of each column.
         """
         self._packing = packing
         self._length = length
@@ -45,8 +45,8 @@ class Packer:
     def add(
         self, tokens: Tokens, lengths: Integer[np.ndarray, "a"]
     ) -> Iterator[Sequences]:
-        """Takes articles, whose tokens follow each other; gives what is full."""
-        at_once = max(1, CELLS // self._length)
+        """Adds examples, whose tokens are concatenated; yields full sequences."""
+        at_once = max(1, MAXIMUM_CELLS // self._length)
         ends = np.cumsum(lengths, dtype=np.int64)
         for first in range(0, len(lengths), at_once):
             part = lengths[first : first + at_once]
@@ -54,7 +54,7 @@ class Packer:
             yield self._add(tokens[:, stop - part.sum() : stop], part.astype(np.int64))
 
     def finish(self) -> Sequences:
-        """The sequence that was begun, filled with padding, if there is one."""
+        """Returns the last, partly filled sequence with padding, `m` = 0 or 1."""
         used = self.carry.shape[1]
         shape = len(self._padding), 1 if used else 0, self._length
         last = np.empty(shape, np.int32)
@@ -66,16 +66,18 @@ class Packer:
 
     def _add(self, tokens: Tokens, lengths: Int64[np.ndarray, "a"]) -> Sequences:
         if self._packing.overflow is not None:
-            tokens, lengths = self._fitted(tokens, lengths)
+            tokens, lengths = self._apply_overflow(tokens, lengths)
         used = self.carry.shape[1]
         if self._packing.how == "full":
-            starts, end = _one_after_the_other(lengths, used)
+            starts, end = _contiguous_starts(lengths, used)
         elif self._packing.how == "greedy":
-            starts, end = _whole(lengths, used, self._length)
+            starts, end = _greedy_starts(lengths, used, self._length)
         else:
             starts = np.arange(len(lengths), dtype=np.int64) * self._length
             end = len(lengths) * self._length
         rows = -(-end // self._length)
+        # All sequences laid out flat, [C, rows * L]: padding, then the carry, then each
+        # token at the start of its example plus its offset in the example.
         grid = np.empty((len(self._padding), rows * self._length), np.int32)
         grid[...] = self._padding[:, None]
         grid[:, :used] = self.carry
@@ -85,47 +87,49 @@ class Packer:
         self.carry = grid[:, full:end].copy()
         return grid[:, :full].reshape(len(grid), -1, self._length)
 
-    def _fitted(
+    def _apply_overflow(
         self, tokens: Tokens, lengths: Int64[np.ndarray, "a"]
     ) -> tuple[Int32[np.ndarray, "C k"], Int64[np.ndarray, "b"]]:
-        """Leaves out or cuts off what is longer than a sequence."""
-        over = lengths > self._length
-        if not over.any():
+        """Drops or truncates examples longer than a sequence."""
+        too_long = lengths > self._length
+        if not too_long.any():
             return tokens, lengths
         if self._packing.overflow == "drop":
-            self.dropped += over.sum(), lengths[over].sum()
-            return tokens[:, np.repeat(~over, lengths)], lengths[~over]
-        lost = np.where(over, lengths - self._length, 0)
-        self.truncated += over.sum(), lost.sum()
+            self.dropped += too_long.sum(), lengths[too_long].sum()
+            return tokens[:, np.repeat(~too_long, lengths)], lengths[~too_long]
+        excess = np.where(too_long, lengths - self._length, 0)
+        self.truncated += too_long.sum(), excess.sum()
         ends = np.cumsum(lengths)
-        place = np.arange(tokens.shape[1]) - np.repeat(ends - lengths, lengths)
+        # Offset of each token in its example, [n].
+        offsets = np.arange(tokens.shape[1]) - np.repeat(ends - lengths, lengths)
         if self._packing.overflow == "truncate_left":
-            kept = place >= np.repeat(lost, lengths)
+            keep = offsets >= np.repeat(excess, lengths)
         else:
-            kept = place < self._length
-        return tokens[:, kept], lengths - lost
+            keep = offsets < self._length
+        return tokens[:, keep], lengths - excess
 
 
-def _one_after_the_other(
+def _contiguous_starts(
     lengths: Int64[np.ndarray, "a"], used: int
 ) -> tuple[Int64[np.ndarray, "a"], int]:
-    """Where each article begins, and where the last ends."""
+    """Returns the start of each example, and the end of the last, without gaps."""
     ends = used + np.cumsum(lengths)
     return ends - lengths, int(ends[-1]) if len(ends) else used
 
 
-def _whole(
+def _greedy_starts(
     lengths: Int64[np.ndarray, "a"], used: int, length: int
 ) -> tuple[Int64[np.ndarray, "a"], int]:
-    """The same where no article may cross the end of a sequence."""
-    begun = np.concatenate([[0], np.cumsum(lengths)])
+    """Returns the same with no example crossing the end of a sequence."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
     starts = np.empty_like(lengths)
     first, at = 0, used
     while first < len(lengths):
+        # Examples `first` to `stop - 1` fit into the room that the sequence has left.
         room = length - at % length
-        stop = int(np.searchsorted(begun, begun[first] + room, side="right")) - 1
-        starts[first:stop] = at + begun[first:stop] - begun[first]
-        at += int(begun[stop] - begun[first])
+        stop = int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
+        starts[first:stop] = at + offsets[first:stop] - offsets[first]
+        at += int(offsets[stop] - offsets[first])
         if stop < len(lengths):
             at += -at % length
         first = stop

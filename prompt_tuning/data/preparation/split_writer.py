@@ -1,4 +1,4 @@
-"""One split on its way: articles are packed, and the sequences dealt to its files."""
+"""Packs the examples of one split and distributes the sequences over its files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +8,12 @@ import numpy as np
 from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
-from prompt_tuning.data.preparation.encoding_worker import Done, columns
-from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics, no_metrics
+from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
+from prompt_tuning.data.preparation.encoding_worker import EncodedRecords, columns
+from prompt_tuning.data.preparation.preparation_metrics import (
+    SplitMetrics,
+    empty_metrics,
+)
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
     parse_packing,
@@ -20,19 +23,19 @@ from prompt_tuning.data.preparation.sequence_logs import AppendLog, SequenceLog
 from prompt_tuning.data.preparation.sequence_packing import Packer
 
 Arrays = Mapping[str, np.ndarray]
-TEXTS = "test.jsonl"
+TEST_RECORDS = "test.jsonl"
 
 
 def file_names(preparation: Preparation, split: int) -> list[str]:
-    """The HDF5 files of a split."""
+    """Returns the names of a split's HDF5 files."""
     splits = preparation.splits
     count = (splits.train_files, splits.dev_files, splits.test_files)[split]
     name = SPLIT_NAMES[split]
     return [f"{name}_{i}_of_{count}.hdf5" for i in range(1, count + 1)]
 
 
-def padding(preparation: Preparation, pad_id: int) -> Int32[np.ndarray, "C"]:
-    """What fills each column behind the last article of a sequence."""
+def padding_values(preparation: Preparation, pad_id: int) -> Int32[np.ndarray, "C"]:
+    """Returns the padding value of each column, its bits viewed as int32."""
     fills = [
         np.array(fill, dtype).view(np.int32).item()
         for dtype, fill in columns(preparation).values()
@@ -41,13 +44,12 @@ def padding(preparation: Preparation, pad_id: int) -> Int32[np.ndarray, "C"]:
 
 
 class SplitWriter:
-    """Packs the articles of a split and deals its sequences, one to each file in turn.
+    """Packs the examples of a split and deals the sequences to its files in turn.
 
-    So the files are equal but for one sequence, of which the first have more.
+    The files' sizes differ by at most one sequence; the first files have more.
 
     Attributes:
-      metrics: what was counted.
-      rows: sequences of each file.
+      metrics: counts of the split.
     """
 
     def __init__(
@@ -59,40 +61,40 @@ class SplitWriter:
         values: Mapping[str, Any] | None = None,
         arrays: Arrays | None = None,
     ):
-        """Opens the split's logs, anew or where a checkpoint has them.
+        """Opens the logs of the split, empty or as they were at a checkpoint.
 
         Args:
-          preparation: what is asked for.
+          preparation: settings of the preparation.
           split: 0 train, 1 development, 2 test.
-          pad_id: the id of padding.
-          folder: where the logs are.
-          values: what `checkpoint` gave; None to begin.
-          arrays: the same.
+          pad_id: id of the padding token.
+          folder: folder with the logs.
+          values: first result of `checkpoint`; None to start.
+          arrays: second result of `checkpoint`; None to start.
         """
-        known = {} if values is None else dict(values)
+        saved = {} if values is None else dict(values)
         self._split = split
         self._keep_prompt_only = preparation.text.keep_prompt_only
         self._names = file_names(preparation, split)
-        length, fill = preparation.length, padding(preparation, pad_id)
+        length, fill = preparation.length, padding_values(preparation, pad_id)
         self._packer = Packer(parse_packing(preparation.packing), length, fill)
-        self.metrics: SplitMetrics = no_metrics(length)
+        self.metrics: SplitMetrics = empty_metrics(length)
         if arrays is not None:
-            self._go_on(known["counts"], arrays)
+            self._restore(saved["counts"], arrays)
         self._logs = [
             SequenceLog(
                 folder / f"{name}.log",
                 len(fill),
                 length,
                 buffer=None if arrays is None else arrays[f"buffer.{name}"],
-                **known.get("logs", {}).get(name, {}),
+                **saved.get("logs", {}).get(name, {}),
             )
             for name in self._names
         ]
-        self._texts = None
+        self._test_records = None
         if split == TEST:
-            self._texts = AppendLog(folder / TEXTS, known.get("texts", 0))
+            self._test_records = AppendLog(folder / TEST_RECORDS, saved.get("texts", 0))
 
-    def _go_on(self, counts: Mapping[str, int], arrays: Arrays) -> None:
+    def _restore(self, counts: Mapping[str, int], arrays: Arrays) -> None:
         self.metrics.counts = dict(counts)
         self.metrics.length_histogram = arrays["length_histogram"]
         self.metrics.type_histogram = arrays["type_histogram"]
@@ -102,51 +104,52 @@ class SplitWriter:
 
     @property
     def rows(self) -> list[int]:
-        """Sequences of each file."""
+        """Number of sequences in each file."""
         return [log.rows for log in self._logs]
 
-    def take(self, done: Done) -> None:
-        """Packs what a task gave."""
+    def add(self, encoded: EncodedRecords) -> None:
+        """Packs the result of a task."""
         counts = self.metrics.counts
-        counts["records"] += done.records
-        counts["malformed"] += len(done.problems)
-        counts["without_completion"] += done.without_completion
-        self.metrics.add_articles(done.lengths)
-        for sequences in self._packer.add(done.tokens, done.lengths):
+        counts["records"] += encoded.records
+        counts["malformed"] += len(encoded.problems)
+        counts["without_completion"] += encoded.without_completion
+        self.metrics.add_examples(encoded.lengths)
+        for sequences in self._packer.add(encoded.tokens, encoded.lengths):
             self._deal(sequences)
-        if self._texts is not None:
-            self._texts.append(done.texts)
+        if self._test_records is not None:
+            self._test_records.append(encoded.json_lines)
 
     def finish(self) -> None:
-        """Writes what is left over.
+        """Writes the remaining sequences.
 
         Raises:
           InputError: if there are fewer sequences than files.
         """
         self._deal(self._packer.finish())
-        for name, pair in (
+        for name, totals in (
             ("dropped", self._packer.dropped),
             ("truncated", self._packer.truncated),
         ):
-            articles, tokens = map(int, pair)
-            self.metrics.counts[f"{name}_articles"] = articles
+            examples, tokens = map(int, totals)
+            self.metrics.counts[f"{name}_articles"] = examples
             self.metrics.counts[f"{name}_tokens"] = tokens
         self._check_rows()
         for log in self._logs:
             log.finish()
-        if self._texts is not None:
-            self._texts.sync()
+        if self._test_records is not None:
+            self._test_records.sync()
 
     def checkpoint(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Brings the logs to the disk; gives what it takes to go on."""
+        """Flushes the logs to disk; returns the state needed to resume."""
         sizes = [log.sync() for log in self._logs]
+        records = self._test_records
         values: dict[str, Any] = {
             "counts": self.metrics.counts,
             "logs": {
                 name: {"size": size, "rows": log.rows}
                 for name, size, log in zip(self._names, sizes, self._logs, strict=True)
             },
-            "texts": 0 if self._texts is None else self._texts.sync(),
+            "texts": 0 if records is None else records.sync(),
         }
         arrays = {
             "length_histogram": self.metrics.length_histogram,
@@ -160,14 +163,16 @@ class SplitWriter:
         return values, arrays
 
     def _deal(self, sequences: Int32[np.ndarray, "C m L"]) -> None:
-        types = sequences[1]
+        types = sequences[1]  # [m, L]
         if not self._keep_prompt_only:
-            learned = ((types == COMPLETION) | (types == SEPARATOR)).any(axis=1)
+            learned = ((types == COMPLETION) | (types == SEPARATOR)).any(axis=1)  # [m]
             if not learned.all():
                 counts = self.metrics.counts
                 counts["sequences_without_completion"] += int((~learned).sum())
-                # Only prompts and padding are in them; padding is of no article.
-                counts["tokens_without_completion"] += int((types[~learned] == 0).sum())
+                # These sequences hold only prompts and padding, and padding is not
+                # part of any example.
+                prompts = types[~learned] == PROMPT
+                counts["tokens_without_completion"] += int(prompts.sum())
                 sequences = sequences[:, learned]
         first, files = self.metrics.counts["sequences"], len(self._logs)
         self.metrics.add_sequences(sequences[1])
@@ -175,19 +180,19 @@ class SplitWriter:
             log.append(sequences[:, (number - first) % files :: files])
 
     def _check_rows(self) -> None:
-        sequences, name = self.metrics.counts["sequences"], SPLIT_NAMES[self._split]
+        counts, name = self.metrics.counts, SPLIT_NAMES[self._split]
+        sequences = counts["sequences"]
         if sequences >= len(self._logs):
             return
-        counts = self.metrics.counts
         if not sequences:
             raise InputError(
                 f"nothing is left in the {name} split: {counts['records']} of its "
-                f"records were used, {counts['malformed']} malformed, "
-                f"{counts['without_completion']} without a completion; "
-                f"{counts['dropped_articles']} articles were longer than a sequence "
-                "and dropped; see --length, --packing and --keep_prompt_only"
+                f"records were used, {counts['malformed']} were malformed and "
+                f"{counts['without_completion']} had no completion; "
+                f"{counts['dropped_articles']} examples were longer than a sequence "
+                "and were dropped; see --length, --packing and --keep_prompt_only"
             )
         raise InputError(
             f"the {name} split has {sequences} sequences, expected at least "
-            f"{len(self._logs)}, one for each file: ask for fewer --{name}_files"
+            f"{len(self._logs)}, one for each file: reduce --{name}_files"
         )

@@ -1,14 +1,12 @@
-"""Many texts to ids at once, and a tokenizer with its special tokens changed."""
+"""Opens a tokenizer with changed special tokens, and saves it with an output."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.chat_templates import TEMPLATE_FILE
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
-from prompt_tuning.data.preparation.word_encoder import word_encoder
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
     MAP_FILE,
@@ -21,7 +19,6 @@ from prompt_tuning.data.text.special_tokens import (
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
-    continued_runs,
     load_tokenizer,
 )
 
@@ -35,29 +32,25 @@ FILES = (
 )
 SETTINGS = (CONFIG_FILE, MAP_FILE, TEMPLATE_FILE)
 MODEL_CONFIG = "config.json"
-"""Names the kind of the model, which an output's metadata repeats."""
-
-_PROBES = (" ", "\n", "\t")
-
-Texts = Sequence[str]
-"""Texts that continue each other."""
+"""File that names the model type, which an output's metadata repeats."""
 
 
 def open_tokenizer(choice: TokenizerChoice) -> Tokenizer:
-    """Reads the tokenizer and gives tokens the roles that are asked for.
+    """Loads the tokenizer and assigns the requested roles to tokens.
 
-    A token that is not in the vocabulary is added behind it.
+    A token that is not in the vocabulary is appended to it.
 
     Raises:
-      InputError: if it cannot be read, has no EOS, or takes no special tokens.
+      InputError: if the tokenizer cannot be read, has no EOS, or does not support
+        special tokens.
     """
     tokenizer = load_tokenizer(choice.path)
     if choice.special_tokens:
         tokenizer = _with_special_tokens(tokenizer, choice)
     if tokenizer.eos_id is None:
         raise InputError(
-            f"the tokenizer {choice.path} names no EOS, which closes every article: "
-            'name one with --special_tokens \'{"eos_token": "..."}\''
+            f"the tokenizer {choice.path} has no EOS token, which ends every example: "
+            'set one with --special_tokens \'{"eos_token": "..."}\''
         )
     return tokenizer
 
@@ -65,67 +58,71 @@ def open_tokenizer(choice: TokenizerChoice) -> Tokenizer:
 def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Tokenizer:
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise InputError(
-            f"the tokenizer {choice.path} is a sentencepiece file, which takes no "
-            "--special_tokens: use a folder with tokenizer.json"
+            f"the tokenizer {choice.path} is a sentencepiece file, which does not "
+            "support --special_tokens: use a folder with tokenizer.json"
         )
     _check_roles(choice)
     inner = tokenizer.tokenizer
     inner.add_special_tokens([token for _, token in choice.special_tokens])
-    asked = {role: inner.token_to_id(token) for role, token in choice.special_tokens}
-    own = SpecialTokens(*[asked.get(role) for role in ROLES], add_bos=None)
-    return HuggingFaceTokenizer(inner, own.over(tokenizer.special))
+    ids = {role: inner.token_to_id(token) for role, token in choice.special_tokens}
+    changed = SpecialTokens(*[ids.get(role) for role in ROLES], add_bos=None)
+    return HuggingFaceTokenizer(inner, changed.over(tokenizer.special))
 
 
 def _check_roles(choice: TokenizerChoice) -> None:
-    seen: set[str] = set()
+    assigned: set[str] = set()
     for role, token in choice.special_tokens:
         if role not in (*ROLES, ADDITIONAL):
             raise InputError(
                 f"--special_tokens names {role!r}, expected "
                 f"{', '.join((*ROLES, ADDITIONAL))}"
             )
-        if role in seen and role != ADDITIONAL:
+        if role in assigned and role != ADDITIONAL:
             raise InputError(
                 f"--special_tokens gives {role!r} to {token!r} and to another token, "
-                "expected one"
+                "expected one token"
             )
-        seen.add(role)
+        assigned.add(role)
 
 
 def special_texts(choice: TokenizerChoice, tokenizer: Tokenizer) -> dict[str, str]:
-    """The texts of the tokens that have a role, as chat templates name them.
+    """Returns the texts of the special tokens by the names that chat templates use.
 
     Args:
-      choice: which tokenizer, and the roles that are asked for.
-      tokenizer: that tokenizer, opened; BOS and EOS may have no name but here.
+      choice: tokenizer and requested roles.
+      tokenizer: that tokenizer, opened; it may define BOS and EOS without any file
+        that names their roles.
     """
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    own = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
-    asked = {role: text for role, text in choice.special_tokens if role != ADDITIONAL}
-    return own | role_texts(read_settings(tokenizer_folder(choice))) | asked
+    defaults = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
+    from_files = role_texts(read_settings(tokenizer_folder(choice)))
+    requested = {
+        role: text for role, text in choice.special_tokens if role != ADDITIONAL
+    }
+    return defaults | from_files | requested
 
 
 def tokenizer_folder(choice: TokenizerChoice) -> Path:
-    """Where a tokenizer lies, and the files that speak of it."""
+    """Returns the folder of a tokenizer and of its settings."""
     path = Path(choice.path)
     return path if path.is_dir() else path.parent
 
 
 def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
-    """What an output takes from a tokenizer: it, and the files that speak of it.
+    """Returns the files that an output uses of a tokenizer's folder.
 
-    Other files of the folder, our own lock among them, are not.
+    Other files in the folder, such as the lock of an output there, are left out.
     """
     config = tokenizer_folder(choice) / MODEL_CONFIG
-    files = [*_kept_files(choice).values(), *([config] if config.is_file() else [])]
+    files = [*_files_to_save(choice).values(), *([config] if config.is_file() else [])]
     return sorted(files)
 
 
-def _kept_files(choice: TokenizerChoice) -> dict[str, Path]:
-    """A tokenizer's files, by the names that a folder with it gives them.
+def _files_to_save(choice: TokenizerChoice) -> dict[str, Path]:
+    """Returns a tokenizer's files by the names that they have in a saved folder.
 
-    Where it is named as a file, others may lie beside it that a folder would be read
-    by first: they are left out.
+    If the tokenizer is given as a file, other tokenizer files next to it that would
+    take precedence when the folder is loaded are left out.
     """
     path, folder = Path(choice.path), tokenizer_folder(choice)
     files = {name: folder / name for name in SETTINGS}
@@ -142,9 +139,9 @@ def _kept_files(choice: TokenizerChoice) -> dict[str, Path]:
 
 
 def save_tokenizer(choice: TokenizerChoice, folder: Path) -> None:
-    """Writes a folder that opens to the same tokenizer, its special tokens changed."""
+    """Writes a folder that loads as the same tokenizer with its changed tokens."""
     folder.mkdir()
-    for name, file in _kept_files(choice).items():
+    for name, file in _files_to_save(choice).items():
         (folder / name).write_bytes(file.read_bytes())
     if choice.special_tokens:
         tokenizer = open_tokenizer(choice)
@@ -156,7 +153,7 @@ def save_tokenizer(choice: TokenizerChoice, folder: Path) -> None:
 def _write_roles(
     choice: TokenizerChoice, tokenizer: HuggingFaceTokenizer, folder: Path
 ) -> None:
-    """Writes into the settings of a folder which tokens have a role."""
+    """Writes the roles of the special tokens into a folder's settings."""
     special = tokenizer.special
     ids = dict(
         zip(ROLES, (special.bos_id, special.eos_id, special.pad_id), strict=True)
@@ -164,68 +161,17 @@ def _write_roles(
     roles: dict[str, Any] = {
         role: None if id is None else tokenizer.token(id) for role, id in ids.items()
     }
-    further = [token for role, token in choice.special_tokens if role == ADDITIONAL]
+    additional = [token for role, token in choice.special_tokens if role == ADDITIONAL]
     for file in (folder / CONFIG_FILE, folder / MAP_FILE):
         is_config = file.name == CONFIG_FILE
         if not (is_config or file.is_file()):
             continue
         content = read_json_object(file) | roles
-        if further:
-            known = content.get(ADDITIONAL) or []
-            content[ADDITIONAL] = [*known, *(t for t in further if t not in known)]
+        if additional:
+            present = content.get(ADDITIONAL) or []
+            new = [token for token in additional if token not in present]
+            content[ADDITIONAL] = [*present, *new]
         if is_config:
             content["add_bos_token"] = tokenizer.add_bos
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         file.write_text(text, encoding="utf-8")
-
-
-class TextEncoder:
-    """Encodes the texts of many passages in one call.
-
-    Args:
-      tokenizer: from text to ids.
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._together = _texts_stand_alone(tokenizer)
-        self._words = None
-        if self._together:
-            assert isinstance(tokenizer, HuggingFaceTokenizer)
-            self._words = word_encoder(tokenizer.tokenizer)
-
-    def __call__(self, passages: Sequence[Texts]) -> list[list[list[int]]]:
-        """The ids of each text of each passage.
-
-        Raises:
-          InputError: if a text cannot be encoded.
-        """
-        if not self._together:
-            return [continued_runs(self._tokenizer, texts) for texts in passages]
-        if self._words is not None:
-            return [[self._word_ids(text) for text in texts] for texts in passages]
-        assert isinstance(self._tokenizer, HuggingFaceTokenizer)
-        flat = [text for texts in passages for text in texts]
-        found = iter(self._tokenizer.encode_many(flat))
-        return [[next(found) for _ in texts] for texts in passages]
-
-    def _word_ids(self, text: str) -> list[int]:
-        assert self._words is not None
-        try:
-            return self._words(text)
-        except Exception:  # the library raises nothing narrower; `encode` says more
-            return self._tokenizer.encode(text)
-
-
-def _texts_stand_alone(tokenizer: Tokenizer) -> bool:
-    """Whether a text's ids are the same wherever it stands, and keep all its spaces.
-
-    Then the texts of a passage can be encoded in any company. So it is in byte-level
-    BPE; a tokenizer that puts a space first, or drops one last, must see neighbours.
-    """
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        return False
-    alone = tokenizer.encode("a")
-    return tokenizer.encode_continuation("a") == alone and all(
-        tokenizer.encode("a" + space) != alone for space in _PROBES
-    )

@@ -1,10 +1,11 @@
-"""GPT-2's byte-level BPE, word by word: what is seen again is not encoded again.
+"""Encodes GPT-2's byte-level BPE word by word with a cache of words.
 
-The tokenizer cuts a text into words by a regular expression, and no token spans two of
-them; so the ids of a text are those of its words. Here the words are found by Python's
-`re`, and the ids of each are asked of the tokenizer once. The classes of the expression
-(letters, numbers, white space) are spelled out from Unicode's tables, and a text with a
-character that another version of Unicode may class otherwise is left to the tokenizer.
+The tokenizer splits a text into words with a regular expression, and no token spans two
+words, so the ids of a text are the concatenated ids of its words. Here Python's `re`
+finds the words, and the tokenizer encodes each distinct word once. The character
+classes of the expression (letters, numbers, white space) are generated from Python's
+Unicode tables; a text with a character that another version of Unicode may classify
+differently is passed to the tokenizer as a whole.
 """
 
 import functools
@@ -18,12 +19,15 @@ import tokenizers
 
 CACHED_WORDS = 1 << 17
 LONGEST_CACHED = 32
-MOST_ADDED_TOKENS = 64
+MAXIMUM_ADDED_TOKENS = 64
 
 _PLANE = 0x10000
-_PICTOGRAPHS = "\U0001f300-\U0001faff"
-"""The only characters past the first plane that are not left to the tokenizer: emoji.
-Classes without such characters are looked up in a table, others range by range."""
+_EMOJI = "\U0001f300-\U0001faff"
+"""Emoji: the only characters outside the first plane that are matched here.
+
+`re` looks up a class of first-plane characters in a table; it tests the ranges of any
+other class one by one.
+"""
 
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _PROBE = (
@@ -34,7 +38,7 @@ Ids = tuple[int, ...]
 
 
 class WordEncoder:
-    """Encodes texts as the tokenizer would; see `word_encoder`."""
+    """Encodes texts exactly as the tokenizer does; see `word_encoder`."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, added: Sequence[str]):
         def encode(text: str) -> Ids:
@@ -42,21 +46,21 @@ class WordEncoder:
 
         self._encode = encode
         self._ids_of = _WordIds(encode)
-        self._words, self._is_known = _expressions()
-        # Nothing is in no text, so without added tokens none is found.
+        self._words, self._is_stable = _expressions()
+        # Without added tokens, the pattern `(?!)` never matches.
         self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)").search
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
-        known = text.isascii() or self._is_known(text)
-        if not known or self._added(text):
+        """Returns the ids of a text, without special tokens."""
+        stable = text.isascii() or self._is_stable(text)
+        if not stable or self._added(text):
             return list(self._encode(text))
         ids_of = self._ids_of.__getitem__
         return list(itertools.chain.from_iterable(map(ids_of, self._words(text))))
 
 
 class _WordIds(dict[str, Ids]):
-    """The ids of words, at most `CACHED_WORDS` of them kept."""
+    """Ids by word, a cache of at most `CACHED_WORDS` words."""
 
     def __init__(self, encode: Callable[[str], Ids]):
         super().__init__()
@@ -70,20 +74,20 @@ class _WordIds(dict[str, Ids]):
 
 
 def word_encoder(tokenizer: tokenizers.Tokenizer) -> WordEncoder | None:
-    """An encoder for a tokenizer that cuts texts as GPT-2's does; None for others."""
-    described = json.loads(tokenizer.to_str())
-    before = described.get("pre_tokenizer") or {}
-    added = [token["content"] for token in described.get("added_tokens", ())]
-    cuts_like_gpt2 = (
-        described.get("normalizer") is None
-        and before.get("type") == "ByteLevel"
-        and before.get("use_regex", True)
-        and not before.get("add_prefix_space", True)
-        and described["model"].get("type") == "BPE"
-        and not described["model"].get("dropout")
-        and len(added) <= MOST_ADDED_TOKENS
+    """Returns an encoder for a tokenizer that splits texts like GPT-2's, else None."""
+    settings = json.loads(tokenizer.to_str())
+    pre_tokenizer = settings.get("pre_tokenizer") or {}
+    added = [token["content"] for token in settings.get("added_tokens", ())]
+    splits_like_gpt2 = (
+        settings.get("normalizer") is None
+        and pre_tokenizer.get("type") == "ByteLevel"
+        and pre_tokenizer.get("use_regex", True)
+        and not pre_tokenizer.get("add_prefix_space", True)
+        and settings["model"].get("type") == "BPE"
+        and not settings["model"].get("dropout")
+        and len(added) <= MAXIMUM_ADDED_TOKENS
     )
-    if not cuts_like_gpt2:
+    if not splits_like_gpt2:
         return None
     encoder = WordEncoder(tokenizer, added)
     expected = tokenizer.encode(_PROBE, add_special_tokens=False).ids
@@ -92,33 +96,37 @@ def word_encoder(tokenizer: tokenizers.Tokenizer) -> WordEncoder | None:
 
 @functools.cache
 def _expressions() -> tuple[Callable[[str], list[str]], Callable[[str], object]]:
-    """What finds the words of a text, and what tells if every version agrees on them.
+    """Returns a function that splits a text into words, and one that tests a text.
 
-    The order of the alternatives is GPT-2's but for letters, which come first: no other
-    alternative begins as they do.
+    The test tells whether all versions of Unicode split the text equally. The
+    alternatives are in GPT-2's order except for letters, which come first because no
+    other alternative starts with them.
     """
-    kinds = [unicodedata.category(chr(code)) for code in range(_PLANE)]
-    before = unicodedata.ucd_3_2_0.category
-    letters = _ranges([kind[0] == "L" for kind in kinds])
-    numbers = _ranges([kind[0] == "N" for kind in kinds])
-    # A letter or number that Unicode 3.2 had stays one; what is none, and assigned,
-    # stays none; all else depends on the version.
-    known = _ranges(
+    categories = [unicodedata.category(chr(code)) for code in range(_PLANE)]
+    category_in_3_2 = unicodedata.ucd_3_2_0.category
+    letters = _ranges([category[0] == "L" for category in categories])
+    numbers = _ranges([category[0] == "N" for category in categories])
+    # A letter or number of Unicode 3.2 remains one in later versions, and an assigned
+    # character that is neither remains neither; the rest depends on the version.
+    stable = _ranges(
         [
-            kind != "Cn" and (kind[0] not in "LN" or before(chr(code))[0] == kind[0])
-            for code, kind in enumerate(kinds)
+            category != "Cn"
+            and (
+                category[0] not in "LN" or category_in_3_2(chr(code))[0] == category[0]
+            )
+            for code, category in enumerate(categories)
         ]
     )
     words = (
         rf" ?[{letters}]+|'(?:[stmd]|re|ve|ll)| ?[{numbers}]+"
         rf"| ?[^{_SPACE}{letters}{numbers}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
     )
-    is_known = re.compile(f"[{known}{_PICTOGRAPHS}]*").fullmatch
-    return re.compile(words).findall, is_known
+    is_stable = re.compile(f"[{stable}{_EMOJI}]*").fullmatch
+    return re.compile(words).findall, is_stable
 
 
 def _ranges(inside: Sequence[bool]) -> str:
-    """The characters for which it is true, as a class of a regular expression."""
+    """Returns the characters whose entry is true as ranges of a character class."""
     spans: list[str] = []
     code = 0
     for value, group in itertools.groupby(inside):

@@ -1,4 +1,4 @@
-"""Tasks in their order, done by several processes, their answers in the same order."""
+"""Runs the tasks of a preparation in several processes, with results in order."""
 
 import collections
 import concurrent.futures
@@ -13,7 +13,11 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 from jaxtyping import Int64
 
-from prompt_tuning.data.preparation.encoding_worker import Done, Task, TaskWorker
+from prompt_tuning.data.preparation.encoding_worker import (
+    EncodedRecords,
+    EncodingTask,
+    EncodingWorker,
+)
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import RecordIndex
@@ -21,14 +25,14 @@ from prompt_tuning.data.preparation.record_order import SPLIT_NAMES, RecordOrder
 
 TASK_BYTES = 1 << 20
 TASK_RECORDS = 1 << 12
-AHEAD = 2
-"""Tasks in the air for each process: one that is done, and one to wait for."""
+TASKS_PER_WORKER = 2
+"""Submitted tasks per process: one that is running, and one that waits."""
 
-_worker: TaskWorker | None = None
+_worker: EncodingWorker | None = None
 
 
 def available_cores() -> int:
-    """How many cores this process may use, or has where the system does not say."""
+    """Returns the number of cores that this process may use, or else of all cores."""
     if sys.version_info >= (3, 13):
         return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
@@ -37,28 +41,28 @@ def available_cores() -> int:
 
 
 class WorkerLostError(RuntimeError):
-    """A process ended in the middle of its work; what was done before is kept."""
+    """A worker process was killed; the work before the last checkpoint is kept."""
 
 
-def tasks(
+def split_tasks(
     order: RecordOrder, index: RecordIndex, split: int, position: int
-) -> Iterator[Task]:
-    """The tasks of all splits, from a position of one of them on.
+) -> Iterator[EncodingTask]:
+    """Yields the tasks of all splits, starting at a position of one of them.
 
-    How the records are cut into tasks changes nothing in the output.
+    The division of the records into tasks does not affect the output.
     """
     for number in range(split, len(SPLIT_NAMES)):
         first = position if number == split else 0
         while first < order.positions(number):
             records, positions, first = order.block(number, first)
-            places = index.read(records)
-            for start, stop in _cuts(places[:, 2]):
+            entries = index.read(records)
+            for start, stop in _task_bounds(entries[:, 2]):
                 after = int(positions[stop - 1]) + 1
-                yield Task(number, places[start:stop], after)
+                yield EncodingTask(number, entries[start:stop], after)
 
 
-def _cuts(sizes: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, int]]:
-    """From where to where records go into one task."""
+def _task_bounds(sizes: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, int]]:
+    """Yields the first record of each task and the one after its last."""
     ends, start = np.cumsum(sizes), 0
     while start < len(sizes):
         before = ends[start - 1] if start else 0
@@ -68,78 +72,83 @@ def _cuts(sizes: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def do_tasks(
-    work: Iterable[Task],
-    worker: TaskWorker,
+def run_tasks(
+    tasks: Iterable[EncodingTask],
+    worker: EncodingWorker,
     preparation: Preparation,
     files: Sequence[InputFile],
     workers: int,
-) -> Iterator[tuple[Task, Done]]:
-    """Does tasks; with one worker in this process, else in as many of their own.
+) -> Iterator[tuple[EncodingTask, EncodedRecords]]:
+    """Runs tasks in this process if there is one worker, else in other processes.
 
     Args:
-      work: the tasks.
-      worker: this process's own.
-      preparation: what the others make theirs of.
-      files: the same.
-      workers: how many processes.
+      tasks: the tasks.
+      worker: worker of this process.
+      preparation: settings from which other processes create a worker.
+      files: inputs from which other processes create a worker.
+      workers: number of processes.
+
+    Yields:
+      Each task with its result, in the order of the tasks.
 
     Raises:
-      WorkerLostError: if a process was killed, as for want of memory.
+      WorkerLostError: if a process was killed, for example for lack of memory.
     """
     if workers == 1:
-        for task in work:
+        for task in tasks:
             yield task, worker(task)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
         workers,
         multiprocessing.get_context("spawn"),
-        initializer=_begin,
+        initializer=_start_worker,
         initargs=(preparation, tuple(files)),
     )
     try:
-        yield from _in_order(pool, work, AHEAD * workers)
+        yield from _run_in_order(pool, tasks, TASKS_PER_WORKER * workers)
     except BrokenProcessPool as error:
         raise WorkerLostError(
-            "a worker process was killed, perhaps for want of memory: ask for fewer "
-            "--workers; the same command goes on where this one stopped"
+            "a worker process was killed, perhaps for lack of memory: reduce "
+            "--workers; the same command resumes where this one stopped"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _in_order(
-    pool: concurrent.futures.Executor, work: Iterable[Task], ahead: int
-) -> Iterator[tuple[Task, Done]]:
-    flying: collections.deque[tuple[Task, concurrent.futures.Future[Done]]]
-    flying = collections.deque()
-    for task in work:
-        flying.append((task, pool.submit(_do, task)))
-        if len(flying) > ahead:
-            first, future = flying.popleft()
+def _run_in_order(
+    pool: concurrent.futures.Executor, tasks: Iterable[EncodingTask], ahead: int
+) -> Iterator[tuple[EncodingTask, EncodedRecords]]:
+    pending: collections.deque[
+        tuple[EncodingTask, concurrent.futures.Future[EncodedRecords]]
+    ]
+    pending = collections.deque()
+    for task in tasks:
+        pending.append((task, pool.submit(_run_task, task)))
+        if len(pending) > ahead:
+            first, future = pending.popleft()
             yield first, future.result()
-    for first, future in flying:
+    for first, future in pending:
         yield first, future.result()
 
 
-def _begin(preparation: Preparation, files: Sequence[InputFile]) -> None:
+def _start_worker(preparation: Preparation, files: Sequence[InputFile]) -> None:
     global _worker
-    # An interruption is the parent's to answer.
+    # Ctrl-C reaches all processes; the parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The processes are the parallelism; threads of each would only stand in their way.
+    # The processes already use all cores; threads inside them would compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = TaskWorker(preparation, files)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _worker = EncodingWorker(preparation, files)
 
 
-def _end_with_parent() -> None:
-    """A parent that is killed leaves no process behind."""
+def _exit_with_parent() -> None:
+    """Ends this process when its parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _do(task: Task) -> Done:
+def _run_task(task: EncodingTask) -> EncodedRecords:
     assert _worker is not None
     return _worker(task)

@@ -10,7 +10,7 @@ from prompt_tuning.data.preparation.chat_templates import (
     ChatTemplate,
     read_chat_template,
 )
-from prompt_tuning.data.preparation.example_encoder import ArticleMaker
+from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.preparation_settings import (
     TextFormat,
     TokenizerChoice,
@@ -34,7 +34,7 @@ def talk(*texts):
 
 
 def test_answers_and_what_closes_them_are_learned():
-    runs = chat(CHAT).runs(talk("hi", "yes", "and?", "no"), "here")
+    runs = chat(CHAT).render(talk("hi", "yes", "and?", "no"), "here")
     assert runs == [
         ("<|user|>\nhi" + EOS + "\n<|assistant|>\n", 0),
         ("yes" + EOS + "\n", 1),
@@ -55,7 +55,7 @@ def test_answers_and_what_closes_them_are_learned():
     ],
 )
 def test_no_text_is_taken_for_a_mark(text):
-    runs = chat(CHAT).runs(talk(text, "yes", text, text), "here")
+    runs = chat(CHAT).render(talk(text, "yes", text, text), "here")
     assert "".join(run for run, kind in runs if kind == 1) == (
         f"yes{EOS}\n{text}{EOS}\n"
     )
@@ -69,13 +69,13 @@ def test_a_template_that_changes_what_it_wrote_is_refused():
         "{% for m in messages %}{{ m.content if loop.last else '...' }}{% endfor %}"
     )
     with pytest.raises(InputError, match=r"here: with message 2 the chat template wr"):
-        chat(source).runs(talk("hi", "yes"), "here")
+        chat(source).render(talk("hi", "yes"), "here")
 
 
 def test_what_a_template_refuses_is_named():
     source = "{{ raise_exception('only users') }}"
-    with pytest.raises(InputError, match="does not take these messages: only users"):
-        chat(source).runs(talk("hi", "yes"), "here")
+    with pytest.raises(InputError, match="does not accept these messages: only users"):
+        chat(source).render(talk("hi", "yes"), "here")
     with pytest.raises(InputError, match="is not jinja2"):
         chat("{% for %}").check()
 
@@ -87,14 +87,14 @@ def test_the_dialect_of_templates():
         "    {%- generation %}{{ m.content | tojson }}{% endgeneration %}\n"
         "{%- endfor %}"
     )
-    runs = chat(source, bos_token="<s>").runs(talk("<é>", "b"), "here")
+    runs = chat(source, bos_token="<s>").render(talk("<é>", "b"), "here")
     assert runs == [('<s>"<é>"', 0), ('"b"', 1)]
 
 
 def test_the_sandbox_keeps_templates_from_the_machine():
     source = "{{ messages.__class__.__mro__ }}"
-    with pytest.raises(InputError, match="does not take these messages"):
-        chat(source).runs(talk("a", "b"), "here")
+    with pytest.raises(InputError, match="does not accept these messages"):
+        chat(source).render(talk("a", "b"), "here")
 
 
 def test_where_a_template_is_found(tmp_path):
@@ -143,7 +143,7 @@ def test_a_tokenizer_without_a_config_names_its_own_tokens():
 
 
 def rendered(source, **fields):
-    ((text, _), *_) = ChatTemplate(source, {}, "a test", **fields).runs(
+    ((text, _), *_) = ChatTemplate(source, {}, "a test", **fields).render(
         [{"role": "user", "content": "hi", "name": None}], "here"
     )
     return text
@@ -171,7 +171,7 @@ def test_a_template_is_told_one_date():
     assert rendered(source) in {
         day.strftime("%d %b %Y") for day in (before, datetime.date.today())
     }
-    assert chat(source).asks_the_date and not chat(CHAT).asks_the_date
+    assert chat(source).uses_date and not chat(CHAT).uses_date
 
 
 @pytest.mark.parametrize(
@@ -189,53 +189,53 @@ def test_whatever_a_template_raises_is_named(source, message):
         rendered(source)
 
 
-def maker(folder, **text):
+def chat_encoder(folder, **text):
     choice = TokenizerChoice(str(folder))
     tokenizer = open_tokenizer(choice)
     template = read_chat_template(folder, None, special_texts(choice, tokenizer))
-    return ArticleMaker(TextFormat(chat=True, **text), tokenizer, template)
+    return ExampleEncoder(TextFormat(chat=True, **text), tokenizer, template)
 
 
 def test_messages_after_the_last_answer_are_left_out(tmp_path):
     """As generative_data_prep leaves out a pair whose completion is empty."""
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    made = maker(folder)
+    encoder = chat_encoder(folder)
     answered, asking = talk("hi", "yes"), talk("hi", "yes", "and?")
-    one, other = (made.passages(Record((), tuple(m)), "") for m in (answered, asking))
+    one, other = (encoder.render(Record((), tuple(m)), "") for m in (answered, asking))
     assert one == other != []
-    kept = maker(folder, keep_prompt_only=True)
-    (passage,) = kept.passages(Record((), tuple(asking)), "")
-    assert passage.runs[-1] == ("<|user|>\nand?" + EOS, 0)
+    kept = chat_encoder(folder, keep_prompt_only=True)
+    (rendered,) = kept.render(Record((), tuple(asking)), "")
+    assert rendered.parts[-1] == ("<|user|>\nand?" + EOS, 0)
 
 
 def test_a_conversation_ends_with_one_separator(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    made = maker(folder)
+    encoder = chat_encoder(folder)
     tokenizer = load_tokenizer(folder)
     assert tokenizer.eos_id is not None
     record = Record((Turn("hi", "yes"), Turn("and?", "no")))
-    passages = made.passages(record, "here")
-    ((article,),) = made.articles([passages])
-    assert article.token_types[-1] == 3 and article.token_types.count(3) == 1
-    assert article.input_ids[-1] == tokenizer.eos_id
+    texts = encoder.render(record, "here")
+    ((example,),) = encoder.encode([texts])
+    assert example.token_types[-1] == 3 and example.token_types.count(3) == 1
+    assert example.input_ids[-1] == tokenizer.eos_id
     # The first answer is closed by a token that is learned as its text is.
-    assert article.input_ids.count(tokenizer.eos_id) == 4
-    learned = zip(article.input_ids, article.token_types, strict=True)
+    assert example.input_ids.count(tokenizer.eos_id) == 4
+    learned = zip(example.input_ids, example.token_types, strict=True)
     assert tokenizer.decode(i for i, kind in learned if kind) == "yes\nno"
 
 
 def test_messages_and_pairs_are_the_same(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    made = maker(folder)
+    encoder = chat_encoder(folder)
     pairs = Record((Turn("hi", "yes"),))
     messages = Record((), tuple(talk("hi", "yes")))
-    assert made.passages(pairs, "") == made.passages(messages, "")
-    assert made.passages(Record((), tuple(talk("hi"))), "") == []
+    assert encoder.render(pairs, "") == encoder.render(messages, "")
+    assert encoder.render(Record((), tuple(talk("hi"))), "") == []
 
 
 def test_pairs_of_their_own_are_conversations_of_their_own(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    made = maker(folder, attention_boundary="pair", packing_boundary="pair")
+    encoder = chat_encoder(folder, attention_boundary="pair", packing_boundary="pair")
     record = Record((Turn("hi", "yes"), Turn("and?", "no")))
-    (articles,) = made.articles([made.passages(record, "")])
-    assert [article.token_types[-1] for article in articles] == [3, 3]
+    (examples,) = encoder.encode([encoder.render(record, "")])
+    assert [example.token_types[-1] for example in examples] == [3, 3]

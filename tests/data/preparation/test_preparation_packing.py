@@ -1,4 +1,4 @@
-"""Packing against a packer that is written article by article, and by hand."""
+"""Packing against a packer that is written example by example, and by hand."""
 
 import itertools
 
@@ -17,11 +17,11 @@ def joined(lists):
     return list(itertools.chain.from_iterable(lists))
 
 
-def packed(choice, articles, *, batches=1):
+def packed(choice, examples, *, batches=1):
     packer = Packer(parse_packing(choice), LENGTH, np.array([PADDING], np.int32))
     rows = []
-    for part in np.array_split(np.arange(len(articles)), batches):
-        chosen = [articles[i] for i in part]
+    for part in np.array_split(np.arange(len(examples)), batches):
+        chosen = [examples[i] for i in part]
         tokens = np.array([joined(chosen)], np.int32).reshape(1, -1)
         lengths = np.array([len(each) for each in chosen], np.int64)
         rows += [row for full in packer.add(tokens, lengths) for row in full[0]]
@@ -29,44 +29,44 @@ def packed(choice, articles, *, batches=1):
     return [row.tolist() for row in rows], packer
 
 
-def by_hand(choice, articles):
+def by_hand(choice, examples):
     how, _, overflow = choice.partition("::")
     if how == "full":
-        flat = joined(articles)
+        flat = joined(examples)
         rows = [flat[at : at + LENGTH] for at in range(0, len(flat), LENGTH)]
         return [row + [PADDING] * (LENGTH - len(row)) for row in rows]
     rows = []
-    for article in articles:
-        if len(article) > LENGTH:
+    for example in examples:
+        if len(example) > LENGTH:
             if overflow == "drop":
                 continue
             cut = {"truncate_left": slice(-LENGTH, None), "truncate_right": slice(5)}
-            article = article[cut[overflow]]
-        if how == "greedy" and rows and len(rows[-1]) + len(article) <= LENGTH:
-            rows[-1] = rows[-1] + article
+            example = example[cut[overflow]]
+        if how == "greedy" and rows and len(rows[-1]) + len(example) <= LENGTH:
+            rows[-1] = rows[-1] + example
         else:
-            rows.append(article)
+            rows.append(example)
     return [row + [PADDING] * (LENGTH - len(row)) for row in rows]
 
 
 @pytest.mark.parametrize("choice", PACKINGS)
-def test_every_choice_packs_as_article_by_article(choice):
+def test_every_choice_packs_as_example_by_example(choice):
     random = np.random.default_rng(0)
     for _ in range(60):
         sizes = random.integers(1, 9, size=random.integers(0, 14))
         tokens = iter(range(1000))
-        articles = [[next(tokens) for _ in range(size)] for size in sizes]
-        expected = by_hand(choice, articles)
+        examples = [[next(tokens) for _ in range(size)] for size in sizes]
+        expected = by_hand(choice, examples)
         for batches in (1, 3):
-            rows, _ = packed(choice, articles, batches=batches)
+            rows, _ = packed(choice, examples, batches=batches)
             assert rows == expected
 
 
 def test_what_does_not_fit_is_counted():
-    articles = [[1] * 7, [2] * 3, [3] * 9]
-    _, dropping = packed("greedy::drop", articles)
+    examples = [[1] * 7, [2] * 3, [3] * 9]
+    _, dropping = packed("greedy::drop", examples)
     assert dropping.dropped.tolist() == [2, 16]
-    _, cutting = packed("single::truncate_left", articles)
+    _, cutting = packed("single::truncate_left", examples)
     assert cutting.truncated.tolist() == [2, 6]
     assert not cutting.dropped.any()
 

@@ -26,9 +26,9 @@ from prompt_tuning.data.preparation.preparation_settings import (
 )
 from prompt_tuning.data.preparation.scratch_directory import (
     open_scratch,
-    scratch_folder,
+    scratch_path,
 )
-from prompt_tuning.data.preparation.worker_pool import do_tasks
+from prompt_tuning.data.preparation.worker_pool import run_tasks
 from tests.support.prepared_files import snapshot
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
@@ -88,25 +88,25 @@ def test_wherever_it_stops_the_bytes_are_the_same(
     output = tmp_path / "out"
 
     def stopped(*arguments):
-        for number, answer in enumerate(do_tasks(*arguments)):
+        for number, answer in enumerate(run_tasks(*arguments)):
             if number == after:
                 raise Killed
             yield answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "do_tasks", stopped)
+        patch.setattr(module, "run_tasks", stopped)
         with pytest.raises(Killed):
             prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
-    assert not output.exists() and scratch_folder(output).exists()
+    assert not output.exists() and scratch_path(output).exists()
     resumed = 0
 
     def counted(*arguments):
         nonlocal resumed
-        for answer in do_tasks(*arguments):
+        for answer in run_tasks(*arguments):
             resumed += 1
             yield answer
 
-    monkeypatch.setattr(module, "do_tasks", counted)
+    monkeypatch.setattr(module, "run_tasks", counted)
     prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
     assert snapshot(output) == whole
     assert list(tmp_path.iterdir()) == [output]
@@ -123,7 +123,7 @@ def test_what_was_written_after_the_checkpoint_is_written_again(
         nonlocal saves
         saves += 1
         if saves == 3:
-            for log in scratch_folder(output).glob("*.log"):
+            for log in scratch_path(output).glob("*.log"):
                 with log.open("ab") as file:
                     file.write(b"torn")
             raise Killed
@@ -145,13 +145,13 @@ def test_another_preparation_is_not_lost_unasked(inputs, tmp_path, monkeypatch):
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "do_tasks", stopped)
+        patch.setattr(module, "run_tasks", stopped)
         with pytest.raises(Killed):
             prepare(preparation(inputs, output), workers=1)
     longer = preparation(inputs, output, length=128)
-    with pytest.raises(InputError, match="of other settings or of inputs that have"):
+    with pytest.raises(InputError, match="other settings or with inputs that have"):
         prepare(longer, workers=1)
-    assert scratch_folder(output).exists()
+    assert scratch_path(output).exists()
     prepare(longer, workers=1, force=True)
     assert list(tmp_path.iterdir()) == [output]
 
@@ -167,7 +167,7 @@ def test_it_goes_on_beside_its_own_tokenizer(inputs, whole, tmp_path, monkeypatc
     choice = TokenizerChoice(str(folder))
     asked = preparation(inputs, folder / "out", tokenizer=choice)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "do_tasks", _stopped)
+        patch.setattr(module, "run_tasks", _stopped)
         with pytest.raises(Killed):
             prepare(asked, workers=1)
     (folder / "notes.txt").write_text("mine")
@@ -194,7 +194,7 @@ def test_a_template_is_told_the_day_on_which_the_work_began(
     assert first["train_1_of_3.hdf5"] != second["train_1_of_3.hdf5"]
     at(monday)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "do_tasks", _stopped)
+        patch.setattr(module, "run_tasks", _stopped)
         with pytest.raises(Killed):
             prepare(asked("out", None), workers=1)
     at(tuesday)
@@ -216,12 +216,12 @@ def test_a_changed_template_or_sibling_begins_anew(
         text=TextFormat(chat=True, chat_template=str(template)),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(module, "do_tasks", _stopped)
+        patch.setattr(module, "run_tasks", _stopped)
         with pytest.raises(Killed):
             prepare(asked, workers=1)
     file = folder / changed
     file.write_text(file.read_text() + "\n")
-    with pytest.raises(InputError, match="of other settings or of inputs that have"):
+    with pytest.raises(InputError, match="other settings or with inputs that have"):
         prepare(asked, workers=1)
 
 
@@ -242,7 +242,7 @@ def test_a_killed_command_goes_on_and_leaves_no_process(inputs, whole, tmp_path)
     command += ["--packing", "greedy::truncate_left", "--on_malformed", "skip"]
     command += ["--dev", "100", "--test", "0.02", "--train_files", "3", "--shuffle"]
     command += ["--workers", "2"]
-    index = scratch_folder(output) / "index"
+    index = scratch_path(output) / "index"
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         while not index.exists() and process.poll() is None:
             time.sleep(0.005)

@@ -82,9 +82,9 @@ def skipped(output):
 BAD_FILES = {
     "a.jsonl": (b"", "is empty"),
     "b.jsonl": (b"\n \n", "no line with text"),
-    "c.jsonl": ('{"completion": "a"}\n'.encode("utf-16"), "begins as UTF-16 does"),
+    "c.jsonl": ('{"completion": "a"}\n'.encode("utf-16"), "byte order mark of UTF-16"),
     "d.csv": (b"prompt,completion\n", "no row below its header"),
-    "e.csv": (b"completion,completion\na,b\n", "a name of its own for each"),
+    "e.csv": (b"completion,completion\na,b\n", "a unique name for each"),
     "f.csv": (b'"completion\na\n', "line 1: a quote is opened and never closed"),
     "g.csv": (b"completion,\xe9\na,b\n", "not UTF-8"),
 }
@@ -125,8 +125,12 @@ def test_rows_and_lines_that_cannot_be_read_are_named_or_skipped(
     monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 60)
     for name, bad, message in [
         ("a.csv", 'a,"b', "a quote is opened and never closed"),
-        ("b.csv", "a," + "b" * 60, "a record of 63 bytes, expected one to a line"),
-        ("c.txt", "c" * 61, "a record of 62 bytes"),
+        (
+            "b.csv",
+            "a," + "b" * 60,
+            "found a record of 63 bytes, expected one",
+        ),
+        ("c.txt", "c" * 61, "found a record of 62 bytes"),
     ]:
         lines = ["prompt,completion", "one,1", bad, "two,2", "three,3"]
         source = tmp_path / name
@@ -181,7 +185,7 @@ def test_other_encodings_are_named(tmp_path, make):
     with pytest.raises(InputError, match=r"line 2: byte 20 .* is 0xe9.*not UTF-8"):
         make(source)
     source.write_bytes('{"completion": "a"}\n'.encode("utf-16"))
-    with pytest.raises(InputError, match="begins as UTF-16 does"):
+    with pytest.raises(InputError, match="byte order mark of UTF-16"):
         make(source)
     source.write_bytes(b'\xef\xbb\xbf{"completion": "a"}\n')
     assert make(source).is_dir()
@@ -225,7 +229,7 @@ def test_inputs_that_hold_nothing_are_refused(tmp_path, make):
     with pytest.raises(InputError, match="nothing is left in the train split"):
         make(empty)
     write_jsonl(empty, *pairs(2))
-    with pytest.raises(InputError, match=r"2 sequences.*fewer --train_files"):
+    with pytest.raises(InputError, match=r"2 sequences.*reduce --train_files"):
         make(empty, packing="single::drop", splits=Splits(train_files=3))
     with pytest.raises(InputError, match="there is no such file"):
         make(tmp_path / "missing.jsonl")
@@ -248,7 +252,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path, make):
     with pytest.raises(InputError, match="line 2: a quote is opened and never closed"):
         make(table, record=record)
     table.write_text("text,text\na,b\n")
-    with pytest.raises(InputError, match="a name of its own for each"):
+    with pytest.raises(InputError, match="a unique name for each"):
         make(table, record=record)
 
 
@@ -268,7 +272,7 @@ def test_an_output_that_is_there_is_not_touched(tmp_path, make, tokenizer):
     (output / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"contains notes\.txt, which would be lost"):
         prepare(longer, workers=1, force=True)
-    with pytest.raises(InputError, match="lies in the input folder"):
+    with pytest.raises(InputError, match="is inside the input folder"):
         make(tmp_path)
 
 

@@ -71,9 +71,9 @@ def test_shuffling_holds_out_the_same_records():
 
 
 def test_shares_are_ratios_or_counts():
-    assert parse_share("0.25", "--dev").of(200) == 50
-    assert parse_share("25", "--dev").of(200) == 25
-    assert parse_share("0", "--dev").of(200) == 0
+    assert parse_share("0.25", "--dev").resolve(200) == 50
+    assert parse_share("25", "--dev").resolve(200) == 25
+    assert parse_share("0", "--dev").resolve(200) == 0
     for wrong in ("1.5", "-0.1", "nan", "some"):
         with pytest.raises(InputError, match="--dev is"):
             parse_share(wrong, "--dev")

@@ -11,7 +11,11 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation import record_spans
-from prompt_tuning.data.preparation.input_files import InputFile, cells, input_files
+from prompt_tuning.data.preparation.input_files import (
+    InputFile,
+    find_input_files,
+    parse_row,
+)
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
 from tests.support.prepared_files import texts
@@ -23,12 +27,12 @@ def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
     table = tmp_path / f"table{suffix}"
     delimiter = {".csv": b",", ".tsv": b"\t"}[suffix]
     table.write_bytes(delimiter.join([b"a", b"b"]) + b"\n" + content)
-    (file,) = input_files([str(table)], RecordFormat())
+    (file,) = find_input_files([str(table)], RecordFormat())
     write_index([file], tmp_path / "index", lambda read: None)
     index = RecordIndex(tmp_path / "index")
     whole = table.read_bytes()
     return [
-        cells(file, whole[start : start + size], f"line {line}")
+        parse_row(file, whole[start : start + size], f"line {line}")
         for _, start, size, line in index.read(np.arange(len(index))).tolist()
     ]
 
@@ -79,8 +83,8 @@ def test_rows_are_those_of_the_csv_module(tmp_path, suffix, delimiter):
 def test_a_record_of_two_rows_is_refused():
     file = InputFile(Path("a.csv"), ("a", "b"))
     with pytest.raises(InputError, match="line 2: found more than one row"):
-        cells(file, b"a,b\rc,d\n", "line 2")
-    assert cells(file, b'a,"b\rc"\r\n', "line 2") == ["a", "b\rc"]
+        parse_row(file, b"a,b\rc,d\n", "line 2")
+    assert parse_row(file, b'a,"b\rc"\r\n', "line 2") == ["a", "b\rc"]
 
 
 def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):
@@ -96,7 +100,7 @@ def found(tmp_path, content: bytes) -> list[bytes]:
     table = tmp_path / "table.csv"
     table.write_bytes(content)
     told: list[bytes] = []
-    lying = list(record_spans.spans(table, b",", told.append))
+    lying = list(record_spans.find_spans(table, b",", told.append))
     assert b"".join(told) == content
     assert [content[: span.start].count(b"\n") + 1 for span in lying] == [
         span.line for span in lying
@@ -114,7 +118,7 @@ def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path):
 
 def test_records_longer_than_the_longest_stand_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 16)
-    monkeypatch.setattr(record_spans, "_PIECE", 5)
+    monkeypatch.setattr(record_spans, "_READ_SIZE", 5)
     short, long = [b'a,"b\nc"\n', b"d,e\n"], b"x" * 40 + b"\n"
     assert found(tmp_path, short[0] + long + short[1]) == [short[0], long, short[1]]
     assert found(tmp_path, short[1] + b"x" * 40) == [short[1], b"x" * 40]

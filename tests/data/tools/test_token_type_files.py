@@ -102,7 +102,7 @@ def test_tokens_may_be_written_as_text(tmp_path, files):
 )
 def test_an_option_that_a_rule_does_not_use_is_refused(rows, capsys, rule):
     assert run(rows, *rule, "--learn_others") == 2
-    assert "--learn_others is of articles without a token" in capsys.readouterr().err
+    assert "--learn_others applies only with --until_last" in capsys.readouterr().err
 
 
 def test_types_that_are_there_are_replaced_only_when_asked(rows, capsys):
@@ -129,7 +129,7 @@ def test_lengths_come_as_a_number_or_as_a_file(rows, tmp_path, capsys):
     assert run(rows, "--lengths", tmp_path / "lengths.npy", *ends) == 0
     assert read(rows)["token_type_ids"] == EXPECTED
     assert run(rows, "--lengths", 5, *ends[2:], "--replace") == 0
-    assert "3 rows have nothing to learn" in capsys.readouterr().out
+    assert "3 rows have no learned token" in capsys.readouterr().out
 
 
 def test_rows_of_several_blocks_are_all_typed(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
     np.save(tmp_path / "real.npy", np.zeros((3, 5)))
     found = refused(capsys, rows, "--array", tmp_path / "real.npy")
     assert "holds float64, expected an array of integers" in found
-    assert "is no number" in refused(capsys, rows, "--until_last", "SEP")
+    assert "is not a number" in refused(capsys, rows, "--until_last", "SEP")
     assert "named twice" in refused(capsys, rows, rows, "--all_completion")
     (tmp_path / "text.hdf5").write_text("id,text\n")
     found = refused(capsys, tmp_path / "text.hdf5", "--all_completion")

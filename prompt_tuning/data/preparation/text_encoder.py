@@ -1,0 +1,68 @@
+"""Encodes many texts at once."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.data.preparation.word_encoder import word_encoder
+from prompt_tuning.data.text.tokenizers import (
+    HuggingFaceTokenizer,
+    Tokenizer,
+    continued_runs,
+)
+
+_PROBES = (" ", "\n", "\t")
+
+TextParts = Sequence[str]
+"""Consecutive parts of one continuous text."""
+
+
+class TextEncoder:
+    """Encodes the parts of many texts in one call.
+
+    Args:
+      tokenizer: tokenizer to encode with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._independent = _encodes_parts_independently(tokenizer)
+        self._words = None
+        if self._independent:
+            assert isinstance(tokenizer, HuggingFaceTokenizer)
+            self._words = word_encoder(tokenizer.tokenizer)
+
+    def __call__(self, texts: Sequence[TextParts]) -> list[list[list[int]]]:
+        """Returns the ids of each part of each text.
+
+        Raises:
+          InputError: if a text cannot be encoded.
+        """
+        if not self._independent:
+            return [continued_runs(self._tokenizer, parts) for parts in texts]
+        if self._words is not None:
+            return [[self._word_ids(part) for part in parts] for parts in texts]
+        assert isinstance(self._tokenizer, HuggingFaceTokenizer)
+        flat = [part for parts in texts for part in parts]
+        ids = iter(self._tokenizer.encode_many(flat))
+        return [[next(ids) for _ in parts] for parts in texts]
+
+    def _word_ids(self, text: str) -> list[int]:
+        assert self._words is not None
+        try:
+            return self._words(text)
+        # The library raises nothing narrower; `encode` raises a better message.
+        except Exception:
+            return self._tokenizer.encode(text)
+
+
+def _encodes_parts_independently(tokenizer: Tokenizer) -> bool:
+    """Whether a part's ids do not depend on its neighbors and keep all its spaces.
+
+    Then the parts of all texts can be encoded in any order. This holds for byte-level
+    BPE, but not for a tokenizer that prepends a space or drops a trailing one.
+    """
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return False
+    alone = tokenizer.encode("a")
+    return tokenizer.encode_continuation("a") == alone and all(
+        tokenizer.encode("a" + space) != alone for space in _PROBES
+    )
