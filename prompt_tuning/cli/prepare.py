@@ -182,6 +182,16 @@ def _add_text_options(group) -> None:
         help="keep the spaces of the data; by default exactly one space separates a "
         "prompt from its completion, and starts a completion without a prompt",
     )
+    _add_chat_options(group)
+    group.add_argument(
+        "--special_tokens",
+        metavar="JSON",
+        help='a JSON object, or a file with one: {"eos_token": "...", "pad_token": '
+        '"...", "bos_token": "...", "additional_special_tokens": ["..."]}',
+    )
+
+
+def _add_chat_options(group) -> None:
     group.add_argument(
         "--chat",
         action="store_true",
@@ -196,12 +206,6 @@ def _add_text_options(group) -> None:
         metavar="DAY",
         help="date for a template that uses the current date (strftime_now), such as "
         "2026-07-26 (default: today, recorded in metadata.yaml)",
-    )
-    group.add_argument(
-        "--special_tokens",
-        metavar="JSON",
-        help='a JSON object, or a file with one: {"eos_token": "...", "pad_token": '
-        '"...", "bos_token": "...", "additional_special_tokens": ["..."]}',
     )
 
 

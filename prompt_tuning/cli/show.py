@@ -121,7 +121,7 @@ def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
       count: number of rows in the file.
 
     Raises:
-      InputError: if a range is invalid, or there is no such row.
+      InputError: if a range is invalid or outside the file.
     """
     if ranges is None:
         return list(range(min(FIRST_ROWS, count)))

@@ -174,7 +174,7 @@ def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
     """Returns the id of a token given as a number or as text.
 
     Raises:
-      InputError: if a text is not one token, or there is no tokenizer to encode it.
+      InputError: if a text is not one token, or a text needs a tokenizer.
     """
     if token.isdecimal():
         return int(token)

@@ -220,7 +220,7 @@ def read_chat_template(
       date: see `ChatTemplate`.
 
     Raises:
-      InputError: if there is no template, or it is not jinja2.
+      InputError: if the template is missing or not jinja2.
     """
     folder_file = folder / TEMPLATE_FILE
     if file is None and folder_file.is_file():

@@ -2,7 +2,7 @@
 
 A rendered text is encoded as one continuous text and closed with EOS. It is one turn,
 or a whole conversation if a chat template renders it. An example has one rendered text,
-or all those of its record.
+or all rendered texts of its record.
 """
 
 import dataclasses
@@ -67,8 +67,8 @@ class ExampleEncoder:
         """Renders a record; returns an empty list if it has no completion.
 
         Raises:
-          InputError: if the record holds messages and there is no chat template, or
-            the template rejects it.
+          InputError: if the record holds messages but no chat template is used, or the
+            template rejects it.
         """
         if record.messages is not None:
             if self._chat is None:

@@ -90,7 +90,7 @@ def write_output(
       contents: what to write.
       scratch: directory with the logs of the sequences.
       folder: the empty folder.
-      reporter: receives the progress, and a line if there are no plots.
+      reporter: receives the progress, and a line if no plots are written.
     """
     preparation = contents.preparation
     for split in contents.finished:
@@ -132,7 +132,7 @@ def _write_split(
 
 
 def _write_skipped(problems: Sequence[str], log: Path, target: Path) -> None:
-    """Writes the problems of skipped files, then those of skipped records."""
+    """Writes the problems of skipped files, then of skipped records."""
     with target.open("wb") as file, log.open("rb") as records:
         file.writelines(map(skipped_line, problems))
         shutil.copyfileobj(records, file)

@@ -1,10 +1,11 @@
 """Runs a preparation from its inputs to its output; it can be interrupted anytime."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,18 +115,24 @@ def prepare(
             return output
         _check_output(output, force)
         _check_scratch(scratch, identity, force)
-        stages = _PreparationStages(
-            preparation, files, scratch, reporter or SilentReporter(), workers
-        )
-        try:
+        reporter = reporter or SilentReporter()
+        stages = _PreparationStages(preparation, files, scratch, reporter, workers)
+        with _removing(scratch):
             stages.run(identity, worker, checkpoint_seconds)
             _check_output(output, force)
-        except InputError:
-            scratch.remove()
-            raise
-        scratch.publish()
-        scratch.remove()
+            scratch.publish()
     return output
+
+
+@contextlib.contextmanager
+def _removing(scratch: ScratchDirectory) -> Iterator[None]:
+    """Removes the scratch directory afterwards, unless the block was interrupted."""
+    try:
+        yield
+    except InputError:
+        scratch.remove()
+        raise
+    scratch.remove()
 
 
 def _identity(

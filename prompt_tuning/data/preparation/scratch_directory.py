@@ -1,7 +1,7 @@
 """The scratch directory next to an output, in which the output is built.
 
 All files are written there, and the output appears by a single rename. A process that
-is killed leaves the directory behind; the next one resumes from its last checkpoint if
+is killed leaves the directory there; the next one resumes from its last checkpoint if
 the settings and the inputs are unchanged.
 """
 

@@ -80,7 +80,7 @@ class SequenceLog:
           length: `L`, tokens per sequence.
           size: size of the file at the checkpoint to resume from.
           rows: number of sequences at the checkpoint.
-          buffer: those of them that are not in the file.
+          buffer: sequences at the checkpoint that are not in the file.
         """
         self._log = AppendLog(path, size)
         self.rows = rows
