@@ -1,4 +1,4 @@
-"""The command `prompt-tuning prepare`, as a user types it."""
+"""The command `prompt-tuning prepare`, run with arguments as a user types them."""
 
 import json
 import subprocess
@@ -90,7 +90,7 @@ def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
     options += ("single::drop", "--length", "128")
     assert prepare(files, *options, "--chat_template", str(template)) == 0
     found = columns(files / "out/train_1_of_1.hdf5")["input_ids"].ravel().tolist()
-    # 30 pairs, each of a question and an answer, behind a vocabulary of 262.
+    # 30 pairs of two messages; the new tokens follow a vocabulary of 262.
     assert (found.count(262), found.count(263)) == (60, 60)
 
 

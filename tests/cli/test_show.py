@@ -1,4 +1,4 @@
-"""Rows as text: what each token is and weighs, with colours and without."""
+"""Rows shown as text with token types and loss weights, with and without colors."""
 
 import io
 import json
@@ -109,7 +109,7 @@ def test_colours_say_types_and_how_strong_they_are_weights():
     by_text = {text: code.split(";") for code, text in codes.items()}
     assert by_text["given"][0] == "2" and by_text["half"][0] == "3"
     assert by_text["said"][0] == "1" and by_text["twice"][:2] == ["1", "4"]
-    # Neighbours have two shades of one colour, types have others.
+    # Neighboring tokens have two shades of one color, and each type its own color.
     assert len({tuple(code[-3:]) for code in by_text.values()}) == 4
 
 

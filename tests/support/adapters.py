@@ -1,4 +1,4 @@
-"""Our models with an adapter of any kind, and PEFT's with the same.
+"""Models with an adapter of any kind, and PEFT's models with the same adapter.
 
 PEFT runs here, or in the interpreter that the environment variable PEFT_PYTHON names.
 """
@@ -38,11 +38,11 @@ needs_peft = pytest.mark.skipif(
 
 
 def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What PEFT makes of each job; see `tests/peft_logits.py`."""
+    """Returns PEFT's logits for each job; see `tests/support/peft_logits.py`."""
     given, made = folder / "jobs.json", folder / "logits.npz"
     given.write_text(json.dumps(jobs, default=str))
     script = Path(__file__).with_name("peft_logits.py")
-    # Warnings of libraries that are not ours are no errors of ours.
+    # Warnings of other libraries must not fail the test.
     command = [PYTHON, "-W", "ignore", str(script), str(given), str(made)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -50,14 +50,14 @@ def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _numbers(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers that matter, but not so large that a softmax multiplies rounding."""
+    """Random values, small enough that a softmax does not amplify rounding."""
     random = np.random.default_rng(zlib.crc32(path.encode()))
     made = random.standard_normal(shape).astype(np.float32)
     return 1 + 0.5 * made if "ia3" in path else made * (0.2 if "lora" in path else 0.5)
 
 
 def random_adapter(config: ModelConfig, kind: str, part: str = "") -> Adapter:
-    """An adapter of every projection whose path has `part` in it, or a prompt."""
+    """Creates an adapter for every projection with `part` in its path, or a prompt."""
     first = "encoder" if config.encoder_layers else "decoder"
     cache = (config.key_value_heads, config.head_width)
     shapes: dict = {
@@ -95,7 +95,7 @@ def random_adapter(config: ModelConfig, kind: str, part: str = "") -> Adapter:
 
 
 def restored(base: Path, adapter: Adapter | None):
-    """Structure and parameters of a folder's model with an adapter."""
+    """Returns the graph and parameters of a folder's model with an adapter."""
     source = Pretrained(checkpoint=str(base))
     tuning = tuning_of(adapter, open_checkpoint(source)[0]) if adapter else None
     model = open_pretrained(source, tuning, key=jax.random.key(0))
@@ -107,9 +107,9 @@ def restored(base: Path, adapter: Adapter | None):
 
 
 def batch_of(tokens: Mapping[str, np.ndarray], task_ids=None) -> Batch:
-    """Rows of PEFT's form as a batch that asks for every position.
+    """Converts PEFT's inputs to a batch with a loss position for every token.
 
-    Of a decoder-only row these are the targets 1 to T, of which T is one past the end.
+    For a decoder-only model the positions are 1 to T, and T is one past the end.
     """
     lengths = tokens["attention_mask"].sum(1)
     given = targets = tokens["input_ids"]
@@ -132,13 +132,13 @@ def batch_of(tokens: Mapping[str, np.ndarray], task_ids=None) -> Batch:
 
 @functools.partial(jax.jit, static_argnames="graph")
 def our_logits(parameters, batch, *, graph):
-    """Scores at the positions that a batch asks for."""
+    """Returns the logits at a batch's loss positions."""
     model = cast(LanguageModel, merge(graph, parameters))
     return model.logits(model.hidden(batch))
 
 
 def assert_same_logits(ours, theirs, tokens) -> None:
-    """Compares at positions that are no padding; PEFT has logits of prompts too."""
+    """Compares logits except at padding; PEFT also returns those of the prompt."""
     theirs = theirs[:, -ours.shape[1] :]
     real = np.ones(ours.shape[:2], bool)
     if "labels" not in tokens:

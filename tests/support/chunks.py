@@ -1,4 +1,4 @@
-"""Cross-entropy of few positions at a time, so that small arrays are cut up too."""
+"""Makes cross-entropy use small chunks, so that small arrays are chunked too."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from prompt_tuning.losses import cross_entropy
 
 
 def chunked(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Lets a chunk have so many rows, however small the vocabulary."""
+    """Sets the number of rows of a chunk, regardless of the vocabulary's size."""
     monkeypatch.setattr(cross_entropy, "LARGEST_CHUNK", 1)
     monkeypatch.setattr(cross_entropy, "FEWEST_ROWS", rows)

@@ -1,4 +1,4 @@
-"""Small models with every parameter random, and batches of rows written by hand."""
+"""Small models with random parameters, and batches of handwritten rows."""
 
 import dataclasses
 import functools
@@ -74,12 +74,12 @@ FAMILIES = {
 
 
 def with_dropout(config: ModelConfig, rate: float = 0.3) -> ModelConfig:
-    """The config with dropout in training."""
+    """Returns the config with dropout during training."""
     return dataclasses.replace(config, dropout_rate=rate)
 
 
 class LetterTokenizer:
-    """`a` is token 0, `b` is 1, and so on; a space gives nothing."""
+    """Maps `a` to token 0, `b` to 1, and so on; spaces are dropped."""
 
     vocabulary_size = 26
     bos_id: int | None = None
@@ -103,7 +103,7 @@ class LetterTokenizer:
 def prompted(
     config: ModelConfig, *, length: int = P, prompting: Prompting | None = None
 ) -> tuple[nnx.GraphDef, Parameters]:
-    """A model with a prompt, taken apart; its numbers depend on their paths alone."""
+    """Returns a model with a prompt; its values depend only on the parameter paths."""
     vocabulary = Vocabulary(np.zeros((config.vocabulary_size, config.width), "f4"))
 
     def build(key):
@@ -116,7 +116,7 @@ def prompted(
 def with_prompt(
     config: ModelConfig, prompt: nnx.Module, prompting: Prompting | None = None
 ) -> tuple[nnx.GraphDef, Parameters]:
-    """The same model, the same numbers, with a prompt that brings its own."""
+    """Returns the same model and values with a prompt that has its own values."""
     graph, parameters = with_numbers(
         lambda key: build_model(key, config, cast(Prompt, prompt), prompting)
     )
@@ -128,27 +128,27 @@ def with_prompt(
 
 
 def unprompted(config: ModelConfig) -> tuple[nnx.GraphDef, Parameters]:
-    """The same model, the same numbers, without a prompt."""
+    """Returns the same model and values without a prompt."""
     return with_numbers(lambda key: build_model(key, config))
 
 
 def abstract(
     build: Callable[[jax.Array], nnx.Module],
 ) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """Structure, and shape and type of every parameter; nothing is computed."""
+    """Returns the graph, and the shape and type of every parameter, uncomputed."""
     return describe(lambda key: split(build(key)), jax.random.key(0))
 
 
 def with_numbers(
     build: Callable[[jax.Array], nnx.Module],
 ) -> tuple[nnx.GraphDef, Parameters]:
-    """A model with numbers that depend on their paths alone."""
+    """Returns a model whose values depend only on the parameter paths."""
     graph, shapes = abstract(build)
     return graph, {path: _drawn(path, leaf) for path, leaf in shapes.items()}
 
 
 def _drawn(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Random numbers, for norms and biases too, so that each of them matters."""
+    """Returns random values, also for norms and biases, so that all of them matter."""
     random = np.random.default_rng(zlib.crc32(path.encode()))
     numbers = random.standard_normal(leaf.shape)
     if path.endswith("/scale"):
@@ -163,7 +163,7 @@ def _drawn(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 def make_batch(
     config: ModelConfig, rows: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> Batch:
-    """A batch of (given, completion) pairs, of which each completion token weighs 1."""
+    """Builds a batch of (prompt, completion) pairs; completions have loss weight 1."""
     given = [list(row[0]) for row in rows]
     completions = [list(row[1]) for row in rows]
     count = max(map(len, completions))
@@ -192,7 +192,7 @@ def make_batch(
 def random_rows(
     sizes: Sequence[tuple[int, int]], seed: int = 0, vocabulary_size: int = V
 ) -> list[tuple[list[int], list[int]]]:
-    """(given, completion) pairs of the sizes asked for, without special tokens."""
+    """Returns random (prompt, completion) pairs of given sizes, no special tokens."""
     random = np.random.default_rng(seed)
 
     def draw(size):
@@ -203,14 +203,14 @@ def random_rows(
 
 @functools.partial(jax.jit, static_argnames="graph")
 def logits(parameters, batch, *, graph):
-    """Scores at the batch's loss positions, all of the row read at once."""
+    """Returns the logits at the loss positions from one pass over the rows."""
     model = cast(LanguageModel, merge(graph, parameters))
     return model.logits(model.hidden(batch))
 
 
 @functools.partial(jax.jit, static_argnames="graph")
 def logits_by_step(parameters, tokens, lengths, completions, *, graph):
-    """Scores of every completion token, each read after the one before."""
+    """Returns the logits of every completion token, decoded one at a time."""
     model = cast(LanguageModel, merge(graph, parameters))
 
     def read(carry, token):

@@ -1,4 +1,4 @@
-"""The shape of every parameter of a model, written out from its config alone."""
+"""The expected shape of every parameter of a model, derived from its config."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def abstract(config: ModelConfig, **more: tuple[int, ...]):
-    """The same as JAX's descriptions, float32, with further paths."""
+    """Returns the same as `jax.ShapeDtypeStruct`s in float32, with further paths."""
     return {
         path: jax.ShapeDtypeStruct(shape, jnp.float32)
         for path, shape in (expected_shapes(config) | more).items()

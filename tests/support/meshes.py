@@ -28,9 +28,9 @@ from tests.support import dummies
 from tests.support.methods import Method
 
 STEPS = 20
-# Of unequal length and weight, so that devices have unequal work.
+# Lengths and weights differ, so that the devices have unequal work.
 ROWS = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
-# What the bundled models' width asks for, in the dummies' width of 16.
+# The bundled models' settings, scaled to the dummies' width of 16.
 NARROW = {
     "SHARED_FEATURES = 28": "SHARED_FEATURES = 6",
     "TASK_FEATURES = 100": "TASK_FEATURES = 10",
@@ -41,27 +41,27 @@ Model = tuple[nnx.GraphDef, Parameters, Sequence[parameter_groups.ParameterGroup
 
 
 def devices(shape: MeshShape) -> list[Any]:
-    """As many devices as a mesh takes."""
+    """Returns as many devices as a mesh needs."""
     return jax.devices()[: int(np.prod(list(shape.sizes.values())))]
 
 
 def layout_of(
     shape: MeshShape, config: ModelConfig, rules: AxisRules | None = None
 ) -> MeshLayout:
-    """A model's place on a mesh of some of the host's devices."""
+    """Returns a model's layout on a mesh of some of the host's devices."""
     return MeshLayout(shape.build(devices(shape)), rules or AxisRules(), config)
 
 
 def placed(
     layout: MeshLayout, graph: nnx.GraphDef, parameters: Parameters
 ) -> Placement:
-    """Where a model's parameters lie."""
+    """Returns the placement of a model's parameters."""
     shapes: Any = jax.eval_shape(lambda: parameters)
     return Placement.create(layout, graph, shapes)
 
 
 def tuned(config: ModelConfig, method: Method) -> Model:
-    """A dummy with what a method trains, every parameter random."""
+    """Returns a dummy model with a method's trained parameters, all random."""
     names = ("MODEL", "TRAIN_FILES", "EVALUATION_FILES", "RUN_DIRECTORY")
     run = gin_files.read_run(
         ["runs/first_prompt.gin", *method.files],
@@ -69,7 +69,7 @@ def tuned(config: ModelConfig, method: Method) -> Model:
             "BATCH_SIZE = 8",
             "PROMPT_LENGTH = 3",
             "LoRA.rank = 2",
-            # Its factors are random here, and large: full on, nothing would be learned.
+            # Its factors are random and large: at full strength nothing is learned.
             "LoRA.alpha = 0.5",
             "from_sampled_vocabulary.population_size = None",
             *(f"{name} = 'none'" for name in names),
@@ -89,7 +89,7 @@ def tuned(config: ModelConfig, method: Method) -> Model:
 
 
 def batch_of(config: ModelConfig, *, tasks: bool = False, soft: int = 0) -> Batch:
-    """Eight rows, of two tasks and with a template's vectors where asked for."""
+    """Returns eight rows of two tasks, with a template's vectors if requested."""
     rows = dummies.random_rows(ROWS)
     if soft:
         places = [config.vocabulary_size + i for i in range(soft)]
@@ -101,7 +101,7 @@ def batch_of(config: ModelConfig, *, tasks: bool = False, soft: int = 0) -> Batc
     return batch
 
 
-# Adam would make a whole step of the rounding of a gradient that is nearly zero.
+# Adam would amplify the rounding error of a nearly zero gradient to a full step.
 DESCENT = optax.sgd(0.01)
 
 
@@ -112,7 +112,7 @@ def curve(
     *,
     optimizer: optax.GradientTransformation = DESCENT,
 ) -> np.ndarray:
-    """The losses of a run's first steps, with dropout, all in one program."""
+    """Returns the losses of a run's first steps with dropout, from one program."""
     graph, parameters, groups = model
     groups = [dataclasses.replace(group, optimizer=optimizer) for group in groups]
     step, given = begun((graph, parameters, groups), batch, layout)
@@ -131,12 +131,12 @@ def curve(
 def begun(
     model: Model, batch: Batch, layout: MeshLayout | None
 ) -> tuple[Callable[..., Any], tuple[TrainState, Parameters, Batch]]:
-    """A step with dropout that is to be jitted, and what the first one is given.
+    """Returns a step with dropout to be jitted, and the arguments of the first one.
 
     Args:
-      model: and the groups of what is trained.
-      batch: of every step.
-      layout: where all of it is put; None for one device without a mesh.
+      model: graph, parameters and parameter groups.
+      batch: batch of every step.
+      layout: layout on a mesh; None for one device without a mesh.
     """
     graph, parameters, groups = model
     labels = parameter_groups.label(parameters, groups)

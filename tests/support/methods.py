@@ -1,7 +1,7 @@
-"""Every method, how a config asks for it, and the README's table of what is proven.
+"""All methods with their configs, and the README's table of tested combinations.
 
-`tests/test_methods.py` proves each cell. A hole in the table has its reason here, with
-a piece of the message by which the library refuses what the hole is of.
+`tests/test_methods.py` tests each cell. An empty cell of the table has its reason here,
+with part of the message with which the library rejects the combination.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ WIDTH = 128
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why something is not there.
+    """Why a combination is not supported.
 
     Attributes:
-      text: a footnote.
-      said: what the library's own message matches.
+      text: text of the footnote.
+      said: pattern of the library's error message.
     """
 
     text: str
@@ -67,13 +67,13 @@ class Method:
     """One row of the table.
 
     Attributes:
-      name: what it is.
-      files: gin files after the run's own.
-      choices: bindings that make the method; shown in the table.
-      sizes: bindings that fit it to the tests; not shown.
-      peft: the methods of PEFT that it is exported to.
-      arrays: by model, why it is exported as an array in their place.
-      refused: by model, why the library refuses the method.
+      name: name of the method.
+      files: gin files added after the run's own.
+      choices: bindings that select the method; shown in the table.
+      sizes: bindings that adapt it to the tests; not shown.
+      peft: PEFT's methods that it is exported to.
+      arrays: reason, by model, why it is exported as an array instead.
+      refused: reason, by model, why the library rejects the method.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Method:
 
     @property
     def asked_for(self) -> str:
-        """What is added to a run's command, in Markdown."""
+        """The options added to a run's command, in Markdown."""
         shown = [*self.files, *(choice.replace(" = ", "=") for choice in self.choices)]
         return " ".join(f"`{part}`" for part in shown)
 
@@ -197,12 +197,12 @@ METHODS = (
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What a test found out about one method on one model.
+    """Result of the tests of one method on one model.
 
     Attributes:
-      marks: how many of train, save, resume and decode were proven.
-      exported: in what form.
-      reason: of the hole, if there is one.
+      marks: number of passed checks among train, save, resume and decode.
+      exported: format of the export.
+      reason: why a check is missing; None if none is.
     """
 
     marks: int
@@ -211,10 +211,10 @@ class Proof:
 
 
 def render(proofs: Mapping[tuple[str, str], Proof]) -> str:
-    """The table and its footnotes, between their markers.
+    """Renders the table and its footnotes, between their markers.
 
     Args:
-      proofs: by the names of method and model, of every cell.
+      proofs: result of every cell by the names of its method and model.
     """
     in_order = [proofs[method.name, model] for method in METHODS for model in MODELS]
     reasons = list(dict.fromkeys(proof.reason for proof in in_order if proof.reason))
@@ -234,7 +234,7 @@ def render(proofs: Mapping[tuple[str, str], Proof]) -> str:
 
 
 def write_gpt2(folder: Path) -> Path:
-    """A tiny GPT-2 with random weights, as transformers keeps one."""
+    """Writes a tiny GPT-2 with random weights in the format of transformers."""
     folder.mkdir()
     shapes = {
         "ln_1.weight": (WIDTH,),

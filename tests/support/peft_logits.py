@@ -1,14 +1,14 @@
-"""Logits of transformers and PEFT, in a process of their own.
+"""Computes logits with transformers and PEFT in a separate process.
 
     python tests/peft_logits.py JOBS.json OUT.npz
 
 Jobs are `{name: {base, adapter, tokens, task_ids, double}}`; `tokens` is an .npz of
-`input_ids`, `attention_mask` and, for an encoder-decoder, `labels`; in double precision
-what is left is another's rounding alone. Needs torch, transformers and peft, and
-nothing of prompt_tuning.
+`input_ids`, `attention_mask` and, for an encoder-decoder, `labels`; double
+precision removes the rounding error of this side. Needs torch, transformers and peft,
+but nothing from prompt_tuning.
 """
 
-# Only the `bench` extra has what is imported here.
+# The imports are only in the `bench` extra.
 # pyright: reportMissingImports=false
 
 import json

@@ -1,4 +1,4 @@
-"""Files to prepare, and what is in prepared ones."""
+"""Writes files to prepare, and reads prepared ones."""
 
 import json
 
@@ -29,7 +29,7 @@ def columns(file) -> dict[str, np.ndarray]:
 
 
 def texts(folder, tokenizer, file="train_1_of_1.hdf5"):
-    """Each row as runs of text of one type, padding left out."""
+    """Returns each row as consecutive (type, text) pairs, without padding."""
     found = columns(folder / file)
     reader = load_tokenizer(tokenizer)
     rows = []

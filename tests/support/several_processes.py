@@ -12,34 +12,34 @@ from pathlib import Path
 from tests.support.small_runs import COMPILATION_CACHE
 
 LIMIT = 120.0
-"""Seconds, many times what a start takes on an idle machine."""
+"""Seconds; a start on an idle machine takes a small fraction of this."""
 
 SILENCE = 8
-"""Seconds after which the processes of a test take another for dead."""
+"""Seconds after which the processes of a test consider another one dead."""
 
 
 @dataclasses.dataclass
 class Started:
-    """Processes that run; each writes what it prints into files."""
+    """Running processes; each writes its output to files."""
 
     processes: list[subprocess.Popen]
     folder: Path
 
     def codes(self) -> list[int]:
-        """Their exit codes, once all have ended."""
+        """Waits for all processes; returns their exit codes."""
         until = time.monotonic() + LIMIT
         return [p.wait(max(until - time.monotonic(), 0.1)) for p in self.processes]
 
     def printed(self, number: int) -> str:
-        """What a process wrote to its standard output."""
+        """Returns the standard output of a process."""
         return (self.folder / f"{number}.out").read_text()
 
     def said(self, number: int) -> str:
-        """What a process wrote to its standard error."""
+        """Returns the standard error of a process."""
         return (self.folder / f"{number}.err").read_text()
 
     def last_said(self, number: int) -> str:
-        """The last line of it; what speaks for an aborted process may come after it."""
+        """Waits for a message of the command as the last line; else returns all lines."""
         until = time.monotonic() + 10
         while time.monotonic() < until:
             lines = self.said(number).splitlines()
@@ -49,7 +49,7 @@ class Started:
         return self.said(number)
 
     def wait_for(self, happened: Callable[[], bool]) -> None:
-        """Waits until something has happened, while all processes live."""
+        """Waits until a condition holds, while all processes are running."""
         until = time.monotonic() + LIMIT
         while not happened():
             ended = [p.poll() for p in self.processes]
@@ -58,27 +58,27 @@ class Started:
             time.sleep(0.05)
 
     def succeeded(self) -> "Started":
-        """The same, once all have ended well."""
+        """Waits for all processes to succeed; returns the same."""
         codes = self.codes()
         assert codes == [0] * len(codes), [self.said(n) for n in range(len(codes))]
         return self
 
     def end(self) -> None:
-        """Ends those that are left."""
+        """Kills the processes that are still running."""
         for process in self.processes:
             process.kill()
             process.wait()
 
 
 def free_port() -> int:
-    """One that nothing listens on."""
+    """Returns a port that nothing listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
 
 
 def slurm_task(number: int, count: int, job: int) -> dict[str, str]:
-    """Of what SLURM tells a task, what JAX reads."""
+    """Returns the environment variables of a SLURM task that JAX reads."""
     return {
         "SLURM_JOB_ID": str(job),
         "SLURM_STEP_NODELIST": "localhost",
@@ -95,14 +95,14 @@ def start(
     places: Sequence[Path] | None = None,
     slurm: bool = False,
 ) -> Started:
-    """Starts one process for each command; a single one is started by itself.
+    """Starts one process per command; a single one is started without a group.
 
     Args:
-      folder: for what they print.
-      commands: arguments of `prompt-tuning`.
-      devices: of each process.
-      places: the working directory of each; None for this process's.
-      slurm: whether they find each other by what SLURM tells its tasks.
+      folder: folder for the processes' output.
+      commands: arguments of `prompt-tuning` for each process.
+      devices: number of devices of each process.
+      places: working directory of each process; None for this process's.
+      slurm: whether the processes find each other through SLURM's variables.
     """
     folder.mkdir(parents=True)
     environment = os.environ | COMPILATION_CACHE

@@ -1,4 +1,4 @@
-"""Where the real files are that some tests read, and the mark that skips them."""
+"""Path of the real files that some tests read, and the mark that skips these tests."""
 
 from pathlib import Path
 

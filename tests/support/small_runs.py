@@ -1,6 +1,6 @@
 """A tiny model in a folder, pairs in files, and the command that tunes a prompt.
 
-The tokenizer is that of the bundled models, characters; the weights are random.
+The tokenizer is the character tokenizer of the bundled models; the weights are random.
 """
 
 import dataclasses
@@ -56,25 +56,25 @@ COMPILATION_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-"""For the processes that tests start: programs are shared with the tests'."""
+"""Environment of processes started by tests, which share compiled programs."""
 
 
 def write_model(folder: Path, config: ModelConfig) -> Path:
-    """An ordinary Hugging Face folder of a model with random weights."""
+    """Writes an ordinary Hugging Face folder of a model with random weights."""
     huggingface_export.export_random(folder, config)
     skills.save_tokenizer(folder, add_bos=config.architecture == "decoder_only")
     return folder
 
 
 def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
-    """A jsonl file of prompts and completions."""
+    """Writes a jsonl file of prompts and completions."""
     lines = [json.dumps({"prompt": p, "completion": c}) for p, c in pairs]
     path.write_text("".join(line + "\n" for line in lines))
     return path
 
 
 def write_rows(path: Path, pairs: Sequence[tuple[str, str]], length: int = 24) -> Path:
-    """An HDF5 file of the same pairs, token types in it, rows of one length."""
+    """Writes an HDF5 file of pairs with token types and rows of one length."""
     ids = np.full((len(pairs), length), skills.PAD_ID, np.int32)
     types = np.full((len(pairs), length), 2, np.int32)
     for row, (prompt, completion) in enumerate(pairs):
@@ -90,7 +90,7 @@ def write_rows(path: Path, pairs: Sequence[tuple[str, str]], length: int = 24) -
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What a run reads."""
+    """Input files of a run."""
 
     decoder: Path
     t5: Path
@@ -100,7 +100,7 @@ class Files:
     held_out_rows: Path
 
     def arguments(self, directory: Path, model: Path | None = None, **macros) -> list:
-        """Arguments after `prompt-tuning train`; a run of a few seconds."""
+        """Returns arguments of `prompt-tuning train` for a run of a few seconds."""
         values = {
             "MODEL": str(model or self.decoder),
             "TRAIN_FILES": str(self.train),
@@ -113,7 +113,7 @@ class Files:
             "Run.save_every": 3,
             "Run.log_every": 1,
             "from_sampled_vocabulary.population_size": 20,
-            # Each is a program of its own.
+            # Each is a separate program.
             "DataSource.buckets": 1,
         } | {name.replace("__", "."): value for name, value in macros.items()}
         bindings = [f"--gin.{name}={value!r}" for name, value in values.items()]
@@ -128,7 +128,7 @@ UPPER = [
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory) -> Files:
-    """Both models, and forty pairs of one skill in both forms."""
+    """Writes both models, and forty pairs of one skill in both formats."""
     folder = tmp_path_factory.mktemp("files")
     return Files(
         decoder=write_model(folder / "decoder", DECODER),
@@ -141,28 +141,28 @@ def files(tmp_path_factory) -> Files:
 
 
 def trained_prompt(directory: Path, step: int) -> bytes:
-    """The file of the prompt after a step."""
+    """Returns the prompt's file after a step."""
     (file,) = (directory / FOLDER / f"checkpoint_{step}").glob("*.npy")
     return file.read_bytes()
 
 
 def logged(directory: Path) -> list[dict]:
-    """The lines of the log."""
+    """Returns the entries of the metrics log."""
     lines = (directory / METRICS_FILE).read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def tune(files: Files, directory: Path, model: Path | None = None, **macros) -> int:
-    """The command's exit code."""
+    """Runs the command; returns its exit code."""
     return main(["train", *files.arguments(directory, model, **macros)])
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL inside one process: nothing catches it."""
+    """Simulates SIGKILL within the process: nothing catches it."""
 
 
 def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Raises `Killed` in place of a call that touches the disk, counted from 1."""
+    """Raises `Killed` instead of the given disk operation, counted from 1."""
     calls = iter(range(1, 10_000))
 
     def counted(function):
@@ -182,9 +182,9 @@ def kill_at_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch, tmp_path_factory) -> None:
-    """Lets the command set its variables, and takes them back."""
+    """Lets the command set environment variables, and restores them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
-    # What a command adds to these is taken back; its programs are those of the tests.
+    # Changes that a command makes to these are undone; it shares compiled programs.
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     for name in COMPILATION_CACHE:
         monkeypatch.setenv(name, "")

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of 262 tokens, in a folder as checkpoints have them."""
+"""A byte-level tokenizer with 262 tokens, saved in a folder as in checkpoints."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CHAT = (
 
 
 def write_tokenizer(folder: Path, **config) -> Path:
-    """Writes the folder; `config` goes into tokenizer_config.json."""
+    """Writes the folder; `config` is added to tokenizer_config.json."""
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "a")]

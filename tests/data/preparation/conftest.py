@@ -1,4 +1,4 @@
-"""A small tokenizer, and a preparation with it."""
+"""Fixtures: a small tokenizer, and a preparation that uses it."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def tokenizer(tmp_path):
 
 @pytest.fixture
 def make(tmp_path, tokenizer):
-    """Prepares an input; gives the output folder."""
+    """Returns a function that prepares an input and returns the output folder."""
 
     def run(source, *, name="out", workers=1, **choices):
         chosen: dict[str, Any] = {"length": 32} | choices

@@ -1,4 +1,4 @@
-"""Chat templates: what is an answer has type 1, whatever the texts say."""
+"""Chat templates: answers have type 1, regardless of what the texts contain."""
 
 import datetime
 import json
@@ -118,7 +118,7 @@ def named(folder, *special_tokens):
 
 
 def test_tokens_with_a_role_reach_the_template(tmp_path):
-    """As `apply_chat_template` of transformers 5.23 was given them, by hand."""
+    """The expected values are those of `apply_chat_template` in transformers 5.23."""
     entry = {"content": "<s>"}
     folder = write_tokenizer(tmp_path / "tokenizer", bos_token=entry, image_token="<i>")
     config = {"bos_token": "<s>", "eos_token": EOS, "pad_token": "<|pad|>"}
@@ -129,7 +129,7 @@ def test_tokens_with_a_role_reach_the_template(tmp_path):
     assert named(folder)["bos_token"] == "<b>" and named(folder)["unk_token"] == "<u>"
     asked = ("eos_token", "<e>"), ("additional_special_tokens", "<x>")
     assert named(folder, *asked)["eos_token"] == "<e>"
-    # A config with `added_tokens_decoder` says all itself.
+    # With `added_tokens_decoder` in the config, other files are not read.
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": EOS, "added_tokens_decoder": {}})
     )
@@ -197,7 +197,7 @@ def chat_encoder(folder, **text):
 
 
 def test_messages_after_the_last_answer_are_left_out(tmp_path):
-    """As generative_data_prep leaves out a pair whose completion is empty."""
+    """generative_data_prep drops pairs with an empty completion in the same way."""
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     encoder = chat_encoder(folder)
     answered, asking = talk("hi", "yes"), talk("hi", "yes", "and?")
@@ -218,7 +218,7 @@ def test_a_conversation_ends_with_one_separator(tmp_path):
     ((example,),) = encoder.encode([texts])
     assert example.token_types[-1] == 3 and example.token_types.count(3) == 1
     assert example.input_ids[-1] == tokenizer.eos_id
-    # The first answer is closed by a token that is learned as its text is.
+    # The EOS of the first answer has the type of its text.
     assert example.input_ids.count(tokenizer.eos_id) == 4
     learned = zip(example.input_ids, example.token_types, strict=True)
     assert tokenizer.decode(i for i, kind in learned if kind) == "yes\nno"

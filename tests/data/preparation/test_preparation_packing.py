@@ -1,4 +1,4 @@
-"""Packing against a packer that is written example by example, and by hand."""
+"""Compares packing with a simple reference that packs one example at a time."""
 
 import itertools
 

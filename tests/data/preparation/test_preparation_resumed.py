@@ -1,4 +1,4 @@
-"""A preparation that is killed goes on, and ends with the bytes of one that was not."""
+"""A killed preparation is resumed and writes the bytes of an uninterrupted one."""
 
 import datetime
 import json
@@ -73,12 +73,12 @@ def whole(inputs, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
-    """Many tasks of few lines; how lines are cut into tasks changes no byte."""
+    """Makes tasks small; the division into tasks does not change the output."""
     monkeypatch.setattr(worker_pool, "TASK_RECORDS", 300)
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
+    """Simulates a kill: nothing catches it."""
 
 
 @pytest.mark.parametrize("after", [1, 4, 11])
@@ -162,7 +162,7 @@ def _stopped(*_):
 
 
 def test_it_goes_on_beside_its_own_tokenizer(inputs, whole, tmp_path, monkeypatch):
-    """The output, its lock and strangers lie in the folder and are no part of it."""
+    """The tokenizer's folder contains the output, its lock and unrelated files."""
     folder = write_tokenizer(tmp_path / "tokenizer")
     choice = TokenizerChoice(str(folder))
     asked = preparation(inputs, folder / "out", tokenizer=choice)

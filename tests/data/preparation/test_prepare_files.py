@@ -1,4 +1,4 @@
-"""From files of text to HDF5 files that the package reads."""
+"""Prepares text files and reads the HDF5 files back."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Inputs and outputs that cannot be used are named, and nothing is written."""
+"""Unusable inputs and outputs are named in an error, and nothing is written."""
 
 import dataclasses
 import json

@@ -37,7 +37,7 @@ def test_a_permutation_has_every_number_once_and_turns_back(size):
 def test_a_permutation_looks_random():
     values = Permutation(10_000, seed=0).forward(np.arange(10_000))
     steps = np.abs(np.diff(values))
-    # Two random numbers below n lie n / 3 apart on average.
+    # Two random numbers below n differ by n / 3 on average.
     assert abs(steps.mean() - 10_000 / 3) < 100
     assert abs(np.corrcoef(values, np.arange(10_000))[0, 1]) < 0.03
 

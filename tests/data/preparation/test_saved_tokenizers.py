@@ -1,4 +1,4 @@
-"""The tokenizer of an output opens to that which its files were made with."""
+"""The tokenizer saved with an output equals the one that encoded it."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def described(tokenizer):
 
 
 def saved(folder, path, *special_tokens):
-    """The tokenizer as it is opened, and as the folder that was saved opens."""
+    """Describes the opened tokenizer, and the one loaded from the saved folder."""
     choice = TokenizerChoice(str(path), special_tokens)
     save_tokenizer(choice, folder)
     return described(open_tokenizer(choice)), described(load_tokenizer(folder))

@@ -1,4 +1,4 @@
-"""Where the rows of a table lie: the `csv` module's own reading is the reference."""
+"""Finds the rows of tables; the `csv` module is the reference."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ from tests.support.small_tokenizer import EOS
 
 
 def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
-    """The rows below the header `a,b`."""
+    """Returns the rows below the header `a,b`."""
     table = tmp_path / f"table{suffix}"
     delimiter = {".csv": b",", ".tsv": b"\t"}[suffix]
     table.write_bytes(delimiter.join([b"a", b"b"]) + b"\n" + content)
@@ -73,7 +73,7 @@ def test_rows_are_those_of_the_csv_module(tmp_path, suffix, delimiter):
                 rows(tmp_path, text.encode(), suffix)
             continue
         if not expected or any(not "".join(row).strip() for row in expected):
-            continue  # Lines of white space alone are no records.
+            continue  # Blank lines are not records.
         assert rows(tmp_path, text.encode(), suffix) == expected
         read += 1
         several += "\n" in "".join("".join(row) for row in expected)
@@ -91,12 +91,12 @@ def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):
     lines = (b"x" * 199 + b"\n") * 50_000
     begun = time.monotonic()
     assert rows(tmp_path, b'"' + lines + b'",y\n') == [[lines.decode(), "y"]]
-    # Joining and counting anew at each line would read 2.5e11 bytes.
+    # Reading the whole cell again for each of its lines would read 2.5e11 bytes.
     assert time.monotonic() - begun < 30
 
 
 def found(tmp_path, content: bytes) -> list[bytes]:
-    """The records of a table without a header, as bytes; every byte is told once."""
+    """Returns the records of a table without a header; checks that all is read once."""
     table = tmp_path / "table.csv"
     table.write_bytes(content)
     told: list[bytes] = []
@@ -111,7 +111,7 @@ def found(tmp_path, content: bytes) -> list[bytes]:
 def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path):
     rows = [b'a,"b\n', b"c,d\n", b'e,""\n', b"f,g"]
     assert found(tmp_path, b"".join(rows)) == rows
-    # One that another closes costs both lines: `"` ends the cell, and `y` is no end.
+    # A quote closed by another affects both lines: text after `"` is invalid.
     rows = [b'a,"b\n"y",d\n', b"e,f\n"]
     assert found(tmp_path, b"".join(rows)) == rows
 
@@ -122,6 +122,6 @@ def test_records_longer_than_the_longest_stand_alone(tmp_path, monkeypatch):
     short, long = [b'a,"b\nc"\n', b"d,e\n"], b"x" * 40 + b"\n"
     assert found(tmp_path, short[0] + long + short[1]) == [short[0], long, short[1]]
     assert found(tmp_path, short[1] + b"x" * 40) == [short[1], b"x" * 40]
-    # A quote that is open for more than 16 bytes.
+    # A quote that stays open for more than 16 bytes.
     rows = [b'a,"bcdefg\n', b"hijk,lmnopq\n", b'r,"s"\n']
     assert found(tmp_path, b"".join(rows)) == rows

@@ -1,4 +1,4 @@
-"""Word by word, the ids are those of the whole text: on real and on hostile text."""
+"""Encoding by words gives the ids of the whole text, real or adversarial."""
 
 import random
 

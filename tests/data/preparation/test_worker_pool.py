@@ -1,4 +1,4 @@
-"""How many cores there are, where systems say it differently."""
+"""The number of cores on systems that report it in different ways."""
 
 import os
 import sys
