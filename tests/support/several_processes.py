@@ -39,7 +39,7 @@ class Started:
         return (self.folder / f"{number}.err").read_text()
 
     def last_said(self, number: int) -> str:
-        """Waits for a message of the command as the last line; else returns all lines."""
+        """Waits until the last line is a message of the command; returns that line."""
         until = time.monotonic() + 10
         while time.monotonic() < until:
             lines = self.said(number).splitlines()

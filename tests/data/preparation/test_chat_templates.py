@@ -99,7 +99,7 @@ def test_the_sandbox_keeps_templates_from_the_machine():
 
 def test_where_a_template_is_found(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(InputError, match="has no chat_template, which --chat asks for"):
+    with pytest.raises(InputError, match="has no chat_template, which --chat needs"):
         read_chat_template(folder, None, {})
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHAT}]
     config = {"eos_token": {"content": EOS}, "chat_template": named}
