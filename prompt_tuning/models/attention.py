@@ -1,14 +1,18 @@
-"""Attention over several sources of keys, with a backward pass of its own.
+"""Attention over several sources of keys and values, with a hand-written backward pass.
 
-A query may look at keys that were computed for its row alone, for many rows at once (a
-shared prompt) or earlier (a cache). `attend` takes them as a list of sources and
-normalises over all of them at once; a source shared by rows is never copied.
+A query may attend to keys that were computed for its own row, for several rows at once
+(a shared prompt) or earlier (a cache). `attend` takes them as a list of sources and
+normalizes over all of them together, so a shared source is never copied per row.
 
-Left to automatic differentiation, softmax keeps its output beside its input and passes
-over all scores once more for a sum. Here the scores are exponentiated once and never
-divided: the division is done on the outcome, which is `S / K` times smaller, and the
-sum that the backward pass needs is one over `K` numbers (Dao et al. 2022, appendix
-B.2).
+Automatic differentiation of softmax would store its input and its output and sum over
+all scores again. Here the scores are exponentiated once and never divided: the division
+is applied to the output, which is `S / K` times smaller, and the sum that the backward
+pass needs runs over `K` numbers instead of `S` (Dao et al. 2022, appendix B.2).
+
+Shapes: `R` rows of queries with `Q` positions; `N` rows of keys, each shared by
+`r = R / N` rows of queries; `H` query heads, of which `h = H / G` share each of the `G`
+key/value heads. Scores have the *source layout* `[N, G, r, h, Q, S]`; numbers that
+belong to queries have the *query layout* `[R, Q, H]`.
 """
 
 import functools
@@ -25,15 +29,16 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.sharding import collectives
 
-# Finite, so that a row that sees nothing (padding) gives numbers and not NaN.
+# Finite, so that a fully masked row (padding) yields numbers instead of NaN.
 MASKED_SCORE = -1e10
 
 
 class KeyValues(NamedTuple):
-    """Keys and values `[R, S, G, K]` of one source, or `[N, S, G, K]` when shared.
+    """Keys and values of one source: `[R, S, G, K]`, or `[N, S, G, K]` if shared.
 
-    A shared source has `R / N` rows of queries for each of its own, one after the
-    other; `N = 1` is shared by all. Of all blocks together they are stacked, on `L`.
+    In a shared source each row of keys serves `R / N` consecutive rows of queries; with
+    `N = 1` it serves all rows. Keys and values of all blocks are stacked on a leading
+    `L`.
     """
 
     keys: Array
@@ -41,7 +46,10 @@ class KeyValues(NamedTuple):
 
 
 class AttentionSource(NamedTuple):
-    """What a stream sees of one source: mask and bias broadcast to `[R, H, Q, S]`."""
+    """Keys and values, with the mask and bias applied to the scores against them.
+
+    Mask and bias broadcast to `[R, H, Q, S]`.
+    """
 
     key_values: KeyValues
     mask: Bool[Array, "#R 1 #Q S"] | None
@@ -57,19 +65,19 @@ def attend(
     key: Key[Array, ""] | None = None,
     first_row: Int[Array, ""] | int = 0,
 ) -> Float[Array, "R Q H K"]:
-    """`softmax([q·k of every source] * scale + bias) · [v of every source]`.
+    """Computes `softmax([q·k of every source] * scale + bias) · [v of every source]`.
 
-    Grouped-query attention where a source has fewer heads `G` than the query. The
-    softmax is taken in float32. A row that sees nothing at all gives the mean of what
-    it does not see, and its gradient means nothing.
+    This is grouped-query attention if a source has fewer heads `G` than the query. The
+    softmax is computed in float32. A row whose keys are all masked gets the mean of the
+    masked values; its gradient is meaningless.
 
     Args:
       query: queries of one stream.
-      sources: all that they may look at.
-      scale: multiplies the scores before the bias.
-      dropout_rate: of the attention weights.
-      key: for dropout; None for none.
-      first_row: the number of the first of these rows in the whole batch.
+      sources: keys and values that the queries attend to.
+      scale: factor of the scores, applied before the bias.
+      dropout_rate: dropout rate of the attention weights.
+      key: random key for dropout; None disables dropout.
+      first_row: index in the whole batch of the first of these rows.
     """
     keys = [optional_key(key, f"source_{i}") for i in range(len(sources))]
     draws = None
@@ -79,11 +87,11 @@ def attend(
 
 
 class _DropoutDraws(NamedTuple):
-    """What attention weights are dropped by.
+    """Random inputs of attention dropout.
 
     Attributes:
-      keys: of each source.
-      heads: the number of each row's heads in the whole batch, `[R, H]`.
+      keys: random key of each source.
+      heads: number of each row's head in the whole batch, `[R, H]`.
     """
 
     keys: tuple[Any, ...]
@@ -91,23 +99,26 @@ class _DropoutDraws(NamedTuple):
 
 
 def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
+    """Numbers each (row, head) pair as the whole batch does, whatever the mesh."""
     rows, _, heads, _ = query.shape
     first, total = collectives.head_range(heads)
-    row = first_row + jnp.arange(rows)
-    return row[:, None] * total + first + jnp.arange(heads)
+    row = first_row + jnp.arange(rows)  # [R]
+    return row[:, None] * total + first + jnp.arange(heads)  # [R, H]
 
 
 def _drop_weights(
     e: Array, rate: float, draws: _DropoutDraws | None, source: int
 ) -> Array:
-    """Weights `[N, G, R/N, h, Q, S]` of a source after dropout."""
+    """Applies dropout to a source's weights, `[N, G, r, h, Q, S]`."""
     if draws is None or rate == 0.0:
         return e
-    n, groups, rows, heads, length, seen = e.shape
+    n, groups, rows, heads, query_count, key_count = e.shape
+    # [R, H] -> [N, r, G, h] -> [N, G, r, h]
     number = draws.heads.reshape(n, rows, groups, heads).transpose(0, 2, 1, 3)
-    within = jnp.arange(length)[:, None] * seen + jnp.arange(seen)
-    places = DropoutIndex(number[..., None, None], within)
-    return dropout(e, rate, draws.keys[source], places)
+    # [Q, S]: number of each score within its head.
+    within = jnp.arange(query_count)[:, None] * key_count + jnp.arange(key_count)
+    index = DropoutIndex(number[..., None, None], within)
+    return dropout(e, rate, draws.keys[source], index)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -116,8 +127,10 @@ def _attend(scale, rate, query, sources, draws):
 
 
 def _forward(scale, rate, query, sources, draws):
-    """The outcome, and of each source the exponentials `[N, G, R/N, h, Q, S]`."""
+    """Computes the output, and the residuals of the backward pass."""
+    # Of each source, [N, G, r, h, Q, S] with its own N and S.
     scores = [_scores(query, source, scale) for source in sources]
+    # [R, Q, H]: the maximum over the keys of all sources.
     highest = functools.reduce(
         jnp.maximum, [_to_query_layout(s.max(-1), query) for s in scores]
     )
@@ -128,100 +141,109 @@ def _forward(scale, rate, query, sources, draws):
     totals = [
         _to_query_layout(e.sum(-1, dtype=jnp.float32), query) for e in exponentials
     ]
+    # [R, Q, H, 1]: one over the softmax denominator.
     inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
-    mixed = [
+    # Of each source, [R, Q, H, K], not yet divided by the denominator.
+    weighted_values = [
         _sum_over_keys(
             _drop_weights(e, rate, draws, i), source.key_values.values, query
         )
         for i, (e, source) in enumerate(zip(exponentials, sources, strict=True))
     ]
-    outcome = (functools.reduce(jnp.add, mixed) * inverse).astype(query.dtype)
-    return outcome, (query, sources, draws, exponentials, inverse, outcome)
+    summed = functools.reduce(jnp.add, weighted_values)
+    output = (summed * inverse).astype(query.dtype)  # [R, Q, H, K]
+    return output, (query, sources, draws, exponentials, inverse, output)
 
 
 def _forward_rule(scale, rate, query, sources, draws):
-    # A frozen bias wants no gradient, which would be a sum over all rows.
-    biased = tuple(s.bias is not None and s.bias.perturbed for s in sources)
+    # The gradient of a frozen bias is skipped: it would be a sum over all rows.
+    trains_bias = tuple(s.bias is not None and s.bias.perturbed for s in sources)
     values = jax.tree.map(
         lambda primal: primal.value,
         (query, sources, draws),
         is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
     )
-    outcome, kept = _forward(scale, rate, *values)
-    return outcome, (kept, biased)
+    output, residuals = _forward(scale, rate, *values)
+    return output, (residuals, trains_bias)
 
 
 def _backward_rule(scale, rate, residuals, cotangent):
-    (query, sources, draws, exponentials, inverse, outcome), biased = residuals
+    saved, trains_bias = residuals
+    query, sources, draws, exponentials, inverse, output = saved
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return None, None, None
-    weighted = cotangent.astype(jnp.float32) * inverse
-    shared = jnp.sum(weighted * outcome.astype(jnp.float32), axis=-1)
+    # With p = e * inverse and output o = p·v, softmax passes back to each score
+    #   ds = p * (do·v - do·o) = e * (weighted·v - weighted·o).
+    weighted = cotangent.astype(jnp.float32) * inverse  # [R, Q, H, K]
+    # weighted·o is the same for all keys of a query: [R, Q, H].
+    shared = jnp.sum(weighted * output.astype(jnp.float32), axis=-1)
     weighted = weighted.astype(query.dtype)
     drop = [
         functools.partial(_drop_weights, rate=rate, draws=draws, source=i)
         for i in range(len(sources))
     ]
-    back = [
+    gradients = [
         _source_backward(scale, query, weighted, shared, *source)
-        for source in zip(sources, drop, exponentials, biased, strict=True)
+        for source in zip(sources, drop, exponentials, trains_bias, strict=True)
     ]
-    d_query = functools.reduce(jnp.add, [part[0] for part in back])
-    return d_query, tuple(part[1] for part in back), None
+    d_query = functools.reduce(jnp.add, [d_query for d_query, _ in gradients])
+    return d_query, tuple(d_source for _, d_source in gradients), None
 
 
-def _source_backward(scale, query, weighted, shared, source, drop, e, biased):
-    """What one source passes back: to the query, and to itself."""
-    keys, values = source.key_values
-    d_weight = drop(_query_key_products(weighted, values))
+def _source_backward(scale, query, weighted, shared, source, drop, e, trains_bias):
+    """Computes the gradients of the query and of one source."""
+    keys, values = source.key_values  # [N, S, G, K] each
+    # The forward pass dropped the weights; the same mask drops their gradient.
+    d_weight = drop(_query_key_products(weighted, values))  # [N, G, r, h, Q, S]
     d_score = e * (d_weight - _to_source_layout(shared, e.shape)[..., None])
     d_bias = None
-    if biased:
+    if trains_bias:
+        # The bias is added after scaling, so its gradient is taken before it.
         d_bias = _bias_gradient(d_score, source.bias)
     d_score = (d_score * scale).astype(query.dtype)
-    made = KeyValues(
+    d_key_values = KeyValues(
         _sum_over_queries(d_score, query, keys),
         _sum_over_queries(drop(e), weighted, values),
     )
-    return _sum_over_keys(d_score, keys, query).astype(query.dtype), AttentionSource(
-        made, None, d_bias
-    )
+    d_query = _sum_over_keys(d_score, keys, query).astype(query.dtype)
+    return d_query, AttentionSource(d_key_values, None, d_bias)
 
 
 _attend.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
-    """Masked scores `[N, G, R/N, h, Q, S]` of one source, in float32."""
+    """Computes the masked scores of one source, `[N, G, r, h, Q, S]`, in float32."""
     scores = _query_key_products(query, source.key_values.keys) * scale
     if source.bias is not None:
         scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
     if source.mask is not None:
         mask = source.mask
         rows = (1, 1) if len(mask) == 1 else (scores.shape[0], scores.shape[2])
+        # [1 or R, 1, 1 or Q, S] -> [1 or N, 1, 1 or r, 1, 1 or Q, S]
         mask = mask.reshape(rows[0], 1, rows[1], 1, *mask.shape[2:])
         scores = jnp.where(mask, scores, MASKED_SCORE)
     return scores
 
 
 def _bias_of_scores(bias: Array, scores: Array) -> Array:
-    """A bias `[1 or R, H, Q, S]` as scores `[N, G, R/N, h, Q, S]` have it."""
+    """Reshapes a bias `[1 or R, H, Q, S]` to broadcast against the scores of a source."""
     n, groups, rows, heads, *_ = scores.shape
     lead = (1, 1) if len(bias) == 1 else (n, rows)
-    split = bias.reshape(*lead, groups, heads, *bias.shape[2:])
-    return jnp.moveaxis(split, 1, 2)
+    split = bias.reshape(*lead, groups, heads, *bias.shape[2:])  # [N, r, G, h, Q, S]
+    return jnp.moveaxis(split, 1, 2)  # [N, G, r, h, Q, S]
 
 
 def _bias_gradient(d_score: Array, bias: Array) -> Array:
-    """The gradient of a bias, by rows if it is given by rows."""
-    by_rows = jnp.moveaxis(d_score, 2, 1)
+    """Computes the gradient of a bias, summed over rows if all rows share it."""
+    by_rows = jnp.moveaxis(d_score, 2, 1)  # [N, r, G, h, Q, S]
     if len(bias) == 1:
         by_rows = by_rows.sum((0, 1))
     return by_rows.reshape(bias.shape).astype(bias.dtype)
 
 
 def _group_queries(query: Array, keys: Array) -> Array:
-    """Queries `[R, Q, H, K]` as `[N, R/N, Q, G, h, K]`, for the keys of a source."""
+    """Reshapes `[R, Q, H, K]` to `[N, r, Q, G, h, K]`, grouped as `keys` are shared."""
     rows, length, heads, width = query.shape
     n, groups = keys.shape[0], keys.shape[2]
     check_groups(rows, n)
@@ -229,20 +251,20 @@ def _group_queries(query: Array, keys: Array) -> Array:
 
 
 def check_groups(rows: int, n: int) -> None:
-    """Refuses rows that cannot be grouped evenly by `n` prompts.
+    """Checks that `rows` rows divide evenly into `n` groups, one for each prompt.
 
     Raises:
-      ValueError: with both numbers.
+      ValueError: if they do not.
     """
     if rows % n:
         raise ValueError(
-            f"{rows} rows cannot be grouped evenly by {n} prompts; say in "
-            "Batch.prompt_ids which prompt each row has"
+            f"{rows} rows cannot be grouped evenly by {n} prompts; set "
+            "Batch.prompt_ids to the prompt of each row"
         )
 
 
 def _query_key_products(query: Array, keys: Array) -> Array:
-    """The product of every query with every key, `[N, G, R/N, h, Q, S]`, in float32."""
+    """Multiplies every query with every key: `[N, G, r, h, Q, S]`, in float32."""
     return jnp.einsum(
         "nrqghk,nsgk->ngrhqs",
         _group_queries(query, keys),
@@ -252,52 +274,60 @@ def _query_key_products(query: Array, keys: Array) -> Array:
 
 
 def _sum_over_keys(weights: Array, values: Array, query: Array) -> Array:
-    """Values summed over keys with weights `[N, G, R/N, h, Q, S]`, for each query."""
-    mixed = jnp.einsum(
+    """Sums values over keys, with weights `[N, G, r, h, Q, S]`: `[R, Q, H, K]`."""
+    summed = jnp.einsum(
         "ngrhqs,nsgk->nrqghk", weights, values, preferred_element_type=jnp.float32
     )
-    return mixed.reshape(query.shape)
+    return summed.reshape(query.shape)
 
 
 def _sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:
-    """Queries summed over queries with weights `[N, G, R/N, h, Q, S]`, for each key."""
-    gathered = jnp.einsum(
+    """Sums queries over queries, with weights `[N, G, r, h, Q, S]`: `[N, S, G, K]`."""
+    summed = jnp.einsum(
         "ngrhqs,nrqghk->nsgk",
         weights,
         _group_queries(query, keys),
         preferred_element_type=jnp.float32,
     )
-    return gathered.astype(keys.dtype)
+    return summed.astype(keys.dtype)
 
 
 def _to_query_layout(x: Array, query: Array) -> Array:
-    """One number for each query, from `[N, G, R/N, h, Q]` to `[R, Q, H]`."""
+    """Rearranges one number per query, from `[N, G, r, h, Q]` to `[R, Q, H]`."""
+    # [N, G, r, h, Q] -> [N, r, Q, G, h] -> [R, Q, H]
     return x.transpose(0, 2, 4, 1, 3).reshape(query.shape[:3])
 
 
 def _to_source_layout(x: Array, shape: tuple[int, ...]) -> Array:
-    """The inverse of `_by_row`, for scores of a shape `[N, G, R/N, h, Q, S]`."""
+    """Inverts `_to_query_layout`, for scores of a shape `[N, G, r, h, Q, S]`."""
     n, groups, rows, heads, length = shape[:5]
+    # [R, Q, H] -> [N, r, Q, G, h] -> [N, G, r, h, Q]
     return x.reshape(n, rows, length, groups, heads).transpose(0, 3, 1, 4, 2)
 
 
 def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
-    """Angle per position of each pair in a head (Su et al. 2021, equation 15)."""
+    """Computes the angle per position of each pair (Su et al. 2021, equation 15).
+
+    With `RotaryScaling` low frequencies are divided by a factor (Llama 3.1).
+    """
     width, scaling = config.head_width, config.rotary_scaling
     frequencies = config.rotary_base ** (-np.arange(0, width, 2) / width)
     if scaling is None:
         return frequencies
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    # Full turns within the original context; many turns mean a high frequency.
     turns = scaling.original_positions * frequencies / (2 * np.pi)
-    kept = np.clip((turns - low) / (high - low), 0, 1) if high > low else 0.0
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+    # Weight of the unscaled frequency: 1 keeps it, 0 divides it by the factor.
+    keep = np.clip((turns - low) / (high - low), 0, 1) if high > low else 0.0
+    return frequencies * (keep + (1 - keep) / scaling.factor)
 
 
 def rotary_angles(
     positions: Int[Array, "n"], config: ModelConfig
 ) -> tuple[Float[Array, "n 1 half"], Float[Array, "n 1 half"]]:
-    """Cosines and sines of the rotary embedding (Su et al. 2021, equation 34)."""
+    """Computes cosines and sines of rotary angles (Su et al. 2021, equation 34)."""
     frequencies = rotary_frequencies(config)
+    # [n] -> [n, 1, K / 2]: one angle per pair, the same for all heads.
     angles = positions[..., None, None] * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -305,20 +335,20 @@ def rotary_angles(
 def rotate(
     x: Float[Array, "n heads K"], angles: tuple[Array, Array]
 ) -> Float[Array, "n heads K"]:
-    """Rotates the first half of each head against the second (Hugging Face layout)."""
+    """Rotates the first half of each head against the second, as Hugging Face does."""
     cosine, sine = angles
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)  # [n, heads, K / 2]
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def relative_position_bucket(
     relative: Int[Array, "*lead"], *, bidirectional: bool, buckets: int, maximum: int
 ) -> Int[Array, "*lead"]:
-    """T5's buckets of key position minus query position (Raffel et al. 2020, 2.1).
+    """Maps key position minus query position to T5's buckets (Raffel et al. 2020, 2.1).
 
-    Half the buckets are exact, the others grow logarithmically up to `maximum`; an
-    encoder spends half of all on each sign.
+    Half of the buckets hold one distance each, the others grow logarithmically up to
+    `maximum`. A bidirectional stack spends half of all buckets on each sign.
     """
     offset = jnp.zeros_like(relative)
     if bidirectional:
@@ -327,7 +357,8 @@ def relative_position_bucket(
         distance = jnp.abs(relative)
     else:
         distance = jnp.maximum(-relative, 0)
-    exact = buckets // 2
+    exact = buckets // 2  # distances below it have a bucket each
+    # 0 at distance `exact`, 1 at distance `maximum`, logarithmic between them.
     ratio = jnp.log(jnp.maximum(distance, 1) / exact) / np.log(maximum / exact)
     far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
     far = jnp.minimum(far, buckets - 1)

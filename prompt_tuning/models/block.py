@@ -1,8 +1,8 @@
 """One block: attention over sources, then a feed-forward layer, both residual.
 
-What every position goes through alone (norms, projections, the feed-forward layer) runs
-on all streams as one `[positions, D]`, so that each weight is read once. A block knows
-nothing of prompts or of decoding: a stream sees what its view says.
+Position-wise layers (norms, projections, the feed-forward layer) run on all streams as
+one `[positions, D]`, so that each weight is read once. A block knows nothing of prompts
+or decoding: its stream views define which keys each stream attends to.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from prompt_tuning.sharding import collectives
 
 
 class Attention(nnx.Module):
-    """The four projections of attention in every block.
+    """The four projections of attention, in every block.
 
     Attributes:
       query: `[L, D, H * K]`.
@@ -49,7 +49,7 @@ class Attention(nnx.Module):
                 scale=scale,
             )
 
-        # T5 has no 1/sqrt(K) at run time; its query starts that much smaller.
+        # T5 does not scale scores at run time; its query kernel starts smaller instead.
         start = 1.0 if config.scale_scores else config.head_width**-0.5
         self.query = dense("query", (config.width, inner), ("embed", "heads"), start)
         self.key = dense("key", (config.width, shared), ("embed", "key_value_heads"))
@@ -59,14 +59,14 @@ class Attention(nnx.Module):
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
-        """Projects to queries; on a mesh, of this device's heads."""
+        """Projects to queries; on a mesh, to those of this device's heads."""
         return self.query(x).reshape(*x.shape[:-1], -1, self.head_width)
 
     def keys_values(self, x: Float[Array, "*lead D"]) -> KeyValues:
-        """Projects to keys and values."""
+        """Projects to keys and values; on a mesh, to those of this device's heads."""
         shape = (*x.shape[:-1], -1, self.head_width)
-        made = (self.key(x).reshape(shape), self.value(x).reshape(shape))
-        return KeyValues(*map(collectives.local_groups, made))
+        keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
+        return KeyValues(*map(collectives.local_groups, (keys, values)))
 
     def attend_and_project(
         self,
@@ -75,36 +75,46 @@ class Attention(nnx.Module):
         first_rows: Sequence[Int[Array, ""] | int],
         key: Key[Array, ""] | None,
     ) -> Float[Array, "n D"]:
-        """Attends, each stream to its sources, and projects back to the model's width.
+        """Attends from each stream to its sources and projects back to the model width.
 
         Args:
-          queries: of each stream.
-          sources: what each stream sees.
-          first_rows: the number of each stream's first row in the whole batch.
-          key: for dropout; None for none.
+          queries: queries of each stream.
+          sources: sources that each stream attends to.
+          first_rows: index in the whole batch of each stream's first row.
+          key: random key for dropout; None disables dropout.
 
         Returns:
-          all positions of all streams.
+          the output at all positions of all streams.
         """
-        mixed = [
+        # Of each stream, [R, Q, H, K].
+        attended = [
             attend(
                 query,
-                seen,
+                stream_sources,
                 scale=self.scale,
                 dropout_rate=self.dropout_rate,
                 key=optional_key(key, f"stream_{i}"),
                 first_row=first,
             )
-            for i, (query, seen, first) in enumerate(
+            for i, (query, stream_sources, first) in enumerate(
                 zip(queries, sources, first_rows, strict=True)
             )
         ]
-        flat = named(flatten_streams(mixed), ATTENTION)
-        return self.out(flat.reshape(len(flat), -1))
+        flat = named(flatten_streams(attended), ATTENTION)  # [n, H, K]
+        return self.out(flat.reshape(len(flat), -1))  # [n, H * K] -> [n, D]
 
 
 class Block(nnx.Module):
-    """Norm, attention, (norm, cross-attention,) norm, feed-forward; all residual."""
+    """Norm, attention, (norm, cross-attention,) norm, feed-forward; all residual.
+
+    Attributes:
+      self_attention_norm: norm before self-attention.
+      self_attention: projections of self-attention.
+      cross_attention_norm: norm before cross-attention; None without it.
+      cross_attention: projections of cross-attention; None without it.
+      mlp_norm: norm before the feed-forward layer.
+      mlp: the feed-forward layer.
+    """
 
     def __init__(
         self, key: Key[Array, ""], config: ModelConfig, *, layers: int, cross: bool
@@ -137,81 +147,89 @@ class Block(nnx.Module):
         """Runs one block.
 
         Args:
-          x: all positions of all streams.
-          angles: of the rotary embedding, or None.
-          numbers: of all positions in the whole batch.
+          x: hidden states at all positions of all streams.
+          angles: rotary cosines and sines, or None.
+          numbers: number of each position in the whole batch.
           views: the streams.
-          past: keys and values that stand before the streams' own.
-          cross: keys and values of an encoder's output.
-          key: for dropout; None for none.
+          past: keys and values that precede the streams' own.
+          cross: keys and values of an encoder's outputs.
+          key: random key for dropout; None disables dropout.
 
         Returns:
-          the positions, and the keys and values that each stream made.
+          the hidden states, and the keys and values of each stream.
         """
-        mixed, fresh = self._attend_to_self(x, angles, views, past, key)
-        places = DropoutIndex.at_positions(numbers, x.shape[-1])
+        index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
         def drop(x, name):
-            return dropout(x, self.dropout_rate, optional_key(key, name), places)
+            return dropout(x, self.dropout_rate, optional_key(key, name), index)
 
-        x = x + drop(mixed, "self_out")
+        update, key_values = self._attend_to_self(x, angles, views, past, key)
+        x = x + drop(update, "self_out")  # [n, D]
         if cross:
-            mixed = self._attend_to_encoder(x, views, cross, key)
-            x = x + drop(mixed, "cross_out")
-        mixed = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
-        return x + drop(mixed, "mlp_out"), fresh
+            update = self._attend_to_encoder(x, views, cross, key)
+            x = x + drop(update, "cross_out")
+        update = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
+        return x + drop(update, "mlp_out"), key_values
 
     def cross_keys_values(
         self,
-        made: Sequence[KeyValues | None],
+        computed: Sequence[KeyValues | None],
         encoded: Sequence[Float[Array, "_ _ D"] | None],
     ) -> tuple[KeyValues, ...]:
-        """Keys and values of encoders' outputs: as they were made before, or now."""
-        found = []
-        for before, output in zip(made, encoded, strict=True):
+        """Returns keys and values of encoder outputs, computing those that are None.
+
+        Args:
+          computed: keys and values of each output, where they were computed before.
+          encoded: encoder outputs, where they were not.
+        """
+        key_values = []
+        for before, output in zip(computed, encoded, strict=True):
             if before is None:
                 assert self.cross_attention is not None and output is not None
-                before = self.cross_attention.keys_values(output)
-            found.append(before)
-        return tuple(found)
+                before = self.cross_attention.keys_values(output)  # [B, S, G, K]
+            key_values.append(before)
+        return tuple(key_values)
 
     def _attend_to_self(self, x, angles, views, past, key):
         normed = collectives.copy_to_shards(self.self_attention_norm(x), "heads")
-        query, made = (
-            self.self_attention.queries(normed),
-            self.self_attention.keys_values(normed),
-        )
+        query = self.self_attention.queries(normed)  # [n, H, K]
+        key_values = self.self_attention.keys_values(normed)  # [n, G, K] each
         if angles is not None:
             query = rotate(query, angles)
-            made = KeyValues(rotate(made.keys, angles), made.values)
+            key_values = KeyValues(rotate(key_values.keys, angles), key_values.values)
         query = named(query, "query")
+        # Of each stream, [R, Q, G, K].
         keys, values = (
             split_streams(named(part, name), views)
-            for part, name in zip(made, ("keys", "values"), strict=True)
+            for part, name in zip(key_values, ("keys", "values"), strict=True)
         )
-        fresh = tuple(map(KeyValues, keys, values))
+        own = tuple(map(KeyValues, keys, values))
+        # Each stream attends to what ran before, to earlier streams and to itself.
         sources = [
             [
-                seen.attention_source(made)
-                for seen, made in zip(
-                    view.self_views, (*past, *fresh[: i + 1]), strict=True
+                source_view.attention_source(source)
+                for source_view, source in zip(
+                    view.self_views, (*past, *own[: i + 1]), strict=True
                 )
             ]
             for i, view in enumerate(views)
         ]
         first_rows = [view.first_row for view in views]
-        mixed = self.self_attention.attend_and_project(
+        update = self.self_attention.attend_and_project(
             split_streams(query, views), sources, first_rows, optional_key(key, "self")
         )
-        return mixed, fresh
+        return update, own
 
     def _attend_to_encoder(self, x, views, cross, key):
-        assert self.cross_attention is not None  # a decoder of an encoder-decoder
+        assert self.cross_attention is not None  # only an encoder-decoder gets here
         assert self.cross_attention_norm is not None
         normed = collectives.copy_to_shards(self.cross_attention_norm(x), "heads")
-        query = self.cross_attention.queries(normed)
+        query = self.cross_attention.queries(normed)  # [n, H, K]
         sources = [
-            [view.cross_views[j].attention_source(made) for j, made in enumerate(cross)]
+            [
+                source_view.attention_source(source)
+                for source_view, source in zip(view.cross_views, cross, strict=True)
+            ]
             for view in views
         ]
         first_rows = [view.first_row for view in views]

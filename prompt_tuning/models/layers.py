@@ -1,7 +1,7 @@
 """The layers of a block, each holding the parameters of all blocks stacked on `L`.
 
-Inside the scan over blocks the same classes hold one block's slice, so their calls are
-written for a single block.
+Inside the scan over blocks the same classes hold the slice of one block, so their
+`__call__` methods are written for a single block.
 """
 
 import functools
@@ -26,23 +26,24 @@ ACTIVATIONS = {
 }
 
 
-# Chains of element-wise operations are cheaper to repeat than to keep: of each only
-# what goes in is saved for the backward pass. In a scan nothing merges the two passes.
+# Chains of element-wise operations are cheaper to repeat than to store: only the input
+# of each is saved for the backward pass. Within a scan the compiler cannot merge the
+# two passes, so it need not be prevented from doing so (`prevent_cse`).
 recompute = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class Dense(nnx.Module):
-    """`x @ kernel (+ bias)`, the kernel cast to the type of `x`.
+    """`x @ kernel (+ bias)`, with the kernel cast to the dtype of `x`.
 
     Attributes:
-      kernel: `[L, in, out]`, or `[in, out]` of one block inside the scan.
-      kernel_scale: of an int8 kernel, float32 `[L, out]`: what each output channel of
-        the product is multiplied by. Else None.
+      kernel: `[L, in, out]`, or `[in, out]` for one block inside the scan.
+      kernel_scale: scale of each output channel of an int8 kernel, float32 `[L, out]`;
+        None for other dtypes.
       bias: `[L, out]`, or None.
-      adapters: what is trained beside the kernel, by name; see `ProjectionAdapter`.
-      axes: logical axes of what goes in and what comes out. Where a mesh splits `in`,
-        each device has the sum over its part, and the outcome is added up; where it
-        splits `out`, each device makes its part.
+      adapters: trained adapters of the projection, by name; see `ProjectionAdapter`.
+      axes: logical axes of the input and the output. If a mesh shards `in`, each device
+        multiplies its shard and the products are summed; if it shards `out`, each
+        device computes its shard of the output.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Dense(nnx.Module):
         self.axes = axes
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Applies one block's projection, and what adapts it."""
+        """Applies the projection of one block and its adapters."""
         adapters = list(self.adapters.values())
         scaled_input = functools.reduce(
             lambda x, adapter: adapter.before(x), adapters, x
@@ -80,7 +81,7 @@ class Dense(nnx.Module):
         return functools.reduce(lambda y, adapter: adapter.after(x, y), adapters, y)
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Applies one block's projection alone."""
+        """Applies the projection of one block without adapters."""
         y = cast_and_multiply(x, self.kernel[...])
         if self.kernel_scale is not None:
             y = apply_scale(y, self.kernel_scale[...])
@@ -89,11 +90,11 @@ class Dense(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """Root-mean-square norm, or layer norm where the config says so, in float32.
+    """Root-mean-square norm or layer norm, as the config sets, in float32.
 
     Attributes:
-      scale: `[L, D]`, or `[D]` for one norm.
-      bias: the same shape for layer norm, None for root-mean-square.
+      scale: `[L, D]`, or `[D]` for a single norm.
+      bias: bias of a layer norm, of the same shape; None for a root-mean-square norm.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Norm(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-        """Normalises the last axis."""
+        """Normalizes the last axis."""
         scale = self.scale[...]
         if self.bias is None:
             return root_mean_square_norm(x, scale, self.epsilon)
@@ -122,9 +123,9 @@ class Norm(nnx.Module):
 def root_mean_square_norm(
     x: Float[Array, "*lead D"], scale: Float[Array, "D"], epsilon: float
 ) -> Float[Array, "*lead D"]:
-    """`x / rms(x) * scale`, in float32 (Zhang and Sennrich 2019, equation 4)."""
+    """Computes `x / rms(x) * scale` in float32 (Zhang and Sennrich 2019, equation 4)."""
     wide = x.astype(jnp.float32)
-    square = jnp.mean(wide * wide, -1, keepdims=True)
+    square = jnp.mean(wide * wide, -1, keepdims=True)  # [*lead, 1]
     normed = wide * jax.lax.rsqrt(square + epsilon)
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
@@ -136,16 +137,22 @@ def layer_norm(
     bias: Float[Array, "D"],
     epsilon: float,
 ) -> Float[Array, "*lead D"]:
-    """`(x - mean(x)) / std(x) * scale + bias`, in float32 (Ba et al. 2016)."""
+    """Computes `(x - mean(x)) / std(x) * scale + bias` in float32 (Ba et al. 2016)."""
     wide = x.astype(jnp.float32)
-    centred = wide - wide.mean(-1, keepdims=True)
-    square = jnp.mean(centred * centred, -1, keepdims=True)
-    normed = centred * jax.lax.rsqrt(square + epsilon) * scale.astype(jnp.float32)
+    centered = wide - wide.mean(-1, keepdims=True)
+    square = jnp.mean(centered * centered, -1, keepdims=True)  # [*lead, 1]
+    normed = centered * jax.lax.rsqrt(square + epsilon) * scale.astype(jnp.float32)
     return (normed + bias.astype(jnp.float32)).astype(x.dtype)
 
 
 class FeedForward(nnx.Module):
-    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` ungated."""
+    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` ungated.
+
+    Attributes:
+      gate: `[L, D, F]`, or None in an ungated layer.
+      up: `[L, D, F]`.
+      down: `[L, F, D]`.
+    """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         self.activation = config.activation
@@ -173,34 +180,35 @@ class FeedForward(nnx.Module):
         key: Key[Array, ""] | None,
         numbers: Int[Array, "n"],
     ) -> Float[Array, "n D"]:
-        """Applies one block's feed-forward layer.
+        """Applies the feed-forward layer of one block.
 
         Args:
-          x: positions.
-          key: for dropout; None for none.
-          numbers: of the positions in the whole batch.
+          x: normalized hidden states.
+          key: random key for dropout; None disables dropout.
+          numbers: number of each position in the whole batch.
         """
         activation = ACTIVATIONS[self.activation]
         x = collectives.copy_to_shards(x, "mlp")
+        # `inner` is [n, F], or this device's shard of F.
         if self.gate is None:
             inner = recompute(activation)(named(self.up(x), "up"))
         else:
             gated = recompute(lambda gate, up: activation(gate) * up)
             inner = gated(named(self.gate(x), "gate"), named(self.up(x), "up"))
         first = collectives.first_column(inner.shape[-1])
-        places = DropoutIndex.at_positions(numbers, inner.shape[-1], first)
-        return self.down(dropout(inner, self.dropout_rate, key, places))
+        index = DropoutIndex.at_positions(numbers, inner.shape[-1], first)
+        return self.down(dropout(inner, self.dropout_rate, key, index))
 
 
 class Embedding(nnx.Module):
-    """A table of `[rows, D]` vectors, for tokens or for learned positions.
+    """Table of vectors `[rows, D]`, for tokens or for learned positions.
 
     Attributes:
       embedding: the table.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
-        # T5 reads its table unscaled and so starts it at 1; the others start small.
+        # T5 uses its table unscaled and initializes it at 1; other models start small.
         deviation = 1.0 if config.positions == "relative" else 0.02
         self.embedding = declare(
             key,
@@ -211,17 +219,17 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
-        """Looks the rows up."""
-        # Ids were checked with the data; the default mode would compare them all again.
+        """Looks up the vectors of `ids`."""
+        # The data checks ids; the default mode would check all of them again.
         rows = jnp.take(self.embedding[...], ids, axis=0, mode="clip")
         return rows.astype(dtype)
 
 
 class TokenEmbedding(Embedding):
-    """The table of the vocabulary, of which a mesh may give each device some rows."""
+    """Embedding table of the vocabulary, whose rows a mesh may shard."""
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
-        """Looks the rows up: each device its own, of all ids."""
+        """Looks up the vectors of `ids`; each device finds those in its shard."""
         columns = collectives.vocabulary_shard(len(self.embedding))
         if columns.whole:
             return super().__call__(ids, dtype)
@@ -235,7 +243,7 @@ class TokenEmbedding(Embedding):
 
 
 class Head(nnx.Module):
-    """An untied output head.
+    """Untied output head.
 
     Attributes:
       kernel: `[V, D]`, laid out like an embedding table.

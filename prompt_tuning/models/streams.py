@@ -1,8 +1,9 @@
-"""Streams of rows, and what each of them sees.
+"""Streams of rows that run through the blocks together, and which keys each attends to.
 
-A *stream* is a set of rows that see each other alike: text, a prompt, or both joined.
-What every position goes through alone runs on all streams as one `[positions, D]`;
-`joined` and `apart` lead there and back.
+A *stream* is a set of rows whose positions attend to the same kinds of keys: text, a
+prompt, or both joined. Position-wise layers (norms, projections, the feed-forward
+layer) run on all streams at once as one `[positions, D]`; `flatten_streams` and
+`split_streams` convert between the two forms.
 """
 
 import dataclasses
@@ -24,10 +25,10 @@ ContextMask = Bool[Array, "_ 1 _ _"] | None
 
 
 class BlockInput(NamedTuple):
-    """What is done to a stream's hidden states as they enter each block.
+    """Change made to a stream's hidden states as they enter each block.
 
     Attributes:
-      values: a tree of arrays, stacked on `L`.
+      values: tree of arrays, stacked on `L`.
       apply: `f(hidden [R, Q, D], one block's values) -> hidden`.
     """
 
@@ -40,17 +41,19 @@ class Stream:
     """Rows that run through the blocks together.
 
     Attributes:
-      hidden: `[R, Q, D]`.
-      positions: `[1 or R, Q]`, of the rotary embedding, the learned table or the bias.
-      mask: what each position sees of its own row.
-      context_mask: what later streams see of this one; None for all of it.
-      context_rows: which of this stream's rows each row of a later one sees, `[R]`, or
-        several of them, `[R, n]`; None where those are grouped by these, evenly and one
-        group after the other.
-      context_positions: of what a later stream sees; `positions` if None.
-      segments: in packed rows the number of each position's example, 0 for padding.
-      block_input: what is done to `hidden` as it enters each block.
-      shared: whether these are prompts that the batch shares, and no rows of it.
+      hidden: hidden states, `[R, Q, D]`.
+      positions: positions for the rotary embedding, the learned table or the relative
+        bias, `[1 or R, Q]`.
+      mask: mask of attention within each row.
+      context_mask: mask of the keys that later streams attend to; None for no mask.
+      context_rows: row of this stream that each row of a later stream attends to,
+        `[R]`, or several of them, `[R, n]`; None if equally many consecutive rows share
+        each.
+      context_positions: positions of the keys that later streams attend to; `positions`
+        if None.
+      segments: number of each position's example in packed rows, 0 for padding.
+      block_input: change made to `hidden` as it enters each block.
+      shared: whether these rows are prompts shared by the batch instead of rows of it.
     """
 
     hidden: Float[Array, "R Q D"]
@@ -65,7 +68,7 @@ class Stream:
 
     @property
     def row_range(self) -> collectives.IndexRange:
-        """Where these rows stand in the whole batch."""
+        """Range of these rows in the whole batch."""
         rows = len(self.hidden)
         return (
             collectives.IndexRange(0, rows)
@@ -75,37 +78,37 @@ class Stream:
 
     @property
     def dropout_index(self) -> DropoutIndex:
-        """Of `hidden` in the whole batch."""
+        """Index of each element of `hidden` in the whole batch."""
         return DropoutIndex.for_rows(self.hidden.shape, self.row_range.first)
 
     def shift_positions(self, count: Count) -> "Stream":
-        """The same rows behind `count` positions more."""
+        """Returns the same rows with positions that start `count` later."""
         return dataclasses.replace(self, positions=self.positions + count)
 
     def as_context(self, key_values: KeyValues) -> "Context":
-        """What later streams see, once its keys and values are made."""
+        """Returns the context of later streams, given this stream's keys and values."""
         return Context(
             key_values, self.context_mask, self.context_rows, self.key_positions
         )
 
     @property
     def key_positions(self) -> Int[Array, "_ _"]:
-        """Of what later streams see of this one."""
+        """Positions of the keys that later streams attend to."""
         return (
             self.positions if self.context_positions is None else self.context_positions
         )
 
 
 class Context(NamedTuple):
-    """Keys and values made earlier, in all blocks, and what a stream sees of them.
+    """Keys and values of all blocks, computed earlier, as a stream attends to them.
 
     Attributes:
-      key_values: `[L, N, S, G, K]`; `N` is `R`, or less where rows share them. Or of
-        an encoder its output `[N, S, D]`, of which each block makes its own.
+      key_values: `[L, N, S, G, K]`; `N` is `R`, or less if rows share them. Or an
+        encoder's output `[N, S, D]`, from which each block computes its own.
       mask: see `Stream.context_mask`.
       rows: see `Stream.context_rows`.
-      positions: `[1 or N, S]`, for the relative position bias; None in cross-attention,
-        which has none.
+      positions: positions for the relative position bias, `[1 or N, S]`; None in
+        cross-attention, which has no bias.
     """
 
     key_values: KeyValues | Array
@@ -115,36 +118,43 @@ class Context(NamedTuple):
 
 
 class AttentionView(NamedTuple):
-    """What a stream sees of one source, the same in every block."""
+    """How a stream attends to one source; the same in every block.
+
+    Attributes:
+      mask: mask of the scores.
+      rows: rows of the source that each row attends to; see `Stream.context_rows`.
+      bias: bias added to the scores.
+    """
 
     mask: Mask
     rows: Int[Array, "R"] | Int[Array, "R n"] | None
     bias: Float[Array, "#R H Q S"] | None
 
-    def attention_source(self, made: KeyValues) -> AttentionSource:
-        """The source of one block's attention."""
+    def attention_source(self, key_values: KeyValues) -> AttentionSource:
+        """Returns the attention source made from one block's keys and values."""
         if self.rows is not None:
-            made = KeyValues(*(_select_rows(part, self.rows) for part in made))
-        return AttentionSource(made, self.mask, self.bias)
+            selected = (_select_rows(part, self.rows) for part in key_values)
+            key_values = KeyValues(*selected)
+        return AttentionSource(key_values, self.mask, self.bias)
 
 
 def _select_rows(
     part: Shaped[Array, "N S *rest"], rows: Array
 ) -> Shaped[Array, "R _ *rest"]:
-    """What each row sees of `N`, several of them one after the other."""
-    picked = part[rows]
-    return picked.reshape(len(rows), -1, *part.shape[2:])
+    """Selects rows of `N` for each of `R` rows; several are concatenated on `S`."""
+    selected = part[rows]  # [R, S, ...] or [R, n, S, ...]
+    return selected.reshape(len(rows), -1, *part.shape[2:])  # [R, S or n * S, ...]
 
 
 class StreamView(NamedTuple):
-    """One stream to a block.
+    """The description of one stream that a block needs.
 
     Attributes:
-      shape: rows and positions of each, here.
-      itself: what it sees of itself.
-      cross: what it sees of an encoder.
-      first_row: the number of its first row in the whole batch.
-      rows: how many rows the whole batch has.
+      shape: rows and positions on this device, `(R, Q)`.
+      self_views: sources of self-attention: what precedes the stream, then the stream.
+      cross_views: sources of cross-attention: an encoder's outputs.
+      first_row: index in the whole batch of the first row.
+      rows: number of rows in the whole batch.
     """
 
     shape: tuple[int, int]
@@ -155,10 +165,11 @@ class StreamView(NamedTuple):
 
 
 def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:
-    """A number for each position of all streams, as the whole batch counts them."""
+    """Numbers all positions of all streams as the whole batch does, on any mesh."""
     numbers, start = [], 0
     for view in views:
         rows, length = view.shape
+        # `start` counts the positions of earlier streams in the whole batch.
         first = start + view.first_row * length
         numbers.append(first + jnp.arange(rows * length))
         start += view.rows * length
@@ -168,7 +179,7 @@ def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:
 def flatten_streams(
     parts: Sequence[Shaped[Array, "_ _ *rest"]],
 ) -> Shaped[Array, "n *rest"]:
-    """All positions of all streams, one after the other."""
+    """Concatenates the positions of all streams: `[R, Q, ...]` each, to `[n, ...]`."""
     flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
     return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
@@ -176,7 +187,7 @@ def flatten_streams(
 def split_streams(
     flat: Shaped[Array, "n *rest"], views: Sequence[StreamView]
 ) -> list[Shaped[Array, "_ _ *rest"]]:
-    """The inverse of `joined`."""
+    """Inverts `flatten_streams`."""
     bounds = np.cumsum([math.prod(view.shape) for view in views])[:-1].tolist()
     parts = jnp.split(flat, bounds) if bounds else [flat]
     return [
@@ -191,7 +202,7 @@ def apply_block_inputs(
     block_input: Sequence[BlockInput | None],
     values: Sequence[Any],
 ) -> Float[Array, "n D"]:
-    """The streams' hidden states as they enter a block."""
+    """Applies each stream's `BlockInput` to the hidden states that enter a block."""
     if not any(block_input):
         return hidden
     parts = [
