@@ -227,7 +227,7 @@ def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
 
 
 def _bias_of_scores(bias: Array, scores: Array) -> Array:
-    """Reshapes a bias `[1 or R, H, Q, S]` to broadcast against the scores of a source."""
+    """Reshapes a bias `[1 or R, H, Q, S]` to broadcast against a source's scores."""
     n, groups, rows, heads, *_ = scores.shape
     lead = (1, 1) if len(bias) == 1 else (n, rows)
     split = bias.reshape(*lead, groups, heads, *bias.shape[2:])  # [N, r, G, h, Q, S]

@@ -158,12 +158,12 @@ class Block(nnx.Module):
         Returns:
           the hidden states, and the keys and values of each stream.
         """
+        update, key_values = self._attend_to_self(x, angles, views, past, key)
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
         def drop(x, name):
             return dropout(x, self.dropout_rate, optional_key(key, name), index)
 
-        update, key_values = self._attend_to_self(x, angles, views, past, key)
         x = x + drop(update, "self_out")  # [n, D]
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)

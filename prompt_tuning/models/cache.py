@@ -1,8 +1,8 @@
-"""The key/value cache: what was read, kept in parts, and room for what comes.
+"""The key/value cache: keys and values of what was read, and buffers for new tokens.
 
-Rows of different lengths sit side by side: what was prefilled stays where it is, padded
-on the right and masked, and every row writes its n-th new token into column n of a
-buffer of its own. A prompt that the batch shares is kept once.
+Rows of different lengths are generated together: the prefilled keys stay where they
+are, padded on the right and masked, and every row writes its n-th new token into column
+n of a separate buffer. The keys of a prompt shared by the batch are stored once.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ class Cache:
     """Keys and values of all blocks while a batch of rows is continued.
 
     Attributes:
-      following: position of each row's first new token, `[B]`.
-      past: what was prefilled, and what a new token sees of it.
-      generated: buffer for new tokens, `[L, B, room, G, K]`.
-      step: how many new tokens were read.
+      next_positions: position of each row's first new token, `[B]`.
+      past: prefilled keys and values, as a new token attends to them.
+      generated: buffer for new tokens, `[L, B, capacity, G, K]`.
+      step: number of new tokens read.
       cross: the encoder's output, empty in a decoder-only model.
     """
 
@@ -40,40 +40,40 @@ class Cache:
     def create(
         cls,
         config: ModelConfig,
-        following: Int[Array, "B"],
+        next_positions: Int[Array, "B"],
         *,
         capacity: int,
         past: tuple[Context, ...] = (),
         cross: tuple[Context, ...] = (),
     ) -> "Cache":
-        """A cache with nothing generated yet and room for `room` tokens."""
+        """Returns a cache without new tokens, with a buffer for `capacity` of them."""
         shape = (
             config.layers,
-            following.shape[0],
+            next_positions.shape[0],
             capacity,
             collectives.local_group_count(config.key_value_heads),
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
-        return cls(following, past, empty, jnp.zeros((), jnp.int32), cross)
+        return cls(next_positions, past, empty, jnp.zeros((), jnp.int32), cross)
 
     def contexts(self) -> tuple[Context, ...]:
-        """All keys that a new token may see, itself excepted."""
-        room = jnp.arange(self.generated.keys.shape[2])
-        written = (room < self.step)[None, None, None]
-        places = self.next_positions[:, None] + room
-        return (*self.past, Context(self.generated, written, None, places))
+        """Returns all keys that a new token attends to, except its own."""
+        columns = jnp.arange(self.generated.keys.shape[2])  # [capacity]
+        written = (columns < self.step)[None, None, None]  # [1, 1, 1, capacity]
+        positions = self.next_positions[:, None] + columns  # [B, capacity]
+        return (*self.past, Context(self.generated, written, None, positions))
 
     def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
-        """One new token of every row."""
+        """Returns the stream of one new token per row."""
         return Stream(embedded, (self.next_positions + self.step)[:, None], None)
 
-    def append(self, made: KeyValues) -> "Cache":
-        """The cache after one more token, whose keys are `[L, B, 1, G, K]`."""
-        written = KeyValues(
+    def append(self, key_values: KeyValues) -> "Cache":
+        """Returns the cache with one more token, whose keys are `[L, B, 1, G, K]`."""
+        generated = KeyValues(
             *(
                 jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=2)
-                for buffer, new in zip(self.generated, made, strict=True)
+                for buffer, new in zip(self.generated, key_values, strict=True)
             )
         )
-        return dataclasses.replace(self, generated=written, step=self.step + 1)
+        return dataclasses.replace(self, generated=generated, step=self.step + 1)

@@ -1,4 +1,8 @@
-"""The decoder-only model: Llama, Qwen2 and GPT-2, by the choices in its config."""
+"""The decoder-only model; its config makes it a Llama, a Qwen2 or a GPT-2.
+
+The bare model has no prompt. The methods of `Decoder` and `Stack` that return nothing
+here (`prefix_stream`, `prefix_contexts`) are overridden by prompted decoders.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,10 +26,10 @@ from prompt_tuning.models.transformer import Stack
 
 
 class DecoderPrefix(NamedTuple):
-    """A prompt that was run ahead of the text.
+    """Result of running a prompt ahead of the text.
 
     Attributes:
-      key_values: `[L, N, P, G, K]`.
+      key_values: keys and values of the prompt, `[L, N, P, G, K]`.
       last: hidden state of the last vector, `[N, D]`, which predicts a first token.
     """
 
@@ -41,22 +45,8 @@ class Decoder(Stack):
             key, config, layers=config.layers, cross=cross, bidirectional=False
         )
 
-    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """What runs ahead of all rows, once for all of them; here nothing.
-
-        Args:
-          key: for dropout; None for none.
-        """
-        del key
-        return None
-
-    def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
-        """What `prefix_stream` gave, as rows of text see it."""
-        del rows
-        return stream
-
     def last_hidden(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
-        """The last hidden state of what `prefix_stream` gave."""
+        """Returns the last hidden state of each row of `prefix_stream`."""
         return hidden[:, -1]
 
     def text_stream(
@@ -65,7 +55,7 @@ class Decoder(Stack):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """What runs for each row: here the text alone, causally."""
+        """Returns the stream that runs for each row; here the text alone, causally."""
         del key
         stream = causal_stream(text, rows.segment_ids)
         return dataclasses.replace(
@@ -75,11 +65,11 @@ class Decoder(Stack):
     def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Where tokens stand in the stream of the text; here where they stand in it.
+        """Maps positions in the text to positions in its stream; here they are the same.
 
         Args:
-          positions: numbers of tokens of each row; `T` is what would follow the last.
-          rows: of text.
+          positions: positions of tokens in each row; `T` follows the last token.
+          rows: the rows of text.
           text_length: `T`.
         """
         del rows, text_length
@@ -89,7 +79,7 @@ class Decoder(Stack):
 def causal_stream(
     hidden: Float[Array, "B T D"], segments: Int[Array, "B T"] | None = None
 ) -> Stream:
-    """Rows that run causally; packed ones example by example."""
+    """Returns rows that run causally; packed rows run segment by segment."""
     if segments is None:
         length = hidden.shape[1]
         mask = masks.decoder_causal_mask(length)
@@ -102,7 +92,7 @@ class DecoderOnly(LanguageModel):
     """Embedding, causal blocks, head.
 
     Attributes:
-      position_embedder: `[positions, D]` where the config says learned, else None.
+      position_embedder: table `[positions, D]` of learned positions, else None.
       decoder: the blocks.
     """
 
@@ -134,32 +124,40 @@ class DecoderOnly(LanguageModel):
         last: Float[Array, "N D"] | None,
         text_length: int,
     ) -> Float[Array, "B m D"]:
-        """Picks the hidden state that predicts the token at each position of the row.
+        """Selects the hidden state that predicts the token at each position of a row.
 
-        A token is predicted by what stands before it, a token or a prompt's vector; the
-        first token of an example by `last` of a prefix that ran ahead, or by nothing:
-        its weight must be zero then.
+        A token is predicted by what precedes it, a token or a prompt vector. The first
+        token of an example is predicted by `last` of a prefix that ran ahead, or by
+        nothing: its loss weight must be zero then.
+
+        Args:
+          text: hidden states of the text's stream.
+          positions: positions of the predicted tokens in the text.
+          rows: the rows of text.
+          last: hidden state of each prompt's last vector, if prompts ran ahead.
+          text_length: `T`.
         """
-        places = self.decoder.stream_positions(positions, rows, text_length)
-        before = jnp.maximum(places - 1, 0)
-        picked = jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
+        in_stream = self.decoder.stream_positions(positions, rows, text_length)
+        before = jnp.maximum(in_stream - 1, 0)  # [B, m]
+        # [B, S, D] -> [B, m, D]
+        selected = jnp.take_along_axis(text, before[..., None], axis=1, mode="clip")
         if last is None:
-            return picked
-        place, own = positions, last_vectors(last, positions, rows)
+            return selected
+        in_example, last = positions, last_vectors(last, positions, rows)
         if rows.segment_ids is not None:
-            in_example = positions_in_segment(rows.segment_ids)
-            place = jnp.take_along_axis(in_example, positions, axis=1)
-        return jnp.where(place[..., None] == 0, own, picked)
+            all_positions = positions_in_segment(rows.segment_ids)  # [B, T]
+            in_example = jnp.take_along_axis(all_positions, positions, axis=1)
+        return jnp.where(in_example[..., None] == 0, last, selected)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> DecoderPrefix | None:
-        """The prompt, run ahead of all rows where the decoder says that it can be."""
+        """Runs the prompt ahead of all rows, if the decoder allows it."""
         stream = self._prefix_stream(key)
         if stream is None:
             return None
-        (hidden,), (made,) = self.decoder.run(
+        (hidden,), (key_values,) = self.decoder.run(
             [stream], key=optional_key(key, "prefix"), keep=True
         )
-        return DecoderPrefix(made, self.decoder.last_hidden(hidden))
+        return DecoderPrefix(key_values, self.decoder.last_hidden(hidden))
 
     def hidden(
         self,
@@ -168,16 +166,16 @@ class DecoderOnly(LanguageModel):
         *,
         prefix: DecoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
-        """The hidden states that predict the targets at `batch.loss_positions`."""
+        """Computes the hidden states that predict the targets at `loss_positions`."""
         rows = RowInfo.from_inputs(batch, self.config.vocabulary_size)
         streams, past = [self._text_stream(batch.tokens, rows, key)], []
-        ahead = self._prefix_stream(key)
-        if ahead is not None and prefix is None:
-            streams.insert(0, self.decoder.visible_to(ahead, rows))
-        elif ahead is not None and prefix is not None:
-            past.append(
-                self.decoder.visible_to(ahead, rows).as_context(prefix.key_values)
-            )
+        prompts = self._prefix_stream(key)
+        if prompts is not None:
+            prompts = self.decoder.visible_to(prompts, rows)
+            if prefix is None:
+                streams.insert(0, prompts)
+            else:
+                past.append(prompts.as_context(prefix.key_values))
         (*before, text), _ = self.decoder.run(
             streams,
             past=(*self.decoder.prefix_contexts(rows), *past),
@@ -187,8 +185,9 @@ class DecoderOnly(LanguageModel):
         if before:
             last = self.decoder.last_hidden(before[0])
         length = batch.tokens.shape[1]
-        picked = self.select_predicting(text, batch.loss_positions, rows, last, length)
-        return self.decoder.final_norm(picked)
+        # Only the m predicting states of each row are normalized: [B, m, D].
+        states = self.select_predicting(text, batch.loss_positions, rows, last, length)
+        return self.decoder.final_norm(states)
 
     def prefill(
         self,
@@ -197,49 +196,50 @@ class DecoderOnly(LanguageModel):
         capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads the rows given and makes room for `capacity` tokens more.
+        """Reads the given rows and allocates a cache for `capacity` more tokens.
 
         Args:
           tokens: rows, padded on the right.
-          lengths: real tokens of each row, at least 1 without a prompt.
-          capacity: tokens that may follow.
-          prompt_ids: which prompt each row has; see `Batch`.
+          lengths: number of real tokens of each row, at least 1 without a prompt.
+          capacity: maximum number of tokens to generate.
+          prompt_ids: prompt of each row; see `Batch`.
 
         Returns:
           the hidden state that predicts each row's next token, and the cache.
         """
-        soft = tokens - self.config.vocabulary_size
-        rows = RowInfo(lengths, lengths, None, prompt_ids, soft)
-        past, prefix, ahead = self.decoder.prefix_contexts(rows), self.prefix(), None
+        vector_ids = tokens - self.config.vocabulary_size
+        rows = RowInfo(lengths, lengths, None, prompt_ids, vector_ids)
+        past, prefix = self.decoder.prefix_contexts(rows), self.prefix()
         if prefix is not None:
-            ahead = self._prefix_stream(None)
-            assert ahead is not None
-            context = self.decoder.visible_to(ahead, rows).as_context(prefix.key_values)
-            past = (*past, context)
+            prompts = self._prefix_stream(None)
+            assert prompts is not None
+            prompts = self.decoder.visible_to(prompts, rows)
+            past = (*past, prompts.as_context(prefix.key_values))
         stream = self._text_stream(tokens, rows, None)
-        (hidden,), (made,) = self.decoder.run([stream], past=past, keep=True)
+        (hidden,), (key_values,) = self.decoder.run([stream], past=past, keep=True)
         last = None if prefix is None else prefix.last
-        picked = self.select_predicting(
+        # The token after the last one is predicted: position `lengths`, [B, 1, D].
+        states = self.select_predicting(
             hidden, lengths[:, None], rows, last, tokens.shape[1]
         )
         cache = Cache.create(
             self.config,
             lengths + self.decoder.prompt_count(),
-            past=(*past, stream.as_context(made)),
+            past=(*past, stream.as_context(key_values)),
             capacity=capacity,
         )
-        return self.decoder.final_norm(picked)[:, 0], cache
+        return self.decoder.final_norm(states)[:, 0], cache
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads one token more of each row; returns what predicts the next."""
+        """Reads one more token per row and returns the state that predicts the next."""
         embedded = self.token_embedder(tokens[:, None], self.config.dtype)
         stream = self._add_positions(cache.stream(embedded), None)
-        (hidden,), (made,) = self.decoder.run(
+        (hidden,), (key_values,) = self.decoder.run(
             [stream], past=cache.contexts(), keep=True
         )
-        return self.decoder.final_norm(hidden)[:, 0], cache.append(made)
+        return self.decoder.final_norm(hidden)[:, 0], cache.append(key_values)
 
     def _prefix_stream(self, key) -> Stream | None:
         stream = self.decoder.prefix_stream(key)
@@ -253,7 +253,7 @@ class DecoderOnly(LanguageModel):
         return self._add_positions(stream, optional_key(key, "input"))
 
     def _add_positions(self, stream: Stream, key) -> Stream:
-        """Adds learned positions, to prompt vectors too, then drops out."""
+        """Adds learned positions, also to prompt vectors, then applies dropout."""
         hidden = stream.hidden.astype(self.config.dtype)
         if self.position_embedder is not None:
             hidden = hidden + self.position_embedder(
@@ -266,13 +266,13 @@ class DecoderOnly(LanguageModel):
 def last_vectors(
     last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: RowInfo
 ) -> Float[Array, "#B #m D"]:
-    """The last vector of the prompt that each of some tokens stands behind."""
+    """Selects the last vector of the prompt that precedes each of some tokens."""
     ids, count = rows.prompt_ids, len(positions)
     if len(last) == 1:
-        return last[:, None]
+        return last[:, None]  # [1, 1, D]
     if ids is not None and ids.ndim == 2:
-        assert rows.segment_ids is not None  # prompts by example are of packed rows
-        segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)
-        own = jnp.take_along_axis(ids, jnp.maximum(segment - 1, 0), axis=1)
-        return last[own]
-    return select_prompts(last, count, ids)[:, None]
+        assert rows.segment_ids is not None  # only packed rows have [B, n] prompts
+        segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)  # [B, m]
+        prompt = jnp.take_along_axis(ids, jnp.maximum(segment - 1, 0), axis=1)
+        return last[prompt]  # [B, m, D]
+    return select_prompts(last, count, ids)[:, None]  # [B, 1, D]

@@ -1,9 +1,9 @@
-"""Weights in the host's pinned memory, which a block brings to the device for itself.
+"""Frozen weights in pinned host memory, copied to the device one block at a time.
 
-An array says in its type where it lies, inside a trace too, so that the models need no
-setting: what lies on the device is left alone. A loop over blocks brings one block's
-slice; wrapped as `rematerialization` wraps what is gathered from other devices, its
-backward pass brings it again and keeps no copy.
+The type of an array records its memory space, also while tracing, so the models need no
+setting: arrays on the device are left alone. The scan over blocks copies one block's
+slice. It is rematerialized like weights gathered from other devices: the backward pass
+copies the slice again instead of storing it.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ PINNED = "pinned_host"
 
 
 def any_on_host(parameters: Mapping[str, Array]) -> bool:
-    """Whether some of the parameters lie in the host's memory."""
+    """Returns whether any of the parameters is in host memory."""
     return any(is_on_host(leaf) for leaf in parameters.values())
 
 
 def move_to_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """The parameters, those of the host's memory brought to the device."""
+    """Copies those parameters to the device that are in host memory."""
     device = jax.memory.Space.Device
     return {
         path: jax.device_put(leaf, device) if is_on_host(leaf) else leaf
@@ -31,7 +31,7 @@ def move_to_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def put_in_pinned_memory(array: np.ndarray) -> Array:
-    """The array in the pinned memory of the first device's host."""
+    """Puts an array into the pinned memory of the first device's host."""
     device = jax.devices()[0]
     return jax.device_put(
         array, jax.sharding.SingleDeviceSharding(device, memory_kind=PINNED)
@@ -39,5 +39,5 @@ def put_in_pinned_memory(array: np.ndarray) -> Array:
 
 
 def is_on_host(leaf: Array) -> bool:
-    """Whether an array lies in the host's memory."""
+    """Returns whether an array is in host memory."""
     return jax.typeof(leaf).memory_space == HOST

@@ -1,4 +1,4 @@
-"""What every language model has: a vocabulary in and a vocabulary out."""
+"""The base of all language models: an embedding table in front and a head behind."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from prompt_tuning.models.layers import Head, TokenEmbedding
 from prompt_tuning.sharding import collectives
 
 Prefix = Any
-"""A tree of what a family of models keeps of its prefix."""
+"""A tree of arrays, defined by each family, that holds the result of the prefix."""
 
 
 class LanguageModel(nnx.Module):
-    """Token embedding and head; the families add what lies between.
+    """Token embedding and output head; each family adds the stacks between them.
 
     Attributes:
       token_embedder: the embedding table `[V, D]`.
-      head: untied output head `[V, D]`; None where the table is the head.
+      head: untied output head `[V, D]`; None if the embedding table is the head.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
@@ -33,14 +33,14 @@ class LanguageModel(nnx.Module):
         self.head = None if config.tied_head else Head(named_key(key, "head"), config)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> Prefix:
-        """Runs what stands before every row and sees none: once, whatever the rows.
+        """Runs the prompts that precede every row, once for the whole batch.
 
         Args:
-          key: for dropout; None for none.
+          key: random key for dropout; None disables dropout.
 
         Returns:
-          floating arrays alone, so that a gradient can be taken at them; None where
-          nothing of the kind is.
+          a tree of floating-point arrays only, so that a gradient can be taken with
+            respect to it; None if nothing runs ahead of the rows.
         """
         del key
         return None
@@ -52,12 +52,12 @@ class LanguageModel(nnx.Module):
         *,
         prefix: Prefix = None,
     ) -> Float[Array, "B m D"]:
-        """The hidden states that predict the targets at `batch.loss_positions`.
+        """Computes the hidden states that predict the targets at `loss_positions`.
 
         Args:
-          batch: rows, and the places in them that carry weight.
-          key: for dropout; None for none.
-          prefix: what `prefix` gave, where it was run before.
+          batch: the rows, and the positions in them that have a loss weight.
+          key: random key for dropout; None disables dropout.
+          prefix: result of `prefix`, if it was run before.
         """
         raise NotImplementedError
 
@@ -68,13 +68,13 @@ class LanguageModel(nnx.Module):
         capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads the rows given and makes room for `capacity` tokens more.
+        """Reads the given rows and allocates a cache for `capacity` more tokens.
 
         Args:
           tokens: rows, padded on the right.
-          lengths: real tokens of each row; 0 is of use with a prompt alone.
-          capacity: tokens that may follow.
-          prompt_ids: which prompt each row has; see `Batch`.
+          lengths: number of real tokens of each row; 0 requires a prompt.
+          capacity: maximum number of tokens to generate.
+          prompt_ids: prompt of each row; see `Batch`.
 
         Returns:
           the hidden state that predicts each row's next token, and the cache.
@@ -84,32 +84,32 @@ class LanguageModel(nnx.Module):
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads one token more of each row; returns what predicts the next."""
+        """Reads one more token per row and returns the state that predicts the next."""
         raise NotImplementedError
 
     def prompts(self) -> dict[str, Any]:
-        """The prompt modules by the stack that each is in: "encoder", "decoder"."""
+        """Returns the prompt modules by their stack, "encoder" or "decoder"."""
         stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
-        found = {name: getattr(stack, "prompt", None) for name, stack in stacks.items()}
-        return {name: prompt for name, prompt in found.items() if prompt is not None}
+        modules = {name: getattr(x, "prompt", None) for name, x in stacks.items()}
+        return {name: prompt for name, prompt in modules.items() if prompt is not None}
 
     @property
     def has_penalty(self) -> bool:
-        """Whether `penalty` may be other than 0, known before anything runs."""
+        """Whether `penalty` may be nonzero; known before anything runs."""
         return any(prompt.has_penalty for prompt in self.prompts().values())
 
     def penalty(self) -> Float[Array, ""]:
-        """What the prompts add to the loss of a training batch, once; 0 for most."""
+        """Penalty that the prompts add once to a training batch's loss; usually 0."""
         penalties = [prompt.penalty() for prompt in self.prompts().values()]
         return sum(penalties, jnp.zeros(()))
 
     def head_kernel(self) -> Float[Array, "V D"]:
-        """The output head, tied or not."""
+        """Kernel of the output head, tied or not."""
         head = self.token_embedder.embedding if self.head is None else self.head.kernel
         return head[...]
 
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
-        """Scores of every token, in float32."""
+        """Computes the scores of every token, in float32."""
         head = self.head_kernel().astype(hidden.dtype)
         logits = jnp.einsum(
             "...d,vd->...v",

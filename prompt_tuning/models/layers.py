@@ -58,8 +58,8 @@ class Dense(nnx.Module):
         scale: float = 1.0,
     ):
         size_in, size_out = sizes
-        start = jax.nn.initializers.normal(scale * size_in**-0.5)
-        stacked = (key, (layers, size_in, size_out), ("layers", *axes), start)
+        initializer = jax.nn.initializers.normal(scale * size_in**-0.5)
+        stacked = (key, (layers, size_in, size_out), ("layers", *axes), initializer)
         self.kernel, self.kernel_scale = (
             declare_quantized(*stacked)
             if dtype == QUANTIZED
@@ -123,7 +123,7 @@ class Norm(nnx.Module):
 def root_mean_square_norm(
     x: Float[Array, "*lead D"], scale: Float[Array, "D"], epsilon: float
 ) -> Float[Array, "*lead D"]:
-    """Computes `x / rms(x) * scale` in float32 (Zhang and Sennrich 2019, equation 4)."""
+    """Computes `x / rms(x) * scale` in float32 (Zhang and Sennrich 2019, eq. 4)."""
     wide = x.astype(jnp.float32)
     square = jnp.mean(wide * wide, -1, keepdims=True)  # [*lead, 1]
     normed = wide * jax.lax.rsqrt(square + epsilon)
@@ -233,13 +233,16 @@ class TokenEmbedding(Embedding):
         columns = collectives.vocabulary_shard(len(self.embedding))
         if columns.whole:
             return super().__call__(ids, dtype)
-        # An id past the end stands for a vector that a template places.
+        # An id past the end marks a prompt vector that a template inserts.
         ids = (
             collectives.gather_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
         )
-        found = super().__call__(ids, dtype)
-        own = (ids >= 0) & (ids < columns.count)
-        return collectives.reduce_scatter_rows(jnp.where(own[..., None], found, 0))
+        vectors = super().__call__(ids, dtype)
+        # Each id is in one shard; the other devices contribute zeros to the sum.
+        in_shard = (ids >= 0) & (ids < columns.count)
+        return collectives.reduce_scatter_rows(
+            jnp.where(in_shard[..., None], vectors, 0)
+        )
 
 
 class Head(nnx.Module):

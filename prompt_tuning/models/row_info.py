@@ -1,4 +1,4 @@
-"""What is known of the rows of a batch besides their embedded tokens."""
+"""Lengths, segments and prompts of a batch's rows, as the models need them."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,18 @@ from prompt_tuning.sharding import collectives
 
 
 class RowInfo(NamedTuple):
-    """Rows of text, each of one example or, packed, of up to `n`; see `Batch`.
+    """Rows of text, each with one example or, if packed, with up to `n`; see `Batch`.
 
     Attributes:
-      lengths: real tokens of each row.
-      prefix_lengths: given tokens of each row, or of each example of a packed one.
-      segment_ids: number of each token's example, from 1, 0 for padding; None where a
-        row is one example.
-      prompt_ids: which prompt each row has, or each example of a packed one; None where
-        there is one, or where rows are grouped by prompt.
-      soft: which vector of the prompt stands at each place, negative for text; read
-        where prompts are placed by a template.
+      lengths: number of real tokens of each row.
+      prefix_lengths: number of given tokens of each row, or of each example of a packed
+        row.
+      segment_ids: number of each token's example, from 1, and 0 for padding; None if
+        each row is one example.
+      prompt_ids: prompt of each row, or of each example of a packed row; None if there
+        is one prompt, or if rows are grouped by prompt.
+      vector_ids: index of the prompt vector at each position, negative for text; used
+        if a template inserts prompt vectors.
     """
 
     lengths: Int[Array, "B"]
@@ -34,7 +35,7 @@ class RowInfo(NamedTuple):
 
     @classmethod
     def from_inputs(cls, batch: Batch, vocabulary_size: int) -> "RowInfo":
-        """Those of a batch's `tokens`."""
+        """Describes the rows of a batch's `tokens`."""
         return cls(
             batch.lengths,
             batch.prefix_lengths,
@@ -45,7 +46,7 @@ class RowInfo(NamedTuple):
 
     @classmethod
     def from_targets(cls, batch: Batch) -> "RowInfo":
-        """Those of an encoder-decoder batch's `targets`, of which nothing is given."""
+        """Describes the rows of an encoder-decoder batch's targets, none of them given."""
         count, length = batch.targets.shape
         return cls(
             jnp.full(count, length),
@@ -61,52 +62,55 @@ class RowInfo(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """Most examples of a row, `n`."""
+        """Maximum number of examples in a row, `n`."""
         return self.prefix_lengths.shape[1] if self.prefix_lengths.ndim == 2 else 1
 
     def segments(self, length: int) -> Int[Array, "B T"]:
-        """Number of each token's example, 0 for padding, packed or not."""
+        """Numbers each token's example, 0 for padding, in packed and other rows."""
         if self.segment_ids is not None:
             return self.segment_ids
         return masks.real_tokens(self.lengths, length).astype(jnp.int32)
 
     def example_lengths(self, length: int) -> Int[Array, "B n"]:
-        """Real tokens of each example."""
+        """Counts the real tokens of each example."""
         numbers = jnp.arange(1, self.examples + 1)
+        # [B, T, n] -> [B, n]
         return (self.segments(length)[..., None] == numbers).sum(1)
 
     def positions_in_example(self, length: int) -> Int[Array, "#B T"]:
-        """How many tokens of its own example stand before each token."""
+        """Counts the tokens before each token in its example."""
         if self.segment_ids is None:
             return jnp.arange(length)[None]
         return positions_in_segment(self.segment_ids)
 
     def is_given(self, length: int) -> Bool[Array, "B T"]:
-        """Which tokens are given rather than completed."""
+        """Marks the tokens that are given instead of completed."""
         if self.segment_ids is None:
             return masks.real_tokens(self.prefix_lengths, length)
-        own = jnp.maximum(self.segment_ids - 1, 0)
-        of_token = jnp.take_along_axis(self.prefix_lengths, own, axis=1)
-        return (self.positions_in_example(length) < of_token) & (self.segment_ids > 0)
+        example = jnp.maximum(self.segment_ids - 1, 0)  # [B, T]
+        # [B, n] -> [B, T]: given tokens of each token's example.
+        given = jnp.take_along_axis(self.prefix_lengths, example, axis=1)
+        return (self.positions_in_example(length) < given) & (self.segment_ids > 0)
 
 
 def positions_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """How many tokens of its own example stand before each token of a packed row."""
-    place = jnp.arange(segment_ids.shape[1])
-    starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
-    return place - jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
+    """Counts the tokens before each token in its segment of a packed row."""
+    position = jnp.arange(segment_ids.shape[1])  # [T]
+    starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0  # [B, T]
+    # The running maximum is the position at which the current segment starts.
+    return position - jax.lax.cummax(jnp.where(starts, position, 0), axis=1)
 
 
 def check_groupable(rows: int, n: int) -> None:
-    """Refuses to group by `n` prompts what a mesh divides: each device has some rows.
+    """Checks that rows may be grouped by `n` prompts; a mesh must not shard them.
 
     Raises:
-      ValueError: with what to say in place of groups.
+      ValueError: if each device holds only some of the rows.
     """
     if collectives.row_range(rows).total != rows:
         raise ValueError(
-            f"rows that a mesh divides cannot be grouped by {n} prompts; say in "
-            "Batch.prompt_ids which prompt each row has"
+            f"rows that a mesh divides cannot be grouped by {n} prompts; set "
+            "Batch.prompt_ids to the prompt of each row"
         )
 
 
@@ -115,7 +119,7 @@ def select_prompts(
     rows: int,
     prompt_ids: Int[Array, "B"] | None,
 ) -> Float[Array, "_ *rest"]:
-    """What each of `rows` rows has of `N` things; one for all if `N` is 1."""
+    """Selects what each of `rows` rows has of `N` prompts; if `N` is 1, all share it."""
     if len(stacked) == 1:
         return stacked
     if prompt_ids is not None:

@@ -20,27 +20,27 @@ def token_losses(
     batch: Batch,
     key: Key[Array, ""] | None = None,
 ) -> TokenLoss:
-    """Runs the model; gives the outcome `[B, m]` at each of `batch.loss_positions`.
+    """Runs the model and returns the losses `[B, m]` at `batch.loss_positions`.
 
     Args:
       graph: the model's structure.
       parameters: all of its parameters.
       batch: one batch, without an accumulation axis.
-      key: for dropout; None for none.
+      key: random key for dropout; None disables dropout.
     """
     model = merged_model(graph, parameters)
     return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
 
 
 def merged_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
-    """The model with its parameters in place."""
+    """Returns the model with the given parameters."""
     return cast(LanguageModel, merge(graph, parameters))
 
 
 def row_nll(
     graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B"]:
-    """The weighted negative log likelihood of each row, in nats."""
+    """Computes each row's weighted negative log likelihood, in nats."""
     outcome = token_losses(graph, parameters, batch)
     return jnp.sum(batch.loss_weights * outcome.nll, axis=1)
 
@@ -53,15 +53,15 @@ def loss_sums(
     objective: Objective = NATS_PER_WEIGHT,
     prefix: Prefix = None,
 ) -> LossSums:
-    """What a batch adds up to.
+    """Computes the sums of an objective over a batch.
 
     Args:
       graph: the model's structure.
       parameters: all of its parameters.
       batch: one batch, without an accumulation axis.
-      key: for dropout; None for none.
-      objective: what is added up.
-      prefix: what the model's `prefix` gave, where it was run before.
+      key: random key for dropout; None disables dropout.
+      objective: the objective.
+      prefix: result of the model's `prefix`, if it was run before.
     """
     model = merged_model(graph, parameters)
     hidden = model.hidden(batch, key, prefix=prefix)

@@ -1,4 +1,9 @@
-"""The encoder-decoder model: T5 1.0 and 1.1, by the choices in its config."""
+"""The encoder-decoder model; its config makes it a T5 1.0 or 1.1.
+
+The encoder reads a batch's `tokens`, the decoder its `targets` shifted by one (Raffel
+et al. 2020). The bare model has no prompt; prompted encoders and decoders override what
+`Stack` returns for prompts.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,26 +28,12 @@ from prompt_tuning.sharding import collectives
 
 
 class Encoder(Stack):
-    """A stack in which all real tokens of a row see each other."""
+    """A stack in which all real tokens of a row attend to each other."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         super().__init__(
             key, config, layers=config.encoder_layers, cross=False, bidirectional=True
         )
-
-    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """What runs ahead of all rows, once for all of them; here nothing.
-
-        Args:
-          key: for dropout; None for none.
-        """
-        del key
-        return None
-
-    def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
-        """What `prefix_stream` gave, as rows of text see it."""
-        del rows
-        return stream
 
     def text_stream(
         self,
@@ -50,7 +41,7 @@ class Encoder(Stack):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """What runs for each row: here the text alone."""
+        """Returns the stream that runs for each row; here the text alone."""
         del key
         stream = encoder_stream(text, rows.lengths)
         if rows.segment_ids is None:
@@ -60,18 +51,18 @@ class Encoder(Stack):
 
 
 def encoder_stream(hidden: Float[Array, "R S D"], lengths: Int[Array, "_"]) -> Stream:
-    """Rows of which the first `lengths[b]` positions see each other."""
+    """Returns rows whose first `lengths[b]` positions attend to each other."""
     length = hidden.shape[1]
     mask = masks.encoder_mask(lengths, length)
     return Stream(hidden, jnp.arange(length)[None], mask, context_mask=mask)
 
 
 class EncoderPrefix(NamedTuple):
-    """A prompt that was run through the encoder ahead of the text.
+    """Result of running a prompt through the encoder ahead of the text.
 
     Attributes:
-      key_values: of the encoder's blocks, `[L, N, P, G, K]`.
-      cross: what the decoder's blocks make of the encoder's output, of that shape too.
+      key_values: keys and values in the encoder's blocks, `[L, N, P, G, K]`.
+      cross: keys and values of its output in the decoder's blocks, of the same shape.
     """
 
     key_values: KeyValues
@@ -79,7 +70,7 @@ class EncoderPrefix(NamedTuple):
 
 
 class EncoderDecoder(LanguageModel):
-    """One embedding table, an encoder, a decoder that looks at it, a head.
+    """Embedding table, encoder, decoder with cross-attention, head.
 
     Attributes:
       encoder: the bidirectional blocks.
@@ -99,13 +90,13 @@ class EncoderDecoder(LanguageModel):
         self.decoder = decoder(named_key(key, "decoder"), config, cross=True)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> EncoderPrefix | None:
-        """The prompt, run ahead of all rows where the encoder says that it can be."""
+        """Runs the prompt ahead of all rows, if the encoder allows it."""
         key = optional_key(key, "encoder")
         stream = self.encoder.prefix_stream(key)
         if stream is None:
             return None
-        (encoded,), (made,) = self._run_encoder([stream], (), key, keep=True)
-        return EncoderPrefix(made, self.decoder.cross_keys_values(encoded))
+        (encoded,), (key_values,) = self._run_encoder([stream], (), key, keep=True)
+        return EncoderPrefix(key_values, self.decoder.cross_keys_values(encoded))
 
     def hidden(
         self,
@@ -114,7 +105,7 @@ class EncoderDecoder(LanguageModel):
         *,
         prefix: EncoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
-        """The hidden states that predict the targets at `batch.loss_positions`."""
+        """Computes the hidden states that predict the targets at `loss_positions`."""
         inputs = RowInfo.from_inputs(batch, self.config.vocabulary_size)
         rows = RowInfo.from_targets(batch)
         shifted = self._decoder_inputs(batch.targets, rows)
@@ -134,14 +125,15 @@ class EncoderDecoder(LanguageModel):
             key=optional_key(key, "decoder"),
         )
         positions, length = batch.loss_positions, shifted.shape[1]
-        places = self.decoder.stream_positions(positions, rows, length)
-        picked = jnp.take_along_axis(hidden, places[..., None], axis=1, mode="clip")
-        return self._normalize_output(picked, key)
+        in_stream = self.decoder.stream_positions(positions, rows, length)  # [B, m]
+        # Only the m predicting states of each row are normalized: [B, m, D].
+        states = jnp.take_along_axis(hidden, in_stream[..., None], axis=1, mode="clip")
+        return self._normalize_output(states, key)
 
     def _decoder_inputs(
         self, targets: Int[Array, "B U"], rows: RowInfo
     ) -> Int[Array, "B U"]:
-        """The decoder's inputs: the start of each example, then its targets."""
+        """Returns the decoder's inputs: each example's start token, then its targets."""
         start = jnp.full_like(targets[:, :1], self.config.decoder_start_id)
         shifted = jnp.concatenate([start, targets[:, :-1]], axis=1)
         first = rows.positions_in_example(targets.shape[1]) == 0
@@ -168,62 +160,70 @@ class EncoderDecoder(LanguageModel):
         key: Key[Array, ""] | None = None,
         by_block: bool = False,
     ) -> tuple[Context, ...]:
-        """Runs the encoder; gives what the decoder's blocks see of its output.
+        """Runs the encoder and returns its output as the decoder's blocks attend to it.
 
         Args:
           tokens: rows, padded on the right.
-          rows: what is known of them.
-          readers: in packed rows, the example that each position of the decoder reads.
-          prefix: the prompt, where it was run before.
-          key: for dropout; None for none.
-          by_block: whether each block of the decoder makes its keys and values itself:
-            those of all blocks, and their gradients, are most of what a decoder keeps
-            that computes all else again.
+          rows: description of the rows.
+          readers: in packed rows, the example that each decoder position belongs to.
+          prefix: result of `prefix`, if it was run before.
+          key: random key for dropout; None disables dropout.
+          by_block: whether each block of the decoder computes its own keys and values.
+            Those of all blocks, with their gradients, are most of the memory of a
+            decoder that rematerializes everything else.
         """
         key = optional_key(key, "encoder")
         text = self.token_embedder(tokens, self.config.dtype)
         streams = [self.encoder.text_stream(text, rows, key)]
         past = self.encoder.prefix_contexts(rows)
-        ahead = self.encoder.prefix_stream(key)
-        made: list[KeyValues | Array] = []
-        if ahead is not None and prefix is not None:
-            past = (
-                *past,
-                self.encoder.visible_to(ahead, rows).as_context(prefix.key_values),
-            )
-            made.append(prefix.cross)
-        elif ahead is not None:
-            streams.insert(0, self.encoder.visible_to(ahead, rows))
+        prompts = self.encoder.prefix_stream(key)
+        sources: list[KeyValues | Array] = []
+        if prompts is not None:
+            visible = self.encoder.visible_to(prompts, rows)
+            if prefix is None:
+                streams.insert(0, visible)
+            else:
+                past = (*past, visible.as_context(prefix.key_values))
+                sources.append(prefix.cross)
         outputs, _ = self._run_encoder(streams, past, key)
-        made += outputs if by_block else map(self.decoder.cross_keys_values, outputs)
-        return self._cross_contexts(made, ahead, streams[-1], rows, readers)
+        sources += outputs if by_block else map(self.decoder.cross_keys_values, outputs)
+        return self._cross_contexts(sources, prompts, streams[-1], rows, readers)
 
     def _cross_contexts(
         self,
-        made: Sequence[KeyValues | Array],
-        ahead: Stream | None,
+        sources: Sequence[KeyValues | Array],
+        prompts: Stream | None,
         text: Stream,
         rows: RowInfo,
         readers: Int[Array, "B Q"] | None,
     ) -> tuple[Context, ...]:
-        """What the decoder sees of the encoder's output, the prompt's first."""
+        """Returns what the decoder attends to of the encoder's output, prompts first.
+
+        Args:
+          sources: keys and values, or output, of each encoder stream.
+          prompts: the stream of prompts that ran ahead, or None.
+          text: the encoder's stream of text.
+          rows: description of the rows.
+          readers: in packed rows, the example that each decoder position belongs to.
+        """
         mask = text.context_mask
         if readers is not None and text.segments is not None:
             mask = masks.segment_mask(readers, text.segments)
+            # Masks of the prompts are made for the decoder's positions, too.
             rows = rows._replace(segment_ids=readers)
-        seen = [] if ahead is None else [self.encoder.visible_to(ahead, rows)]
-        contexts = [(stream.context_mask, stream.context_rows) for stream in seen]
+        visible = [] if prompts is None else [self.encoder.visible_to(prompts, rows)]
+        contexts = [(stream.context_mask, stream.context_rows) for stream in visible]
         return tuple(
-            Context(key_values, mask, of_rows)
-            for key_values, (mask, of_rows) in zip(
-                made, (*contexts, (mask, None)), strict=True
+            Context(source, mask, context_rows)
+            for source, (mask, context_rows) in zip(
+                sources, (*contexts, (mask, None)), strict=True
             )
         )
 
     def _run_encoder(self, streams: Sequence[Stream], past, key, keep=False):
-        """The encoder's outputs, and the keys and values that it made if kept."""
+        """Returns the encoder's outputs, and its keys and values if `keep` is set."""
         rate = self.config.dropout_rate
-        entered = [
+        inputs = [
             dataclasses.replace(
                 stream,
                 hidden=dropout(
@@ -235,14 +235,14 @@ class EncoderDecoder(LanguageModel):
             )
             for i, stream in enumerate(streams)
         ]
-        hidden, made = self.encoder.run(
-            entered, past=past, key=optional_key(key, "blocks"), keep=keep
+        hidden, key_values = self.encoder.run(
+            inputs, past=past, key=optional_key(key, "blocks"), keep=keep
         )
-        normed = [self.encoder.final_norm(x) for x in hidden]
+        normed = [self.encoder.final_norm(x) for x in hidden]  # of each [R, S, D]
         return [
             dropout(x, rate, optional_key(key, f"output_{i}"), stream.dropout_index)
             for i, (x, stream) in enumerate(zip(normed, streams, strict=True))
-        ], made
+        ], key_values
 
     def prefill(
         self,
@@ -251,58 +251,62 @@ class EncoderDecoder(LanguageModel):
         capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Encodes the rows given, and makes room for `capacity` target tokens.
+        """Encodes the given rows and allocates a cache for `capacity` target tokens.
 
         Args:
           tokens: rows, padded on the right.
-          lengths: real tokens of each row.
-          capacity: tokens that may follow.
-          prompt_ids: which prompt each row has; see `Batch`.
+          lengths: number of real tokens of each row.
+          capacity: maximum number of tokens to generate.
+          prompt_ids: prompt of each row; see `Batch`.
 
         Returns:
           the hidden state that predicts each row's first target, and the cache.
         """
-        soft, none = tokens - self.config.vocabulary_size, jnp.zeros_like(lengths)
-        encoded = self.encode(tokens, RowInfo(lengths, none, None, prompt_ids, soft))
+        vector_ids = tokens - self.config.vocabulary_size
+        none = jnp.zeros_like(lengths)
+        inputs = RowInfo(lengths, none, None, prompt_ids, vector_ids)
+        encoded = self.encode(tokens, inputs)
+        # The decoder reads one start token per row.
         rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
         start = jnp.full_like(tokens[:, :1], self.config.decoder_start_id)
         stream, past = (
             self._target_stream(start, rows, None),
             self.decoder.prefix_contexts(rows),
         )
-        (hidden,), (made,) = self.decoder.run(
+        (hidden,), (key_values,) = self.decoder.run(
             [stream], past=past, cross=encoded, keep=True
         )
-        place = self.decoder.stream_positions(none[:, None], rows, 1)
-        picked = jnp.take_along_axis(hidden, place[..., None], axis=1)
+        in_stream = self.decoder.stream_positions(none[:, None], rows, 1)  # [B, 1]
+        states = jnp.take_along_axis(hidden, in_stream[..., None], axis=1)
         cache = Cache.create(
             self.config,
             rows.lengths + self.decoder.prompt_count(),
-            past=(*past, stream.as_context(made)),
+            past=(*past, stream.as_context(key_values)),
             capacity=capacity,
             cross=encoded,
         )
-        return self._normalize_output(picked, None)[:, 0], cache
+        return self._normalize_output(states, None)[:, 0], cache
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads one token more of each row; returns what predicts the next."""
+        """Reads one more token per row and returns the state that predicts the next."""
         embedded = self.token_embedder(tokens[:, None], self.config.dtype)
-        (hidden,), (made,) = self.decoder.run(
+        (hidden,), (key_values,) = self.decoder.run(
             [cache.stream(embedded)],
             past=cache.contexts(),
             cross=cache.cross,
             keep=True,
         )
-        return self._normalize_output(hidden, None)[:, 0], cache.append(made)
+        return self._normalize_output(hidden, None)[:, 0], cache.append(key_values)
 
     def _normalize_output(self, hidden, key):
+        """Applies the final norm, T5 1.0's scale and dropout."""
         normed = self.decoder.final_norm(hidden)
         if self.config.scale_tied_hidden:
             normed = normed * self.config.width**-0.5
-        places = DropoutIndex.for_rows(
+        index = DropoutIndex.for_rows(
             normed.shape, collectives.row_range(len(normed)).first
         )
-        own = optional_key(key, "output")
-        return dropout(normed, self.config.dropout_rate, own, places)
+        output_key = optional_key(key, "output")
+        return dropout(normed, self.config.dropout_rate, output_key, index)

@@ -1,8 +1,8 @@
 """Blocks, stacked and scanned, over one or more streams of rows.
 
-A prompt that the batch shares is a stream `[N, P, D]` beside the text `[B, T, D]`,
-which attends to both. What was run before (a cache, an encoder's output) comes in as
-`Context`.
+A prompt shared by the batch is a stream `[N, P, D]` next to the text `[B, T, D]`, and
+the text attends to both. Keys and values computed earlier (a cache, an encoder's
+output) are passed in as `Context`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,10 +52,10 @@ from prompt_tuning.sharding import collectives
 
 
 class RelativePositionBias(nnx.Module):
-    """T5's bias, one table for a whole stack.
+    """T5's relative position bias, shared by a whole stack (Raffel et al. 2020, 2.1).
 
     Attributes:
-      embedding: `[H, buckets]`.
+      embedding: bias of each head and bucket, `[H, buckets]`.
     """
 
     def __init__(
@@ -75,14 +75,15 @@ class RelativePositionBias(nnx.Module):
     def __call__(
         self, queries: Int[Array, "#R Q"], keys: Int[Array, "#R S"]
     ) -> Float[Array, "#R H Q S"]:
-        """The bias of every query position on every key position of its row."""
+        """Computes the bias of every query position against every key of its row."""
         bucket = relative_position_bucket(
             keys[:, None, :] - queries[:, :, None],
             bidirectional=self.bidirectional,
             buckets=self.buckets,
             maximum=self.maximum,
         )
-        # A product with ones and zeros: `Q * S` single numbers to look up are slow.
+        # A product with a one-hot array is faster than looking up `Q * S` numbers.
+        # [R, Q, S, buckets] -> [R, H, Q, S]
         hot = jax.nn.one_hot(bucket, self.buckets, dtype=self.embedding.dtype)
         return jnp.einsum("rqsb,hb->rhqs", hot, self.embedding[...])
 
@@ -90,10 +91,12 @@ class RelativePositionBias(nnx.Module):
 class Stack(nnx.Module):
     """All blocks of an encoder or a decoder, and the norm after them.
 
+    Subclasses override the methods below `run` to add prompts.
+
     Attributes:
       layers: the blocks, every parameter stacked on `L`.
-      final_norm: applied by the caller, on the positions that it needs.
-      relative_position_bias: T5's, else None.
+      final_norm: norm that the caller applies at the positions it needs.
+      relative_position_bias: T5's bias; None in other models.
     """
 
     def __init__(
@@ -136,68 +139,87 @@ class Stack(nnx.Module):
         """Runs streams through all blocks.
 
         Args:
-          streams: each sees those before it.
-          past: what was run before, and stands before each row.
+          streams: the streams; each attends to itself and to those before it.
+          past: keys and values that precede each row, computed earlier.
           cross: an encoder's output.
-          key: for dropout; None for none.
-          keep: whether the streams' own keys and values are returned.
+          key: random key for dropout; None disables dropout.
+          keep: whether to return the streams' own keys and values.
 
         Returns:
-          hidden states of each stream before the final norm, and what it made of keys
-          and values, stacked on `L` (none unless `keep`).
+          each stream's hidden states before the final norm, and its keys and values
+            stacked on `L` (none unless `keep`).
         """
         views = self._views(streams, past, cross)
         graph, parameters = split(self.layers)
         axes = logical_axes(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
         angles, numbers = self._angles(streams), position_numbers(views)
-        block_input = [stream.block_input for stream in streams]
-        values = tuple(entry and entry.values for entry in block_input)
+        block_inputs = [stream.block_input for stream in streams]
+        input_values = tuple(change and change.values for change in block_inputs)
 
         def body(hidden, layer):
-            parameters, (values, past, cross, key) = layer
-            hidden = apply_block_inputs(hidden, views, block_input, values)
+            # `layer` is one block's slice of everything that is stacked on L.
+            parameters, (input_values, past, cross, key) = layer
+            hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             whole = collectives.gather_parameters(move_to_device(parameters), axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded)
-            hidden, made = block(hidden, angles, numbers, views, past, cross, key)
-            return hidden, made if keep else ()
+            hidden, key_values = block(hidden, angles, numbers, views, past, cross, key)
+            return hidden, key_values if keep else ()
 
+        # Encoder outputs [B, S, D] whose keys and values each block computes itself.
         encoded = [
             None
-            if isinstance(made, KeyValues)
-            else collectives.copy_to_shards(made, "heads")
-            for made in (context.key_values for context in cross)
+            if isinstance(source, KeyValues)
+            else collectives.copy_to_shards(source, "heads")
+            for source in (context.key_values for context in cross)
         ]
-        hidden = flatten_streams([stream.hidden for stream in streams])
-        how = self.rematerialization
+        hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
+        policy = self.rematerialization
         if keep:
-            # Cut in three, the blocks' keys and values would have to be joined again.
-            how = how.without_skips()
+            # Skipped blocks split the scan, and keys and values would be concatenated.
+            policy = policy.without_skips()
         with jax.named_scope("blocks"):
             others = (
-                values,
+                input_values,
                 _stacked_key_values(past),
                 _stacked_key_values(cross),
                 keys,
             )
-            brings = _gathers_weights(axes) or any_on_host(parameters)
-            hidden, made = scan_blocks(
-                body, hidden, parameters, others, how, gathers=brings
+            gathers = _gathers_weights(axes) or any_on_host(parameters)
+            hidden, key_values = scan_blocks(
+                body, hidden, parameters, others, policy, gathers=gathers
             )
-        return split_streams(hidden, views), made
+        return split_streams(hidden, views), key_values
+
+    def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
+        """Returns the stream that runs once, ahead of all rows; None here.
+
+        Args:
+          key: random key for dropout; None disables dropout.
+        """
+        del key
+        return None
+
+    def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
+        """Returns the stream of `prefix_stream` as rows of text attend to it."""
+        del rows
+        return stream
 
     def prefix_contexts(self, rows: RowInfo) -> tuple[Context, ...]:
-        """Keys and values that no stream makes and that stand before each row: none."""
+        """Returns the trained keys and values that precede each row; none here."""
         del rows
         return ()
 
     def prompt_count(self) -> Count:
-        """Positions that stand among each example's text."""
+        """Number of prompt vectors within each example's positions."""
         return 0
 
     def cross_keys_values(self, encoded: Float[Array, "B S D"]) -> KeyValues:
-        """Keys and values of an encoder's output for every block, `[L, B, S, G, K]`."""
+        """Computes every block's keys and values of an encoder's output.
+
+        They have shape `[L, B, S, G, K]`.
+        """
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
         axes = logical_axes(self.layers.cross_attention)
@@ -209,18 +231,19 @@ class Stack(nnx.Module):
 
         if _gathers_weights(axes) or any_on_host(parameters):
             project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)
-        # One block after the other: together they would cast all kernels at once.
+        # One block at a time: a batched product would cast all kernels at once.
         return jax.lax.map(project, parameters)
 
     def _angles(self, streams: Sequence[Stream]) -> tuple[Array, Array] | None:
-        """Of the rotary embedding, for all positions of all streams."""
+        """Computes the rotary angles of all positions of all streams."""
         if self.config.positions != "rotary":
             return None
-        places = [
+        # Of each stream, [R, Q].
+        positions = [
             jnp.broadcast_to(stream.positions, stream.hidden.shape[:2])
             for stream in streams
         ]
-        return rotary_angles(flatten_streams(places), self.config)
+        return rotary_angles(flatten_streams(positions), self.config)
 
     def _views(
         self,
@@ -237,16 +260,17 @@ class Stack(nnx.Module):
             earlier += [
                 (s.context_mask, s.context_rows, s.key_positions) for s in streams[:i]
             ]
-            seen = [
+            before = [
                 AttentionView(mask, rows, self._bias(stream.positions, positions))
                 for mask, rows, positions in earlier
             ]
             rows, length, _ = stream.hidden.shape
-            # Within an example all positions count on, wherever the row starts it.
-            places = jnp.arange(length)[None]
-            own = AttentionView(stream.mask, None, self._bias(places, places))
+            # The bias depends on differences of positions, and within an example
+            # these are the same wherever in the row the example starts.
+            positions = jnp.arange(length)[None]  # [1, Q]
+            own = AttentionView(stream.mask, None, self._bias(positions, positions))
             first, total = stream.row_range
-            view = StreamView((rows, length), (*seen, own), encoded, first, total)
+            view = StreamView((rows, length), (*before, own), encoded, first, total)
             views.append(view)
         return tuple(views)
 
@@ -257,13 +281,13 @@ class Stack(nnx.Module):
 
 
 def _stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
-    """Keys and values of every block; None where each block makes its own."""
-    found = [context.key_values for context in contexts]
-    return tuple(made if isinstance(made, KeyValues) else None for made in found)
+    """Returns keys and values of all blocks; None where blocks compute their own."""
+    sources = [context.key_values for context in contexts]
+    return tuple(x if isinstance(x, KeyValues) else None for x in sources)
 
 
 def _gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
-    """Whether any of some parameters is put together where it is used."""
+    """Returns whether some parameter is sharded and gathered where it is used."""
     return any(
         collectives.needs_gather(known.names, path) for path, known in axes.items()
     )

@@ -68,7 +68,7 @@ def test_rows_grouped_by_prompt_are_not_divided():
     graph, parameters = dummies.with_prompt(config, prompts)
     layout = meshes.layout_of(MeshShape(data=2), config)
     batch = dummies.make_batch(config, dummies.random_rows(meshes.ROWS))
-    with pytest.raises(ValueError, match="cannot be grouped by 2 prompts; say in"):
+    with pytest.raises(ValueError, match="cannot be grouped by 2 prompts; set"):
         batch_losses(graph, layout, parameters, batch)
 
 
