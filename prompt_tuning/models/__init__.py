@@ -1,1 +1,1 @@
-"""What is frozen: configs, layers, and the prompted models built of them."""
+"""The frozen language models: layers, attention, blocks, stacks and the two families."""

@@ -59,11 +59,11 @@ class Attention(nnx.Module):
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
-        """Projects to queries; on a mesh, to those of this device's heads."""
+        """Projects to queries; on a mesh, for the heads of this device."""
         return self.query(x).reshape(*x.shape[:-1], -1, self.head_width)
 
     def keys_values(self, x: Float[Array, "*lead D"]) -> KeyValues:
-        """Projects to keys and values; on a mesh, to those of this device's heads."""
+        """Projects to keys and values; on a mesh, for the heads of this device."""
         shape = (*x.shape[:-1], -1, self.head_width)
         keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
         return KeyValues(*map(collectives.local_groups, (keys, values)))

@@ -65,7 +65,7 @@ class Decoder(Stack):
     def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Maps positions in the text to positions in its stream; here they are the same.
+        """Maps positions in the text to positions in its stream; here the same.
 
         Args:
           positions: positions of tokens in each row; `T` follows the last token.

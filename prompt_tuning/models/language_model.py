@@ -1,4 +1,4 @@
-"""The base of all language models: an embedding table in front and a head behind."""
+"""The base of all language models: an embedding table, the stacks, an output head."""
 
 from typing import Any
 

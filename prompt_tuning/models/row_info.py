@@ -46,7 +46,7 @@ class RowInfo(NamedTuple):
 
     @classmethod
     def from_targets(cls, batch: Batch) -> "RowInfo":
-        """Describes the rows of an encoder-decoder batch's targets, none of them given."""
+        """Describes the rows of an encoder-decoder batch's targets; none is given."""
         count, length = batch.targets.shape
         return cls(
             jnp.full(count, length),
@@ -119,7 +119,7 @@ def select_prompts(
     rows: int,
     prompt_ids: Int[Array, "B"] | None,
 ) -> Float[Array, "_ *rest"]:
-    """Selects what each of `rows` rows has of `N` prompts; if `N` is 1, all share it."""
+    """Selects what each of `rows` rows has of `N` prompts; all share a single one."""
     if len(stacked) == 1:
         return stacked
     if prompt_ids is not None:

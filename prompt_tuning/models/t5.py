@@ -133,7 +133,7 @@ class EncoderDecoder(LanguageModel):
     def _decoder_inputs(
         self, targets: Int[Array, "B U"], rows: RowInfo
     ) -> Int[Array, "B U"]:
-        """Returns the decoder's inputs: each example's start token, then its targets."""
+        """Returns the decoder's inputs: each example's start token and its targets."""
         start = jnp.full_like(targets[:, :1], self.config.decoder_start_id)
         shifted = jnp.concatenate([start, targets[:, :-1]], axis=1)
         first = rows.positions_in_example(targets.shape[1]) == 0
@@ -169,7 +169,7 @@ class EncoderDecoder(LanguageModel):
           prefix: result of `prefix`, if it was run before.
           key: random key for dropout; None disables dropout.
           by_block: whether each block of the decoder computes its own keys and values.
-            Those of all blocks, with their gradients, are most of the memory of a
+            Keys and values of all blocks, with their gradients, are most of the memory of a
             decoder that rematerializes everything else.
         """
         key = optional_key(key, "encoder")
