@@ -1,1 +1,1 @@
-"""Parts that everything else is built on; imports nothing else of the package."""
+"""Parts that all other rooms build on; imports nothing else of the package."""

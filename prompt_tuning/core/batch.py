@@ -1,4 +1,4 @@
-"""The batch: what a step is computed on."""
+"""The batch: the arrays that a training or evaluation step runs on."""
 
 import dataclasses
 from typing import Any
@@ -11,48 +11,48 @@ import jax
 class Batch:
     """Examples padded to one shape; with accumulation each array has a leading `A`.
 
-    Target `i` of a decoder-only row is token `i`, and is predicted by whatever stands
+    Target `i` of a decoder-only row is token `i`, and is predicted by the position
     before that token: for `i = 0` the last prompt vector, or nothing without a prompt
-    (its weight is zero then, as it is when token 0 is BOS). Target `i` of an
-    encoder-decoder is predicted by the decoder's input `i`, the target before it.
+    (its loss weight is zero then, as it is if token 0 is BOS). Target `i` of an
+    encoder-decoder is predicted by the decoder's input `i`, which is target `i - 1`.
 
     A packed row holds several examples, its *segments*, one after the other: at most
-    `n`, the same for all batches of a plan. Each is run as if it stood alone: with a
-    prompt of its own, with positions from its own start, and seeing no other. In a
-    packed encoder-decoder row a segment's first target is predicted by the start token,
-    not by the last target of the segment before: where `target_segment_ids` change, the
-    decoder's input is the start token.
+    `n`, which is the same for all batches of a plan. Each segment is run as if it were
+    alone: it has its own prompt, its positions count from its start, and it attends to
+    no other segment. In a packed encoder-decoder row the first target of a segment is
+    predicted by the start token instead of the last target of the segment before: the
+    decoder's input is the start token wherever `target_segment_ids` changes.
 
-    The fields are typed Any because transformations put their own leaves in a tree.
+    The fields have type Any because JAX transformations put their own leaves in them.
 
     Attributes:
       tokens: inputs, int32 `[B, T]`.
-      lengths: real tokens of each row of `tokens`, of all its segments, int32 `[B]`; 1
-        in a filling row, so that no softmax is over nothing.
+      lengths: number of real tokens in each row of `tokens`, all segments included,
+        int32 `[B]`; 1 in a row that only fills the batch, so that no softmax is empty.
       targets: int32 `[B, U]`; in a decoder-only batch the same as `tokens`.
-      loss_positions: indices of the targets that carry weight, int32 `[B, m]`, 0 where
-        a row has fewer.
-      loss_weights: their weights, float32 `[B, m]`, 0 where a row has fewer.
-      prefix_lengths: given tokens of each row (BOS included) before its first
-        completion token, int32 `[B]`; in packed rows of each segment, `[B, n]`, 0 where
-        a row has fewer; 0 in an encoder-decoder batch.
-      segment_ids: of packed rows, the number of each token's segment, from 1, and 0 for
-        padding, int32 `[B, T]`; None where each row is one example.
-      prompt_ids: which of the `N` prompts each row has, int32 `[B]`, and in packed rows
-        each segment, `[B, n]`; 0 where there is no example. None where there is one
-        prompt, or where the rows are grouped by prompt, `B / N` of each.
-      target_segment_ids: of packed encoder-decoder rows, the number of each target's
-        segment, as in `segment_ids`, int32 `[B, U]`; else None.
-      gold: of examples with `C` classes, the right one of each example, int32 `[B]`,
-        and -1 where there is no example; the rows of all other arrays are then `B * C`,
-        the classes of an example one after the other. None where a row is an example.
+      loss_positions: indices of the learned targets, int32 `[B, m]`, padded with 0 in
+        rows that have fewer.
+      loss_weights: loss weights of these targets, float32 `[B, m]`, padded with 0.
+      prefix_lengths: number of given tokens in each row (BOS included) before its first
+        completion token, int32 `[B]`; in packed rows that of each segment, `[B, n]`,
+        padded with 0; 0 in an encoder-decoder batch.
+      segment_ids: number of each token's segment in packed rows, from 1, and 0 for
+        padding, int32 `[B, T]`; None if each row is one example.
+      prompt_ids: which of the `N` prompts each row has, int32 `[B]`, or each segment of
+        a packed row, `[B, n]`; 0 without an example. None if there is one prompt, or if
+        the rows are grouped by prompt, `B / N` rows for each.
+      target_segment_ids: number of each target's segment in packed encoder-decoder
+        rows, as in `segment_ids`, int32 `[B, U]`; else None.
+      gold: correct class of each example that has `C` classes, int32 `[B]`, and -1
+        without an example; all other arrays then have `B * C` rows, with the classes of
+        an example in consecutive rows. None if each row is an example.
       columns: data columns that an objective reads, by name (`DataSource.columns`),
-        such as "advantages": values of the learned targets, float32 `[B, m]`, 0 where
-        a row has fewer.
-      example_weights: of examples with classes, what each weighs, float32 `[B]`, 0
-        where there is no example; None where each weighs 1, or a row is an example.
-      real_rows: 1 where a row holds an example, 0 where it is there to fill the batch,
-        int32 `[B]`; None where all hold one.
+        such as "advantages": values of the learned targets, float32 `[B, m]`, padded
+        with 0.
+      example_weights: weight of each example that has classes, float32 `[B]`, 0 without
+        an example; None if each weight is 1, or if each row is an example.
+      real_rows: 1 for rows with an example, 0 for rows that only fill the batch, int32
+        `[B]`; None if all rows have one.
     """
 
     tokens: Any

@@ -1,7 +1,8 @@
-"""A jitted step whose compiler leaves no memory behind.
+"""A jitted step that returns the compiler's memory before it runs.
 
-Compiling takes a hundred megabytes or more, which the C library keeps for itself once
-they are freed, and the step would take its own beside them. They are given back first.
+Compiling takes a hundred megabytes or more. The C library keeps them after they are
+freed, and the step would allocate its own memory on top; so they are returned to the
+system first.
 """
 
 import ctypes
@@ -16,35 +17,35 @@ class CompiledStep:
     """A function that is compiled once for each shape of batch.
 
     Attributes:
-      jitted: the function, jitted.
+      jitted: the jitted function.
     """
 
     def __init__(self, function: Callable[..., Any]):
-        """Wraps a function of (state, frozen, batch); the state is used up."""
+        """Wraps a function of (state, frozen, batch); the state is donated."""
         self.jitted = jax.jit(function, donate_argnums=0)
-        self._known: set[tuple[tuple[int, ...], ...]] = set()
+        self._compiled: set[tuple[tuple[int, ...], ...]] = set()
 
     def __call__(self, state: Any, frozen: Any, batch: Any) -> Any:
-        """Runs the step, after compiling it if the batch's shapes are new."""
+        """Runs the step, after compiling it if the batch has a new shape."""
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
-        if shapes not in self._known:
+        if shapes not in self._compiled:
             self.lower(state, frozen, batch).compile()
             return_freed_memory()
-            self._known.add(shapes)
+            self._compiled.add(shapes)
         return self.jitted(state, frozen, batch)
 
     @property
     def programs(self) -> int:
-        """How many programs it was compiled to."""
-        return len(self._known)
+        """Number of compiled programs."""
+        return len(self._compiled)
 
     def lower(self, state: Any, frozen: Any, batch: Any) -> jax.stages.Lowered:
-        """The program before it is compiled."""
+        """Returns the lowered program, before it is compiled."""
         return self.jitted.lower(state, frozen, batch)
 
 
 def return_freed_memory() -> None:
-    """Gives what was freed back to the system, where the C library has a call."""
+    """Returns freed memory to the system, if the C library has a call for that."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -1,8 +1,9 @@
-"""Dropout by places in the whole batch: the same mask on every mesh.
+"""Dropout whose mask is the same on every mesh.
 
-The random bits of a number are a function of the key and of where the number stands:
-its position among all positions of the batch and its column among all columns. A device
-that has some rows and some columns draws what one device would draw for them.
+The random bits of an element are a function of the key and of the element's index in
+the whole batch: the number of its position among all positions and its column among all
+columns. A device with a shard of the rows or columns draws the same bits for them as a
+single device would.
 """
 
 from typing import NamedTuple
@@ -14,11 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 
 class DropoutIndex(NamedTuple):
-    """Two numbers that tell a place from all others; they broadcast together.
+    """Two numbers that identify an element of the whole batch; they broadcast together.
 
     Attributes:
-      high: such as the position's number.
-      low: such as the column's.
+      high: for example the number of the element's position.
+      low: for example its column.
     """
 
     high: Int[Array, "..."]
@@ -28,15 +29,16 @@ class DropoutIndex(NamedTuple):
     def at_positions(
         cls, numbers: Int[Array, "*lead"], width: int, first: Int[Array, ""] | int = 0
     ) -> "DropoutIndex":
-        """Of `width` columns at each of some positions, from column `first` on."""
+        """Indexes columns `[first, first + width)` at the given positions."""
         return cls(numbers[..., None], first + jnp.arange(width))
 
     @classmethod
     def for_rows(
         cls, shape: tuple[int, ...], first: Int[Array, ""] | int = 0
     ) -> "DropoutIndex":
-        """Of rows `[R, Q, D]`, the first of which has the number `first`."""
+        """Indexes rows `[R, Q, D]`, the first of which has the index `first`."""
         rows, length, width = shape
+        # [R, Q]: number of each position.
         numbers = (first + jnp.arange(rows))[:, None] * length + jnp.arange(length)
         return cls.at_positions(numbers, width)
 
@@ -47,27 +49,27 @@ def dropout(
     key: Key[Array, ""] | None,
     index: DropoutIndex,
 ) -> Float[Array, "..."]:
-    """Zeroes each number with probability `rate` and scales the rest; no key, no-op.
+    """Zeroes each element with probability `rate` and scales the others up.
 
-    The mask is a function of key and places alone, so that a recomputed forward pass
-    draws it again bit for bit.
+    The mask depends on key and index only, so a rematerialized forward pass draws it
+    again bit for bit. Without a key, `x` is returned unchanged.
 
     Args:
-      x: numbers.
-      rate: a Python number from 0 to below 1.
+      x: input.
+      rate: a Python number, at least 0 and below 1.
       key: random key, or None.
-      index: of each number, `x`'s shape after broadcasting.
+      index: index of each element, which broadcasts to the shape of `x`.
     """
     if key is None or rate == 0.0:
         return x
-    kept = _keep_mask(key, rate, index, x.shape)
-    return jnp.where(kept, x / (1.0 - rate), 0).astype(x.dtype)
+    keep = _keep_mask(key, rate, index, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
 def _keep_mask(
     key: Key[Array, ""], rate: float, places: DropoutIndex, shape: tuple[int, ...]
 ) -> Bool[Array, "..."]:
-    """Threefry of the places (Salmon et al. 2011, section 3.3)."""
+    """Hashes the index with Threefry (Salmon et al. 2011, section 3.3)."""
     high, low = (jnp.broadcast_to(x, shape).astype(jnp.uint32) for x in places)
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     bits = jnp.bitwise_xor(*threefry2x32_p.bind(first, second, high, low))

@@ -1,7 +1,7 @@
-"""Who sees whom: pure functions, True where a query may attend to a key.
+"""Attention masks, as pure functions: True where a query may attend to a key.
 
-Every mask broadcasts to `[B, 1, Q, K]`. Rows are padded on the right, so a causal
-decoder needs no padding mask: no real token stands after padding.
+Every mask broadcasts to `[B, 1, Q, S]`. Rows are padded on the right, so a causal
+decoder needs no padding mask: padding follows all real tokens.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int
 from prompt_tuning.core.errors import InputError
 
 Count = int | Int[Array, ""]
-"""How many vectors a prompt has; an array where several prompts are padded to one."""
+"""Number of vectors of a prompt; an array if prompts are padded to one length."""
 
 ALWAYS = ("input->input", "input->prompt")
 PROMPT_TO_PROMPT = "prompt->prompt"
@@ -24,14 +24,15 @@ VISIBLE = (*ALWAYS, PROMPT_TO_PROMPT, PROMPT_TO_PROMPT_CAUSAL, PROMPT_TO_INPUT)
 
 @dataclasses.dataclass(frozen=True)
 class Visibility:
-    """What prompt vectors see, where text and prompt may see each other both ways.
+    """What prompt vectors attend to, where prompt and text attend in both directions.
 
-    Text sees itself and every prompt vector.
+    Text attends to text and to every prompt vector.
 
     Attributes:
-      causal: whether a vector sees only those before it; of no effect unless `prompt`.
-      prompt: whether it sees other vectors of its prompt at all; itself it always sees.
-      input: whether it sees text.
+      prompt: whether a vector attends to other vectors of its prompt; it always attends
+        to itself.
+      causal: whether it attends only to the vectors before it; ignored unless `prompt`.
+      input: whether it attends to text.
     """
 
     prompt: bool = True
@@ -40,9 +41,10 @@ class Visibility:
 
     @classmethod
     def from_names(cls, names: Iterable[str]) -> "Visibility":
-        """From the names that google-research/prompt-tuning gives to what is seen.
+        """Parses the names that google-research/prompt-tuning uses.
 
-        Of "prompt->prompt" and "prompt->prompt;causal" together the causal one holds.
+        If both "prompt->prompt" and "prompt->prompt;causal" are given, the causal one
+        wins.
 
         Raises:
           InputError: if a name is unknown.
@@ -59,31 +61,32 @@ class Visibility:
 
 
 def real_tokens(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B T"]:
-    """Marks the first `lengths[b]` of `length` places of each row."""
+    """Marks the first `lengths[b]` of `length` positions in each row."""
     return jnp.arange(length) < lengths[:, None]
 
 
 def encoder_mask(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B 1 1 K"]:
-    """All real tokens of a row see each other.
+    """Lets all real tokens of a row attend to each other.
 
     Args:
-      lengths: real tokens of each row; with a prompt, its vectors are counted.
-      length: keys in a row, padding included.
+      lengths: number of real tokens of each row, including prompt vectors.
+      length: number of keys in a row, padding included.
     """
     return real_tokens(lengths, length)[:, None, None, :]
 
 
 def decoder_causal_mask(length: int) -> Bool[Array, "1 1 Q K"]:
-    """Each position sees itself and what stands before it."""
+    """Lets each position attend to itself and to earlier positions."""
     return jnp.tri(length, dtype=bool)[None, None]
 
 
 def decoder_packed_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """Causal, and each example of a packed row sees itself alone; padding, padding.
+    """Causal mask within each segment of a packed row; padding attends to padding.
 
     Args:
-      segment_ids: number of each token's example.
+      segment_ids: number of each token's segment.
     """
+    # [B, 1, T, 1] == [B, 1, 1, T]
     same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     return decoder_causal_mask(segment_ids.shape[1]) & same
 
@@ -91,12 +94,13 @@ def decoder_packed_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"
 def segment_mask(
     queries: Int[Array, "B Q"], keys: Int[Array, "B K"]
 ) -> Bool[Array, "B 1 Q K"]:
-    """Each example of a packed row sees itself alone.
+    """Lets each segment of a packed row attend to itself only.
 
     Args:
-      queries: number of each position's example, 0 for padding.
-      keys: the same, of what is looked at.
+      queries: number of each query's segment, 0 for padding.
+      keys: number of each key's segment, 0 for padding.
     """
+    # [B, 1, Q, 1] == [B, 1, 1, S]
     same = queries[:, None, :, None] == keys[:, None, None, :]
     return same & (keys > 0)[:, None, None, :]
 
@@ -104,32 +108,37 @@ def segment_mask(
 def region_mask(
     is_prompt: Bool[Array, "#B S"], sees: Visibility
 ) -> Bool[Array, "#B 1 S S"]:
-    """Who sees whom where prompt and text may see each other both ways.
+    """Mask where prompt and text attend to each other in both directions.
 
     Args:
-      is_prompt: which positions are prompt vectors; those of one prompt are in order.
-      sees: what they see.
+      is_prompt: which positions are prompt vectors; the vectors of one prompt are in
+        order.
+      sees: what the vectors attend to.
     """
     length = is_prompt.shape[1]
     query, key = is_prompt[:, None, :, None], is_prompt[:, None, None, :]
     itself = jnp.eye(length, dtype=bool)
-    among = itself
+    # [S, S]: what a prompt vector sees of the vectors of its prompt.
+    within_prompt = itself
     if sees.prompt:
-        among = jnp.tri(length, dtype=bool) if sees.causal else jnp.ones_like(itself)
-    return ~query | jnp.where(key, among, sees.input)
+        within_prompt = (
+            jnp.tri(length, dtype=bool) if sees.causal else jnp.ones_like(itself)
+        )
+    # [B, 1, S, S]: text queries see everything.
+    return ~query | jnp.where(key, within_prompt, sees.input)
 
 
 def decoder_region_mask(
     region: Bool[Array, "B S"], is_prompt: Bool[Array, "B S"], sees: Visibility
 ) -> Bool[Array, "B 1 S S"]:
-    """Causal, but within a region prompt and given tokens see each other both ways.
+    """Causal mask, but prompt and given tokens attend in both directions.
 
-    With everything visible this is the third mask of Raffel et al. 2020, figure 3.
+    If everything is visible, this is the third mask of Raffel et al. 2020, figure 3.
 
     Args:
-      region: the positions of prompt vectors and given tokens.
-      is_prompt: which of them are prompt vectors.
-      sees: what these see.
+      region: positions of prompt vectors and given tokens.
+      is_prompt: positions of prompt vectors.
+      sees: what the vectors attend to.
     """
     query, key = region[:, None, :, None], region[:, None, None, :]
     inside = key & region_mask(is_prompt, sees)

@@ -1,8 +1,8 @@
-"""Who is trained, and by which optimiser.
+"""Parameter groups and their optimizers.
 
 A parameter group is a list of regular expressions and an optax transformation. Each
 expression must match a whole path; a parameter that no group matches is frozen: it is
-not differentiated, has no optimiser state and is never copied.
+not differentiated, has no optimizer state and is never copied.
 """
 
 import dataclasses
@@ -21,27 +21,29 @@ LearningRate = float | optax.Schedule
 
 
 def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
-    """A predicate: does any of the expressions match the whole path?
+    """Returns a predicate: does any of the expressions match the whole path?
 
     Raises:
-      InputError: if one is not a regular expression.
+      InputError: if one of them is not a regular expression.
     """
     compiled = []
     for regex in regexes:
         try:
             compiled.append(re.compile(regex))
         except re.error as problem:
-            raise InputError(f"{regex!r} is no regular expression: {problem}") from None
+            raise InputError(
+                f"{regex!r} is not a regular expression: {problem}"
+            ) from None
     return lambda path: any(pattern.fullmatch(path) for pattern in compiled)
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that one optimiser trains.
+    """Parameters that one optimizer trains.
 
     Attributes:
-      regexes: each fully matches the slash-joined paths of some parameters.
-      optimizer: what updates them.
+      regexes: expressions that each match the whole slash-joined path of a parameter.
+      optimizer: transformation that updates the parameters.
     """
 
     regexes: Sequence[str]
@@ -50,27 +52,28 @@ class ParameterGroup:
     def __post_init__(self):
         if isinstance(self.regexes, str):
             raise InputError(
-                f"ParameterGroup.regexes is {self.regexes!r}, expected a list of texts"
+                f"ParameterGroup.regexes is {self.regexes!r}, expected a list of "
+                "strings"
             )
         if not hasattr(self.optimizer, "update"):
             raise InputError(
                 f"ParameterGroup.optimizer is {self.optimizer!r}, expected an optax "
-                "transformation; write @adafactor() with its brackets"
+                "transformation; write @adafactor() with its parentheses"
             )
 
 
 def label(
     parameters: Iterable[str] | Mapping[str, Any], groups: Sequence[ParameterGroup]
 ) -> dict[str, int]:
-    """The index of the group that trains each path; frozen paths are left out.
+    """Returns the index of the group that trains each path; frozen paths are left out.
 
     Args:
-      parameters: paths; or arrays, abstract or not, by path, whose types are checked.
-      groups: who trains what.
+      parameters: paths; or arrays (or their shapes) by path, whose dtypes are checked.
+      groups: the parameter groups.
 
     Raises:
-      InputError: if an expression matches nothing, if two groups match one path, or if
-        a group would train a quantised parameter.
+      InputError: if an expression matches nothing, two groups match one path, or a
+        group would train a quantized parameter.
     """
     paths = list(parameters)
     labels: dict[str, int] = {}
@@ -85,7 +88,7 @@ def label(
                         f"parameter {path} is in two groups: {regex!r} of group "
                         f"{index} matches it, and so does group {labels[path]} "
                         f"({', '.join(map(repr, groups[labels[path]].regexes))}); "
-                        "let one of them go"
+                        "remove one of them"
                     )
     if not labels:
         raise InputError("no parameter group was given, so nothing would be trained")
@@ -100,7 +103,7 @@ def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) 
         shown = ", ".join(quantized[:3]) + (", ..." if len(quantized) > 3 else "")
         raise InputError(
             f"the parameter groups would train {len(quantized)} int8 parameters "
-            f"({shown}), and whole numbers have no gradient; match other paths, or set "
+            f"({shown}), and integers have no gradient; match other paths, or set "
             "Pretrained.parameter_dtype to 'float32' or 'bfloat16'"
         )
 
@@ -128,7 +131,7 @@ def partition(
 def group_optimizer(
     groups: Sequence[ParameterGroup], labels: Mapping[str, int]
 ) -> optax.GradientTransformation:
-    """One transformation for the trained parameters, each updated by its group's."""
+    """Builds one transformation that updates each parameter as its group sets."""
     transforms: dict[Hashable, optax.GradientTransformation] = {
         index: group.optimizer for index, group in enumerate(groups)
     }
@@ -136,10 +139,10 @@ def group_optimizer(
 
 
 def adafactor(learning_rate: LearningRate = 0.3) -> optax.GradientTransformation:
-    """The recipe of Lester et al. 2021: Adafactor without parameter scaling.
+    """Adafactor without parameter scaling, the recipe of Lester et al. 2021.
 
     Second moments decay with exponent 0.8, updates are clipped at RMS 1, and each step
-    multiplies the parameter by `1 - 1e-5` whatever the learning rate.
+    multiplies the parameter by `1 - 1e-5`, independent of the learning rate.
 
     Args:
       learning_rate: a number or an optax schedule.
@@ -159,12 +162,13 @@ def adamw(
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """AdamW, after clipping the gradient's global norm if asked.
+    """AdamW, after clipping the global norm of the gradient if `clip_norm` is set.
 
     Args:
       learning_rate: a number or an optax schedule.
-      weight_decay: times the learning rate, taken off the parameter each step.
-      clip_norm: largest global norm of the group's gradient.
+      weight_decay: fraction of the parameter subtracted per step, times the learning
+        rate.
+      clip_norm: maximum global norm of the group's gradient.
     """
     _check_rate(learning_rate)
     step = optax.adamw(learning_rate, weight_decay=weight_decay)
@@ -187,10 +191,10 @@ def warmup_linear_decay(
     """Linear warm-up to `peak`, then linear decay to `final_fraction` of it.
 
     Args:
-      peak: the largest learning rate.
-      steps: steps of the whole run.
-      warmup_steps: how many of them rise.
-      final_fraction: of `peak`, which the step after the last would have.
+      peak: maximum learning rate.
+      steps: number of steps of the whole run.
+      warmup_steps: number of steps of the warm-up.
+      final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
       InputError: if the warm-up is not shorter than the run.

@@ -1,8 +1,8 @@
-"""Parameters: declared once in a module, handled everywhere as a flat dict.
+"""Parameters: declared in modules, handled everywhere else as a flat dict by path.
 
-A model is a tree of NNX modules; everything outside the models sees
-`{"decoder/layers/mlp/up/kernel": array}`. Regular expressions, restoring, optimisers
-and files all speak of these paths.
+A model is a tree of NNX modules; outside `models` it is a structure and a dict such as
+`{"decoder/layers/mlp/up/kernel": array}`. Regular expressions, restoring, optimizers
+and files all refer to these paths.
 """
 
 import zlib
@@ -27,17 +27,17 @@ Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
 
 def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
-    """The key of one named part, whatever other parts there are."""
+    """Derives the key of a named part, independent of which other parts exist."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def optional_key(key: Key[Array, ""] | None, name: str) -> Key[Array, ""] | None:
-    """`named_key`, or None (no dropout) for None."""
+    """Returns `named_key`, or None (no dropout) for None."""
     return None if key is None else named_key(key, name)
 
 
 def fan_in(size_in: int) -> Initializer:
-    """Normal numbers of standard deviation `size_in ** -0.5`."""
+    """Returns a normal initializer with standard deviation `size_in ** -0.5`."""
     return jax.nn.initializers.normal(size_in**-0.5)
 
 
@@ -48,16 +48,16 @@ def declare(
     initializer: Initializer,
     dtype: str,
 ) -> nnx.Param:
-    """One parameter: shape, logical axes, initialiser and dtype in one place.
+    """Declares one parameter with its shape, logical axes, initializer and dtype.
 
-    In a model of dtype "int8" it is one of those that stay in bfloat16.
+    With dtype "int8" the parameter is one that stays in bfloat16.
 
     Raises:
-      ValueError: if there is not one axis name for each dimension.
+      ValueError: if there is not one axis name per dimension.
     """
     _check_axes(shape, axes)
-    kept = jnp.dtype(UNQUANTIZED if dtype == QUANTIZED else dtype)
-    return nnx.Param(initializer(key, shape, kept), axes=axes)
+    stored = jnp.dtype(UNQUANTIZED if dtype == QUANTIZED else dtype)
+    return nnx.Param(initializer(key, shape, stored), axes=axes)
 
 
 def declare_quantized(
@@ -66,14 +66,14 @@ def declare_quantized(
     axes: tuple[str, ...],
     initializer: Initializer,
 ) -> tuple[nnx.Param, nnx.Param]:
-    """A kernel `[L, in, out]` in int8, and its scales `[L, out]` in float32.
+    """Declares an int8 kernel `[L, in, out]` and its float32 scales `[L, out]`.
 
     Raises:
-      ValueError: if there is not one axis name for each dimension.
+      ValueError: if there is not one axis name per dimension.
     """
     _check_axes(shape, axes)
-    weights = initializer(key, shape, jnp.float32)
-    scale = channel_scale(weights)
+    weights = initializer(key, shape, jnp.float32)  # [L, in, out]
+    scale = channel_scale(weights)  # [L, out]
     kernel = nnx.Param(quantize(weights, scale), axes=axes)
     return kernel, nnx.Param(scale, axes=(*axes[:-2], axes[-1]))
 
@@ -84,7 +84,7 @@ def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Parameters]:
-    """Takes a model apart into its structure and its parameters by path."""
+    """Splits a model into its structure and its parameters by path."""
     graph, state = nnx.split(model)
     return graph, {
         "/".join(map(str, path)): leaf.get_value()
@@ -95,7 +95,7 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, Parameters]:
 def describe(
     build: Build, key: Key[Array, ""]
 ) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """The structure that `build` gives, and its parameters' shapes and types.
+    """Returns the structure that `build` makes, and the parameters' shapes and dtypes.
 
     Nothing is computed.
     """
@@ -124,12 +124,12 @@ def merge(graph: nnx.GraphDef, parameters: Mapping[str, Any]) -> nnx.Module:
 
 
 class ParameterAxes(NamedTuple):
-    """What is known of a parameter's dimensions.
+    """Logical axes of a parameter's dimensions.
 
     Attributes:
-      names: the logical axis of each.
-      partial_over: where it is whole, but each device uses it for its own part of a
-        dimension, that dimension's name; else None. See `parallel`.
+      names: logical axis of each dimension.
+      partial_over: logical axis of which each device uses its shard only, for a
+        parameter that is replicated; None for other parameters. See `sharding`.
     """
 
     names: tuple[str, ...]
@@ -137,10 +137,11 @@ class ParameterAxes(NamedTuple):
 
 
 def logical_axes(model: nnx.Module) -> dict[str, ParameterAxes]:
-    """What is known of the dimensions of each parameter, by path."""
-    found = {}
+    """Returns the logical axes of each parameter, by path."""
+    axes = {}
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         metadata = leaf.get_metadata()
-        axes = ParameterAxes(metadata["axes"], metadata.get("partial_over"))
-        found["/".join(map(str, path))] = axes
-    return found
+        axes["/".join(map(str, path))] = ParameterAxes(
+            metadata["axes"], metadata.get("partial_over")
+        )
+    return axes

@@ -1,4 +1,4 @@
-"""From the type of a token to the weight of its loss."""
+"""Loss weights of tokens, from their token types."""
 
 import math
 
@@ -20,23 +20,24 @@ def token_weights(
     use_token_type_ids: bool = False,
     prompt_loss_weight: float = 0.0,
 ) -> Float32[np.ndarray, "..."]:
-    """The weight of each token as a target: of the position that predicts it.
+    """Returns the loss weight of each token as a target.
 
-    The four cases and the meaning of the types are those of SambaFlow's training
-    ("Backpropagation best practices"): without `use_token_type_ids` every token
-    counts, whether there are types or not; with it, a prompt token (0) weighs
-    `prompt_loss_weight`, a completion token (1) and a separator (3) one, padding (2)
-    nothing.
+    The four cases and the meaning of the types follow SambaFlow's training
+    ("Backpropagation best practices"). Without `use_token_type_ids` every token has
+    weight 1, with or without types. With it, a prompt token (0) has
+    `prompt_loss_weight`, a completion token (1) and a separator (3) have 1, and padding
+    (2) has 0.
 
     Args:
-      token_types: 0 to 3 for each token, `shape`, or None where the data has none.
-      shape: of the weights.
+      token_types: type of each token, 0 to 3, of shape `shape`; None if the data has
+        none.
+      shape: shape of the weights.
       use_token_type_ids: whether the types decide.
       prompt_loss_weight: weight of a prompt token, 0 or more.
 
     Raises:
-      InputError: if the types are asked for and missing, of another shape or outside
-        0 to 3, or if `prompt_loss_weight` is negative or not finite.
+      InputError: if the types are required and missing, have another shape or are
+        outside 0 to 3, or if `prompt_loss_weight` is negative or not finite.
     """
     if not math.isfinite(prompt_loss_weight) or prompt_loss_weight < 0:
         raise InputError(
@@ -48,16 +49,16 @@ def token_weights(
     if token_types is None:
         raise InputError(
             "use_token_type_ids is set, but the data has no token_type_ids: add them "
-            "to the data, or unset use_token_type_ids to learn every token"
+            "to the data, or unset use_token_type_ids to train on every token"
         )
     if token_types.shape != shape:
         raise InputError(
-            f"token_type_ids have shape {token_types.shape}, expected {shape}, that of "
-            "input_ids"
+            f"token_type_ids have shape {token_types.shape}, expected {shape}, the "
+            "shape of input_ids"
         )
     if token_types.size and not 0 <= token_types.min() <= token_types.max() <= 3:
         raise InputError(
-            f"token_type_ids go from {token_types.min()} to {token_types.max()}, "
+            f"token_type_ids range from {token_types.min()} to {token_types.max()}, "
             "expected 0 (prompt), 1 (completion), 2 (padding) or 3 (separator)"
         )
     weight_of_type = np.zeros(4, np.float32)

@@ -1,1 +1,1 @@
-"""The frozen language models: layers, attention, blocks, stacks and the two families."""
+"""The frozen language models: layers, attention, blocks, stacks, families."""

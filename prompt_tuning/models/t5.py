@@ -169,8 +169,8 @@ class EncoderDecoder(LanguageModel):
           prefix: result of `prefix`, if it was run before.
           key: random key for dropout; None disables dropout.
           by_block: whether each block of the decoder computes its own keys and values.
-            Keys and values of all blocks, with their gradients, are most of the memory of a
-            decoder that rematerializes everything else.
+            Keys and values of all blocks, with their gradients, are most of the memory
+            of a decoder that rematerializes everything else.
         """
         key = optional_key(key, "encoder")
         text = self.token_embedder(tokens, self.config.dtype)

@@ -420,7 +420,7 @@ def test_values_that_are_not_what_they_should_be(tmp_path):
         ("Run.groups=@ParameterGroup()", ("Run.groups is no list",)),
         ("Run.model=@Pretrained", ("Run.model", "expected @Pretrained()")),
         ("ParameterGroup.optimizer=@adafactor", ("expected an optax", "@adafactor()")),
-        ("ParameterGroup.regexes='.*'", ("regexes is '.*'", "list of texts")),
+        ("ParameterGroup.regexes='.*'", ("regexes is '.*'", "list of strings")),
         ("adafactor.learning_rate='0.3'", ("learning_rate is '0.3'", "a number")),
     ]
     bindings = [binding for binding, _ in cases]

@@ -33,7 +33,7 @@ def test_no_expression_matches_nothing():
 
 
 def test_what_is_no_expression_is_refused():
-    with pytest.raises(InputError, match=r"'\*/prompt' is no regular expression"):
+    with pytest.raises(InputError, match=r"'\*/prompt' is not a regular expression"):
         parameter_groups.match_any(["*/prompt"])
 
 

@@ -320,7 +320,7 @@ def test_a_policy_of_jax_is_taken_too():
         ({"policy": "all"}, "policy is 'all', expected one of 'none', 'dots'"),
         ({"policy": "names"}, "names are for policy 'names', which needs some"),
         ({"names": ["up"]}, "names are for policy 'names', which needs some"),
-        ({"policy": "names", "names": "up"}, "expected a list of texts"),
+        ({"policy": "names", "names": "up"}, "expected a list of strings"),
         ({"policy": "dots", "skip_last": -1}, "skip_last is -1, expected a number"),
         ({"skip_first": 2}, "its policy is 'none' and nothing is offloaded"),
     ],
