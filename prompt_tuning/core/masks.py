@@ -24,7 +24,7 @@ VISIBLE = (*ALWAYS, PROMPT_TO_PROMPT, PROMPT_TO_PROMPT_CAUSAL, PROMPT_TO_INPUT)
 
 @dataclasses.dataclass(frozen=True)
 class Visibility:
-    """What prompt vectors attend to, where prompt and text attend in both directions.
+    """Keys of prompt vectors, where prompt and text attend in both directions.
 
     Text attends to text and to every prompt vector.
 

@@ -1,8 +1,8 @@
-"""What a frozen model is made of, as named choices.
+"""Configuration of a frozen model, as named choices.
 
 One description covers the decoder-only families (Llama, Qwen2, GPT-2) and the
-encoder-decoder one (T5 1.0 and 1.1): they differ in the norm, in how positions enter,
-in the feed-forward layer, in their biases and in the head, and in nothing else.
+encoder-decoder family (T5 1.0 and 1.1). They differ only in the norm, the positions,
+the feed-forward layer, the biases and the head.
 """
 
 import dataclasses
@@ -28,17 +28,18 @@ FLOAT16_REASON = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """How a model's rotary frequencies were lowered to reach further (Llama 3.1).
+    """Scaling of a model's rotary frequencies for longer contexts (Llama 3.1).
 
     Wavelengths above `original_positions / low_frequency_factor` are stretched by
-    `factor`, those below `original_positions / high_frequency_factor` are left, and
-    between them the two are mixed. Equal factors of 0 stretch all ("linear").
+    `factor`, those below `original_positions / high_frequency_factor` are unchanged,
+    and those between are interpolated. Two factors of 0 stretch all wavelengths
+    ("linear").
 
     Attributes:
-      factor: by which low frequencies are divided.
+      factor: divisor of the low frequencies.
       low_frequency_factor: see above.
       high_frequency_factor: see above.
-      original_positions: positions that the model was first trained on.
+      original_positions: context length that the model was first trained with.
     """
 
     factor: float
@@ -49,48 +50,48 @@ class RotaryScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape and the named choices of one frozen model.
+    """Shape and named choices of one frozen model.
 
     Attributes:
       architecture: decoder-only or encoder-decoder.
-      vocabulary_size: rows `V` of the embedding table, padding rows included.
+      vocabulary_size: number of rows `V` of the embedding table, padding included.
       width: model width `D`.
       feed_forward_width: `F`.
-      layers: blocks `L` of the decoder.
-      encoder_layers: blocks of the encoder; 0 for a decoder-only model.
-      heads: query heads `H`.
-      key_value_heads: key/value heads `G`; `H` is a multiple of it.
+      layers: number of blocks `L` of the decoder.
+      encoder_layers: number of blocks of the encoder; 0 in a decoder-only model.
+      heads: number of query heads `H`.
+      key_value_heads: number of key/value heads `G`, of which `H` is a multiple.
       head_width: `K`.
       norm: root-mean-square (scale only) or layer norm (scale and bias).
       norm_epsilon: added to the mean square.
       positions: rotary on queries and keys, a learned table added to the input, or
         T5's relative position bias on the scores.
-      maximum_positions: the longest sequence, prompt vectors included; None if the
-        positions have no end (T5).
+      maximum_positions: maximum sequence length, prompt vectors included; None if
+        positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
-      rotary_scaling: how they were lowered, or None.
-      relative_buckets: buckets of the relative position bias.
-      relative_maximum_distance: distance from which all share the last bucket.
-      activation: of the feed-forward layer.
+      rotary_scaling: scaling of the rotary frequencies, or None.
+      relative_buckets: number of buckets of the relative position bias.
+      relative_maximum_distance: distance from which all keys share the last bucket.
+      activation: activation function of the feed-forward layer.
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
-      biases: which projections have one.
+      biases: which projections have a bias.
       tied_head: whether the head is the embedding table.
-      scale_tied_hidden: whether a tied head sees hidden states times `D ** -0.5`
-        (T5 1.0).
+      scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
+        tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
-        into the initialisation of the query projection.
+        factor into the initialization of the query projection.
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
-      pad_id: token in the place of padding; any, since lengths are kept apart.
+      pad_id: token used as padding; any token, as lengths are stored separately.
       decoder_start_id: first input of an encoder-decoder's decoder.
-      dropout_rate: of embeddings, attention weights, feed-forward activations and
-        block outputs, in training only.
-      compute_dtype: of activations, "float32" or "bfloat16".
-      rematerialization: what the backward pass computes again.
-      encoder_rematerialization: the same of the encoder; as in the decoder if None.
-      parameter_dtype: of the frozen weights, "float32" or "bfloat16"; or "int8" for
-        the projections of the blocks, with one scale for each output channel, and
-        bfloat16 for all else.
+      dropout_rate: dropout rate of embeddings, attention weights, feed-forward
+        activations and block outputs, in training only.
+      compute_dtype: dtype of activations, "float32" or "bfloat16".
+      rematerialization: which activations the backward pass recomputes.
+      encoder_rematerialization: the same for the encoder; as in the decoder if None.
+      parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8"
+        for the projections of the blocks, with one scale per output channel, and
+        bfloat16 for everything else.
     """
 
     architecture: Architecture
@@ -138,8 +139,8 @@ class ModelConfig:
             )
         if self.positions == "relative" and self.architecture == "decoder_only":
             raise InputError(
-                "relative positions are for encoder-decoder models: a decoder-only "
-                "model's rows stand at positions of their own"
+                "relative positions are for encoder-decoder models: the rows of a "
+                "decoder-only model each have their own positions"
             )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
@@ -153,20 +154,20 @@ class ModelConfig:
 
     @property
     def encoder_policy(self) -> Rematerialization:
-        """What the encoder's backward pass computes again."""
+        """Rematerialization of the encoder."""
         return self.encoder_rematerialization or self.rematerialization
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of activations."""
+        """Dtype of activations."""
         return jnp.dtype(self.compute_dtype)
 
 
 def check_dtype(name: str, value: str) -> None:
-    """Refuses every floating type but the two that training is stable in.
+    """Checks that a dtype is one of those in which training is stable.
 
     Raises:
-      InputError: for float16 (with the reason), for int8 as anything but the type of
+      InputError: for float16 (with the reason), for int8 other than as the dtype of
         weights, and for any unknown name.
     """
     if value in ("float16", "half", "fp16"):
@@ -192,21 +193,22 @@ def t5_config(
     version: Literal["1.0", "1.1"] = "1.1",
     **choices,
 ) -> ModelConfig:
-    """The config of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
+    """Returns the config of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
 
     Args:
       width: `D`.
       feed_forward_width: `F`.
-      layers: blocks of the decoder, and of the encoder unless `encoder_layers` says.
+      layers: number of blocks of the decoder, and of the encoder unless
+        `encoder_layers` is given.
       heads: `H`.
       head_width: `K`; `H * K` may differ from `D`.
-      encoder_layers: blocks of the encoder.
+      encoder_layers: number of blocks of the encoder.
       vocabulary_size: `V`.
       version: "1.0" or "1.1".
       **choices: any other field of `ModelConfig` that describes the checkpoint.
 
     Raises:
-      InputError: for a version that is not known, and for what `Pretrained` chooses.
+      InputError: for an unknown version, and for fields that `Pretrained` sets.
     """
     if version not in ("1.0", "1.1"):
         raise InputError(f"T5 version is {version!r}, expected '1.0' or '1.1'")
@@ -218,7 +220,7 @@ def t5_config(
         "encoder_rematerialization",
     }
     if elsewhere:
-        raise InputError(f"set Pretrained.{min(elsewhere)} in place of t5_config's")
+        raise InputError(f"set Pretrained.{min(elsewhere)} instead of t5_config's")
     original = version == "1.0"
     return ModelConfig(
         **{

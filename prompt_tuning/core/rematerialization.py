@@ -1,12 +1,13 @@
-"""What of the blocks' activations is kept for the backward pass, and where.
+"""Rematerialization: which activations of the blocks are saved for the backward pass.
 
-Kept is either the outcome of a forward pass or what it is made again from (Chen et al.
-2016). A block's *outer* activation is what enters it, its *inner* ones are all else:
-the first can be moved to the host's memory, the second computed again, or both.
+An activation is either saved, on the device or in host memory, or recomputed from what
+is saved (Chen et al. 2016). A block's *outer* activation is its input, its *inner*
+activations are all others: the outer one can be offloaded to host memory, the inner
+ones can be recomputed, or both.
 
-Whatever the policy, weights that a block gathers or reads from the stack of all blocks
-are gathered and read again: kept for the backward pass they would be a second copy of
-the model.
+Under every policy, weights that a block gathers from other devices or slices from the
+stack of all blocks are gathered and sliced again: saving them for the backward pass
+would make a second copy of the model.
 """
 
 import contextlib
@@ -28,10 +29,10 @@ POLICIES = ("none", "dots", "attention", "names", "nothing")
 BLOCK_INPUT = "block_input"
 ATTENTION = "attention"
 
-# Summed over devices: made again, it would be sent again.
+# Sums over devices: recomputing one would repeat the communication.
 SUMS = frozenset({"psum", "psum_invariant", "psum2", "reduce_scatter"})
-# Of a block that is not computed again: what takes products, sums over devices or
-# random numbers to make. A mask of dropout is a comparison's outcome, a byte each.
+# Saved in a block that is not rematerialized: outputs of products, of sums over devices
+# and of random numbers. A dropout mask is the output of a comparison, one byte each.
 EXPENSIVE = SUMS | {"dot_general", "exp", "ge"}
 
 Tree = TypeVar("Tree")
@@ -45,26 +46,27 @@ _offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
     offload_dst="pinned_host",
 )
 _seen_names: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar(
-    "names met", default=None
+    "seen names", default=None
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rematerialization:
-    """What of a stack's activations is kept for the backward pass, and where.
+    """Which activations of a stack are saved for the backward pass, and where.
 
     Attributes:
-      policy: which inner activations are kept, the others being computed again:
-        "none" of them is computed again; "dots" keeps the outcome of each projection;
-        "attention" keeps that of attention, before its output projection; "names" keeps
-        those that `names` lists; "nothing" keeps none, so that each block runs twice.
-      names: of policy "names": what `named` calls "query", "keys", "values",
-        "attention", "gate" and "up" in the blocks, and what it calls in yours.
-      skip_first: so many blocks at the start compute nothing but element-wise
-        operations again, and offload nothing.
-      skip_last: so many at the end.
-      offload: whether what enters each block is moved to the host's pinned memory, and
-        back when the backward pass comes to the block.
+      policy: which inner activations are saved, while the others are recomputed: "none"
+        recomputes nothing; "dots" saves the output of each projection; "attention"
+        saves the output of attention before its output projection; "names" saves the
+        activations listed in `names`; "nothing" saves none, so that each block runs
+        twice.
+      names: names for the policy "names": the blocks name "query", "keys", "values",
+        "attention", "gate" and "up", and your code may name others with `named`.
+      skip_first: number of blocks at the start that recompute only element-wise
+        operations and offload nothing.
+      skip_last: number of such blocks at the end.
+      offload: whether each block's input is moved to the host's pinned memory, and back
+        when the backward pass reaches the block.
 
     Raises:
       InputError: if the fields contradict each other.
@@ -85,9 +87,9 @@ class Rematerialization:
             )
         if isinstance(self.names, str) or not isinstance(self.names, Sequence):
             raise InputError(
-                f"Rematerialization.names is {self.names!r}, expected a list of texts"
+                f"Rematerialization.names is {self.names!r}, expected a list of strings"
             )
-        # Part of a model's structure, by which compiled programs are found.
+        # Part of a model's structure, which is a key of compiled programs: hashable.
         object.__setattr__(self, "names", tuple(self.names))
         if bool(self.names) != (self.policy == "names"):
             raise InputError(
@@ -105,57 +107,63 @@ class Rematerialization:
                 )
         if self.skipped_blocks and not self.active:
             raise InputError(
-                f"Rematerialization leaves out {self.skip_first} blocks at the start "
-                f"and {self.skip_last} at the end, but its policy is 'none' and "
-                "nothing is offloaded: choose a policy, or leave out no block"
+                f"Rematerialization skips {self.skip_first} blocks at the start and "
+                f"{self.skip_last} at the end, but its policy is 'none' and nothing is "
+                "offloaded: choose a policy, or skip no block"
             )
 
     @property
     def active(self) -> bool:
-        """Whether anything is computed again or moved."""
+        """Whether anything is recomputed or offloaded."""
         return self.policy != "none" or self.offload
 
     @property
     def skipped_blocks(self) -> int:
-        """How many blocks are left out."""
+        """Number of blocks that are skipped."""
         return self.skip_first + self.skip_last
 
     def without_skips(self) -> "Rematerialization":
-        """The same, with no block left out."""
+        """Returns the same policy for all blocks, with none skipped."""
         return dataclasses.replace(self, skip_first=0, skip_last=0)
 
     def check_layers(self, stack: str, layers: int) -> None:
-        """Refuses to leave out every block.
+        """Checks that some block is not skipped.
 
         Args:
           stack: "encoder" or "decoder", for the message.
-          layers: blocks of it.
+          layers: number of its blocks.
 
         Raises:
-          InputError: with the numbers.
+          InputError: if all blocks are skipped.
         """
         if self.skipped_blocks and self.skipped_blocks >= layers:
             raise InputError(
-                f"Rematerialization leaves out {self.skip_first} + {self.skip_last} "
-                f"blocks of a {stack} that has {layers}: leave out fewer, or choose "
-                "the policy 'none'"
+                f"Rematerialization skips {self.skip_first} + {self.skip_last} blocks "
+                f"of a {stack} that has {layers}: skip fewer, or choose the policy "
+                "'none'"
             )
 
 
 def named(x: Tree, name: str) -> Tree:
-    """Gives an activation a name by which the policy "names" may keep it."""
-    met = _seen_names.get()
-    if met is not None:
-        met.add(name)
+    """Names an activation, so that the policy "names" can save it."""
+    seen = _seen_names.get()
+    if seen is not None:
+        seen.add(name)
     return checkpoint_name(x, name)
 
 
 @dataclasses.dataclass(frozen=True)
 class _SavePolicy:
-    """A policy of `jax.checkpoint`: what is kept of what a function computes.
+    """A `jax.checkpoint` policy that lists what is saved and refuses everything else.
 
-    It names what is kept, and so refuses what is not listed: `all_gather`, the slice of
-    a stack of weights, and what is cast of either.
+    Everything else includes `all_gather`, the slice of a stack of weights, and casts of
+    either.
+
+    Attributes:
+      primitives: names of primitives whose outputs are saved.
+      names: names of activations that are saved.
+      projections: whether outputs of projections are saved.
+      offload: whether the block's input is offloaded.
     """
 
     primitives: frozenset[str] = frozenset()
@@ -170,25 +178,26 @@ class _SavePolicy:
                 return _offloaded(primitive, *inputs, **parameters)
             return name in self.names
         if self.projections and primitive.name == "dot_general":
-            # Scores have batch axes; there are as many as pairs of positions.
+            # A product with batch axes makes attention scores, one for each pair of
+            # positions; projections have no batch axes.
             _, batch_axes = parameters["dimension_numbers"]
             return not any(batch_axes)
         return primitive.name in self.primitives
 
 
 ALL_BUT_WEIGHTS = _SavePolicy(EXPENSIVE)
-"""Keeps all that is dear to compute and no weight that was gathered."""
+"""Saves everything that is expensive to compute, and no gathered weight."""
 
 
-def _save_policy(how: Rematerialization) -> _SavePolicy:
-    kept = {
+def _save_policy(settings: Rematerialization) -> _SavePolicy:
+    policy = {
         "none": ALL_BUT_WEIGHTS,
         "dots": _SavePolicy(SUMS, projections=True),
         "attention": _SavePolicy(names=frozenset({ATTENTION})),
-        "names": _SavePolicy(names=frozenset(how.names)),
+        "names": _SavePolicy(names=frozenset(settings.names)),
         "nothing": _SavePolicy(),
-    }[how.policy]
-    return dataclasses.replace(kept, offload=how.offload)
+    }[settings.policy]
+    return dataclasses.replace(policy, offload=settings.offload)
 
 
 def rematerialized(
@@ -197,34 +206,35 @@ def rematerialized(
     *,
     in_scan: bool = False,
 ) -> Callable[..., Tree]:
-    """A function whose backward pass computes again what a policy does not keep.
+    """Returns a function whose backward pass recomputes what a policy does not save.
 
-    Arguments, keyword arguments and outputs are any trees. Of their leaves arrays are
-    traced; all others (texts, Python's numbers, functions) are handed through as they
-    are. Random keys are arguments like others, so the same masks are drawn again.
+    Arguments, keyword arguments and outputs are any trees. Their arrays are traced; all
+    other leaves (strings, Python numbers, functions) are passed through unchanged.
+    Random keys are arguments like others, so the same dropout masks are drawn again.
 
     Args:
-      function: of anything; a module, or a method of one.
-      policy: what is kept; `skip_first` and `skip_last` mean nothing here. Or a policy
-        of `jax.checkpoint_policies`.
-      in_scan: whether it is the body of a `jax.lax.scan` of more than one step (one
-        is no loop once compiled), where nothing merges the two computations and the
-        compiler need not be kept from it.
+      function: any function, module or method.
+      policy: what is saved, ignoring `skip_first` and `skip_last`; or a policy of
+        `jax.checkpoint_policies`.
+      in_scan: whether the function is the body of a `jax.lax.scan` of more than one
+        step (a scan of one step compiles to no loop). There the compiler cannot merge
+        the two computations and need not be prevented from it.
     """
-    keep = _save_policy(policy) if isinstance(policy, Rematerialization) else policy
+    save = _save_policy(policy) if isinstance(policy, Rematerialization) else policy
 
     def call(*arguments: Any, **keywords: Any) -> Tree:
-        given, others = _separate_arrays((arguments, keywords))
-        made: list[_StaticLeaves] = []
+        inputs, static = _separate_arrays((arguments, keywords))
+        static_outputs: list[_StaticLeaves] = []
 
         def on_arrays(arrays: list[Array]) -> list[Array]:
-            arguments, keywords = others.restore(arrays)
+            arguments, keywords = static.restore(arrays)
             outputs, rest = _separate_arrays(function(*arguments, **keywords))
-            made[:] = [rest]
+            static_outputs[:] = [rest]
             return outputs
 
-        outputs = jax.checkpoint(on_arrays, policy=keep, prevent_cse=not in_scan)(given)
-        return made[0].restore(outputs)
+        checkpointed = jax.checkpoint(on_arrays, policy=save, prevent_cse=not in_scan)
+        outputs = checkpointed(inputs)
+        return static_outputs[0].restore(outputs)
 
     return call
 
@@ -233,9 +243,9 @@ class _StaticLeaves(NamedTuple):
     """A tree without its arrays.
 
     Attributes:
-      structure: of the tree.
-      leaves: of the tree, `None` in the places of arrays.
-      places: of the arrays among the leaves.
+      structure: structure of the tree.
+      leaves: leaves of the tree, `None` instead of arrays.
+      array_indices: indices of the arrays among the leaves.
     """
 
     structure: Any
@@ -243,7 +253,7 @@ class _StaticLeaves(NamedTuple):
     array_indices: list[int]
 
     def restore(self, arrays: Sequence[Array]) -> Any:
-        """The tree with its arrays."""
+        """Returns the tree with its arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.array_indices, arrays, strict=True):
             leaves[place] = array
@@ -251,6 +261,7 @@ class _StaticLeaves(NamedTuple):
 
 
 def _separate_arrays(tree: Any) -> tuple[list[Array], _StaticLeaves]:
+    """Splits a tree into its arrays and everything else."""
     leaves, structure = jax.tree.flatten(tree)
     kinds = (jax.Array, np.ndarray, np.generic)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
@@ -264,84 +275,85 @@ def scan_blocks(
     hidden: Float[Array, "n D"],
     parameters: dict[str, Array],
     others: Any,
-    how: Rematerialization,
+    policy: Rematerialization,
     *,
     gathers: bool = False,
 ) -> tuple[Float[Array, "n D"], Any]:
-    """`jax.lax.scan` over blocks, cut where some of them are rematerialised otherwise.
+    """`jax.lax.scan` over blocks, in parts where some blocks are skipped.
 
     Args:
-      body: `f(hidden, (one block's parameters, one block's others))`, which gives
+      body: `f(hidden, (one block's parameters, one block's others))`, which returns
         hidden states and a tree.
-      hidden: what enters the first block.
-      parameters: of all blocks, by path, stacked on `L`.
-      others: a tree of what else each block has, stacked on `L`.
-      how: what is kept for the backward pass.
-      gathers: whether blocks put their weights together from several devices.
+      hidden: input of the first block.
+      parameters: parameters of all blocks, by path, stacked on `L`.
+      others: tree of each block's other inputs, stacked on `L`.
+      policy: what is saved for the backward pass.
+      gathers: whether blocks gather their weights from several devices.
 
     Returns:
-      what leaves the last block, and the trees, stacked on `L`.
+      the output of the last block, and the trees, stacked on `L`.
 
     Raises:
-      InputError: if `how` names an activation that no block has.
+      InputError: if `policy` names an activation that no block has.
     """
 
-    def entered(hidden, layer):
+    def named_body(hidden, layer):
         return body(named(hidden, BLOCK_INPUT), layer)
 
-    with _check_names(how):
-        if not how.skipped_blocks:
-            if how.active or gathers:
-                count = len(next(iter(parameters.values())))
-                entered = rematerialized(entered, how, in_scan=count > 1)
-            return jax.lax.scan(entered, hidden, (parameters, others))
-        return _scan_in_parts(entered, hidden, parameters, others, how)
+    with _check_names(policy):
+        if policy.skipped_blocks:
+            return _scan_in_parts(named_body, hidden, parameters, others, policy)
+        if policy.active or gathers:
+            count = len(next(iter(parameters.values())))
+            named_body = rematerialized(named_body, policy, in_scan=count > 1)
+        return jax.lax.scan(named_body, hidden, (parameters, others))
 
 
-def _scan_in_parts(body, hidden, parameters, others, how):
-    """Three scans, of those blocks that are left out and those between them.
+def _scan_in_parts(body, hidden, parameters, others, policy):
+    """Scans over the skipped blocks at both ends and the blocks between them.
 
-    Each reads its blocks' parameters from the stack of all, by number and inside of
-    what is rematerialised: cut up, the stack would be in memory twice.
+    Each scan slices its blocks' parameters from the stack of all blocks by index,
+    inside the rematerialized function: slicing the stack beforehand would copy it.
     """
     count = len(next(iter(parameters.values())))
-    plain, last = Rematerialization(), count - how.skip_last
-    made = []
+    plain, last = Rematerialization(), count - policy.skip_last
+    outputs = []  # of each part, trees stacked on its blocks
 
-    def numbered(hidden, layer):
-        number, own = layer
+    def indexed_body(hidden, layer):
+        index, block_others = layer
         block = {
-            path: jax.lax.dynamic_index_in_dim(stack, number, keepdims=False)
+            path: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
             for path, stack in parameters.items()
         }
-        return body(hidden, (block, own))
+        return body(hidden, (block, block_others))
 
-    for start, stop, kept in (
-        (0, how.skip_first, plain),
-        (how.skip_first, last, how),
+    for start, stop, part_policy in (
+        (0, policy.skip_first, plain),
+        (policy.skip_first, last, policy),
         (last, count, plain),
     ):
         if start < stop:
-            own = jax.tree.map(lambda x, a=start, b=stop: x[a:b], others)
-            step = rematerialized(numbered, kept, in_scan=stop - start > 1)
-            hidden, part = jax.lax.scan(step, hidden, (jnp.arange(start, stop), own))
-            made.append(part)
-    return hidden, jax.tree.map(lambda *parts: jnp.concatenate(parts), *made)
+            # The other inputs are small, so they are sliced before the scan.
+            part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], others)
+            step = rematerialized(indexed_body, part_policy, in_scan=stop - start > 1)
+            hidden, output = jax.lax.scan(step, hidden, (jnp.arange(start, stop), part))
+            outputs.append(output)
+    return hidden, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
 
 @contextlib.contextmanager
-def _check_names(how: Rematerialization) -> Iterator[None]:
-    """Checks, once blocks are traced, that they have what is to be kept."""
+def _check_names(policy: Rematerialization) -> Iterator[None]:
+    """Checks, once blocks are traced, that the activations to save exist."""
     token = _seen_names.set(set())
     try:
         yield
-        met = _seen_names.get() or set()
+        seen = _seen_names.get() or set()
     finally:
         _seen_names.reset(token)
-    missing = sorted(set(how.names) - met)
+    missing = sorted(set(policy.names) - seen)
     if missing:
         raise InputError(
             f"Rematerialization.names has {missing[0]!r}, but the blocks name "
-            f"{', '.join(sorted(met))}; of your own activations say "
+            f"{', '.join(sorted(seen))}; name your own activations with "
             "rematerialization.named(x, name)"
         )
