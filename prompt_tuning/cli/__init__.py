@@ -1,1 +1,32 @@
-"""The command `prompt-tuning`."""
+"""The command `prompt-tuning`: one module per subcommand.
+
+To add a command `example`:
+
+1. Write `cli/example.py` with
+
+   - `HELP`: one line for the list that `prompt-tuning --help` prints;
+   - `USES_JAX`: whether the command computes; if so, JAX's compilation cache and
+     deterministic kernels are set up first;
+   - `SEVERAL_PROCESSES`: whether one command can be started as several processes; if
+     so, it gets the options of `launch.py`;
+   - `add_options(parser)`: adds its options; those that several commands have are in
+     `shared_options.py`;
+   - `run(options) -> int`: does the work and returns the exit code. Input that cannot
+     be used raises `core.errors.InputError`, which becomes exit code 2.
+
+   Import nothing heavy (JAX, NumPy, gin, rich) at the top of the module: every command
+   module is imported for `--help`. Import it inside `run`, or move the code to a module
+   that `run` imports.
+2. Add `"example"` to `COMMANDS` below. A command with a dash in its name has an
+   underscore in its module's name.
+3. Test it in `tests/cli/test_example.py`; `main(["example", ...])` returns the exit
+   code.
+"""
+
+COMMANDS = {
+    "Tune": ("train", "sweep", "memory", "configs"),
+    "Evaluate and use": ("evaluate", "generate", "convert"),
+    "Examine prompts": ("inspect", "similar", "recycle"),
+    "Prepare data": ("prepare", "token_types", "show"),
+}
+"""The modules of the commands, by the heading under which help lists them."""

@@ -1,46 +1,109 @@
-"""The command `prompt-tuning evaluate`: from held-out files to a table."""
+"""`prompt-tuning evaluate`: measures tuned prompts on held-out data."""
 
 import argparse
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jax
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from prompt_tuning.cli.run_options import check_processes, idle_devices, read_run
-from prompt_tuning.config.run import Run
-from prompt_tuning.core.atomic_files import write_file
+from prompt_tuning.cli.shared_options import (
+    OTHER_PROMPT,
+    add_config_option,
+    add_print_config_option,
+    add_run_option,
+)
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.metric_sums import MetricSums, intervals
-from prompt_tuning.evaluation.results import EvaluationResult
-from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.processes.group import is_first, run_on_first
-from prompt_tuning.prompts.tools.similarity import short_names
-from prompt_tuning.tuned.comparison import measure_all, open_systems
-from prompt_tuning.tuned.ensembles import ensemble, open_ensemble
 
-WIDE = 200
-Measured = dict[str, EvaluationResult]
+if TYPE_CHECKING:
+    from prompt_tuning.config.run import Run
+    from prompt_tuning.evaluation.evaluator import Evaluator
+
+HELP = "measure a tuned prompt on held-out data"
+USES_JAX = True
+SEVERAL_PROCESSES = True
 
 
-def evaluate(options: argparse.Namespace) -> int:
-    """Measures a tuned prompt, or the model alone where `Run.prompt = None`."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_config_option(parser)
+    add_print_config_option(parser)
+    add_run_option(parser)
+    parser.add_argument(
+        "--prompt",
+        dest="prompts",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help=f"{OTHER_PROMPT}; given several times, the prompts vote on each answer",
+    )
+    parser.add_argument(
+        "--vote",
+        choices=("majority", "mean"),
+        help="how several prompts vote: majority takes the answer of most prompts, and "
+        "the likelier one of a tie (the default); mean takes the answer with the "
+        "greatest mean log-probability",
+    )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="also measure the frozen model without a prompt",
+    )
+    parser.add_argument(
+        "--text_prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="also measure the frozen model with this text before each input; may be "
+        "repeated",
+    )
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="write each example's input, target, generated text and scores as jsonl",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing predictions file"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures a tuned prompt, or the frozen model alone if `Run.prompt = None`."""
+    from rich.console import Console
+
+    from prompt_tuning.cli.console import print_lines, print_table
+    from prompt_tuning.cli.evaluation_table import (
+        comparison_table,
+        describe_examples,
+        vote_table,
+    )
+    from prompt_tuning.cli.selected_run import (
+        check_processes,
+        print_config,
+        read_run,
+        report_idle_devices,
+    )
+    from prompt_tuning.core.atomic_files import write_file
+    from prompt_tuning.processes.group import is_first, run_on_first
+    from prompt_tuning.tuned.comparison import measure_all, open_systems
+    from prompt_tuning.tuned.ensembles import ensemble, open_ensemble
+
     run = read_run(options)
+    if options.print_config:
+        print_config()
+        return 0
     if run.evaluation is None:
         raise InputError("Run.evaluation is None: name the held-out data there")
-    prompts = [Path(prompt) for prompt in options.prompts]
-    run_on_first(lambda: _check(options, prompts))
+    run_on_first(lambda: _check_options(options))
     check_processes(options, run)
-    console = _console()
+    prompts: Sequence[Path] = options.prompts
+    console = Console(quiet=not is_first())
     if len(prompts) > 1:
-        console.print(_vote(run, run.evaluation, prompts, options.vote or "majority"))
+        vote = options.vote or "majority"
+        model, parameters = open_ensemble(run, prompts)
+        outcomes = ensemble(model, parameters, run.evaluation, vote)
+        print_table(console, vote_table(outcomes, prompts, vote))
         return 0
     if options.predictions is not None:
         _check_tokenizer(run)
@@ -54,45 +117,38 @@ def evaluate(options: argparse.Namespace) -> int:
     first = systems[0].evaluator
     if run.evaluation.generates:
         _warn_of_cut_answers(first, run.evaluation.new_tokens)
-    found: Measured = {}
-    lines: list[str] = []
-    for name, evaluator, findings in measure_all(systems):
-        found[name] = findings
+    results = {}
+    predictions: list[str] = []
+    for name, evaluator, result in measure_all(systems):
+        results[name] = result
         if options.predictions is not None:
-            lines += evaluator.predictions(name, findings)
-    console.print(comparison_table(found, run.evaluation))
-    note = _note(first, run.evaluation.resamples)
-    for text in (note, *idle_devices(run)):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+            predictions += evaluator.predictions(name, result)
+    print_table(console, comparison_table(results, run.evaluation))
+    description = describe_examples(first, run.evaluation.resamples)
+    print_lines(console, description, *report_idle_devices(run))
     if options.predictions is not None and is_first():
-        file = Path(options.predictions)
-        write_file(file, "".join(lines).encode(), force=options.force)
-        console.print(f"predictions: {file}", markup=False, highlight=False)
+        content = "".join(predictions).encode()
+        write_file(options.predictions, content, force=options.force)
+        print_lines(console, f"predictions: {options.predictions}")
     return 0
 
 
-def _console() -> Console:
-    """Where tables go: of several processes, those of the first."""
-    quiet = not is_first()
-    console = Console(quiet=quiet)
-    # A file or a pipe has no width, and a table is not to be cut for it.
-    return console if console.is_terminal else Console(width=WIDE, quiet=quiet)
-
-
-def _check(options: argparse.Namespace, prompts: Sequence[Path]) -> None:
-    """Refuses options that do not go together, before anything is read."""
-    if len(prompts) < 2 and options.vote is not None:
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuses options that contradict each other, before anything is read."""
+    several = len(options.prompts) > 1
+    if not several and options.vote is not None:
         raise InputError("--vote is among several prompts: give --prompt several times")
     compared = options.baseline or options.text_prompt
-    if len(prompts) > 1 and (compared or options.predictions is not None):
+    if several and (compared or options.predictions is not None):
         raise InputError(
-            "--baseline, --text_prompt and --predictions are for one prompt; several "
-            "--prompt vote: leave out the ones, or all but one of the others"
+            "--baseline, --text_prompt and --predictions need a single --prompt, and "
+            f"{len(options.prompts)} were given, which vote: give one --prompt, or "
+            "leave those options out"
         )
     texts = options.text_prompt
     if len(set(texts)) != len(texts):
         raise InputError(f"--text_prompt names a text twice: {texts}")
-    file = None if options.predictions is None else Path(options.predictions)
+    file = options.predictions
     if file is not None and file.exists() and not (options.force and file.is_file()):
         raise InputError(
             f"--predictions {file} already exists; --force replaces a file, or name "
@@ -100,126 +156,35 @@ def _check(options: argparse.Namespace, prompts: Sequence[Path]) -> None:
         )
 
 
-def _check_tokenizer(run: Run) -> None:
-    """Refuses predictions as texts without a tokenizer, before anything is measured.
+def _check_tokenizer(run: "Run") -> None:
+    """Refuses predictions without a tokenizer, before anything is measured.
 
-    Token ids of HDF5 files are measured without one.
+    HDF5 files of token ids can be measured without one.
 
     Raises:
       InputError: with what to set.
     """
+    import jax
+
+    from prompt_tuning.pretrained.prompted_model import open_pretrained
+
     open_pretrained(run.model, key=jax.random.key(run.seed)).needed_tokenizer()
 
 
-def _warn_of_cut_answers(evaluator: Evaluator, new_tokens: int) -> None:
-    """Says how many completions no generated text can equal, before any is generated.
+def _warn_of_cut_answers(evaluator: "Evaluator", new_tokens: int) -> None:
+    """Warns of completions that are too long to be generated.
 
     Args:
-      evaluator: of any system: all have the same completions.
-      new_tokens: most tokens to generate.
+      evaluator: evaluator of any system; all have the same completions.
+      new_tokens: maximum number of generated tokens.
     """
     lengths = evaluator.completion_lengths
-    cut = sum(length > new_tokens for length in lengths)
-    if cut:
+    longer = sum(length > new_tokens for length in lengths)
+    if longer:
         warnings.warn(
-            f"{cut:,} of {len(lengths):,} completions are longer than "
-            f"Evaluation.new_tokens = {new_tokens}, the longest {max(lengths):,} "
-            "tokens: what is generated in their place is cut off and is no exact "
-            f"match; --gin.Evaluation.new_tokens={max(lengths)} lets all be generated",
+            f"{longer:,} of {len(lengths):,} completions are longer than "
+            f"Evaluation.new_tokens = {new_tokens} (the longest has {max(lengths):,} "
+            "tokens), so the generated text is cut off and cannot match them exactly; "
+            f"--gin.Evaluation.new_tokens={max(lengths)} generates all of them",
             stacklevel=2,
         )
-
-
-def _note(evaluator: Evaluator, resamples: int) -> str:
-    """What the numbers are of."""
-    parts = [f"{len(evaluator):,} examples", f"95 % of {resamples:,} bootstrap draws"]
-    if evaluator.skipped:
-        parts.append(f"{evaluator.skipped:,} left out because they are too long")
-    if evaluator.uncounted:
-        parts.append(
-            f"{evaluator.uncounted:,} first tokens, which the model without a prompt "
-            "has nothing to predict from, count in no column"
-        )
-    return "; ".join(parts)
-
-
-def comparison_table(found: Measured, evaluation: Evaluation) -> Table:
-    """Each metric of each system, over all examples and then by category.
-
-    Args:
-      found: by the system's name.
-      evaluation: says how intervals are drawn.
-    """
-    table = Table("metric")
-    alone = len(found) == 1
-    for name in found:
-        # A text prompt may be long, and may hold what rich takes for markup.
-        title = "value" if alone else escape(name)
-        table.add_column(title, justify="right", overflow="fold", max_width=40)
-    if alone:
-        table.add_column("95 %", justify="right")
-    for part in next(iter(found.values())).parts:
-        measured = {name: one.parts[part] for name, one in found.items()}
-        if part:
-            table.add_section()
-            count = len(next(iter(measured.values()))["loss"].rows)
-            table.add_row(Text(f"{part} ({count:,})", style="bold"))
-        _add_metrics(table, measured, evaluation)
-    return table
-
-
-def _add_metrics(
-    table: Table,
-    measured: Mapping[str, Mapping[str, MetricSums]],
-    evaluation: Evaluation,
-) -> None:
-    """One row for each metric."""
-    drawn = {
-        name: intervals(
-            tallies, resamples=evaluation.resamples, seed=evaluation.bootstrap_seed
-        )
-        for name, tallies in measured.items()
-    }
-    for metric in next(iter(measured.values())):
-        tallies = {name: own[metric] for name, own in measured.items()}
-        best = _best(tallies)
-        cells = []
-        for name, tally in tallies.items():
-            value = Text(_shown(tally.value), style="bold green" * (name in best))
-            interval = Text("–".join(map(_shown, drawn[name][metric])), style="dim")
-            cells += (
-                [value, interval]
-                if len(tallies) == 1
-                else [Text.assemble(value, " ", interval)]
-            )
-        table.add_row(Text(metric), *cells)
-
-
-def _best(tallies: Mapping[str, MetricSums]) -> list[str]:
-    """The systems of which none is better, unless all are alike."""
-    values = {n: tally.value for n, tally in tallies.items()}
-    real = {name: value for name, value in values.items() if not math.isnan(value)}
-    if len(set(real.values())) < 2:
-        return []
-    lower = next(iter(tallies.values())).lower_is_better
-    best = min(real.values()) if lower else max(real.values())
-    return [name for name, value in real.items() if value == best]
-
-
-def _shown(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _vote(
-    run: Run, evaluation: Evaluation, prompts: Sequence[Path], vote: str
-) -> Table:
-    """What prompts are worth together, and each alone."""
-    names = short_names(prompts)
-    model, parameters = open_ensemble(run, prompts)
-    table = Table("metric", f"together ({vote})", *map(escape, names))
-    for name, outcome in ensemble(model, parameters, evaluation, vote).items():
-        values = (outcome.together, *outcome.alone)
-        table.add_row(name, *(f"{value:.4f}" for value in values))
-    return table

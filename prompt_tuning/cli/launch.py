@@ -1,4 +1,4 @@
-"""The options by which a command becomes one of several processes."""
+"""Options that make a command one of several processes."""
 
 import argparse
 from collections.abc import Callable
@@ -8,60 +8,64 @@ from prompt_tuning.core.errors import InputError
 FLAGS = ("coordinator", "processes", "process")
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Adds them to a command."""
-    group = command.add_argument_group(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    group = parser.add_argument_group(
         "several processes", "each started with the same command"
     )
     group.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="where process 0 is to be reached"
+        "--coordinator", metavar="HOST:PORT", help="address of process 0"
     )
-    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--processes", type=int, metavar="N", help="number of processes")
     group.add_argument(
-        "--process", type=int, metavar="I", help="the number of this one, from 0"
+        "--process", type=int, metavar="I", help="number of this process, from 0"
     )
     group.add_argument(
         "--distributed",
         action="store_true",
-        help="find these out from SLURM, Open MPI, Kubernetes or a TPU pod",
+        help="detect all three from SLURM, Open MPI, Kubernetes or a TPU pod",
     )
     group.add_argument(
         "--silence",
         type=float,
         default=25.0,
         metavar="SECONDS",
-        help="after which a process that is not heard of is taken for dead (25)",
+        help="time without a heartbeat after which a process counts as dead (25)",
     )
 
 
-def together(options: argparse.Namespace, command: Callable[[], int]) -> int:
-    """Runs a command, as one of several processes if its options say so.
+def run_in_processes(
+    options: argparse.Namespace, command: Callable[[], int], *, resumes: bool
+) -> int:
+    """Runs a command, as one of several processes if the options ask for that.
 
     Args:
-      options: of any command, with or without those above.
-      command: gives the exit code.
+      options: options of any command, with or without those above.
+      command: returns the exit code.
+      resumes: whether the command saves its state on SIGTERM and continues from it when
+        it is started again.
 
     Raises:
-      InputError: if the options do not go together, or the processes do not find each
-        other.
+      InputError: if the options contradict each other, or the processes cannot connect.
     """
-    given = {name: getattr(options, name, None) for name in FLAGS}
-    alone = all(value is None for value in given.values())
+    values = {name: getattr(options, name, None) for name in FLAGS}
+    explicit = any(value is not None for value in values.values())
     automatic = getattr(options, "distributed", False)
-    if alone and not automatic:
+    if not explicit and not automatic:
         return command()
-    if not alone and automatic:
+    if explicit and automatic:
         raise InputError(
-            "--distributed finds out what --coordinator, --processes and --process "
-            "say: leave it out, or them"
+            "--distributed detects what --coordinator, --processes and --process set: "
+            "give either --distributed or these three"
         )
     from prompt_tuning.processes.group import Launch, run_together
 
-    trains = options.command == "train"
-    again = "; the same command goes on from its last checkpoint" if trains else ""
+    advice = "start all processes again"
+    if resumes:
+        advice += "; the same command continues from its last checkpoint"
     return run_together(
-        Launch(**given, silence=options.silence),
+        Launch(**values, silence=options.silence),
         command,
-        advice=f"start all processes again{again}",
-        ends_on_sigterm=not trains,
+        advice=advice,
+        ends_on_sigterm=not resumes,
     )

@@ -1,95 +1,126 @@
-"""Arguments, exit codes, and the process's settings; the work is done elsewhere.
+"""Entry point of the command: parses the arguments and runs the chosen subcommand.
 
-Nothing heavy is imported before the arguments are read, so that help is instant.
-Exit codes: 0 done (or stopped by a signal with everything saved), 1 training came to a
-loss that is not finite or to a disk that takes no checkpoint, or `memory` to a run that
+Imports nothing heavy before the arguments are parsed, so that help is instant.
+Exit codes: 0 done (or stopped by a signal with everything saved), 1 training reached a
+loss that is not finite or could not write a checkpoint, or `memory` found that the run
 does not fit, 2 input that cannot be used, 3 another of several processes is gone.
 """
 
 import argparse
-import functools
+import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
-from prompt_tuning.cli import launch
-from prompt_tuning.cli import prepare as prepare_command
-from prompt_tuning.cli import show as show_command
-from prompt_tuning.cli import token_types as token_types_command
-from prompt_tuning.cli.options import EPILOG, add_options
-from prompt_tuning.core.errors import InputError, StorageError
+from prompt_tuning.cli import COMMANDS, launch
+from prompt_tuning.core.errors import InputError, NotFiniteError, StorageError
 
 GIN_PREFIX = "--gin."
-HELP = {
-    "train": "tune a prompt, or go on with a run that was stopped",
-    "sweep": "tune many prompts at once over one copy of the frozen model",
-    "evaluate": "measure a tuned prompt on held-out data",
-    "generate": "continue texts with a tuned prompt",
-    "inspect": "print the nearest tokens and the norm of each prompt vector",
-    "similar": "compare prompts with each other, the most alike first",
-    "recycle": "map a prompt to another model through the words that both know",
-    "convert": "write what was tuned in another form, or read PEFT's",
-    "memory": "tell what a run takes of a device's memory, and whether it fits",
-    "prepare": "make HDF5 files of token ids and types from jsonl, text or tables",
-    "token-types": "add or replace the types of an HDF5 file's tokens",
-    "show": "print rows of data as text, coloured by what is learned",
-}
-WITHOUT_JAX = {
-    "prepare": prepare_command,
-    "token-types": token_types_command,
-    "show": show_command,
-}
-"""Commands that only read and write files of data, and the modules they are in."""
+USAGE = "prompt-tuning COMMAND [OPTION ...]"
+DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."
+NEXT_STEP = """\
+Start with: prompt-tuning train --gin_file runs/first_prompt.gin
+It names the values to set, such as --gin.MODEL='"bundled:skills-decoder"'.
+`prompt-tuning COMMAND --help` lists the options of a command.
+"""
+
+
+@runtime_checkable
+class Command(Protocol):
+    """Contents of a command's module; see `prompt_tuning.cli`.
+
+    A command that continues an interrupted run also has `RESUMES = True`. One that has
+    a second spelling has `ALIAS = (command, flag)`.
+    """
+
+    HELP: str
+    USES_JAX: bool
+    SEVERAL_PROCESSES: bool
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the command's options."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Runs the command and returns the exit code."""
+        ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = build_parser()
-    plain, bindings = split_bindings(token_types_command.spelt_out(given))
+    """Runs the command and returns its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands = load_commands()
+    parser = build_parser(commands)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    plain, bindings = split_bindings(_resolve_alias(arguments, commands))
     options = parser.parse_args(plain)
     options.bindings = bindings
-    if options.command in WITHOUT_JAX:
-        return _run_without_jax(options)
+    command = commands[options.command]
+    if not command.USES_JAX:
+        return _run(command, options)
     set_up_process()
     warnings.showwarning = _show_warning
+    resumes = getattr(command, "RESUMES", False)
     try:
-        return launch.together(options, functools.partial(_run, options))
+        return launch.run_in_processes(
+            options, lambda: _run(command, options), resumes=resumes
+        )
     except InputError as problem:
-        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
-        return 2
+        return _print_problem(options, problem, 2)
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Runs a command that computes."""
-    from prompt_tuning.cli import commands
-    from prompt_tuning.training.finite_checks import NotFiniteError
-
+def _run(command: Command, options: argparse.Namespace) -> int:
+    """Runs a command; an expected error becomes a message and an exit code."""
     try:
-        return getattr(commands, options.command)(options)
+        return command.run(options)
     except InputError as problem:
-        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
-        return 2
+        return _print_problem(options, problem, 2)
     except (NotFiniteError, StorageError) as problem:
-        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
-        return 1
+        return _print_problem(options, problem, 1)
 
 
-def _run_without_jax(options: argparse.Namespace) -> int:
-    """Runs a command that only reads and writes files of data."""
-    module, name = WITHOUT_JAX[options.command], options.command.replace("-", "_")
-    try:
-        return getattr(module, name)(options)
-    except InputError as problem:
-        print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
-        return 2
+def _print_problem(options: argparse.Namespace, problem: Exception, code: int) -> int:
+    print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
+    return code
+
+
+def load_commands() -> dict[str, Command]:
+    """Imports the modules of all commands, by command name."""
+    return {
+        _command_name(module): cast(
+            Command, importlib.import_module(f"prompt_tuning.cli.{module}")
+        )
+        for modules in COMMANDS.values()
+        for module in modules
+    }
+
+
+def _command_name(module: str) -> str:
+    return module.replace("_", "-")
+
+
+def _resolve_alias(
+    arguments: Sequence[str], commands: Mapping[str, Command]
+) -> list[str]:
+    """Replaces a command and flag that are another command's alias."""
+    for name, command in commands.items():
+        spelling, flag = getattr(command, "ALIAS", ("", ""))
+        if arguments[0] == spelling and flag in arguments:
+            return [name, *(x for x in arguments[1:] if x != flag)]
+    return list(arguments)
 
 
 def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Takes `--gin.NAME=value` out of the arguments, as `NAME = value`."""
+    """Separates `--gin.NAME=value` from the other arguments.
+
+    Returns:
+      the other arguments, and the bindings as gin writes them: `NAME = value`.
+    """
     plain, bindings = [], []
     for argument in arguments:
         name, equals, value = argument.removeprefix(GIN_PREFIX).partition("=")
@@ -100,36 +131,66 @@ def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return plain, bindings
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser; an unknown flag is an error."""
+def build_parser(
+    commands: Mapping[str, Command] | None = None,
+) -> argparse.ArgumentParser:
+    """Builds the parser of all commands; an unknown flag is an error.
+
+    Args:
+      commands: modules of the commands, by command name; all of them by default.
+    """
+    commands = load_commands() if commands is None else commands
     parser = argparse.ArgumentParser(
         prog="prompt-tuning",
-        description="Tunes prompts in front of frozen language models.",
-        epilog=EPILOG,
+        usage=USAGE,
+        description=f"{DESCRIPTION}\n\n{_list_commands(commands)}",
+        epilog=NEXT_STEP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, text in HELP.items():
-        command = commands.add_parser(
-            name, help=text, description=text, allow_abbrev=False
+    # argparse cannot group subcommands; the description lists them instead.
+    subparsers = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="prompt-tuning",
+        help=argparse.SUPPRESS,
+    )
+    for name, command in commands.items():
+        subparser = subparsers.add_parser(
+            name, description=_sentence(command.HELP), allow_abbrev=False
         )
-        if name in WITHOUT_JAX:
-            WITHOUT_JAX[name].add_options(command)
-        else:
-            add_options(name, command)
+        command.add_options(subparser)
+        if command.SEVERAL_PROCESSES:
+            launch.add_options(subparser)
     return parser
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _list_commands(commands: Mapping[str, Command]) -> str:
+    """Lists the commands under their headings, one line each."""
+    width = max(map(len, commands))
+    lines = []
+    for heading, modules in COMMANDS.items():
+        lines += ["", f"{heading}:"]
+        for name in map(_command_name, modules):
+            lines.append(f"  {name:{width}}  {commands[name].HELP}")
+    return "\n".join(lines).strip()
+
+
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """One line, without the source code that Python adds."""
+    """Prints a warning as one line, without the source line that Python adds."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 def set_up_process() -> None:
-    """Deterministic kernels and a compilation cache; call it before JAX computes.
+    """Selects deterministic kernels and a compilation cache; call it before JAX runs.
 
-    What the environment says of JAX's cache (`JAX_COMPILATION_CACHE_DIR`,
-    `JAX_ENABLE_COMPILATION_CACHE`, ...) goes first.
+    Environment variables of JAX's cache (`JAX_COMPILATION_CACHE_DIR`,
+    `JAX_ENABLE_COMPILATION_CACHE`, ...) take precedence.
     """
     import jax
 
@@ -141,10 +202,10 @@ def set_up_process() -> None:
         jax.config.update(
             "jax_compilation_cache_dir", str(cache / "prompt_tuning" / "jax")
         )
-    least = "jax_persistent_cache_min_compile_time_secs"
-    if least.upper() not in os.environ:
-        # Small programs too: a start compiles dozens, at 10 to 80 ms each.
-        jax.config.update(least, 0.0)
+    minimum = "jax_persistent_cache_min_compile_time_secs"
+    if minimum.upper() not in os.environ:
+        # Cache small programs too: a start compiles dozens, at 10 to 80 ms each.
+        jax.config.update(minimum, 0.0)
 
 
 if __name__ == "__main__":

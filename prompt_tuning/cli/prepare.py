@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.preparation_settings import (
     PACKINGS,
@@ -27,6 +28,9 @@ Settings = TypeVar("Settings", Preparation, RecordFormat, TextFormat, Splits)
 INTERRUPTED = 130
 """Exit code that shells use for an interrupted command."""
 
+HELP = "convert jsonl, text or tables to HDF5 files of token ids"
+USES_JAX = False
+SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Writes HDF5 files of token ids and types (0 prompt, 1 completion, 2 padding, 3 "
     "separator) for TRAIN_FILES and EVALUATION_FILES, from lines of JSON with a prompt "
@@ -237,22 +241,19 @@ def _add_split_options(group) -> None:
     )
 
 
-def prepare(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Writes the files and prints their metrics."""
     from rich.console import Console
 
     from prompt_tuning.cli.prepare_progress import metrics_table, show_progress
-    from prompt_tuning.data.preparation.preparation import prepare as run
+    from prompt_tuning.data.preparation.preparation import prepare
     from prompt_tuning.data.preparation.worker_pool import WorkerLostError
 
-    if options.bindings:
-        raise InputError(
-            f"prepare does not read a config, so {options.bindings} has no effect"
-        )
+    refuse_bindings(options)
     console = Console()
     try:
         with show_progress(console) as reporter:
-            output = run(
+            output = prepare(
                 preparation_from_options(options),
                 workers=options.workers,
                 force=options.force,

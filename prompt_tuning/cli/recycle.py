@@ -1,76 +1,138 @@
-"""The command `prompt-tuning recycle`: a prompt of one model, made one of another."""
+"""`prompt-tuning recycle`: maps a prompt of one model to another model."""
 
 import argparse
-import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Float
-from rich.console import Console
-from rich.progress import Progress
-
-from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
-from prompt_tuning.prompts.tools.recycling import (
-    EPOCHS,
-    METHODS,
-    check_width,
-    share_tokens,
-    v2v_mlp,
-)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+    from prompt_tuning.prompts.tools.recycling import SharedTokens
+
+HELP = "map a prompt to another model through their shared tokens"
+USES_JAX = True
+SEVERAL_PROCESSES = False
 
 
-def recycle(options: argparse.Namespace) -> int:
-    """Maps a prompt to another model through the vocabulary that both share."""
-    file = Path(options.out)
-    if options.bindings:
-        raise InputError(f"recycle reads no config, so nothing uses {options.bindings}")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        help="a prompt file, run directory, checkpoint or PEFT folder",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="MODEL",
+        help="the model the prompt was trained on: a Hugging Face folder, or "
+        "bundled:NAME",
+    )
+    parser.add_argument(
+        "--to",
+        dest="target",
+        required=True,
+        metavar="MODEL",
+        help="the model to map the prompt to: a Hugging Face folder, or bundled:NAME",
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the NumPy file to write",
+    )
+    parser.add_argument(
+        "--method",
+        choices=("v2v_linear", "v2v_mlp", "linear_combination"),
+        default="v2v_linear",
+        help="v2v_linear: a linear map of embeddings by least squares (the default); "
+        "v2v_mlp: a network; linear_combination: each vector as a combination of "
+        "tokens",
+    )
+    parser.add_argument(
+        "--skip_first",
+        type=int,
+        default=1000,
+        help="shared tokens to skip at the start of the vocabulary (1000)",
+    )
+    parser.add_argument(
+        "--words",
+        type=int,
+        default=4000,
+        help="shared tokens to use after the skipped ones (4000)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Maps a prompt to another model through the tokens that both have."""
+    import numpy as np
+    from rich.console import Console
+
+    from prompt_tuning.adapters.prompt_files import read_prompt
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
+    from prompt_tuning.prompts.tools.recycling import (
+        METHODS,
+        check_width,
+        share_tokens,
+    )
+
+    refuse_bindings(options)
+    file: Path = options.out
     if not file.parent.is_dir():
-        raise InputError(f"--out {file}: there is no folder {file.parent}")
+        raise InputError(f"--out {file}: the folder {file.parent} does not exist")
     console = Console()
-    say = functools.partial(
-        console.print, markup=False, highlight=False, soft_wrap=True
-    )
     prompt = read_prompt(options.prompt)
-    source, target = (
-        read_vocabulary(Pretrained(checkpoint=checkpoint))
-        for checkpoint in (options.source, options.target)
-    )
+    source = read_vocabulary(Pretrained(checkpoint=options.source))
+    target = read_vocabulary(Pretrained(checkpoint=options.target))
     check_width(prompt, source)
     shared = share_tokens(
         source, target, skip_first=options.skip_first, words=options.words
     )
-    say(
+    print_lines(
+        console,
         f"{len(shared.source)} shared tokens, width {source.width} to {target.width}, "
-        f"{options.method}"
+        f"{options.method}",
     )
     if options.method == "v2v_mlp":
-        recycled = _taught(console, prompt, shared.source, shared.target)
+        recycled = _train_network(console, prompt, shared)
     else:
         with console.status("solving"):
             recycled = METHODS[options.method](prompt, shared.source, shared.target)
-    with file.open("wb") as opened:
-        np.save(opened, recycled)
-    say(f"{file}: {recycled.shape[0]} vectors of width {recycled.shape[1]}")
-    say(f"next: a run with --gin_file=prompts/file.gin --gin.PROMPT_FILE='\"{file}\"'")
+    with file.open("wb") as stream:
+        np.save(stream, recycled)
+    print_lines(
+        console,
+        f"{file}: {recycled.shape[0]} vectors of width {recycled.shape[1]}",
+        f"next: a run with --gin_file=prompts/file.gin --gin.PROMPT_FILE='\"{file}\"'",
+    )
     return 0
 
 
-def _taught(
-    console: Console,
-    prompt: Float[np.ndarray, "P D"],
-    source: Float[np.ndarray, "n D"],
-    target: Float[np.ndarray, "n E"],
-) -> Float[np.ndarray, "P E"]:
-    """Teaches the network under a bar, or under lines without a terminal."""
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("teaching", total=EPOCHS)
+def _train_network(
+    console: "Console", prompt: "np.ndarray", shared: "SharedTokens"
+) -> "np.ndarray":
+    """Trains the network with a progress bar, or with lines without a terminal."""
+    from rich.progress import Progress
 
-        def tell(epoch: int, error: float) -> None:
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.prompts.tools.recycling import EPOCHS, v2v_mlp
+
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training", total=EPOCHS)
+
+        def report(epoch: int, error: float) -> None:
             progress.update(task, completed=epoch, description=f"error {error:.4g}")
             if not console.is_terminal:
-                line = f"epoch {epoch}/{EPOCHS}  mean squared error {error:.4g}"
-                console.print(line, markup=False, highlight=False)
+                print_lines(
+                    console,
+                    f"epoch {epoch}/{EPOCHS}  mean squared error {error:.4g}",
+                )
 
-        return v2v_mlp(prompt, source, target, on_epoch=tell)
+        return v2v_mlp(prompt, shared.source, shared.target, on_epoch=report)

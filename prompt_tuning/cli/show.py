@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from prompt_tuning.data.tools.row_display import ShownRow, ShownToken
 
+HELP = "print rows of data as text, colored by what is learned"
+USES_JAX = False
+SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Prints rows of an HDF5 or jsonl file as text. The color of a token shows its "
     "type, and the color's intensity its loss weight; without a color terminal, marks "
@@ -71,17 +75,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def show(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Prints the rows and a legend."""
     from rich.console import Console
 
     from prompt_tuning.data.text.tokenizers import load_tokenizer
     from prompt_tuning.data.tools.row_display import open_rows, shown_row
 
-    if options.bindings:
-        raise InputError(
-            f"show does not read a config, so {options.bindings} has no effect"
-        )
+    refuse_bindings(options)
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)

@@ -1,115 +1,186 @@
-"""The command `prompt-tuning similar`: from prompt files to a table and a picture."""
+"""`prompt-tuning similar`: compares prompts with each other."""
 
 import argparse
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Float
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.prompts.tools.similarity import (
-    average_similarity,
-    check_widths,
-    nearest,
-    pairwise_similarity,
-    short_names,
-)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.table import Table
+
+HELP = "compare prompts with each other, most similar first"
+USES_JAX = True
+SEVERAL_PROCESSES = False
 
 MEASURES = {
-    "average": (average_similarity, "similarity of mean vectors"),
-    "pairwise": (pairwise_similarity, "mean similarity of vector pairs"),
+    "average": "similarity of mean vectors",
+    "pairwise": "mean similarity of vector pairs",
 }
-WIDE = 200
 
 
-def similar(options: argparse.Namespace) -> int:
-    """Prints which prompts are alike, and draws it if asked."""
-    if options.picture is not None and importlib.util.find_spec("matplotlib") is None:
-        raise InputError(
-            "--picture needs matplotlib: pip install 'prompt-tuning[plots]'"
-        )
-    paths = _paths(options)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "prompts",
+        nargs="+",
+        type=Path,
+        metavar="PROMPT",
+        help="a prompt file, run directory, checkpoint or PEFT folder",
+    )
+    parser.add_argument(
+        "--query",
+        type=Path,
+        metavar="PROMPT",
+        help="the prompt to compare the others with",
+    )
+    parser.add_argument(
+        "--average",
+        action="store_true",
+        help="rank by the cosine similarity of mean vectors instead of the mean "
+        "similarity of all pairs of vectors",
+    )
+    parser.add_argument(
+        "--nearest",
+        type=int,
+        default=5,
+        help="prompts shown for each, without --query (5)",
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw a heat map as PNG"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints how similar the prompts are, and draws it if asked to."""
+    from rich.console import Console
+
+    from prompt_tuning.adapters.prompt_files import read_prompt
+    from prompt_tuning.cli.console import print_lines, print_table
+    from prompt_tuning.prompts.tools.similarity import (
+        average_similarity,
+        check_widths,
+        pairwise_similarity,
+        short_names,
+    )
+
+    _check_options(options)
+    paths = _select_prompts(options)
     names = short_names(paths)
     prompts = [read_prompt(path) for path in paths]
     check_widths(names, prompts)
-    found = {name: measure(prompts) for name, (measure, _) in MEASURES.items()}
-    by = "average" if options.average else "pairwise"
-    table = (
-        _of_each(names, found[by], by, options.nearest)
-        if options.query is None
-        else _of_query(names, found, by)
-    )
+    similarities = {
+        "average": average_similarity(prompts),
+        "pairwise": pairwise_similarity(prompts),
+    }
+    measure = "average" if options.average else "pairwise"
     console = Console()
-    # A file or a pipe has no width, and a table is not to be cut for it.
-    (console if console.is_terminal else Console(width=WIDE)).print(table)
+    if options.query is None:
+        matrix = similarities[measure]
+        table = _table_of_all(names, matrix, measure, options.nearest)
+    else:
+        table = _table_of_query(names, similarities, measure)
+    print_table(console, table)
     if options.picture is not None:
-        from prompt_tuning.prompts.tools.similarity_plot import plot_similarities
-
-        file = Path(options.picture)
-        if not file.parent.is_dir():
-            raise InputError(f"--picture {file}: there is no folder {file.parent}")
-        order = list(range(len(names)))
-        if options.query is not None:
-            order = [0, *(other for other, _ in nearest(found[by], 0))]
-        plot_similarities(
-            [names[place] for place in order],
-            found[by][np.ix_(order, order)],
-            f"Prompts: {MEASURES[by][1]}",
-            file,
-        )
-        console.print(f"picture: {file}", markup=False, highlight=False)
+        _draw(options, names, similarities[measure], MEASURES[measure])
+        print_lines(console, f"picture: {options.picture}")
     return 0
 
 
-def _paths(options: argparse.Namespace) -> list[Path]:
-    """What is compared, the query first.
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuses options that cannot be used, before anything is read."""
+    import importlib.util
 
-    Raises:
-      InputError: if that is fewer than two prompts.
-    """
-    if options.bindings:
-        raise InputError(f"similar reads no config, so nothing uses {options.bindings}")
+    refuse_bindings(options)
     if options.nearest < 1:
         raise InputError(f"--nearest is {options.nearest}, expected at least 1")
-    paths = [Path(path) for path in options.prompts]
+    if options.picture is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(
+            "--picture needs matplotlib: pip install 'prompt-tuning[plots]'"
+        )
+    if not options.picture.parent.is_dir():
+        raise InputError(
+            f"--picture {options.picture}: the folder {options.picture.parent} does "
+            "not exist"
+        )
+
+
+def _select_prompts(options: argparse.Namespace) -> list[Path]:
+    """Returns the prompts to compare, the query first.
+
+    Raises:
+      InputError: if there are fewer than two.
+    """
+    paths = list(options.prompts)
     if options.query is not None:
-        query = Path(options.query)
-        others = [path for path in paths if path.resolve() != query.resolve()]
-        paths = [query, *others]
+        query = options.query.resolve()
+        paths = [options.query, *(path for path in paths if path.resolve() != query)]
     if len(paths) < 2:
         raise InputError("there is nothing to compare: name at least two prompts")
     return paths
 
 
-def _of_each(
-    names: Sequence[str], found: Float[np.ndarray, "k k"], by: str, count: int
-) -> Table:
-    """For each prompt the others, nearest first."""
-    table = Table("prompt", f"nearest ({MEASURES[by][1]})")
+def _table_of_all(
+    names: Sequence[str], matrix: "np.ndarray", measure: str, count: int
+) -> "Table":
+    """Tabulates the most similar prompts of each prompt."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from prompt_tuning.prompts.tools.similarity import nearest
+
+    table = Table("prompt", f"nearest ({MEASURES[measure]})")
     for index, name in enumerate(names):
-        near = nearest(found, index)[:count]
-        shown = "  ".join(
-            f"{escape(names[other])} {value:.3f}" for other, value in near
-        )
-        table.add_row(escape(name), shown)
+        cells = [
+            f"{escape(names[other])} {value:.3f}"
+            for other, value in nearest(matrix, index)[:count]
+        ]
+        table.add_row(escape(name), "  ".join(cells))
     return table
 
 
-def _of_query(
-    names: Sequence[str], found: dict[str, Float[np.ndarray, "k k"]], by: str
-) -> Table:
-    """The prompts, those nearest to the first one before the others."""
-    columns = [by, *(name for name in MEASURES if name != by)]
+def _table_of_query(
+    names: Sequence[str], similarities: "dict[str, np.ndarray]", measure: str
+) -> "Table":
+    """Tabulates both similarities of each prompt to the first, most similar first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from prompt_tuning.prompts.tools.similarity import nearest
+
+    columns = [measure, *(name for name in MEASURES if name != measure)]
     table = Table("prompt", title=f"nearest to {escape(names[0])}")
     for name in columns:
-        table.add_column(MEASURES[name][1], justify="right")
-    for other, _ in nearest(found[by], 0):
-        row = [f"{found[name][0, other]:.4f}" for name in columns]
-        table.add_row(escape(names[other]), *row)
+        table.add_column(MEASURES[name], justify="right")
+    for other, _ in nearest(similarities[measure], 0):
+        cells = [f"{similarities[name][0, other]:.4f}" for name in columns]
+        table.add_row(escape(names[other]), *cells)
     return table
+
+
+def _draw(
+    options: argparse.Namespace,
+    names: Sequence[str],
+    matrix: "np.ndarray",
+    title: str,
+) -> None:
+    """Draws the heat map; with a query, the most similar prompts first."""
+    import numpy as np
+
+    from prompt_tuning.prompts.tools.similarity import nearest
+    from prompt_tuning.prompts.tools.similarity_plot import plot_similarities
+
+    order = list(range(len(names)))
+    if options.query is not None:
+        order = [0, *(other for other, _ in nearest(matrix, 0))]
+    plot_similarities(
+        [names[index] for index in order],
+        matrix[np.ix_(order, order)],
+        f"Prompts: {title}",
+        options.picture,
+    )

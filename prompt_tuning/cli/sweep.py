@@ -1,105 +1,182 @@
-"""The command `prompt-tuning sweep`: from configs that vary to a table of members."""
+"""`prompt-tuning sweep`: trains many prompts at once and compares them."""
 
 import argparse
-import functools
-import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from prompt_tuning.cli.run_options import idle_devices
-from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
-from prompt_tuning.config import gin_files
-from prompt_tuning.config.run import Run
-from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.sweep_loop import train_sweep
-from prompt_tuning.sweep.sweep_run import (
-    OpenedMember,
-    Sweep,
-    check_compatible,
-    prepare_sweep,
+from prompt_tuning.cli.shared_options import (
+    add_config_option,
+    add_dry_run_option,
+    add_print_config_option,
 )
-from prompt_tuning.sweep.sweep_summary import summarize, summary_table, write_summary
-from prompt_tuning.training.finite_checks import NotFiniteError
-from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.run_plan import plan_run
+from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
+from prompt_tuning.core.errors import InputError, NotFiniteError
 
-WIDE = 200
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prompt_tuning.config.run import Run
+    from prompt_tuning.sweep.sweep_run import Sweep
+
+HELP = "train many prompts at once over one copy of the frozen model"
+USES_JAX = True
+SEVERAL_PROCESSES = False
+DESCRIPTION = (
+    "Trains K prompts at once over one copy of the frozen model with one compiled "
+    "step. Each member is an ordinary run in its own directory below RUN_DIRECTORY, "
+    "followed by a table, sweep.json and curves.png. The frozen model takes the memory "
+    "of one run; activations take the memory of the members computed at once. Members "
+    "with the same Run.data_seed share each batch. An interrupted sweep continues when "
+    "the same command is started again."
+)
 
 
-def sweep(options: argparse.Namespace) -> int:
-    """Tunes many prompts at once, or goes on with a sweep that was stopped."""
-    prepared = prepare(options)
-    console = Console()
-    for text in (prepared.report(), *idle_devices(prepared.run)):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    outcome = train_sweep(
-        prepared,
-        record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
-        make_reporter=lambda done: make_reporter(console, prepared.run.steps, done),
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.description = DESCRIPTION
+    add_config_option(parser)
+    add_print_config_option(parser)
+    add_dry_run_option(parser)
+    parser.add_argument(
+        "--at_once",
+        type=int,
+        metavar="N",
+        help="members whose gradients are computed at once, group after group; by "
+        "default all on an accelerator, and on a CPU as many as its caches hold",
     )
-    _show(console, prepared)
-    if len(outcome.diverged) == len(prepared.members):
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE,...",
+        help="values that differ between members: the prompt (PROMPT_LENGTH=5,20), its "
+        "initializer, the optimizer (adafactor.learning_rate=0.1,0.3), the seed "
+        "(Run.seed=0,1,2); several --vary give every combination, and "
+        "--vary NAME,NAME=(VALUE,VALUE),(VALUE,VALUE) changes values together",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains all members, and writes and prints their comparison."""
+    from rich.console import Console
+
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.cli.selected_run import report_idle_devices
+    from prompt_tuning.sweep.sweep_loop import train_sweep
+    from prompt_tuning.training.progress import make_reporter
+
+    if options.print_config:
+        return _print_configs(options)
+    sweep = prepare(options)
+    console = Console()
+    print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
+    if options.dry_run:
+        print_lines(console, "dry run: no step was taken and nothing was written")
+        return 0
+    outcome = train_sweep(
+        sweep,
+        record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
+        make_reporter=lambda done: make_reporter(console, sweep.run.steps, done),
+    )
+    _report_results(console, sweep)
+    if len(outcome.diverged) == len(sweep.members):
         name, why = list(outcome.diverged.items())[-1]
         raise NotFiniteError(
-            f"none of the {len(prepared.members)} members came through; {name}: {why}"
+            f"all {len(sweep.members)} members diverged; {name}: {why}"
         )
     return 0
 
 
-def prepare(options: argparse.Namespace) -> Sweep:
-    """The sweep that the arguments describe, checked and ready to step.
+def prepare(options: argparse.Namespace) -> "Sweep":
+    """Opens and checks the sweep that the options describe.
 
     Raises:
       InputError: if something cannot be used.
     """
-    if not options.vary:
-        raise InputError(f"nothing varies; say what does: {SHAPE}")
-    if options.at_once is not None and options.at_once < 1:
-        raise InputError(f"--at_once is {options.at_once}, expected at least 1")
-    variations = parse_variations(options.vary)
-    read = functools.partial(_read, options)
-    # All are read and compared before the first model is opened.
-    directory = Path(read(variations[0]).directory)
-    check_compatible({v.name: read(v, directory) for v in variations})
+    from prompt_tuning.config import gin_files
+    from prompt_tuning.sweep.sweep_run import (
+        OpenedMember,
+        check_compatible,
+        prepare_sweep,
+    )
+    from prompt_tuning.training.run_plan import plan_run
+
+    variations = _variations(options)
+    # Read and compare all configs before the first model is opened.
+    directory = Path(_read_member(options, variations[0]).directory)
+    check_compatible({v.name: _read_member(options, v, directory) for v in variations})
     members = []
     for variation in variations:
-        # Opened while its config is the one that gin holds: prompts are built by it.
-        opened = plan_run(read(variation, directory))
+        # Open each member while gin holds its config: gin builds its prompt.
+        opened = plan_run(_read_member(options, variation, directory))
         config = gin_files.operative_config()
         members.append(OpenedMember(variation.name, variation.varies, opened, config))
     return prepare_sweep(directory, members, options.at_once)
 
 
-def _read(
+def _variations(options: argparse.Namespace) -> Sequence[Variation]:
+    if not options.vary:
+        raise InputError(f"nothing varies; give what differs: {SHAPE}")
+    if options.at_once is not None and options.at_once < 1:
+        raise InputError(f"--at_once is {options.at_once}, expected at least 1")
+    return parse_variations(options.vary)
+
+
+def _read_member(
     options: argparse.Namespace, variation: Variation, directory: Path | None = None
-) -> Run:
-    """A member's run, in its place below the sweep's directory if that is known."""
-    place = None if directory is None else (directory / variation.name).as_posix()
-    lines = [*options.bindings, *variation.lines]
-    return gin_files.read_run(options.gin_file, lines, place)
+) -> "Run":
+    """Reads a member's run; given the sweep's directory, with the member's below it."""
+    from prompt_tuning.config import gin_files
+
+    own = None if directory is None else (directory / variation.name).as_posix()
+    bindings = [*options.bindings, *variation.lines]
+    return gin_files.read_run(options.gin_file, bindings, own)
 
 
-def _show(console: Console, prepared: Sweep) -> None:
-    """Writes what the sweep came to, and prints it."""
-    directory = prepared.directory
-    say = functools.partial(
-        console.print, markup=False, highlight=False, soft_wrap=True
+def _print_configs(options: argparse.Namespace) -> int:
+    """Prints the config of each member, after a comment with its name."""
+    from prompt_tuning.cli.selected_run import print_config
+
+    variations = _variations(options)
+    directory = Path(_read_member(options, variations[0]).directory)
+    for variation in variations:
+        _read_member(options, variation, directory)
+        print(f"# Member {variation.name}")
+        print_config()
+    return 0
+
+
+def _report_results(console: "Console", sweep: "Sweep") -> None:
+    """Writes the summary and the curves, and prints the table."""
+    import importlib.util
+
+    from prompt_tuning.cli.console import print_lines, print_table
+    from prompt_tuning.sweep.sweep_summary import (
+        summarize,
+        summary_table,
+        write_summary,
     )
-    summary = summarize(prepared)
+
+    directory = sweep.directory
+    summary = summarize(sweep)
     write_summary(directory, summary)
-    # A file or a pipe has no width, and a table is not to be cut for it.
-    (console if console.is_terminal else Console(width=WIDE)).print(
-        summary_table(summary)
-    )
+    print_table(console, summary_table(summary))
     if importlib.util.find_spec("matplotlib") is None:
-        say("no curves were drawn: pip install 'prompt-tuning[plots]' draws them")
+        print_lines(
+            console,
+            "no curves were drawn: pip install 'prompt-tuning[plots]' draws them",
+        )
     elif any(result.log for result in summary.results):
         from prompt_tuning.sweep.sweep_plot import CURVES_FILE, plot_curves
 
         plot_curves(summary, directory / CURVES_FILE)
-        say(f"curves: {directory / CURVES_FILE}")
+        print_lines(console, f"curves: {directory / CURVES_FILE}")
     if summary.best is not None:
-        say(f"best: {directory / summary.best}")
-        say(f"next: prompt-tuning generate --run {directory / summary.best} TEXT")
+        best = directory / summary.best
+        print_lines(
+            console,
+            f"best: {best}",
+            f"next: prompt-tuning generate --run {best} TEXT",
+        )

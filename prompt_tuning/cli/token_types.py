@@ -4,15 +4,19 @@ The modules needed for the options import nothing heavy, so that help is instant
 """
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from prompt_tuning.data.text.tokenizers import Tokenizer
     from prompt_tuning.data.tools.type_rules import TypeRule
 
+HELP = "add or replace the token types of HDF5 files"
+USES_JAX = False
+SEVERAL_PROCESSES = False
+ALIAS = ("prepare", "--add-token-types")
 DESCRIPTION = (
     "Adds token_type_ids (0 prompt, 1 completion, 2 padding, 3 separator) to HDF5 "
     "files with input_ids, by a rule or from an array. A row may hold several "
@@ -21,14 +25,6 @@ DESCRIPTION = (
     "--add-token-types FILE ...` is the same command."
 )
 NAMES = ("prompt", "completion", "padding", "separator")
-
-
-def spelt_out(arguments: Sequence[str]) -> list[str]:
-    """Replaces `prepare --add-token-types` by `token-types`."""
-    flag = "--add-token-types"
-    if arguments[:1] != ["prepare"] or flag not in arguments:
-        return list(arguments)
-    return ["token-types", *(x for x in arguments[1:] if x != flag)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,17 +79,14 @@ def add_rules(group) -> None:
     )
 
 
-def token_types(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Adds the types and prints the number of tokens of each type."""
     from rich.console import Console
     from rich.table import Table
 
     from prompt_tuning.data.tools.token_type_files import add_token_types
 
-    if options.bindings:
-        raise InputError(
-            f"token-types does not read a config, so {options.bindings} has no effect"
-        )
+    refuse_bindings(options)
     rule = rule_from_options(options)
     typed_files = add_token_types(options.files, rule, replace=options.replace)
     table = Table("file")

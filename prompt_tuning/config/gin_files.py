@@ -22,6 +22,7 @@ from gin import config as gin_config
 
 from prompt_tuning import losses
 from prompt_tuning.config.run import DataSource, Evaluation, Run
+from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import t5_config
@@ -39,10 +40,6 @@ from prompt_tuning.prompts.soft import InferenceOnlyPrompt, SoftPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt
 from prompt_tuning.sharding.axis_rules import AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
-
-PACKAGE = Path(__file__).parents[1]
-# In a checkout the configs lie beside the package, in a wheel inside it.
-CONFIG_FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 
 FACTORIES = (
     Run,
@@ -265,3 +262,42 @@ def bound_config() -> str:
 def operative_config() -> str:
     """All values in use, defaults included; as a gin file it starts the run again."""
     return gin.operative_config_str()
+
+
+def complete_config() -> str:
+    """Returns the operative config of the run, with the factories not called yet.
+
+    gin's operative config has only the factories that were called. Prompts and their
+    initializers are called once the model is open, so this adds every factory that the
+    config refers to, with its bindings and defaults.
+    """
+    complete = {key: dict(value) for key, value in _operative().items()}
+    pending = list(gin_config.iterate_references(complete))
+    while pending:
+        reference = pending.pop()
+        key = reference.config_key
+        if key not in complete:
+            complete[key] = _parameters_in_use(reference)
+            pending += gin_config.iterate_references(complete[key])
+    return gin_config._config_str(complete)
+
+
+def _operative() -> dict[tuple[str, str], dict[str, Any]]:
+    return gin_config._OPERATIVE_CONFIG
+
+
+def _parameters_in_use(reference: Any) -> dict[str, Any]:
+    """Returns the defaults of a reference's factory, overridden by its bindings."""
+    scope, selector = reference.config_key
+    configurable = reference.configurable
+    values = dict(
+        gin_config._get_default_configurable_parameter_values(
+            configurable.wrapped, configurable.allowlist, configurable.denylist
+        )
+    )
+    # A scope's bindings add to those of the scopes around it.
+    parts = scope.split("/") if scope else []
+    for depth in range(len(parts) + 1):
+        outer = "/".join(parts[:depth])
+        values |= gin_config._CONFIG.get((outer, selector), {})
+    return values

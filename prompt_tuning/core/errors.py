@@ -15,6 +15,13 @@ class InputError(ValueError):
     """
 
 
+class NotFiniteError(RuntimeError):
+    """The loss or a trained number is no longer finite; nothing of it was saved.
+
+    The command prints the message alone and exits with code 1.
+    """
+
+
 class StorageError(RuntimeError):
     """A checkpoint that could not be written: the disk is full, a folder not to be had.
 

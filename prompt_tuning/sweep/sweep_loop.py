@@ -18,11 +18,10 @@ import numpy as np
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.atomic_files import replace_file
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, NotFiniteError
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
 from prompt_tuning.sweep.sweep_step import States
-from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.loop import (
     Recorder,
     resumed_message,

@@ -9,12 +9,9 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.sharding.array_placement import Placement, largest_magnitudes
 from prompt_tuning.training.state import TrainState
-
-
-class NotFiniteError(RuntimeError):
-    """The loss or a trained number is no longer finite; nothing of it was saved."""
 
 
 def largest_on_host(state: TrainState) -> dict[str, float]:

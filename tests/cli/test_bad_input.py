@@ -343,7 +343,9 @@ def test_all_checkpoints_are_damaged(run, tmp_path, capsys):
 
 def test_a_run_that_is_none(tmp_path, capsys):
     assert main(["inspect", "--run", str(tmp_path)]) == 2
-    assert f"{tmp_path} holds no config.gin, so it is no run's" in message(capsys)
+    assert f"{tmp_path} has no config.gin, so it is not a run directory" in message(
+        capsys
+    )
 
 
 def test_another_prompt_of_another_width(run, tmp_path, capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import main
-from prompt_tuning.config import gin_files
+from prompt_tuning.config import gin_files, shipped_configs
 from prompt_tuning.training.run_directory import CONFIG_FILE
 from tests.support.small_runs import (
     LENGTH,
@@ -67,8 +67,8 @@ def test_a_shipped_config_is_found_by_name_from_any_directory(
 
 
 def test_in_a_wheel_the_configs_inside_the_package_go_first():
-    assert gin_files.CONFIG_FOLDERS[0] == gin_files.PACKAGE / "configs"
-    assert (gin_files.CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
+    assert shipped_configs.CONFIG_FOLDERS[0] == shipped_configs.PACKAGE / "configs"
+    assert (shipped_configs.CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
 
 
 def test_the_log_has_each_step_once_with_speed_and_padding(run):
@@ -275,7 +275,7 @@ def test_every_shipped_config_builds_what_it_names(file, tmp_path):
     if file.stem == "t5_1_1":
         sizes = ("layers", "width", "feed_forward_width", "heads")
         rest += [f"t5_config.{size} = 1" for size in sizes]
-    name = str(file.relative_to(gin_files.CONFIG_FOLDERS[1]))
+    name = str(file.relative_to(shipped_configs.CONFIG_FOLDERS[1]))
     run = gin_files.read_run([name, str(macros)], rest)
     if run.prompt is not None and run.prompt.keywords:
         assert callable(run.prompt.keywords["initializer"].scoped_configurable_fn())

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_tuning.cli import evaluate as command
 from prompt_tuning.cli.main import main
 from prompt_tuning.data.text.templates import parse_template
 from prompt_tuning.pretrained.data_source import DataSource
@@ -156,7 +155,7 @@ def test_completions_that_cannot_be_generated_are_told_of_before(run, capsys):
     cut = lengths.count(all_of_them)
     found = told(few, exact)
     assert f"warning: {cut} of 4 completions are longer" in found
-    assert f"new_tokens = {few}, the longest {all_of_them} tokens" in found
+    assert f"new_tokens = {few} (the longest has {all_of_them} tokens)" in found
     assert "completions" not in told(all_of_them, exact)
     assert "completions" not in told(few)
 
@@ -175,7 +174,7 @@ def test_predictions_without_a_tokenizer_are_refused_before_measuring(
         f"--gin.MODEL={str(bare)!r}",
     )
     output(capsys, *options)
-    monkeypatch.setattr(command, "open_systems", None)
+    monkeypatch.setattr(comparison, "open_systems", None)
     file = tmp_path / "predictions.jsonl"
     found = refused(capsys, *options, "--predictions", file)
     assert "no tokenizer beside it; set Pretrained.tokenizer" in found
@@ -196,7 +195,7 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path, capsys):
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", np.zeros((LENGTH, 16), "f4"))
     two = ("--prompt", tmp_path / "a.npy", "--prompt", tmp_path / "b.npy")
-    assert "are for one prompt" in refused(capsys, "--run", run, *two, "--baseline")
+    assert "need a single --prompt" in refused(capsys, "--run", run, *two, "--baseline")
     text = ("--text_prompt", "a")
     assert "names a text twice" in refused(capsys, "--run", run, *text, *text)
     assert "is empty" in refused(capsys, "--run", run, "--text_prompt", "")

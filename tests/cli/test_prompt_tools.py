@@ -56,7 +56,11 @@ def test_the_command_shows_the_nearest_of_each(prompts, capsys):
         (["along", "none"], [], "none.npy does not exist"),
         (["along", "across"], ["--nearest=0"], "--nearest is 0"),
         (["along", "across"], ["--gin.STEPS=3"], "reads no config"),
-        (["along", "across"], ["--picture=no/such/a.png"], "no folder no/such"),
+        (
+            ["along", "across"],
+            ["--picture=no/such/a.png"],
+            "the folder no/such does not exist",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(names, flags, message, prompts, capsys):
@@ -108,7 +112,9 @@ def test_what_cannot_be_recycled_is_refused(decoder_prompt, tmp_path, capsys):
         return capsys.readouterr().err
 
     out = f"--out={tmp_path / 'out.npy'}"
-    assert "no folder" in refused(decoder_prompt, *BOTH, "--out=no/such/out.npy")
+    assert "the folder no/such does not exist" in refused(
+        decoder_prompt, *BOTH, "--out=no/such/out.npy"
+    )
     assert "does not exist" in refused(tmp_path / "none.npy", *BOTH, out)
     assert "reads no config" in refused(decoder_prompt, *BOTH, out, "--gin.STEPS=3")
     nowhere = refused(decoder_prompt, "--from=nowhere", f"--to={T5}", out)

@@ -99,7 +99,7 @@ def test_no_member_at_once(files, tmp_path, capsys):
 
 
 def test_nothing_varies(refused):
-    assert "nothing varies; say what does: --vary NAME=VALUE" in refused()
+    assert "nothing varies; give what differs: --vary NAME=VALUE" in refused()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_where_all_members_diverge_the_sweep_fails(files, tmp_path, capsys):
     for _ in range(2):
         assert main(words) == 1
         printed = capsys.readouterr()
-        assert "none of the 2 members came through" in printed.err
+        assert "all 2 members diverged" in printed.err
         assert printed.out.count("│ x") == 2
     assert len(list((tmp_path / "sweep").glob(f"*/{DIVERGED_FILE}"))) == 2
 

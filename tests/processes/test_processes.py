@@ -211,7 +211,7 @@ def test_launches_that_cannot_be_are_refused(given, message):
 def test_what_finds_out_and_what_tells_do_not_go_together(capsys):
     given = ["--distributed", "--process", "1"]
     assert main(["generate", "--run", "none", "text", *given]) == 2
-    assert "--distributed finds out what" in capsys.readouterr().err
+    assert "--distributed detects what" in capsys.readouterr().err
 
 
 def last_said(written: bytes, number: int) -> str:

@@ -14,10 +14,10 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training import loop
-from prompt_tuning.training.finite_checks import NotFiniteError
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_directory import open_store
 from prompt_tuning.training.run_plan import open_run

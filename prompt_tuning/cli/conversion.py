@@ -1,0 +1,221 @@
+"""Reads adapters from a run, checkpoint, PEFT folder or file, and writes them again."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from prompt_tuning.adapters import adapter_files
+from prompt_tuning.adapters.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
+from prompt_tuning.adapters.merge import write_merged
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import find_folder, write_folder
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.cli.selected_run import read_run_directory
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import merge
+from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.sweep.sweep_summary import best_member
+from prompt_tuning.training.run_directory import CONFIG_FILE
+from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
+from prompt_tuning.tuned.load_tuned import load_tuned
+
+SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversionSource:
+    """Adapters to convert, and the model that they belong to.
+
+    Attributes:
+      adapters: one adapter of each method.
+      config: the model's config; None if unknown.
+      base: folder or name of the frozen model; None if unknown.
+      model: model of a run with its trained parameters; None without a run.
+      prompting: how a run combines its prompt with the text; None without a run.
+    """
+
+    adapters: Sequence[Adapter]
+    config: ModelConfig | None
+    base: str | None
+    model: LanguageModel | None = None
+    prompting: Prompting | None = None
+
+
+def convert(options: argparse.Namespace) -> None:
+    """Converts adapters as the options of `prompt-tuning convert` describe.
+
+    Raises:
+      InputError: if the source cannot be read, or has no such form.
+    """
+    path, target = options.source, options.target
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected an adapter or a run")
+    form = "merged" if options.merge else options.to or _default_form(path, target)
+    source = _open_source(path, options)
+    if not source.adapters:
+        raise InputError(
+            f"{path} has neither prompt nor adapters: it trained weights of the model "
+            "itself, which have no other form than its checkpoints; name it in "
+            "Run.start_from to continue from them"
+        )
+    adapters = [
+        x for x in source.adapters if not options.only or x.kind in options.only
+    ]
+    if form == "merged":
+        _merge(target, adapters, source, options)
+    else:
+        _write(form, target, _single(adapters, path), source, options)
+
+
+def _default_form(source: Path, target: Path) -> str:
+    """Chooses the form by the target's suffix, else a checkpoint for PEFT or PEFT."""
+    if target.suffix in SUFFIXES:
+        return SUFFIXES[target.suffix]
+    is_peft = _find_run(source) is None and find_folder(source) is not None
+    return "checkpoint" if is_peft else "peft"
+
+
+def _open_source(path: Path, options: argparse.Namespace) -> ConversionSource:
+    directory = _find_run(path)
+    if directory is not None:
+        return _open_run(directory, path, options)
+    if options.bindings:
+        raise InputError(
+            f"{path} does not belong to a run, so no config uses {options.bindings}; "
+            "name the model by --base_model"
+        )
+    config, base = None, options.base_model
+    if base is not None and (Pretrained(checkpoint=base).path / "config.json").exists():
+        base = str(Pretrained(checkpoint=base).path)
+        config = read_config(base)
+    adapter = adapter_files.read_adapter(path, config)
+    return ConversionSource(adapters=[adapter], config=config, base=base)
+
+
+def _find_run(path: Path) -> Path | None:
+    """Finds the run that a directory or checkpoint belongs to; None without one."""
+    if not path.is_dir():
+        return None
+    directory = best_member(path) or path
+    for folder in (path, path.parent):
+        if folder.name == FOLDER:
+            directory = folder.parent
+    return directory if (directory / CONFIG_FILE).is_file() else None
+
+
+def _open_run(
+    directory: Path, path: Path, options: argparse.Namespace
+) -> ConversionSource:
+    """Opens a run with its best trained parameters, or with those of a checkpoint."""
+    # One process reads all parameters, on whatever mesh the run was trained.
+    run = read_run_directory(directory, options.bindings)
+    described, parameters = load_tuned(dataclasses.replace(run, mesh=None))
+    if (path / checkpoint_files.STATE_FILE).is_file():
+        state = checkpoint_files.verify(path)
+        trained = checkpoint_files.read_trained(path, state)
+        parameters |= {name: jnp.asarray(leaf) for name, leaf in trained.items()}
+    leaves: Any = described.weight_storage.abstract_streamed() | parameters
+    model = merge(described.graph, leaves)
+    assert isinstance(model, LanguageModel)
+    adapters = adapters_of(model)
+    if any(adapter.kind in (DEEP, ADDED_DEEP) for adapter in adapters):
+        described.weight_storage.reject_streamed(
+            "converting a deep prompt needs all weights"
+        )
+    folder = run.model.path
+    base = str(folder) if (folder / "config.json").is_file() else None
+    return ConversionSource(
+        adapters=adapters,
+        config=described.config,
+        base=options.base_model or base,
+        model=model,
+        prompting=described.prompting,
+    )
+
+
+def _single(adapters: Sequence[Adapter], path: Path) -> Adapter:
+    """Returns the only adapter.
+
+    Raises:
+      InputError: if there are none, or several.
+    """
+    if len(adapters) == 1:
+        return adapters[0]
+    kinds = ", ".join(adapter.kind for adapter in adapters) or "none"
+    raise InputError(
+        f"{path} has adapters of these kinds: {kinds}; one can be written at a time: "
+        "choose it by --only"
+    )
+
+
+def _merge(
+    target: Path,
+    adapters: Sequence[Adapter],
+    source: ConversionSource,
+    options: argparse.Namespace,
+) -> None:
+    """Writes the frozen model with LoRA and IA3 merged into its weights."""
+    others = [x.kind for x in adapters if x.kind not in (LORA, IA3)]
+    if others or not adapters:
+        raise InputError(
+            f"--merge puts LORA and IA3 into the model's weights; {others} cannot be "
+            "merged and would be lost. Choose by --only LORA or --only IA3, and "
+            "write the others separately"
+        )
+    if source.config is None or source.base is None:
+        raise InputError(
+            "--merge needs the frozen model as a Hugging Face folder: --base_model PATH"
+        )
+    base = Pretrained(checkpoint=source.base).path
+    write_merged(target, base, adapters, force=options.force)
+    kinds = " and ".join(adapter.kind for adapter in adapters)
+    print(f"{target}: the model of {base} with {kinds} in its weights")
+
+
+def _write(
+    form: str,
+    target: Path,
+    adapter: Adapter,
+    source: ConversionSource,
+    options: argparse.Namespace,
+) -> None:
+    """Writes one adapter in a form, and prints what was written."""
+    arrays = adapter.parameters
+    if form == "peft":
+        adapter = as_peft_has_it(adapter, source.model, source.prompting)
+        folder = to_peft(
+            adapter,
+            source.config,
+            base_model=source.base,
+            task_type=options.task_type,
+        )
+        write_folder(target, folder, force=options.force)
+        arrays = folder.tensors
+    elif form == "checkpoint":
+        adapter_files.write_checkpoint(target, adapter, str(options.source))
+    elif form == "t5x":
+        adapter_files.write_t5x(target, adapter, force=options.force)
+    else:
+        _check_suffix(form, target)
+        adapter_files.write_array(target, adapter, force=options.force)
+    print(f"{target}: {adapter.kind}")
+    for name, array in arrays.items():
+        print(f"  {name} {list(array.shape)}")
+    if adapter.kind in (DEEP, ADDED_DEEP):
+        print("  (a prompt for each block, which PEFT and servers do not support)")
+
+
+def _check_suffix(form: str, target: Path) -> None:
+    """Refuses a name that would hide the format of the file."""
+    suffix = {name: suffix for suffix, name in SUFFIXES.items()}[form]
+    if target.suffix != suffix:
+        raise InputError(f"--to {form} writes a file named *{suffix}, found {target}")

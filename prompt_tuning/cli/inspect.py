@@ -1,0 +1,69 @@
+"""`prompt-tuning inspect`: prints the norm and nearest tokens of each prompt vector."""
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from prompt_tuning.cli.shared_options import (
+    add_config_option,
+    add_prompt_option,
+    add_run_option,
+)
+from prompt_tuning.core.errors import InputError
+
+if TYPE_CHECKING:
+    from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+HELP = "print the nearest tokens and the norm of each prompt vector"
+USES_JAX = True
+SEVERAL_PROCESSES = False
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_config_option(parser)
+    add_run_option(parser)
+    add_prompt_option(parser)
+    parser.add_argument(
+        "--nearest", type=int, default=5, help="tokens shown for each vector (5)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints a table for each prompt of the run."""
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    from prompt_tuning.cli.selected_run import read_run
+    from prompt_tuning.core.parameters import merge
+    from prompt_tuning.models.language_model import LanguageModel
+    from prompt_tuning.prompts.tools.inspection import nearest_tokens, vectors_of
+    from prompt_tuning.tuned.load_tuned import load_tuned
+
+    # One process can examine a prompt without the mesh and its devices.
+    run = dataclasses.replace(read_run(options), mesh=None)
+    model, parameters = load_tuned(run, options.prompt)
+    leaves: Any = model.weight_storage.abstract_streamed() | parameters
+    tuned = merge(model.graph, leaves)
+    assert isinstance(tuned, LanguageModel)
+    prompts = vectors_of(tuned.prompts())
+    if not prompts:
+        raise InputError("the run has no prompt vectors to inspect")
+    embeddings = np.asarray(parameters["token_embedder/embedding"], np.float32)
+    for title, prompt in prompts.items():
+        table = Table("vector", "norm", "nearest tokens (cosine)", title=title)
+        rows = nearest_tokens(prompt, embeddings, options.nearest)
+        for index, row in enumerate(rows):
+            pairs = zip(row.tokens, row.similarities, strict=True)
+            tokens = "  ".join(f"{_token(model, t)} {s:.2f}" for t, s in pairs)
+            table.add_row(str(index), f"{row.norm:.3f}", tokens)
+        Console().print(table)
+    return 0
+
+
+def _token(model: "PromptedModel", token: int) -> str:
+    """A token as text, or as its id where the tokenizer does not have it."""
+    if model.tokenizer is None or token >= model.tokenizer.vocabulary_size:
+        return f"#{token}"
+    return repr(model.tokenizer.token(token))

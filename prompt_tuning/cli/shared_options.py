@@ -1,0 +1,75 @@
+"""Options that several commands have in common."""
+
+import argparse
+from pathlib import Path
+
+from prompt_tuning.core.errors import InputError
+
+EPILOG = (
+    "Override any value of a config with --gin.NAME=value, for example "
+    "--gin.STEPS=200 or --gin.MODEL='\"folder\"'."
+)
+OTHER_PROMPT = (
+    "a prompt file, checkpoint or PEFT folder to use instead of the run's best "
+    "checkpoint"
+)
+
+
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--gin_file`."""
+    parser.add_argument(
+        "--gin_file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a gin file, by path or by its name below configs/ (`prompt-tuning "
+        "configs` lists them); may be repeated",
+    )
+    parser.epilog = EPILOG
+
+
+def add_print_config_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--print_config`."""
+    parser.add_argument(
+        "--print_config",
+        action="store_true",
+        help="print the operative config, defaults included, and exit before any "
+        "checkpoint is read",
+    )
+
+
+def add_dry_run_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--dry_run`."""
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="check the config, read the model and the data, print the report, and "
+        "exit before the first step; nothing is written",
+    )
+
+
+def add_run_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--run`."""
+    parser.add_argument(
+        "--run",
+        metavar="DIRECTORY",
+        help="a run directory: short for --gin_file DIRECTORY/config.gin; for a "
+        "sweep's directory, its best member",
+    )
+
+
+def add_prompt_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--prompt`."""
+    parser.add_argument("--prompt", type=Path, metavar="PATH", help=OTHER_PROMPT)
+
+
+def refuse_bindings(options: argparse.Namespace) -> None:
+    """Refuses `--gin.NAME=value` for a command that reads no config.
+
+    Raises:
+      InputError: if there are bindings.
+    """
+    if options.bindings:
+        raise InputError(
+            f"{options.command} reads no config, so nothing uses {options.bindings}"
+        )

@@ -1,0 +1,65 @@
+"""`prompt-tuning train`: trains a run, or continues it."""
+
+import argparse
+import os
+
+from prompt_tuning.cli.shared_options import (
+    add_config_option,
+    add_dry_run_option,
+    add_print_config_option,
+)
+
+HELP = "train a prompt or adapter, or continue an interrupted run"
+USES_JAX = True
+SEVERAL_PROCESSES = True
+RESUMES = True
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    add_config_option(parser)
+    add_print_config_option(parser)
+    add_dry_run_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains until the run is finished or a signal stops it."""
+    from rich.console import Console
+
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.cli.selected_run import (
+        check_processes,
+        print_config,
+        report_idle_devices,
+    )
+    from prompt_tuning.config import gin_files
+    from prompt_tuning.processes.group import is_first
+    from prompt_tuning.training.loop import train
+    from prompt_tuning.training.progress import make_reporter
+    from prompt_tuning.training.run_plan import open_run
+
+    run = gin_files.read_run(options.gin_file, options.bindings)
+    if options.print_config:
+        print_config()
+        return 0
+    check_processes(options, run)
+    console = Console(quiet=not is_first())
+    training = open_run(run)
+    print_lines(console, training.report(), *report_idle_devices(run))
+    if options.dry_run:
+        print_lines(console, "dry run: no step was taken and nothing was written")
+        return 0
+    outcome = train(
+        training,
+        config=gin_files.operative_config(),
+        record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
+        make_reporter=lambda done: make_reporter(console, run.steps, done),
+    )
+    if outcome.finished:
+        how = "done" if outcome.reason is None else "stopped early"
+        print_lines(
+            console,
+            f"{how}; the run is in {run.directory}",
+            f"next: prompt-tuning generate --run {run.directory} TEXT",
+        )
+    return 0

@@ -1,0 +1,64 @@
+"""The gin files that come with the package."""
+
+import difflib
+import re
+from pathlib import Path
+
+from prompt_tuning.core.errors import InputError
+
+PACKAGE = Path(__file__).parents[1]
+# A wheel has the configs inside the package, a checkout next to it.
+CONFIG_FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
+FIRST_GROUP = "runs"
+"""Folder of the configs that are complete runs; the others are parts of runs."""
+
+
+def list_configs() -> dict[str, str]:
+    """Lists the shipped configs, complete runs first.
+
+    Returns:
+      the first sentence of each file's leading comment, by the name that `--gin_file`
+      takes, such as "runs/first_prompt.gin".
+    """
+    folder = _folder()
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gin")]
+    names.sort(key=lambda name: (not name.startswith(f"{FIRST_GROUP}/"), name))
+    return {name: first_sentence((folder / name).read_text()) for name in names}
+
+
+def read_config(name: str) -> str:
+    """Reads a shipped config.
+
+    Args:
+      name: name of the config; its folder and `.gin` may be left out.
+
+    Raises:
+      InputError: if there is no such config; with the nearest names.
+    """
+    names = list(list_configs())
+    file = f"{name.removesuffix('.gin')}.gin"
+    matches = [other for other in names if file in (other, Path(other).name)]
+    if len(matches) != 1:
+        near = matches or difflib.get_close_matches(file, names, n=3, cutoff=0.5)
+        expected = " or ".join(near) or "a name that `prompt-tuning configs` lists"
+        raise InputError(f"there is no config {name}; expected {expected}")
+    return (_folder() / matches[0]).read_text()
+
+
+def first_sentence(config: str) -> str:
+    """Returns the first sentence of a config's leading comment, without the period."""
+    lines = []
+    for line in config.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    # "et al. 2021" does not end a sentence.
+    return re.split(r"\.(?:$| (?=[A-Z]))", " ".join(lines))[0]
+
+
+def _folder() -> Path:
+    for folder in CONFIG_FOLDERS:
+        if folder.is_dir():
+            return folder
+    folders = " or ".join(map(str, CONFIG_FOLDERS))
+    raise InputError(f"there are no configs in {folders}; install the package again")
