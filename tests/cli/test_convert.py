@@ -152,7 +152,7 @@ def test_a_bundled_model_may_be_named(run, tmp_path, capsys):
 
 def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
     problem = refused(capsys, adapted, tmp_path / "peft")
-    assert "these kinds: IA3, LORA; one is written" in problem
+    assert "these kinds: IA3, LORA; one can be written" in problem
     config = read_config(
         gin_files.read_run([str(adapted / CONFIG_FILE)], []).model.path
     )
@@ -186,7 +186,7 @@ def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
 
 def test_a_prompt_is_not_merged(run, tmp_path, capsys):
     problem = refused(capsys, run, tmp_path / "merged", "--merge")
-    assert "['PROMPT_TUNING'] is neither: it would be lost" in problem
+    assert "['PROMPT_TUNING'] cannot be merged and would be lost" in problem
     assert not (tmp_path / "merged").exists()
 
 
