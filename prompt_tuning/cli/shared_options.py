@@ -64,12 +64,13 @@ def add_prompt_option(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_bindings(options: argparse.Namespace) -> None:
-    """Refuses `--gin.NAME=value` for a command that reads no config.
+    """Refuses `--gin.NAME=value` for a command that does not read a config.
 
     Raises:
       InputError: if there are bindings.
     """
     if options.bindings:
         raise InputError(
-            f"{options.command} reads no config, so nothing uses {options.bindings}"
+            f"{options.command} does not read a config, so {options.bindings} has no "
+            "effect"
         )

@@ -55,7 +55,7 @@ def test_the_command_shows_the_nearest_of_each(prompts, capsys):
         (["along", "wide"], [], "wide is 4 wide and along is 3"),
         (["along", "none"], [], "none.npy does not exist"),
         (["along", "across"], ["--nearest=0"], "--nearest is 0"),
-        (["along", "across"], ["--gin.STEPS=3"], "reads no config"),
+        (["along", "across"], ["--gin.STEPS=3"], "does not read a config"),
         (
             ["along", "across"],
             ["--picture=no/such/a.png"],
@@ -116,7 +116,9 @@ def test_what_cannot_be_recycled_is_refused(decoder_prompt, tmp_path, capsys):
         decoder_prompt, *BOTH, "--out=no/such/out.npy"
     )
     assert "does not exist" in refused(tmp_path / "none.npy", *BOTH, out)
-    assert "reads no config" in refused(decoder_prompt, *BOTH, out, "--gin.STEPS=3")
+    assert "does not read a config" in refused(
+        decoder_prompt, *BOTH, out, "--gin.STEPS=3"
+    )
     nowhere = refused(decoder_prompt, "--from=nowhere", f"--to={T5}", out)
     assert "nowhere does not exist" in nowhere
     np.save(tmp_path / "wide.npy", np.ones((3, 7), "f4"))
