@@ -82,7 +82,7 @@ def write_t5x(root: Path) -> None:
     random = np.random.default_rng(0)
     abstract = describe(lambda key: split(build_model(key, T5)), jax.random.key(0))[1]
     arrays, specs = {}, {}
-    for path, recipe in t5x.recipes(T5).items():
+    for path, recipe in t5x.t5x_recipes(T5).items():
         shape = abstract[path].shape[1 if recipe.stacked else 0 :]
         for name in recipe.sources:
             drawn = recipe.transform(random.standard_normal(shape, np.float32))

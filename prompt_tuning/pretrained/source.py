@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
@@ -114,7 +115,7 @@ def open_checkpoint(
             "Pretrained.config, for example by models/t5_1_1_base.gin"
         )
     config = dataclasses.replace(source.config, **choices)
-    return config, t5x.recipes(config), t5x.open_t5x(path)
+    return config, t5x.t5x_recipes(config), t5x_checkpoint.open_t5x(path)
 
 
 def read_vocabulary(source: Pretrained) -> Vocabulary:

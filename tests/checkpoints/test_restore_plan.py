@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.restore_plan import PROMPT_IS_FRESH, plan_restore
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
@@ -229,7 +230,9 @@ def test_a_prompted_t5x_model_restores_all_but_its_prompt():
     )
     prompt = {"encoder/prompt/prompt": (5, 4)}
     planned = plan_restore(
-        abstract(config, **prompt), t5x.recipes(config), t5x.open_t5x(folder)
+        abstract(config, **prompt),
+        t5x.t5x_recipes(config),
+        t5x_checkpoint.open_t5x(folder),
     )
     assert set(planned.fresh) == set(prompt)
     assert planned.ignored == ()

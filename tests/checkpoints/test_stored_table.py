@@ -12,7 +12,7 @@ import pytest
 from flax import serialization
 from safetensors.numpy import save_file
 
-from prompt_tuning.checkpoints.formats import zarr
+from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.stored_table import StoredTable
@@ -24,7 +24,6 @@ from prompt_tuning.checkpoints.stored_tensors import (
     transpose,
 )
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.families import t5x
 from prompt_tuning.pretrained import source as pretrained_source
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -50,7 +49,7 @@ def of_safetensors(folder: Path, array: np.ndarray) -> StoredTensor:
 def of_msgpack(folder: Path, array: np.ndarray) -> StoredTensor:
     tree = {"version": 3, "optimizer": {"target": {"x": array}}}
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
-    return t5x.open_t5x(folder / "checkpoint")["x"]
+    return t5x_checkpoint.open_t5x(folder / "checkpoint")["x"]
 
 
 def of_zarr(folder: Path, array: np.ndarray) -> StoredTensor:
@@ -153,16 +152,20 @@ def test_a_table_is_read_whole_in_blocks(source, read, monkeypatch):
 
 def test_a_chunk_is_unpacked_once_for_all_rows_in_it(tmp_path, monkeypatch):
     table = StoredTable("x", (V, D), Recipe(("x",)), {"x": of_zarr(tmp_path, NUMBERS)})
-    unpacked, chunk = [], zarr._read_chunk
+    for file in tmp_path.glob("[1235].*"):  # the other chunks are not read
+        file.unlink()
+    blocks, read = [], StoredTensor.read
 
-    def counting(layout, index):
-        unpacked.append(index)
-        return chunk(layout, index)
+    def counting(tensor, block):
+        blocks.append(block)
+        return read(tensor, block)
 
-    monkeypatch.setattr(zarr, "_read_chunk", counting)
+    monkeypatch.setattr(StoredTensor, "read", counting)
     ids = [0, 210, 30, 15, 249]
     np.testing.assert_array_equal(table[ids], NUMBERS[ids])
-    assert sorted(unpacked) == [(0, 0), (0, 1), (4, 0), (4, 1)]
+    assert sorted(rows.start // CHUNK for rows, _ in blocks) == [0, 4]
+    with pytest.raises(InputError, match=r"missing: .*1\.0"):
+        table[50]
 
 
 INITIALIZERS = {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import serialization
 
+from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
 from prompt_tuning.checkpoints.stored_tensors import (
@@ -19,7 +20,6 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.quantization import channel_scale, quantize
 from prompt_tuning.core.slices import clipped, extent, joined, relative, whole
-from prompt_tuning.families import t5x
 
 NUMBERS = np.arange(48, dtype=np.float32).reshape(4, 12)
 
@@ -149,7 +149,7 @@ def test_of_zarr_only_the_chunks_that_a_block_touches_are_read(tmp_path):
     tensor = open_zarr(tmp_path)
     for part in (block((2, 4), (3, 11)), block((3, 4), (5, 7)), block((2, 3), (6, 9))):
         np.testing.assert_array_equal(tensor.read(part), NUMBERS[part])
-    with pytest.raises(ValueError, match=r"1\.0, a chunk of \(4, 11\), is missing"):
+    with pytest.raises(ValueError, match=r"damaged or missing: .*1\.0"):
         tensor.read(block((2, 4), (2, 11)))
 
 
@@ -160,7 +160,7 @@ def test_blocks_of_an_array_that_flax_cut_into_pieces(limit, tmp_path, monkeypat
     tree = {"version": 3, "optimizer": {"target": {"x": array}}}
     file = tmp_path / "checkpoint"
     file.write_bytes(serialization.msgpack_serialize(tree))
-    tensor = t5x.open_t5x(file)["x"]
+    tensor = t5x_checkpoint.open_t5x(file)["x"]
     parts = [
         whole(array.shape),
         block((1, 4), (0, 3), (0, 4)),
@@ -179,5 +179,5 @@ def test_a_bfloat16_array_may_begin_at_any_byte(tmp_path):
         tree = {"version": 3, "optimizer": {"target": {name: array}}}
         file = tmp_path / name
         file.write_bytes(serialization.msgpack_serialize(tree))
-        found = t5x.open_t5x(file)[name].read(block((1, 2), (0, 2)))
+        found = t5x_checkpoint.open_t5x(file)[name].read(block((1, 2), (0, 2)))
         np.testing.assert_array_equal(found.astype("f4"), [[3, 4]])

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from prompt_tuning.checkpoints.formats.msgpack import PackedFile, Span
+from prompt_tuning.checkpoints.formats.msgpack_index import PackedFile, Span
 
 
 def packed(path: Path, value: object) -> PackedFile:
@@ -53,9 +53,12 @@ def test_bytes_and_extensions_come_as_their_place(size, tmp_path):
     [
         (b"", "empty"),
         (b"\xc1", "byte 0 is 0xc1"),
-        (b"\x92\x01", "cut short: 1 more"),
-        (b"\xdb\x00\x00", "cut short: 2 more"),
-        (b"\xa3ab", "cut short: 1 more"),
+        (b"\x92\x01", "cut short: byte 2"),
+        (b"\xdb\x00\x00", "cut short: byte 0"),
+        (b"\xa3ab", "cut short: byte 0"),
+        (b"\xc4\x03ab", "cut short: 1 more"),
+        (b"\xc9\x00", "cut short"),
+        (b"\x92\xc4\x01a\xc7", "cut short"),
         (b"\x01\x02", "1 bytes follow"),
         (b"\x81\x90\x01", "tree of names"),
         (b"\x91" * 100_000, "tree of names"),

@@ -1,0 +1,126 @@
+import gzip
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import serialization
+
+from prompt_tuning.checkpoints.formats.t5x_checkpoint import find_checkpoint, open_t5x
+from prompt_tuning.core.errors import InputError
+from tests.support.shared_data import SHARED, needs_shared
+
+MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
+ZARR = SHARED / "data/models/t5x_tiny_zarr"
+
+
+def write_msgpack(path: Path, target: dict) -> Path:
+    tree = {"version": 3, "optimizer": {"state": {"step": 1}, "target": target}}
+    path.write_bytes(serialization.msgpack_serialize(tree))
+    return path
+
+
+@needs_shared
+def test_inline_arrays_are_those_that_flax_reads():
+    tree = serialization.msgpack_restore(MSGPACK.read_bytes())["optimizer"]["target"]
+    stored = open_t5x(MSGPACK)
+    for name, tensor in stored.items():
+        array = tree
+        for part in name.split("/"):
+            array = array[part]
+        np.testing.assert_array_equal(tensor.read(), array)
+
+
+@needs_shared
+def test_the_embedding_is_the_one_published_beside_the_checkpoint():
+    golden = np.load(SHARED / "data/prompts/tiny_embeddings_32128x4.npy")
+    stored = open_t5x(ZARR)
+    np.testing.assert_array_equal(stored["token_embedder/embedding"].read(), golden)
+
+
+@needs_shared
+def test_the_ragged_last_chunk_is_clipped():
+    folder = ZARR / "checkpoint_3/target.decoder.logits_dense.kernel"
+    read = open_t5x(ZARR)["decoder/logits_dense/kernel"].read()
+    last = np.frombuffer(gzip.decompress((folder / "0.7").read_bytes()), "<f4")
+    assert read.shape == (4, 32_128)
+    np.testing.assert_array_equal(
+        read[:, 7 * 4096 :], last.reshape(4, 4096)[:, : 32_128 - 7 * 4096]
+    )
+
+
+@needs_shared
+def test_a_checkpoint_is_found_from_each_of_its_paths():
+    expected = ZARR / "checkpoint_3/checkpoint"
+    for path in (ZARR, ZARR / "checkpoint_3", expected):
+        assert find_checkpoint(path) == expected
+
+
+def test_the_latest_step_is_the_largest_number(tmp_path):
+    for step in (9, 10):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+        target = {"x": np.full(2, step, np.float32)}
+        write_msgpack(tmp_path / f"checkpoint_{step}/checkpoint", target)
+    assert open_t5x(tmp_path)["x"].read()[0] == 10
+
+
+def test_arrays_that_flax_cut_into_chunks_are_joined(tmp_path, monkeypatch):
+    array = np.arange(35, dtype=np.float32).reshape(5, 7)
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 32)
+    file = write_msgpack(tmp_path / "checkpoint", {"a": {"b": array}})
+    assert b"__msgpack_chunked_array__" in file.read_bytes()
+    np.testing.assert_array_equal(open_t5x(file)["a/b"].read(), array)
+
+
+def test_scalars_and_bfloat16_are_read(tmp_path):
+    target = {
+        "scalar": np.float32(2.5),
+        "half": np.arange(3).astype(ml_dtypes.bfloat16),
+        "zero_dimensional": np.array(3.0),
+    }
+    stored = open_t5x(write_msgpack(tmp_path / "checkpoint", target))
+    for name, array in target.items():
+        np.testing.assert_array_equal(stored[name].read(), array)
+        assert stored[name].dtype == array.dtype
+
+
+@needs_shared
+@pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
+def test_a_truncated_msgpack_file_is_refused(kept, tmp_path):
+    file = tmp_path / "checkpoint"
+    file.write_bytes(MSGPACK.read_bytes()[:kept])
+    with pytest.raises(InputError, match=f"{file} .*{file.stat().st_size:,} bytes"):
+        open_t5x(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ({}, "no optimizer/target"),
+        ({"x": "PLACEHOLDER://x"}, "Orbax"),
+        ({"x": {"driver": "n5", "kvstore": {"path": "x"}}}, "driver 'n5'"),
+        ({"x": {"driver": "zarr", "kvstore": {"path": "../x"}}}, "next to the file"),
+        (
+            {"x": {"driver": "zarr", "kvstore": {"path": "x/"}}},
+            r"x/\.zarray is missing",
+        ),
+        ({"x": {"__msgpack_chunked_array__": True, "shape": {}}}, "complete chunks"),
+    ],
+)
+def test_what_is_not_a_native_checkpoint_is_refused(target, expected, tmp_path):
+    write_msgpack(tmp_path / "checkpoint", target)
+    with pytest.raises(InputError, match=expected):
+        open_t5x(tmp_path)
+
+
+def test_folders_without_a_checkpoint_are_named(tmp_path):
+    with pytest.raises(InputError, match="nowhere is missing"):
+        open_t5x(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="only nothing"):
+        open_t5x(tmp_path)
+    (tmp_path / "checkpoint_5").mkdir()
+    with pytest.raises(InputError, match="checkpoint_5/checkpoint is missing"):
+        open_t5x(tmp_path)
+    (tmp_path / "checkpoint").write_text("{}")
+    with pytest.raises(InputError, match="not a"):
+        open_t5x(tmp_path)
