@@ -11,7 +11,7 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.soft import SoftPrompt
 from scripts.bench_cases import LLAMA_CONFIG
-from scripts.huggingface_export import export_random
+from scripts.random_model import write_random_model
 
 
 def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
@@ -23,6 +23,7 @@ def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
     """
     shape = LLAMA_CONFIG
     config = ModelConfig(
+        family="llama",
         architecture="decoder_only",
         vocabulary_size=vocabulary_size or shape["vocab_size"],
         width=shape["hidden_size"],
@@ -38,7 +39,7 @@ def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
         gated=True,
         tied_head=False,
     )
-    export_random(folder, config)
+    write_random_model(folder, config)
 
 
 def open_prompted(

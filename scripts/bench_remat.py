@@ -38,6 +38,7 @@ REPEATS = 7
 MOST_MEMORY, MOST_TIME = 0.2, 1.6
 
 DECODER = ModelConfig(
+    family="llama",
     architecture="decoder_only",
     vocabulary_size=VOCABULARY,
     width=WIDTH,

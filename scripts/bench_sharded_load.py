@@ -35,8 +35,8 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.sharding.mesh import MeshShape
-from scripts.huggingface_export import export_random
 from scripts.load_cost import MODEL, memory
+from scripts.random_model import write_random_model
 
 PROCESSES, DEVICES = 2, 2
 MESH = MeshShape(data=1, fsdp=2, tensor=2)
@@ -68,7 +68,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        export_random(root / "llama", MODEL)
+        write_random_model(root / "llama", MODEL)
         write_t5x(root)
         show({name: in_processes(root / path, t) for name, (path, t) in CASES.items()})
 

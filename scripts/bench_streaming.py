@@ -33,6 +33,8 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import return_freed_memory
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import describe, split
+from prompt_tuning.families.hf_folder import find_recipes
+from prompt_tuning.families.llama import llama_settings
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -44,7 +46,6 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
 from prompt_tuning.training.trainer import Step
-from scripts.huggingface_export import LLAMA_LAYER, LLAMA_WHOLE, llama_settings
 
 MEGABYTE = 1e6
 PROMPT_LENGTH = 20
@@ -80,6 +81,7 @@ def main() -> None:
 def llama(layers: int, width: int) -> ModelConfig:
     """A Llama whose blocks hold about `15 * width**2` numbers each."""
     return ModelConfig(
+        family="llama",
         architecture="decoder_only",
         vocabulary_size=8_000,
         width=width,
@@ -104,13 +106,16 @@ def write_model(folder: Path, config: ModelConfig) -> int:
     _, abstract = describe(
         lambda key: split(build_model(key, config)), jax.random.key(0)
     )
-    random = np.random.default_rng(0)
+    random, recipes = np.random.default_rng(0), find_recipes(config)
     places, size = {}, 0
     for layer in (None, *range(config.layers)):
         arrays = {}
         for path, leaf in abstract.items():
-            if (path in LLAMA_LAYER) != (layer is None):
-                name, shape = _stored(path, leaf.shape, layer)
+            recipe = recipes[path]
+            if recipe.stacked != (layer is None):
+                # Stored per layer, with the axes of a kernel reversed.
+                shape = leaf.shape[:0:-1] if recipe.stacked else leaf.shape
+                name = recipe.sources[layer or 0]
                 arrays[name] = _drawn(random, path, shape)
         file = f"model-{'rest' if layer is None else layer}.safetensors"
         save_file(arrays, folder / file)
@@ -120,15 +125,6 @@ def write_model(folder: Path, config: ModelConfig) -> int:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(llama_settings(config)))
     return size
-
-
-def _stored(
-    path: str, shape: tuple[int, ...], layer: int | None
-) -> tuple[str, tuple[int, ...]]:
-    """The name and shape of a parameter, or of one layer of it, as it is stored."""
-    if layer is None:
-        return LLAMA_WHOLE[path], shape
-    return f"model.layers.{layer}.{LLAMA_LAYER[path]}.weight", shape[:0:-1]
 
 
 def _drawn(random: np.random.Generator, path: str, shape: tuple[int, ...]):

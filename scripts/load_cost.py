@@ -22,10 +22,11 @@ from rich.table import Table
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
-from scripts.huggingface_export import export_random
+from scripts.random_model import write_random_model
 
 DTYPES = ("float32", "bfloat16", "int8")
 MODEL = ModelConfig(
+    family="llama",
     architecture="decoder_only",
     vocabulary_size=32_000,
     width=1024,
@@ -55,7 +56,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if arguments.checkpoint is None:
-            export_random(Path(folder), MODEL)
+            write_random_model(Path(folder), MODEL)
         checkpoint = arguments.checkpoint or folder
         show([in_a_process(checkpoint, dtype) for dtype in DTYPES])
 

@@ -20,13 +20,14 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig, t5_config
 from prompt_tuning.core.parameters import split
+from prompt_tuning.families.hf_folder import write_folder
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from scripts import huggingface_export, skills
+from scripts import skills
 
 BATCH_SIZE = 128
 STEPS = {"decoder": 3500, "t5": 5000}
@@ -34,6 +35,7 @@ SORTED = 4  # batches that are drawn together and sorted by length
 
 CONFIGS = {
     "decoder": ModelConfig(
+        family="llama",
         architecture="decoder_only",
         vocabulary_size=len(skills.VOCABULARY),
         width=128,
@@ -199,7 +201,7 @@ def main() -> None:
             log=folder / "pretraining.jsonl",
         )
         config = CONFIGS[arguments.model]
-        huggingface_export.export_huggingface(folder, config, parameters)
+        write_folder(folder, config, parameters)
         skills.save_tokenizer(folder, add_bos=arguments.model == "decoder")
     matches = measure(folder)
     (folder / "accuracy.json").write_text(json.dumps(matches, indent=2) + "\n")

@@ -21,7 +21,7 @@ from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families.hf_folder import read_config
 
 INDEX = "model.safetensors.index.json"
 COPIED = (

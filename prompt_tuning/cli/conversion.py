@@ -19,7 +19,7 @@ from prompt_tuning.cli.selected_run import read_run_directory
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge
-from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.prompts.prompting import Prompting

@@ -58,6 +58,8 @@ class ModelConfig:
       width: model width `D`.
       feed_forward_width: `F`.
       layers: number of blocks `L` of the decoder.
+      family: name of the family (see `families`) after which the tensors of
+        checkpoints and adapters are named; None for a model that has neither.
       encoder_layers: number of blocks of the encoder; 0 in a decoder-only model.
       heads: number of query heads `H`.
       key_value_heads: number of key/value heads `G`, of which `H` is a multiple.
@@ -107,6 +109,7 @@ class ModelConfig:
     activation: Activation
     gated: bool
     tied_head: bool
+    family: str | None = None
     encoder_layers: int = 0
     norm_epsilon: float = 1e-6
     maximum_positions: int | None = None
@@ -224,6 +227,7 @@ def t5_config(
     original = version == "1.0"
     return ModelConfig(
         **{
+            "family": "t5",
             "architecture": "encoder_decoder",
             "vocabulary_size": vocabulary_size,
             "width": width,

@@ -1,1 +1,15 @@
-"""Model families: their configs and the names of their stored parameters."""
+"""Families of models: one module each, registered in `FAMILIES`.
+
+A new family is a module with a `Family`, and a line below. `hf_folder` reads and writes
+Hugging Face folders of all of them.
+"""
+
+from prompt_tuning.families.family import Family
+from prompt_tuning.families.gpt2 import GPT2
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.qwen2 import QWEN2
+from prompt_tuning.families.t5 import T5
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (LLAMA, QWEN2, GPT2, T5)
+}

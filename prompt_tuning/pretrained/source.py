@@ -13,8 +13,8 @@ from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, load_tokenizer
-from prompt_tuning.families import parameter_names, t5x
-from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families import t5x
+from prompt_tuning.families.hf_folder import find_recipes, read_config
 from prompt_tuning.prompts.initializers import Vocabulary
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -108,7 +108,7 @@ def open_checkpoint(
             )
         config = read_config(path, **choices)
         stored = open_safetensors(path)
-        return config, parameter_names.recipes(config, stored), stored
+        return config, find_recipes(config, stored), stored
     if source.config is None:
         raise InputError(
             f"{path} has no config.json. If it is a T5X checkpoint, set "

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families.hf_folder import read_config
 from tests.support.adapters import (
     assert_same_logits,
     batch_of,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.restore_plan import PROMPT_IS_FRESH, plan_restore
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
@@ -17,7 +18,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import t5_config
-from prompt_tuning.families import parameter_names, t5x
+from prompt_tuning.families import hf_folder, t5x
 from tests.support.expected_shapes import abstract
 from tests.support.shared_data import SHARED, needs_shared
 
@@ -211,10 +212,10 @@ def test_an_empty_checkpoint_is_refused():
 
 @needs_shared
 def test_a_config_with_more_layers_than_the_checkpoint_is_refused():
-    config = parameter_names.read_config(STORIES, layers=6)
-    stored = parameter_names.open_safetensors(STORIES)
+    config = hf_folder.read_config(STORIES, layers=6)
+    stored = open_safetensors(STORIES)
     with pytest.raises(InputError, match=r"needs model\.layers\.5\..*nearest: model"):
-        plan_restore(abstract(config), parameter_names.recipes(config, stored), stored)
+        plan_restore(abstract(config), hf_folder.find_recipes(config, stored), stored)
 
 
 @needs_shared

@@ -17,8 +17,7 @@ from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.data.text.tokenizers import load_tokenizer
-from prompt_tuning.families.hf_config import read_config
-from prompt_tuning.families.parameter_names import recipes
+from prompt_tuning.families.hf_folder import find_recipes, read_config
 from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
@@ -55,7 +54,7 @@ def restored(folder, prompt=None, execution="auto"):
 
     graph, abstract = dummies.abstract(build)
     stored = open_safetensors(folder)
-    plan = plan_restore(abstract, recipes(config, stored), stored)
+    plan = plan_restore(abstract, find_recipes(config, stored), stored)
     parameters = {path: jnp.asarray(x) for path, x in plan.restore().items()}
     return config, graph, parameters | {path: prompt for path in plan.fresh}
 

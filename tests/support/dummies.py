@@ -26,6 +26,7 @@ P = 3
 PROMPT_PATHS = {"decoder_only": "decoder/prompt", "encoder_decoder": "encoder/prompt"}
 
 LLAMA = ModelConfig(
+    family="llama",
     architecture="decoder_only",
     vocabulary_size=V,
     width=16,
@@ -43,6 +44,7 @@ LLAMA = ModelConfig(
 )
 GPT2 = dataclasses.replace(
     LLAMA,
+    family="gpt2",
     key_value_heads=4,
     norm="layer",
     positions="learned",

@@ -18,9 +18,10 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.model_config import ModelConfig, t5_config
 from prompt_tuning.training.metrics_log import METRICS_FILE
-from scripts import huggingface_export, skills
+from scripts import random_model, skills
 
 DECODER = ModelConfig(
+    family="llama",
     architecture="decoder_only",
     vocabulary_size=len(skills.VOCABULARY),
     width=16,
@@ -61,7 +62,7 @@ COMPILATION_CACHE = {
 
 def write_model(folder: Path, config: ModelConfig) -> Path:
     """Writes an ordinary Hugging Face folder of a model with random weights."""
-    huggingface_export.export_random(folder, config)
+    random_model.write_random_model(folder, config)
     skills.save_tokenizer(folder, add_bos=config.architecture == "decoder_only")
     return folder
 

@@ -24,7 +24,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import ParameterGroup
-from prompt_tuning.families.hf_config import read_config
+from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt

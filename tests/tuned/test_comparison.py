@@ -14,7 +14,7 @@ from prompt_tuning.data.examples.row_readers import DecoderOnlyReading
 from prompt_tuning.data.examples.text_prefix import PrecededReading
 from prompt_tuning.evaluation import aligned_examples
 from prompt_tuning.tuned.comparison import open_systems
-from scripts import huggingface_export, skills
+from scripts import random_model, skills
 from tests.support.small_runs import DECODER, LENGTH, write_pairs
 
 # Nothing stands before the first and the last row's first token but the prompt.
@@ -27,7 +27,7 @@ EOS = skills.EOS_ID
 def model(tmp_path_factory) -> Path:
     """A model whose tokenizer puts no BOS before a text."""
     folder = tmp_path_factory.mktemp("model") / "plain"
-    huggingface_export.export_random(folder, DECODER)
+    random_model.write_random_model(folder, DECODER)
     skills.save_tokenizer(folder, add_bos=False)
     return folder
 

@@ -12,11 +12,11 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import parameter_names
+from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
-# Base models are named without what holds them and their head.
-HEADLESS = ("", "model.", "transformer.")
+# Adapters of a base model, without its head, lack the prefix of its names.
+HEADLESS = ("", *sorted({family.base_prefix for family in FAMILIES.values()} - {""}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def projections(
     """
     sizes = _sizes(config)
     found = {}
-    for path, recipe in parameter_names.recipes(config, names).items():
+    for path, recipe in hf_folder.find_recipes(config, names).items():
         projection = path.removesuffix("/kernel")
         kind = "/".join(projection.split("/")[-2:])
         if projection == path or kind not in sizes:

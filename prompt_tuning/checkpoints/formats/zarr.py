@@ -51,7 +51,7 @@ def open_zarr(folder: Path) -> StoredTensor:
         array.dtype.numpy_dtype,
         str(folder),
         functools.partial(_read_block, array, folder),
-        tuple(array.chunk_layout.read_chunk.shape or ()),
+        tuple(size or 1 for size in array.chunk_layout.read_chunk.shape or ()),
     )
 
 

@@ -8,13 +8,12 @@ from safetensors import safe_open
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.stored_tensors import assemble
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import ModelConfig, t5_config
-from prompt_tuning.families.hf_config import read_config
-from prompt_tuning.families.parameter_names import recipes
-from scripts.huggingface_export import export_huggingface
+from prompt_tuning.core.model_config import ModelConfig, RotaryScaling, t5_config
+from prompt_tuning.families.hf_folder import find_recipes, read_config, write_folder
 from tests.support.shared_data import SHARED, needs_shared
 
 LLAMA = ModelConfig(
+    family="llama",
     architecture="decoder_only",
     vocabulary_size=256,
     width=48,
@@ -96,7 +95,7 @@ def tensors(folder) -> dict[str, np.ndarray]:
     ("config", "case"), [(LLAMA, "llama_gqa_untied"), (T5, "t5v11_untied_gated")]
 )
 def test_names_shapes_and_config_are_those_of_transformers(config, case, tmp_path):
-    export_huggingface(tmp_path, config, random_parameters(config), dtype="float32")
+    write_folder(tmp_path, config, random_parameters(config), dtype="float32")
     theirs = SHARED / "data" / "peft" / case / "base"
     assert {name: x.shape for name, x in tensors(tmp_path).items()} == {
         name: x.shape for name, x in tensors(theirs).items()
@@ -111,19 +110,79 @@ def test_names_shapes_and_config_are_those_of_transformers(config, case, tmp_pat
 @pytest.mark.parametrize("config", [LLAMA, T5, TIED], ids=["llama", "t5", "tied"])
 def test_the_reader_gives_back_config_and_parameters(config, tmp_path):
     parameters = random_parameters(config)
-    export_huggingface(tmp_path, config, parameters)
+    write_folder(tmp_path, config, parameters)
     assert read_config(tmp_path) == config
     stored = open_safetensors(tmp_path)
-    made_of = recipes(config, stored)
+    made_of = find_recipes(config, stored)
     assert made_of.keys() == parameters.keys()
     for path, expected in parameters.items():
         found = assemble(path, expected.shape, expected.dtype, made_of[path], stored)
         np.testing.assert_array_equal(found, expected)
 
 
+@needs_shared
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama_gqa_untied",
+        "qwen2_bias_tied",
+        "gpt2_tied",
+        "t5v11_untied_gated",
+        "t5_orig_tied_relu",
+    ],
+)
+def test_models_of_every_family_are_written_as_they_were_read(case, tmp_path):
+    theirs = SHARED / "data" / "peft" / case / "base"
+    config, stored = read_config(theirs), open_safetensors(theirs)
+    recipes = find_recipes(config, stored)
+    parameters = {}
+    for path, recipe in recipes.items():
+        layers = [recipe.transform(stored[name].read()) for name in recipe.sources]
+        parameters[path] = np.stack(layers) if recipe.stacked else layers[0]
+    write_folder(tmp_path, config, parameters)
+    assert read_config(tmp_path) == config
+    written, expected = tensors(tmp_path), tensors(theirs)
+    assert written.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(written[name], array)
+
+
+def test_rotary_scaling_is_written(tmp_path):
+    for number, scaling in enumerate(
+        (
+            RotaryScaling(factor=4.0),
+            RotaryScaling(
+                factor=8.0,
+                low_frequency_factor=1.0,
+                high_frequency_factor=4.0,
+                original_positions=64,
+            ),
+        )
+    ):
+        config = dataclasses.replace(LLAMA, rotary_scaling=scaling)
+        write_folder(tmp_path / str(number), config, random_parameters(config))
+        assert read_config(tmp_path / str(number)) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"norm": "layer"}, "llama family cannot express norm = 'layer'"),
+        ({"biases": "qkv"}, "llama family cannot express biases = 'qkv'"),
+        ({"family": None}, "family is None, expected one of llama, qwen2, gpt2, t5"),
+        ({"family": "mamba"}, "family is 'mamba', expected one of"),
+    ],
+)
+def test_what_the_family_cannot_express_is_refused(changes, expected, tmp_path):
+    config = dataclasses.replace(LLAMA, **changes)
+    with pytest.raises(InputError, match=expected):
+        write_folder(tmp_path / "new", config, random_parameters(LLAMA))
+    assert not (tmp_path / "new").exists()
+
+
 def test_linears_are_turned_and_layers_taken_apart(tmp_path):
     parameters = random_parameters(T5)
-    export_huggingface(tmp_path, T5, parameters, dtype="float32")
+    write_folder(tmp_path, T5, parameters, dtype="float32")
     written = tensors(tmp_path)
     np.testing.assert_array_equal(
         written["decoder.block.1.layer.1.EncDecAttention.v.weight"],
@@ -139,7 +198,7 @@ def test_linears_are_turned_and_layers_taken_apart(tmp_path):
 def test_bfloat16_halves_the_file(tmp_path):
     parameters = random_parameters(LLAMA)
     for dtype in ("float32", "bfloat16"):
-        export_huggingface(tmp_path / dtype, LLAMA, parameters, dtype=dtype)
+        write_folder(tmp_path / dtype, LLAMA, parameters, dtype=dtype)
     full, half = (
         (tmp_path / dtype / "model.safetensors").stat().st_size
         for dtype in ("float32", "bfloat16")
@@ -153,5 +212,5 @@ def test_a_parameter_without_a_name_is_refused(tmp_path):
     parameters = random_parameters(LLAMA) | {"decoder/prompt/prompt": np.zeros((2, 48))}
     del parameters["decoder/final_norm/scale"]
     with pytest.raises(InputError, match=r"final_norm.*decoder/prompt/prompt"):
-        export_huggingface(tmp_path / "new", LLAMA, parameters, dtype="float32")
+        write_folder(tmp_path / "new", LLAMA, parameters, dtype="float32")
     assert not (tmp_path / "new").exists()

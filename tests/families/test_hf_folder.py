@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.families import parameter_names
+from prompt_tuning.families import hf_folder
 from tests.support.expected_shapes import abstract
 from tests.support.shared_data import SHARED, needs_shared
 
@@ -70,10 +71,10 @@ def write(folder: Path, config: dict, **files: dict) -> Path:
 
 
 def restore(folder: Path, **overrides):
-    config = parameter_names.read_config(folder, **overrides)
-    stored = parameter_names.open_safetensors(folder)
+    config = hf_folder.read_config(folder, **overrides)
+    stored = open_safetensors(folder)
     plan = plan_restore(
-        abstract(config), parameter_names.recipes(config, stored), stored
+        abstract(config), hf_folder.find_recipes(config, stored), stored
     )
     return plan, plan.restore()
 
@@ -174,9 +175,7 @@ def test_t5_values_come_from_the_right_names(case):
 
 @needs_shared
 def test_configs_say_what_the_fixtures_are():
-    configs = {
-        case: parameter_names.read_config(path) for case, path in FOLDERS.items()
-    }
+    configs = {case: hf_folder.read_config(path) for case, path in FOLDERS.items()}
     stories = configs["stories260k"]
     assert (stories.heads, stories.key_value_heads, stories.head_width) == (8, 4, 8)
     assert (stories.bos_id, stories.eos_id, stories.pad_id) == (1, 2, 0)
@@ -224,14 +223,14 @@ def test_several_files_read_like_one_with_an_index_and_without(tmp_path):
         np.testing.assert_array_equal(with_index[path], array)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(InputError, match=r"'model-00002-of-00002.safetensors', which"):
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
 
 
 def test_one_name_in_two_files_is_refused(tmp_path):
     for file in ("a", "b"):
         save_file({"x": np.zeros(2)}, tmp_path / f"{file}.safetensors")
     with pytest.raises(InputError, match=r"x is in both .*a\.safetensors and .*b\."):
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ def test_stored_dtypes_are_read_as_they_are(dtype, tmp_path):
     array = np.arange(12).reshape(3, 4).astype(dtype)
     arrays = {"a": np.zeros(3, np.int8), "b": array, "empty": np.zeros((0, 2), dtype)}
     save_file(arrays, tmp_path / "model.safetensors")
-    stored = parameter_names.open_safetensors(tmp_path)
+    stored = open_safetensors(tmp_path)
     assert stored["b"].dtype == dtype
     np.testing.assert_array_equal(stored["b"].read(), array)
     assert stored["empty"].read().shape == (0, 2)
@@ -256,7 +255,7 @@ def test_a_truncated_file_is_refused_with_its_sizes(kept, tmp_path):
     file.write_bytes(whole[:kept])
     size = len(whole[:kept])
     with pytest.raises(InputError) as raised:
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
     message = str(raised.value)
     assert str(file) in message and f"{size:,} bytes" in message
     header_end = 8 + int.from_bytes(whole[:8], "little")
@@ -270,7 +269,7 @@ def test_a_longer_file_is_refused(tmp_path):
     save_file({"weight": np.ones(4, np.float32)}, file)
     file.write_bytes(file.read_bytes() + b"\0")
     with pytest.raises(InputError, match="damaged"):
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -287,21 +286,21 @@ def test_a_header_that_contradicts_itself_is_refused(entry, expected, tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(InputError, match=expected):
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(InputError, match="nowhere is not a folder"):
-        parameter_names.open_safetensors(tmp_path / "nowhere")
+        open_safetensors(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"config\.json is missing"):
-        parameter_names.read_config(tmp_path / "nowhere")
+        hf_folder.read_config(tmp_path / "nowhere")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(InputError, match=r"only pytorch_model\.bin.*pickle"):
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
     pointer = b"version https://git-lfs.github.com/spec/v1\n"
     (tmp_path / "model.safetensors").write_bytes(pointer)
     with pytest.raises(InputError, match="Git LFS"):
-        parameter_names.open_safetensors(tmp_path)
+        open_safetensors(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -326,19 +325,19 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
 def test_a_config_that_cannot_be_followed_is_refused(config, expected, tmp_path):
     write(tmp_path, config)
     with pytest.raises(InputError, match=expected):
-        parameter_names.read_config(tmp_path, tied_head=True)
+        hf_folder.read_config(tmp_path, tied_head=True)
 
 
 @pytest.mark.parametrize("cap", ["final_logit_softcapping", "attn_logit_softcapping"])
 def test_a_cap_of_none_is_no_cap(cap, tmp_path):
     write(tmp_path, LLAMA | {cap: None})
-    assert parameter_names.read_config(tmp_path, tied_head=True).layers == 1
+    assert hf_folder.read_config(tmp_path, tied_head=True).layers == 1
 
 
 def test_invalid_json_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="not valid JSON"):
-        parameter_names.read_config(tmp_path)
+        hf_folder.read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -352,16 +351,16 @@ def test_invalid_json_is_refused(tmp_path):
 )
 def test_the_rotary_base_stands_in_one_of_two_places(rope, tmp_path):
     write(tmp_path, LLAMA | rope)
-    assert parameter_names.read_config(tmp_path, tied_head=True).rotary_base == 500_000
+    assert hf_folder.read_config(tmp_path, tied_head=True).rotary_base == 500_000
 
 
 def test_ids_come_from_the_generation_config_where_the_config_has_none(tmp_path):
     write(tmp_path, LLAMA | {"bos_token_id": 5, "eos_token_id": None})
     generation = {"bos_token_id": 6, "eos_token_id": 7}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    config = parameter_names.read_config(tmp_path, tied_head=True)
+    config = hf_folder.read_config(tmp_path, tied_head=True)
     assert (config.bos_id, config.eos_id) == (5, 7)
-    assert parameter_names.read_config(tmp_path, tied_head=True, eos_id=9).eos_id == 9
+    assert hf_folder.read_config(tmp_path, tied_head=True, eos_id=9).eos_id == 9
 
 
 TABLE = np.arange(128, dtype=np.float32).reshape(16, 8)
@@ -387,7 +386,7 @@ def test_the_checkpoint_decides_whether_the_head_is_tied(
     if head is not None:
         arrays["lm_head.weight"] = head.copy()
     write(tmp_path, config, model=arrays)
-    read = parameter_names.read_config(tmp_path)
+    read = hf_folder.read_config(tmp_path)
     assert (read.tied_head, read.scale_tied_hidden) == expected
 
 
@@ -397,5 +396,5 @@ def test_a_tied_head_that_differs_is_refused(config, tmp_path):
     name = "shared.weight" if t5 else "model.embed_tokens.weight"
     write(tmp_path, config, model={name: TABLE, "lm_head.weight": TABLE + 1})
     with pytest.raises(InputError, match=r"lm_head\.weight in .* differs"):
-        parameter_names.read_config(tmp_path)
-    assert parameter_names.read_config(tmp_path, tied_head=False).tied_head is False
+        hf_folder.read_config(tmp_path)
+    assert hf_folder.read_config(tmp_path, tied_head=False).tied_head is False

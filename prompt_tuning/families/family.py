@@ -1,0 +1,69 @@
+"""Definition of a model family: its `config.json`, tensor names, and writer."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, Transform, layered
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+LayerNames = Mapping[str, tuple[str, Transform]]
+"""Name and transform of a layer's tensors, by the path of our parameter."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of models in Hugging Face format.
+
+    Attributes:
+      model_type: `model_type` in `config.json`, which identifies the family.
+      read_fields: returns fields of `ModelConfig` from the settings in `config.json`.
+      recipes: returns how each parameter is made of stored tensors, from the config and
+        the stored names, which show whether the base model's prefix was written.
+      write_settings: returns the settings of a config, which `read_fields` understands.
+      embedding_tables: possible names of the embedding table, in order of preference.
+      base_prefix: prefix of names in the full model that its base model lacks; PEFT
+        omits it for adapters that were trained on a base model.
+      tied_without_head: whether a checkpoint without an `lm_head.weight` has a tied
+        head, whatever `config.json` declares.
+    """
+
+    model_type: str
+    read_fields: Callable[[HuggingFaceSettings], dict[str, Any]]
+    recipes: Callable[[ModelConfig, Collection[str]], dict[str, Recipe]]
+    write_settings: Callable[[ModelConfig], dict[str, Any]]
+    embedding_tables: tuple[str, ...]
+    base_prefix: str = ""
+    tied_without_head: bool = False
+
+
+def layer_recipes(
+    stack: str, pattern: str, layers: int, names: LayerNames
+) -> dict[str, Recipe]:
+    """Returns the recipes of the stacked parameters of all layers.
+
+    Args:
+      stack: "encoder" or "decoder".
+      pattern: prefix of the stored names, with `{}` for the number of the layer.
+      layers: number of layers.
+      names: stored names within a layer.
+    """
+    return {
+        f"{stack}/layers/{path}": layered(pattern + name, layers, transform)
+        for path, (name, transform) in names.items()
+    }
+
+
+def head_recipe(config: ModelConfig) -> dict[str, Recipe]:
+    """Returns the recipe of an untied head, or none."""
+    return {} if config.tied_head else {"head/kernel": Recipe(("lm_head.weight",))}
+
+
+def token_settings(config: ModelConfig) -> dict[str, Any]:
+    """Returns the settings of the special tokens that all families have."""
+    return {
+        "bos_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "pad_token_id": config.pad_id,
+    }

@@ -1,0 +1,109 @@
+"""GPT-2, whose linear layers are `[in, out]`, with query, key and value fused."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import (
+    Family,
+    LayerNames,
+    head_recipe,
+    layer_recipes,
+    token_settings,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
+
+PREFIX = "transformer."
+LAYER: LayerNames = {
+    "self_attention_norm/scale": ("ln_1.weight", identity),
+    "self_attention_norm/bias": ("ln_1.bias", identity),
+    "self_attention/query/kernel": ("attn.c_attn.weight", FusedPart(0, 3)),
+    "self_attention/key/kernel": ("attn.c_attn.weight", FusedPart(1, 3)),
+    "self_attention/value/kernel": ("attn.c_attn.weight", FusedPart(2, 3)),
+    "self_attention/query/bias": ("attn.c_attn.bias", FusedPart(0, 3)),
+    "self_attention/key/bias": ("attn.c_attn.bias", FusedPart(1, 3)),
+    "self_attention/value/bias": ("attn.c_attn.bias", FusedPart(2, 3)),
+    "self_attention/out/kernel": ("attn.c_proj.weight", identity),
+    "self_attention/out/bias": ("attn.c_proj.bias", identity),
+    "mlp_norm/scale": ("ln_2.weight", identity),
+    "mlp_norm/bias": ("ln_2.bias", identity),
+    "mlp/up/kernel": ("mlp.c_fc.weight", identity),
+    "mlp/up/bias": ("mlp.c_fc.bias", identity),
+    "mlp/down/kernel": ("mlp.c_proj.weight", identity),
+    "mlp/down/bias": ("mlp.c_proj.bias", identity),
+}
+
+
+def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    reason = "that variant of GPT-2 is not implemented"
+    settings.refuse("scale_attn_by_inverse_layer_idx", False, reason)
+    settings.refuse("add_cross_attention", False, reason)
+    width, heads = settings.required("n_embd"), settings.required("n_head")
+    activation = settings.optional("activation_function", "gelu_new")
+    return {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.required("vocab_size"),
+        "width": width,
+        "feed_forward_width": settings.optional("n_inner", 4 * width),
+        "layers": settings.required("n_layer"),
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": width // heads,
+        "norm": "layer",
+        "norm_epsilon": settings.optional("layer_norm_epsilon", 1e-5),
+        "positions": "learned",
+        "maximum_positions": settings.required("n_positions"),
+        "activation": settings.activation(activation),
+        "gated": False,
+        "biases": "all",
+        "tied_head": settings.optional("tie_word_embeddings", True),
+        "scale_scores": settings.optional("scale_attn_weights", True),
+    }
+
+
+def gpt2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if "wte.weight" in names else PREFIX
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}wte.weight",)),
+        "position_embedder/embedding": Recipe((f"{prefix}wpe.weight",)),
+        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, LAYER),
+        "decoder/final_norm/scale": Recipe((f"{prefix}ln_f.weight",)),
+        "decoder/final_norm/bias": Recipe((f"{prefix}ln_f.bias",)),
+        **head_recipe(config),
+    }
+
+
+def gpt2_settings(config: ModelConfig) -> dict[str, Any]:
+    """Returns `config.json`, as `transformers.GPT2Config` reads it."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocabulary_size,
+        "n_embd": config.width,
+        "n_inner": config.feed_forward_width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_positions": config.maximum_positions,
+        "activation_function": activation_setting(config.activation),
+        "layer_norm_epsilon": config.norm_epsilon,
+        "scale_attn_weights": config.scale_scores,
+        "tie_word_embeddings": config.tied_head,
+        **token_settings(config),
+    }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    read_fields=read_gpt2,
+    recipes=gpt2_recipes,
+    write_settings=gpt2_settings,
+    embedding_tables=("transformer.wte.weight", "wte.weight"),
+    base_prefix=PREFIX,
+)

@@ -1,0 +1,232 @@
+"""Reads and writes Hugging Face folders: `config.json` and safetensors files.
+
+transformers 4 and 5 are supported. `families` lists the families of models.
+"""
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
+    Recipe,
+    StoredTensor,
+    transpose,
+)
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig, check_dtype
+from prompt_tuning.families import FAMILIES
+from prompt_tuning.families.family import Family
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, read_settings
+
+TOKEN_IDS = {
+    "bos_id": "bos_token_id",
+    "eos_id": "eos_token_id",
+    "pad_id": "pad_token_id",
+    "decoder_start_id": "decoder_start_token_id",
+}
+SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
+"""Settings of Gemma 2's soft caps, which no family may have."""
+
+
+def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
+    """Reads `config.json`, and `generation_config.json` for token ids that it lacks.
+
+    Whether the head is tied also depends on the checkpoint: an `lm_head.weight` that
+    equals the embedding table is tied to it. Dropout rates are not read: a frozen model
+    has no dropout unless `dropout_rate` is set.
+
+    Args:
+      folder: folder of the model.
+      **overrides: fields of `ModelConfig` that replace those in the files; with
+        `tied_head` the checkpoint is not opened.
+
+    Raises:
+      InputError: for a missing file or setting, for an unknown `model_type`, activation
+        or rope type, and for an unsupported choice.
+    """
+    settings = read_settings(Path(folder) / "config.json")
+    model_type = settings.required("model_type")
+    if model_type not in FAMILIES:
+        raise InputError(
+            f"{settings.file} has model_type {model_type!r}, expected one of "
+            f"{', '.join(FAMILIES)}"
+        )
+    for name in SOFT_CAPS:
+        reason = "scores are not capped by any supported model; Gemma is not supported"
+        settings.refuse(name, None, reason)
+    family = FAMILIES[model_type]
+    fields = family.read_fields(settings) | _token_ids(settings, overrides)
+    if "tied_head" not in overrides:
+        stored = open_safetensors(folder)
+        fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
+    return ModelConfig(**({"family": model_type} | fields | overrides))
+
+
+def _token_ids(
+    settings: HuggingFaceSettings, overrides: Collection[str]
+) -> dict[str, Any]:
+    generation_file = settings.file.with_name("generation_config.json")
+    sources = [settings]
+    if generation_file.exists():
+        sources.append(read_settings(generation_file))
+    ids = {}
+    for field, name in TOKEN_IDS.items():
+        values = [s.raw[name] for s in sources if s.raw.get(name) is not None]
+        if not values or field in overrides:
+            continue
+        if not isinstance(values[0], int):
+            raise InputError(
+                f"{settings.file} or {generation_file.name} has {name} = {values[0]!r},"
+                " expected one token; choose one, by Pretrained.eos_id for the end"
+            )
+        ids[field] = values[0]
+    return ids
+
+
+def _has_tied_head(
+    family: Family,
+    settings: HuggingFaceSettings,
+    fields: dict[str, Any],
+    stored: dict[str, StoredTensor],
+) -> bool:
+    declared = fields["tied_head"]
+    if "lm_head.weight" not in stored:
+        return declared or family.tied_without_head
+    table = next((name for name in family.embedding_tables if name in stored), None)
+    if not declared or table is None:
+        return False
+    head, embedding = stored["lm_head.weight"], stored[table]
+    if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
+        return True
+    # A T5 that does not scale its outputs was not trained with a tied head.
+    if not fields.get("scale_tied_hidden", True):
+        return False
+    raise InputError(
+        f"{settings.file} ties the head to the embedding table, but lm_head.weight in "
+        f"{head.source} differs from {table}; choose with tied_head=True or False"
+    )
+
+
+def find_family(config: ModelConfig) -> Family:
+    """Returns the family that a config names.
+
+    Raises:
+      InputError: if it names none, or an unknown one.
+    """
+    if config.family not in FAMILIES:
+        raise InputError(
+            f"ModelConfig.family is {config.family!r}, expected one of "
+            f"{', '.join(FAMILIES)}"
+        )
+    return FAMILIES[config.family]
+
+
+def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
+    """Returns how each parameter of a model is made from its stored tensors.
+
+    Args:
+      config: config of the model.
+      names: names of the stored tensors; without them, those of the full model, with
+        its head.
+    """
+    return find_family(config).recipes(config, names)
+
+
+def write_folder(
+    folder: Path,
+    config: ModelConfig,
+    parameters: Mapping[str, np.ndarray],
+    *,
+    dtype: str = "float32",
+) -> None:
+    """Writes a model as an ordinary Hugging Face folder.
+
+    Writes `config.json`, `generation_config.json` and `model.safetensors`.
+
+    Args:
+      folder: folder to write to; created if needed.
+      config: config of the model; its `parameter_dtype` is ignored.
+      parameters: every parameter by its slash-joined path.
+      dtype: dtype of the written weights, "float32" or "bfloat16".
+
+    Raises:
+      InputError: if the family cannot express the config, or `parameters` has missing
+        or unknown paths; for any other dtype.
+    """
+    check_dtype("dtype", dtype)
+    family = find_family(config)
+    settings = family.write_settings(config)
+    _check_settings(family, settings, config)
+    recipes = find_recipes(config)
+    _check_paths(family, parameters, recipes)
+    numpy_dtype = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
+    tensors = {
+        name: np.ascontiguousarray(array, dtype=numpy_dtype)
+        for name, array in _stored_arrays(parameters, recipes)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", settings | {"torch_dtype": dtype})
+    generation = {
+        name: settings[name] for name in TOKEN_IDS.values() if name in settings
+    }
+    _write_json(folder / "generation_config.json", generation | {"do_sample": False})
+
+
+def _check_settings(
+    family: Family, settings: dict[str, Any], config: ModelConfig
+) -> None:
+    """Checks that reading the settings would give the same config."""
+    file = Path("config.json")
+    fields = family.read_fields(HuggingFaceSettings(file, settings))
+    read_back = dataclasses.replace(config, **fields)
+    changed = [
+        f"{field.name} = {getattr(config, field.name)!r}"
+        for field in dataclasses.fields(ModelConfig)
+        if getattr(config, field.name) != getattr(read_back, field.name)
+    ]
+    if changed:
+        raise InputError(
+            f"the {family.model_type} family cannot express {', '.join(changed)}"
+        )
+
+
+def _check_paths(
+    family: Family, parameters: Collection[str], expected: Collection[str]
+) -> None:
+    missing = sorted(set(expected) - set(parameters))
+    unknown = sorted(set(parameters) - set(expected))
+    if missing or unknown:
+        raise InputError(
+            f"the parameters lack {missing} and have {unknown}, for which the "
+            f"{family.model_type} family has no name"
+        )
+
+
+def _stored_arrays(
+    parameters: Mapping[str, np.ndarray], recipes: Mapping[str, Recipe]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields name and array of each stored tensor: the inverse of the recipes."""
+    fused: dict[str, dict[int, np.ndarray]] = {}
+    for path, recipe in recipes.items():
+        parameter, transform = parameters[path], recipe.transform
+        layers = parameter if recipe.stacked else [parameter]
+        for name, array in zip(recipe.sources, layers, strict=True):
+            if isinstance(transform, FusedPart):
+                fused.setdefault(name, {})[transform.index] = array
+            else:
+                yield name, array.T if transform is transpose else array
+    for name, parts in fused.items():
+        yield name, np.concatenate([parts[i] for i in sorted(parts)], axis=-1)
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,140 @@
+"""T5 1.0 and 1.1 in Hugging Face format; `t5x` has the names in T5X checkpoints."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, transpose
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import (
+    Family,
+    LayerNames,
+    head_recipe,
+    layer_recipes,
+    token_settings,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
+
+TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+GATED_GELU = "gated-gelu"
+
+
+def read_t5(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    feed_forward = settings.optional("feed_forward_proj", "relu")
+    activation = feed_forward.removeprefix("gated-")
+    if feed_forward == GATED_GELU:
+        # T5 1.1 was trained with the tanh approximation despite the name.
+        activation = "gelu_new"
+    layers, heads = settings.required("num_layers"), settings.required("num_heads")
+    tied = settings.optional("tie_word_embeddings", True)
+    return {
+        "architecture": "encoder_decoder",
+        "vocabulary_size": settings.required("vocab_size"),
+        "width": settings.required("d_model"),
+        "feed_forward_width": settings.required("d_ff"),
+        "layers": settings.optional("num_decoder_layers", layers),
+        "encoder_layers": layers,
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": settings.required("d_kv"),
+        "norm": "rms",
+        "norm_epsilon": settings.optional("layer_norm_epsilon", 1e-6),
+        "positions": "relative",
+        "relative_buckets": settings.required("relative_attention_num_buckets"),
+        "relative_maximum_distance": settings.optional(
+            "relative_attention_max_distance", 128
+        ),
+        "activation": settings.activation(activation),
+        "gated": feed_forward.startswith("gated-"),
+        "tied_head": tied,
+        "scale_tied_hidden": settings.optional("scale_decoder_outputs", tied),
+        "scale_scores": False,
+    }
+
+
+def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    # Some checkpoints store the shared table only by the name in one of the stacks.
+    table = next((name for name in TABLES if name in names), TABLES[0])
+    return {
+        "token_embedder/embedding": Recipe((table,)),
+        **_stack_recipes("encoder", config.encoder_layers, config.gated),
+        **_stack_recipes("decoder", config.layers, config.gated),
+        **head_recipe(config),
+    }
+
+
+def _stack_recipes(stack: str, layers: int, gated: bool) -> dict[str, Recipe]:
+    # Sublayers of a block are numbered; only the decoder has cross attention.
+    mlp_number = 1 if stack == "encoder" else 2
+    names = _attention_names("self_attention", "layer.0.", "SelfAttention")
+    if stack == "decoder":
+        names |= _attention_names("cross_attention", "layer.1.", "EncDecAttention")
+    mlp = f"layer.{mlp_number}.DenseReluDense"
+    names["mlp_norm/scale"] = (f"layer.{mlp_number}.layer_norm.weight", identity)
+    if gated:
+        names["mlp/gate/kernel"] = (f"{mlp}.wi_0.weight", transpose)
+    names["mlp/up/kernel"] = (f"{mlp}.{'wi_1' if gated else 'wi'}.weight", transpose)
+    names["mlp/down/kernel"] = (f"{mlp}.wo.weight", transpose)
+    # The first block stores the bias that all blocks of a stack share.
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return {
+        **layer_recipes(stack, f"{stack}.block.{{}}.", layers, names),
+        f"{stack}/relative_position_bias/embedding": Recipe((bias,), False, transpose),
+        f"{stack}/final_norm/scale": Recipe((f"{stack}.final_layer_norm.weight",)),
+    }
+
+
+def _attention_names(ours: str, layer: str, theirs: str) -> dict:
+    projections = {"query": "q", "key": "k", "value": "v", "out": "o"}
+    names: LayerNames = {
+        f"{ours}/{name}/kernel": (f"{layer}{theirs}.{letter}.weight", transpose)
+        for name, letter in projections.items()
+    }
+    return {f"{ours}_norm/scale": (f"{layer}layer_norm.weight", identity), **names}
+
+
+def t5_settings(config: ModelConfig) -> dict[str, Any]:
+    """Returns `config.json`, as `transformers.T5Config` reads it."""
+    activation = activation_setting(config.activation)
+    feed_forward = f"gated-{activation}" if config.gated else activation
+    settings = {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocabulary_size,
+        "d_model": config.width,
+        "d_ff": config.feed_forward_width,
+        "d_kv": config.head_width,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.layers,
+        "num_heads": config.heads,
+        "feed_forward_proj": (
+            GATED_GELU if feed_forward == "gated-gelu_new" else feed_forward
+        ),
+        "layer_norm_epsilon": config.norm_epsilon,
+        "relative_attention_num_buckets": config.relative_buckets,
+        "relative_attention_max_distance": config.relative_maximum_distance,
+        "dropout_rate": config.dropout_rate,
+        "tie_word_embeddings": config.tied_head,
+        "decoder_start_token_id": config.decoder_start_id,
+        **token_settings(config),
+    }
+    if config.scale_tied_hidden != config.tied_head:
+        settings["scale_decoder_outputs"] = config.scale_tied_hidden
+    return settings
+
+
+T5 = Family(
+    model_type="t5",
+    read_fields=read_t5,
+    recipes=t5_recipes,
+    write_settings=t5_settings,
+    embedding_tables=TABLES,
+    # transformers 5 ties every T5 without a head in its checkpoint.
+    tied_without_head=True,
+)
