@@ -1,5 +1,6 @@
-"""Checkpoints: reading frozen models, and what has become of each of their arrays.
+"""Checkpoints of frozen models and of runs.
 
-`huggingface` and `t5x` open a checkpoint as stored arrays that nobody has read yet and
-say how our parameters are made of them; `restore` plans, reports and reads.
+`formats` opens the files of a frozen model as stored tensors without reading them;
+`families` describes how our parameters are made from these; `restore_plan` plans,
+reports and reads. `run_store` writes and reads the checkpoints of a run.
 """

@@ -1,7 +1,7 @@
-"""Samples of a checkpoint, by which processes find out that their files differ.
+"""Samples of a checkpoint that show whether all processes read the same files.
 
-A process reads of a checkpoint its own parts alone, so that two with different files
-would make one model of both, and nothing that they compute together shows it.
+Each process reads only its own shards of a checkpoint. Two processes with different
+files would therefore build one model from both, and no joint computation would show it.
 """
 
 import hashlib
@@ -14,29 +14,29 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.quantization import scale_path
 from prompt_tuning.core.slices import Block
 
-PLACES = 64
-"""Places that are looked at in a parameter, or more where it has many layers."""
+SAMPLES = 64
+"""Minimum number of samples per parameter."""
 
-LEAST = 4
-"""Places in each stored array, and layers of those that are stored in pieces."""
+MINIMUM = 4
+"""Minimum number of samples per stored array, and of sampled layers if chunked."""
 
-RUN = 64
-"""Numbers that are read at a place, which cost no more than one."""
+SAMPLE_SIZE = 64
+"""Numbers per sample; reading them costs no more than reading one."""
 
 
 def sampled(plan: RestorePlan) -> list[str]:
-    """A line for each parameter that is read from a checkpoint, with a digest of it.
+    """Returns a line with a digest for each parameter that is read from a checkpoint.
 
-    The digest is of some numbers as this process's files have them, at the same places
-    whatever parts of the parameter the process has.
+    The digest covers a sample of the numbers in this process's files. The positions are
+    the same in all processes, whichever shards they hold.
 
     Args:
-      plan: how the model is restored.
+      plan: restore plan of the model.
 
     Raises:
       InputError: if the checkpoint turns out to be damaged.
     """
-    # Scales of int8 kernels follow from the same stored arrays.
+    # The scales of int8 kernels are computed from the same stored arrays.
     scales = set(map(scale_path, plan.quantized))
     return [
         f"{path}: samples {_digest([plan.stored[name] for name in recipe.sources])}"
@@ -48,17 +48,17 @@ def sampled(plan: RestorePlan) -> list[str]:
 def _digest(tensors: list[StoredTensor]) -> str:
     digest = hashlib.sha256()
     if any(tensor.pieces is not None for tensor in tensors):
-        tensors = [tensors[i] for i in _spread(len(tensors), LEAST)]
-    places = max(LEAST, -(-PLACES // len(tensors)))
+        tensors = [tensors[i] for i in _spread(len(tensors), MINIMUM)]
+    samples = max(MINIMUM, -(-SAMPLES // len(tensors)))
     for tensor in tensors:
         digest.update(f"{tensor.shape} {tensor.dtype}".encode())
-        for block in _blocks(tensor, places):
+        for block in _blocks(tensor, samples):
             digest.update(tensor.read(block).tobytes())
     return digest.hexdigest()[:16]
 
 
-def _blocks(tensor: StoredTensor, places: int) -> Iterable[Block]:
-    """What is looked at: short runs evenly spaced, or the piece in the middle."""
+def _blocks(tensor: StoredTensor, samples: int) -> Iterable[Block]:
+    """Returns the sampled blocks: evenly spaced ones, or the chunk in the middle."""
     if tensor.pieces is not None:
         sizes = zip(tensor.shape, tensor.pieces, strict=True)
         firsts = [((size - 1) // 2 // piece * piece, piece) for size, piece in sizes]
@@ -68,15 +68,15 @@ def _blocks(tensor: StoredTensor, places: int) -> Iterable[Block]:
                 for (first, piece), size in zip(firsts, tensor.shape, strict=True)
             )
         ]
-    return [_run(tensor, place) for place in _spread(tensor.size, places)]
+    return [_sample(tensor, index) for index in _spread(tensor.size, samples)]
 
 
-def _run(tensor: StoredTensor, place: int) -> Block:
-    """Some numbers of the last axis, from the one at a place."""
+def _sample(tensor: StoredTensor, index: int) -> Block:
+    """Returns the block of consecutive numbers of the last axis from a flat index."""
     if not tensor.shape:
         return ()
-    *others, last = (int(i) for i in np.unravel_index(place, tensor.shape))
-    end = min(last + RUN, tensor.shape[-1])
+    *others, last = (int(i) for i in np.unravel_index(index, tensor.shape))
+    end = min(last + SAMPLE_SIZE, tensor.shape[-1])
     return *(slice(i, i + 1) for i in others), slice(last, end)
 
 

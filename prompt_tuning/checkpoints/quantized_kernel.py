@@ -1,4 +1,4 @@
-"""Kernels that are quantised as they are read."""
+"""Kernels that are quantized while they are read."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,11 +20,11 @@ from prompt_tuning.core.slices import Block, extent
 
 
 class QuantizedKernel:
-    """A kernel `[L, in, out]` in int8, and the scale of each of its output channels.
+    """Reads a kernel `[L, in, out]` as int8, with a scale for each output channel.
 
-    A channel's scale is that of its largest weight. Where the rows of a kernel are
-    split, whoever has some of them reads the others too, for the scales alone: this is
-    the one case in which more is read of a checkpoint than is kept.
+    The scale of a channel depends on its largest weight. If the rows of a kernel are
+    sharded, each process also reads the rows of the others to compute the scales: the
+    only case in which a process reads more of a checkpoint than it keeps.
     """
 
     def __init__(
@@ -34,7 +34,13 @@ class QuantizedKernel:
         recipe: Recipe,
         stored: Mapping[str, StoredTensor],
     ):
-        """Reads nothing yet; arguments as for `assemble`.
+        """Prepares reading, without reading anything yet.
+
+        Args:
+          path: path of the parameter.
+          shape: shape of the kernel.
+          recipe: recipe of the parameter.
+          stored: stored tensors by name.
 
         Raises:
           InputError: as `check_recipe` does.
@@ -45,7 +51,7 @@ class QuantizedKernel:
         self._scales: dict[tuple[str, int, int], np.ndarray] = {}
 
     def read(self, parts: Sequence[Block]) -> list[Int8[np.ndarray, "*lead in out"]]:
-        """Reads some parts of the kernel, layer by layer.
+        """Reads blocks of the kernel, layer by layer.
 
         Raises:
           InputError: for weights that are not finite.
@@ -54,16 +60,16 @@ class QuantizedKernel:
         for name, layers in by_source(self._recipe, results, parts):
             weights = self._read_columns(name, [columns for _, (_, columns) in layers])
             for layer, (rows, columns) in layers:
-                own = weights[columns.start, columns.stop][rows]
+                block = weights[columns.start, columns.stop][rows]
                 scale = self._scales[name, columns.start, columns.stop]
-                for tile in tiles(own.shape):
-                    layer[tile] = quantize(own[tile], scale[tile[-1]])
+                for tile in tiles(block.shape):
+                    layer[tile] = quantize(block[tile], scale[tile[-1]])
         return results
 
     def read_scales(
         self, parts: Sequence[Block]
     ) -> list[Float32[np.ndarray, "*lead out"]]:
-        """The scales; those of channels that `read` has met are not read again.
+        """Returns the scales, reading only channels that `read` has not read before.
 
         Raises:
           InputError: for weights that are not finite.
@@ -71,27 +77,31 @@ class QuantizedKernel:
         results = [empty(extent(part), np.dtype(np.float32)) for part in parts]
         for name, layers in by_source(self._recipe, results, parts):
             for layer, (columns,) in layers:
-                place = name, columns.start, columns.stop
-                if place not in self._scales:
+                key = name, columns.start, columns.stop
+                if key not in self._scales:
                     self._read_columns(name, [columns])
-                layer[...] = self._scales[place]
+                layer[...] = self._scales[key]
         return results
 
     def _read_columns(
         self, name: str, columns: Sequence[slice]
     ) -> dict[tuple[int, int], Float[np.ndarray, "in _"]]:
-        """Whole columns of a stored array, by first and last; their scales are kept."""
+        """Reads complete columns of a stored array and keeps their scales.
+
+        Returns:
+          The weights by `(start, stop)` of the columns.
+        """
         distinct = {(part.start, part.stop): part for part in columns}
         blocks: list[Block] = [(self._rows, part) for part in distinct.values()]
         read = read_blocks(self._stored[name], self._recipe.transform, blocks)
-        found = dict(zip(distinct, read, strict=True))
-        for place, weights in found.items():
+        columns_read = dict(zip(distinct, read, strict=True))
+        for bounds, weights in columns_read.items():
             scale = np.asarray(channel_scale(weights))
             if not np.isfinite(scale).all():
                 raise InputError(
-                    f"{self._path}: {name} in {self._stored[name].source} holds "
-                    "numbers that are not finite, and cannot be quantised; is the "
+                    f"{self._path}: {name} in {self._stored[name].source} contains "
+                    "numbers that are not finite and cannot be quantized; is the "
                     "checkpoint damaged?"
                 )
-            self._scales[name, *place] = scale
-        return found
+            self._scales[name, *bounds] = scale
+        return columns_read

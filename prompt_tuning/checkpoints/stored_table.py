@@ -1,4 +1,4 @@
-"""Rows of a stored table: those that are asked for are read, and no others."""
+"""Tables that stay in their checkpoint, of which only requested rows are read."""
 
 import functools
 from collections.abc import Mapping
@@ -15,16 +15,15 @@ from prompt_tuning.checkpoints.stored_tensors import (
     identity,
 )
 
-MOST_BYTES = 2**26
-"""Bytes of rows that are read at once, where nothing makes them one piece."""
+MAXIMUM_BYTES = 2**26
+"""Maximum number of bytes that are read at once from an array without chunks."""
 
 
 class StoredTable:
-    """A table `[V, D]` in float32 that stays in its checkpoint.
+    """A float32 table `[V, D]` that stays in its checkpoint.
 
-    `table[index]` reads the rows that NumPy would give for an index of the first axis,
-    each once. What needs all of it takes `numpy.asarray(table)`, which reads a block of
-    rows after the other.
+    `table[index]` reads the rows that NumPy would return for an index of the first
+    axis, each row once. `numpy.asarray(table)` reads the whole table, block by block.
 
     Attributes:
       shape: `(V, D)`.
@@ -37,7 +36,13 @@ class StoredTable:
         recipe: Recipe,
         stored: Mapping[str, StoredTensor],
     ):
-        """Reads nothing yet; arguments as for `assemble`.
+        """Prepares reading, without reading anything yet.
+
+        Args:
+          path: path of the parameter.
+          shape: `(V, D)`.
+          recipe: recipe of the parameter.
+          stored: stored tensors by name.
 
         Raises:
           InputError: as `check_recipe` does.
@@ -47,32 +52,32 @@ class StoredTable:
         self._read = functools.partial(
             assemble_parts, path, shape, np.dtype(np.float32), recipe, stored
         )
-        self._most = max(1, MOST_BYTES // (4 * shape[1]))
-        self._unpacked = _rows_unpacked(recipe, stored)
+        self._maximum_rows = max(1, MAXIMUM_BYTES // (4 * shape[1]))
+        self._chunk_rows = _rows_per_chunk(recipe, stored)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Float[np.ndarray, "*lead D"]:
-        """Some rows.
+        """Reads rows.
 
         Raises:
-          IndexError: for a row that there is not.
+          IndexError: for a row outside the table.
           InputError: if the checkpoint turns out to be damaged.
         """
         ids = np.arange(len(self))[index]
-        wanted, places = np.unique(ids, return_inverse=True)
-        rows = np.empty((len(wanted), self.shape[1]), np.float32)
+        distinct, positions = np.unique(ids, return_inverse=True)
+        rows = np.empty((len(distinct), self.shape[1]), np.float32)
         done = 0
-        for group in self._groups(wanted):
+        for group in self._groups(distinct):
             first, last = int(group[0]), int(group[-1]) + 1
             (read,) = self._read([(slice(first, last), slice(0, self.shape[1]))])
             rows[done : done + len(group)] = read[group - first]
             done += len(group)
-        return rows[places.reshape(ids.shape)]
+        return rows[positions.reshape(ids.shape)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, for NumPy."""
+        """Reads the whole table."""
         if copy is False:
             raise ValueError(
                 "a table in a checkpoint cannot be an array without a copy"
@@ -80,21 +85,21 @@ class StoredTable:
         return self[:].astype(dtype or np.float32, copy=False)
 
     def _groups(self, ids: Int[np.ndarray, "n"]) -> list[Int[np.ndarray, "_"]]:
-        """Rising ids, cut into what is read at once.
+        """Splits ascending ids into groups that are read at once.
 
-        These follow each other, or lie in one piece of a file that is unpacked whole
-        for any of them.
+        The rows of a group are consecutive, or lie in one chunk of the file, which is
+        decompressed as a whole for any of them.
         """
         if not len(ids):
             return []
-        breaks = np.diff(ids // (self._unpacked or self._most)) > 0
-        if self._unpacked is None:
+        breaks = np.diff(ids // (self._chunk_rows or self._maximum_rows)) > 0
+        if self._chunk_rows is None:
             breaks |= np.diff(ids) > 1
         return np.split(ids, np.flatnonzero(breaks) + 1)
 
 
-def _rows_unpacked(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> int | None:
-    """How many rows one piece of the file has; None where each can be read alone."""
+def _rows_per_chunk(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> int | None:
+    """Returns the number of rows per chunk; None if rows can be read individually."""
     pieces = stored[recipe.sources[0]].pieces
     if pieces is None or recipe.stacked or recipe.transform is not identity:
         return None

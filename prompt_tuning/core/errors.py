@@ -1,17 +1,17 @@
-"""The errors that are the user's to mend."""
+"""Errors caused by user input or by the environment."""
 
 import difflib
 from collections.abc import Sequence
 
-LISTED = 12
+MAXIMUM_LINES = 12
 
 
 class InputError(ValueError):
-    """Input (a file, a config, an argument) that cannot be used as it is.
+    """Invalid input: a file, a config or an argument.
 
-    Its message says what was found, what was expected, where it came from and what to
-    do. The command prints the message alone and exits with code 2; no step has been
-    compiled and nothing written over when it is raised.
+    The message states what was found, what was expected, where it came from and what to
+    do. The command prints only the message and exits with code 2. The error is raised
+    before any step is compiled and before anything is overwritten.
     """
 
 
@@ -23,15 +23,15 @@ class NotFiniteError(RuntimeError):
 
 
 class StorageError(RuntimeError):
-    """A checkpoint that could not be written: the disk is full, a folder not to be had.
+    """A checkpoint could not be written, for example because the disk is full.
 
-    Its message says what the system said, what is kept, and what to do. The command
-    prints the message alone and exits with code 1.
+    The message states the system's error, which checkpoint is kept, and what to do. The
+    command prints only the message and exits with code 1.
     """
 
 
 def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """The first lines in which two texts differ, those of one with -, the other's +."""
-    lines = difflib.unified_diff(before, after, n=0, lineterm="")
-    found = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-    return found[:LISTED]
+    """Returns the first lines that were removed (`-`) or added (`+`) between texts."""
+    diff = difflib.unified_diff(before, after, n=0, lineterm="")
+    lines = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+    return lines[:MAXIMUM_LINES]

@@ -1,4 +1,4 @@
-"""Settings as people give them: plain values whose types nobody has checked yet."""
+"""Type checks of settings that come from users."""
 
 import dataclasses
 import types
@@ -10,28 +10,28 @@ PLAIN = (bool, int, float, str, types.NoneType)
 
 
 def check_fields(settings: Any) -> None:
-    """Holds the fields of a dataclass against their types.
+    """Checks the fields of a dataclass against their types.
 
-    An integer may stand for a float. Fields that are neither plain values nor
-    dataclasses are left alone.
+    Integers are accepted as floats. Fields that are neither plain values nor
+    dataclasses are not checked.
 
     Raises:
-      InputError: for the first value of another type.
+      InputError: for the first value of a wrong type.
     """
     name = type(settings).__name__
     for field, hint in get_type_hints(type(settings)).items():
-        found, accepted = getattr(settings, field), _members(hint)
+        value, accepted = getattr(settings, field), _members(hint)
         if not all(kind in PLAIN or _is_settings(kind) for kind in accepted):
             continue
         if float in accepted:
             accepted = (*accepted, int)
-        built = tuple(kind for kind in accepted if _is_settings(kind))
-        if type(found) in accepted or isinstance(found, built):
+        nested = tuple(kind for kind in accepted if _is_settings(kind))
+        if type(value) in accepted or isinstance(value, nested):
             continue
-        wanted = [f"@{k.__name__}()" if k in built else k.__name__ for k in accepted]
+        names = [f"@{k.__name__}()" if k in nested else k.__name__ for k in accepted]
         raise InputError(
-            f"{name}.{field} is {found!r}, a {type(found).__name__}; expected "
-            f"{' or '.join(wanted).replace('NoneType', 'None')}"
+            f"{name}.{field} is {value!r}, a {type(value).__name__}; expected "
+            f"{' or '.join(names).replace('NoneType', 'None')}"
         )
 
 
@@ -40,7 +40,7 @@ def _is_settings(kind: Any) -> bool:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows; those of a literal's values for a literal."""
+    """Returns the types that a hint allows; for a literal the types of its values."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return tuple(kind for part in get_args(hint) for kind in _members(part))

@@ -126,7 +126,7 @@ def test_rows_are_those_of_the_table_and_each_is_read_once(source, ids, read):
     found = Vocabulary(table).rows(ids)
     np.testing.assert_array_equal(found, whole[ids])
     assert found.dtype == np.float32
-    if table._unpacked is None:
+    if table._chunk_rows is None:
         assert read.bytes == len(set(ids)) * row
     else:
         assert read.most <= CHUNK * row
@@ -142,7 +142,7 @@ def test_an_index_means_what_numpy_means_by_it(source, index):
 
 def test_a_table_is_read_whole_in_blocks(source, read, monkeypatch):
     table, whole, row = source
-    monkeypatch.setattr(table, "_most", 40)
+    monkeypatch.setattr(table, "_maximum_rows", 40)
     np.testing.assert_array_equal(np.asarray(table), whole)
     np.testing.assert_array_equal(jnp.asarray(table), whole)
     assert len(table) == V and table.shape == whole.shape
@@ -187,7 +187,7 @@ def test_prompts_start_alike_and_read_the_rows_that_they_need(source, name, read
         for each in (whole, table)
     )
     np.testing.assert_array_equal(found, expected)
-    if table._unpacked is None:
+    if table._chunk_rows is None:
         assert read.bytes <= (used + 1) * row
     elif used == 0:
         assert not read.bytes

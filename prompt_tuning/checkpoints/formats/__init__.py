@@ -1,1 +1,1 @@
-"""File formats that checkpoints come in."""
+"""File formats of the checkpoints of frozen models."""

@@ -1,1 +1,1 @@
-"""A run's own checkpoints."""
+"""Checkpoints that a run writes and resumes from."""
