@@ -48,7 +48,7 @@ from prompt_tuning.models.streams import (
     position_numbers,
     split_streams,
 )
-from prompt_tuning.sharding import collectives
+from prompt_tuning.sharding import collectives, parameter_gathering
 
 
 class RelativePositionBias(nnx.Module):
@@ -161,7 +161,7 @@ class Stack(nnx.Module):
             # `layer` is one block's slice of everything that is stacked on L.
             parameters, (input_values, past, cross, key) = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
-            whole = collectives.gather_parameters(move_to_device(parameters), axes)
+            whole = parameter_gathering.gather_parameters(move_to_device(parameters), axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded)
             hidden, key_values = block(hidden, angles, numbers, views, past, cross, key)
@@ -226,7 +226,7 @@ class Stack(nnx.Module):
         encoded = collectives.copy_to_shards(encoded, "heads")
 
         def project(parameters):
-            whole = collectives.gather_parameters(move_to_device(parameters), axes)
+            whole = parameter_gathering.gather_parameters(move_to_device(parameters), axes)
             return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
         if _gathers_weights(axes) or any_on_host(parameters):
@@ -289,5 +289,6 @@ def _stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, 
 def _gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
     """Returns whether some parameter is sharded and gathered where it is used."""
     return any(
-        collectives.needs_gather(known.names, path) for path, known in axes.items()
+        parameter_gathering.needs_gather(known.names, path)
+        for path, known in axes.items()
     )

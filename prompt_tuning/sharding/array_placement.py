@@ -1,4 +1,4 @@
-"""A model's arrays on a mesh: put there, and taken back whole."""
+"""Places a model's arrays on a mesh, and gathers them."""
 
 import dataclasses
 import functools
@@ -22,13 +22,18 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the parameters of one model lie.
+    """The shardings of one model's parameters.
+
+    A vocabulary that cannot be divided evenly is padded with zeros on the mesh. Trees
+    passed to the methods may hold, next to parameters, arrays that belong to one, such
+    as an optimizer's moments: a leaf belongs to the parameter whose path is a key above
+    it, if their shapes agree.
 
     Attributes:
-      layout: of the model on the mesh.
-      abstract: shape and dtype of every parameter, by path.
-      axes: the parameters' dimensions.
-      shardings: of each parameter.
+      layout: the model's layout on the mesh.
+      abstract: shape and dtype of every parameter by path, without padding.
+      axes: logical axes of every parameter by path.
+      shardings: sharding of every parameter by path.
     """
 
     layout: MeshLayout
@@ -43,7 +48,7 @@ class Placement:
         graph: nnx.GraphDef,
         abstract: Mapping[str, jax.ShapeDtypeStruct],
     ) -> "Placement":
-        """Finds each parameter's place.
+        """Computes the sharding of each parameter.
 
         Raises:
           InputError: if a dimension cannot be divided.
@@ -53,70 +58,70 @@ class Placement:
         return cls(layout, abstract, axes, layout.shardings(axes, abstract))
 
     def padded_shape(self, path: str) -> tuple[int, ...]:
-        """A parameter's shape on the mesh, the vocabulary so long that it divides."""
+        """A parameter's shape on the mesh, with a padded vocabulary."""
         return self.layout.padded_shape(
             self.axes[path].names, self.abstract[path].shape
         )
 
     def put(self, path: str, array: np.ndarray | jax.Array | StoredArray) -> jax.Array:
-        """A parameter on the mesh; of each process only its own parts are put."""
+        """Puts a parameter on the mesh; each process puts only its own shards."""
         if isinstance(array, StoredArray):
             return array.restore(self.padded_shape(path), self.shardings[path])
         if isinstance(array, jax.Array):
             if array.shape != self.padded_shape(path):
-                array = jax.jit(self._filled, static_argnums=0)(path, array)
+                array = jax.jit(self._pad_leaf, static_argnums=0)(path, array)
             return _put(array, self.shardings[path])
         return self.restore(path, lambda parts: [np.asarray(array[p]) for p in parts])
 
     def restore(self, path: str, read: PartReader) -> jax.Array:
-        """A parameter read straight into its parts on the mesh.
+        """Reads a parameter directly into its shards on the mesh.
 
-        Each part that this process has is read once, for all of its devices that have
-        it; the others are not read.
+        Each shard of this process is read once for all devices that have it. Shards of
+        other processes are not read.
 
         Args:
-          path: of the parameter.
-          read: reads parts of it; what the vocabulary is padded by is not asked for.
+          path: path of the parameter.
+          read: reads blocks of it; the vocabulary's padding is not requested.
         """
         shape, sharding = self.padded_shape(path), self.shardings[path]
-        parts = distinct_shards(sharding, shape, sharding.addressable_devices)
-        found = read([clipped(part, self.abstract[path].shape) for part, _ in parts])
+        shards = distinct_shards(sharding, shape, sharding.addressable_devices)
+        blocks = read(
+            [clipped(block, self.abstract[path].shape) for block, _ in shards]
+        )
         arrays = [
-            jax.device_put(own, device)
-            for (part, devices), array in zip(parts, found, strict=True)
-            for own in [_padded(array, extent(part))]
+            jax.device_put(shard, device)
+            for (block, devices), array in zip(shards, blocks, strict=True)
+            for shard in [_pad_to(array, extent(block))]
             for device in devices
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def pad(self, tree: Tree) -> Tree:
-        """Parameters' arrays with zeros for what the vocabulary is longer by.
-
-        To be jitted; see `put_tree` for what else the tree may hold.
-        """
-        return self._by_parameter(tree, self._filled, lambda leaf: leaf)
+        """Pads the vocabulary of parameters with zeros; call it inside `jax.jit`."""
+        return self._by_parameter(tree, self._pad_leaf, lambda leaf: leaf)
 
     def unpad(self, tree: Tree) -> Tree:
-        """The inverse of `filled`, to be jitted too."""
+        """Removes the padding of `pad`; call it inside `jax.jit`."""
 
         def crop(path: str, leaf: jax.Array) -> jax.Array:
             return leaf[tuple(slice(size) for size in self.abstract[path].shape)]
 
         return self._by_parameter(tree, crop, lambda leaf: leaf)
 
-    def _filled(self, path: str, leaf: jax.Array) -> jax.Array:
+    def _pad_leaf(self, path: str, leaf: jax.Array) -> jax.Array:
         sizes = zip(self.padded_shape(path), leaf.shape, strict=True)
-        return jnp.pad(leaf, [(0, size - found) for size, found in sizes])
+        return jnp.pad(leaf, [(0, padded - size) for padded, size in sizes])
 
     def put_tree(self, tree: Tree) -> Tree:
-        """Arrays that hang on parameters' paths, such as an optimiser's averages.
+        """Puts a tree on the mesh.
 
-        What has its parameter's shape lies as it does, all else is whole everywhere.
+        An array that belongs to a parameter is sharded like it; all others are
+        replicated.
         """
-        return self._by_parameter(tree, self.put, self._put_whole)
+        return self._by_parameter(tree, self.put, self._put_replicated)
 
     def abstract_tree(self, tree: Tree) -> Tree:
-        """Shapes and types of such arrays as they are kept, without padding."""
+        """Shapes and dtypes of a tree's arrays as stored, without padding."""
         return self._by_parameter(
             tree,
             lambda path, leaf: jax.ShapeDtypeStruct(
@@ -126,7 +131,7 @@ class Placement:
         )
 
     def constrain(self, tree: Tree) -> Tree:
-        """Such arrays inside a jitted function, told where they lie."""
+        """Constrains a tree to its shardings; call it inside `jax.jit`."""
         constrain = jax.lax.with_sharding_constraint
         return self._by_parameter(
             tree,
@@ -135,7 +140,7 @@ class Placement:
         )
 
     def replicate(self, tree: Tree) -> Tree:
-        """Such arrays whole on every device, and without padding."""
+        """Gathers a tree's arrays on every device and removes their padding."""
         return self._gather(tree)
 
     @functools.cached_property
@@ -143,9 +148,9 @@ class Placement:
         return jax.jit(self.unpad, out_shardings=self.layout.replicated)
 
     def largest_magnitudes(self, tree: Tree) -> Tree:
-        """Of each of such arrays its largest absolute value, on every device.
+        """Computes the largest absolute value of each array, on every device.
 
-        The devices exchange these numbers and no array.
+        The devices exchange only these numbers.
         """
         return self._reduce(tree)
 
@@ -154,7 +159,7 @@ class Placement:
         return jax.jit(largest_magnitudes, out_shardings=self.layout.replicated)
 
     def to_host(self, array: jax.Array) -> np.ndarray:
-        """An array that lies anywhere, on this process's host."""
+        """Copies an array of any sharding to this process's host."""
         return np.asarray(self._copy(array))
 
     @functools.cached_property
@@ -162,11 +167,11 @@ class Placement:
         return jax.jit(jnp.copy, out_shardings=self.layout.replicated)
 
     def put_batch(self, batch: Tree) -> Tree:
-        """A batch's arrays, which have rows first, or second behind micro-batches."""
+        """Shards a batch's arrays by row; rows may follow a micro-batch dimension."""
         sharding = NamedSharding(self.layout.mesh, self.layout.batch_spec(batch))
         return jax.tree.map(lambda x: _put(x, sharding), batch)
 
-    def _put_whole(self, leaf: Any) -> jax.Array:
+    def _put_replicated(self, leaf: Any) -> jax.Array:
         return _put(leaf, self.layout.replicated)
 
     def _by_parameter(
@@ -175,7 +180,10 @@ class Placement:
         function: Callable[[str, Any], Any],
         otherwise: Callable[[Any], Any],
     ) -> Tree:
+        """Applies one function to leaves that belong to a parameter, else another."""
+
         def apply(key_path: tuple, leaf: Any) -> Any:
+            # The innermost key that is a parameter's path: `.mu['decoder/prompt']`.
             names = [getattr(key, "key", None) for key in key_path]
             path = next((n for n in reversed(names) if n in self.abstract), None)
             shape = np.shape(leaf)
@@ -190,15 +198,15 @@ class Placement:
 
 
 def largest_magnitudes(tree: Tree) -> Tree:
-    """The largest absolute value of each array, to be jitted.
+    """Computes the largest absolute value of each array; call it inside `jax.jit`.
 
-    NaN counts as infinite: the largest of several devices' numbers passes over it. What
-    pads a vocabulary is zero and changes nothing.
+    NaN counts as infinite, because a maximum across devices ignores NaN. The padding of
+    a vocabulary is zero and does not change the result.
     """
 
     def largest(leaf: jax.Array) -> jax.Array:
-        size = jnp.abs(leaf.astype(jnp.float32))
-        return jnp.max(jnp.where(jnp.isnan(size), jnp.inf, size), initial=0)
+        magnitude = jnp.abs(leaf.astype(jnp.float32))
+        return jnp.max(jnp.where(jnp.isnan(magnitude), jnp.inf, magnitude), initial=0)
 
     return jax.tree.map(largest, tree)
 
@@ -206,18 +214,18 @@ def largest_magnitudes(tree: Tree) -> Tree:
 def distinct_shards(
     sharding: NamedSharding, shape: tuple[int, ...], devices: Collection[Any]
 ) -> list[tuple[Block, list[Any]]]:
-    """The different parts of an array that some devices have, each with its devices."""
-    found: dict[tuple, tuple[Block, list[Any]]] = {}
+    """The distinct shards of an array on some devices, each with its devices."""
+    shards: dict[tuple, tuple[Block, list[Any]]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         if device in devices:
-            part = clipped(index, shape)
-            bounds = tuple((axis.start, axis.stop) for axis in part)
-            found.setdefault(bounds, (part, []))[1].append(device)
-    return list(found.values())
+            block = clipped(index, shape)
+            bounds = tuple((axis.start, axis.stop) for axis in block)
+            shards.setdefault(bounds, (block, []))[1].append(device)
+    return list(shards.values())
 
 
-def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array with zeros behind what there is of it."""
+def _pad_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Appends zeros to every dimension up to a shape."""
     if array.shape == shape:
         return array
     result = np.zeros(shape, array.dtype)
@@ -229,7 +237,8 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(array, StoredArray):
         return array.restore(array.shape, sharding)
     if isinstance(array, jax.Array):
-        # What one process has alone is not moved to the others' devices: all have it.
+        # An array on one process's devices cannot be moved to those of the others, and
+        # need not be: every process has its own copy and puts its own shards.
         if sharding.is_fully_addressable or not array.is_fully_addressable:
             return jax.device_put(array, sharding)
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

@@ -1,11 +1,11 @@
-"""Which mesh axis each dimension of a parameter is split over: one table of rules.
+"""A table of rules that maps logical axes to mesh axes.
 
-Every parameter names its dimensions ("layers", "embed", "heads"); a rule sends a name
-to a mesh axis, to several, or to none. Rules are read in order, and a mesh axis splits
-at most one dimension of an array: a later rule for the same name is what is done where
-an earlier one finds its axis taken (T5X's `logical_axis_rules`). Those of what prompts
-and adapters have alone come after all others: what a device computes its own part of
-is split alike in a kernel and in what is trained beside it.
+Every parameter names its dimensions ("layers", "embed", "heads"), and a rule maps a
+name to a mesh axis, to several, or to none. Rules are applied in order, and a mesh axis
+shards at most one dimension of an array: if the axis of a rule is taken, a later rule
+for the same name applies (as in T5X's `logical_axis_rules`). Rules for dimensions that
+only prompts and adapters have come last, so that a dimension that is computed in shards
+is sharded in the same way in a kernel and in the adapter of that kernel.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from prompt_tuning.core.field_checks import check_fields
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 MESH_AXES = (DATA, FSDP, TENSOR)
 ROW_AXES = (DATA, FSDP)
-"""The mesh axes that the rows of a batch are split over."""
+"""The mesh axes that the rows of a batch are sharded over."""
 
 SPLIT_NAMES = ("heads", "key_value_heads", "mlp")
-"""Dimensions that a device computes its own part of; all others but the vocabulary are
-put together again where they are used."""
+"""Dimensions that are computed in shards; all others, except the vocabulary, are
+gathered where they are used."""
 
 MODEL_NAMES = (*SPLIT_NAMES, "vocab", "embed", "positions", "relative_buckets")
 """Dimensions of a frozen model's parameters."""
@@ -43,10 +43,10 @@ TRAINED_NAMES = (
     "adapter",
     "rank",
 )
-"""Dimensions of prompts and adapters, of which no preset speaks: they are small."""
+"""Dimensions of prompts and adapters. They are small, and no preset shards them."""
 
 NAMES = (*MODEL_NAMES, *TRAINED_NAMES)
-"""All names that a rule may speak of."""
+"""All dimension names that a rule may have."""
 
 Target = str | Sequence[str] | None
 
@@ -68,24 +68,25 @@ PRESETS: dict[str, tuple[tuple[str, Target], ...]] = {
 }
 """Rule sets by name.
 
-`megatron`: projections over `tensor` and over `fsdp`, the vocabulary over both. The
-others are T5X's `standard_logical_axis_rules` for parameters, by its numbers of
-activation and parameter dimensions, its axis `model` being `tensor` and its `data`,
-where it splits parameters, `fsdp`; activations are never split over `embed`.
+`megatron` shards projections over `tensor` and `fsdp`, and the vocabulary over both.
+The others are T5X's `standard_logical_axis_rules` for parameters, named after its
+numbers of activation and parameter dimensions. T5X's axis `model` is `tensor` here, and
+its axis `data`, where it shards parameters, is `fsdp`. Activations are never sharded
+over `embed`.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class AxisRules:
-    """The table of rules.
+    """A table of rules from dimension names to mesh axes.
 
     Attributes:
-      preset: the name of a rule set, which stands behind `rules`.
-      rules: pairs of a dimension's name and a mesh axis, several, or None for none.
+      preset: name of the rule set that applies after `rules`.
+      rules: pairs of a dimension name and a mesh axis, several axes, or None.
 
     Raises:
-      InputError: if there is no such preset, name or mesh axis, or a rule cannot be
-        followed.
+      InputError: if a preset, name or mesh axis does not exist, or a rule is not
+        supported.
     """
 
     preset: str = "megatron"
@@ -100,13 +101,13 @@ class AxisRules:
             )
         for rule in self.rules:
             _check_rule(rule)
-        # Lists, as gin gives them, cannot stand among what a program is compiled for.
+        # gin gives lists, but a static argument of a compiled program must be hashable.
         fixed = tuple((name, _axes(target)) for name, target in self.rules)
         object.__setattr__(self, "rules", fixed)
 
     @property
     def table(self) -> list[tuple[str, tuple[str, ...]]]:
-        """All rules in order, the preset's behind one's own."""
+        """All rules in order: `rules`, then the preset's."""
         rules = (*self.rules, *PRESETS[self.preset])
         table = [(name, _axes(target)) for name, target in rules]
         return sorted(table, key=lambda rule: rule[0] in TRAINED_NAMES)
@@ -114,35 +115,35 @@ class AxisRules:
     def spec(
         self, path: str, names: Sequence[str], *, whole: Sequence[str] = ()
     ) -> PartitionSpec:
-        """How an array is split.
+        """The PartitionSpec of an array.
 
         Args:
-          path: of the parameter, for the error.
-          names: of its dimensions.
-          whole: names that are not split in it, whatever the rules say.
+          path: path of the parameter, for the error.
+          names: names of its dimensions.
+          whole: names that are not sharded, whatever the rules are.
 
         Raises:
-          InputError: if two of its dimensions would be split over one mesh axis and no
-            later rule says what to do with the second.
+          InputError: if two of its dimensions would be sharded over one mesh axis and
+            there is no later rule for the second.
         """
-        found: dict[str, tuple[str, ...]] = {name: () for name in whole}
+        chosen: dict[str, tuple[str, ...]] = {name: () for name in whole}
         refused: dict[str, tuple[str, ...]] = {}
         for name, axes in self.table:
-            if name not in names or name in found:
+            if name not in names or name in chosen:
                 continue
-            taken = {axis for others in found.values() for axis in others}
+            taken = {axis for others in chosen.values() for axis in others}
             if taken.intersection(axes):
                 refused.setdefault(name, axes)
             else:
-                found[name] = axes
+                chosen[name] = axes
         for name, axes in refused.items():
-            if name not in found:
+            if name not in chosen:
                 raise InputError(
                     f"{path} {tuple(names)} cannot be split: the rule for {name!r} "
-                    f"wants {', '.join(axes)}, which another of its dimensions has; "
+                    f"needs {', '.join(axes)}, which another of its dimensions uses; "
                     f"add the rule ({name!r}, None), or change AxisRules"
                 )
-        return PartitionSpec(*(_entry(found.get(name, ())) for name in names))
+        return PartitionSpec(*(_entry(chosen.get(name, ())) for name in names))
 
 
 def _axes(target: Target) -> tuple[str, ...]:
@@ -152,7 +153,7 @@ def _axes(target: Target) -> tuple[str, ...]:
 
 
 def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The mesh axes that a dimension's entry in a `PartitionSpec` names."""
+    """The mesh axes in one entry of a `PartitionSpec`."""
     return _axes(entry)
 
 
@@ -173,24 +174,24 @@ def _check_rule(rule: Any) -> None:
     name, axes = rule[0], _axes(rule[1])
     if name not in NAMES:
         raise InputError(
-            f"AxisRules.rules speaks of the dimension {name!r}, expected one of "
+            f"AxisRules.rules has the dimension {name!r}, expected one of "
             f"{', '.join(NAMES)}"
         )
     unknown = [axis for axis in axes if axis not in MESH_AXES]
     if unknown:
         raise InputError(
-            f"AxisRules.rules sends {name!r} to the mesh axis {unknown[0]!r}, expected "
+            f"AxisRules.rules maps {name!r} to the mesh axis {unknown[0]!r}, expected "
             f"some of {', '.join(MESH_AXES)}, or None"
         )
     if len(set(axes)) != len(axes):
-        raise InputError(f"AxisRules.rules sends {name!r} to {axes}, one of them twice")
+        raise InputError(f"AxisRules.rules maps {name!r} to {axes}, one of them twice")
     if name in SPLIT_NAMES and axes not in ((), (TENSOR,)):
         raise InputError(
-            f"AxisRules.rules sends {name!r} to {', '.join(axes)}, expected "
+            f"AxisRules.rules maps {name!r} to {', '.join(axes)}, expected "
             f"{TENSOR!r} or None: each device computes its own part of it"
         )
     if DATA in axes:
         raise InputError(
-            f"AxisRules.rules sends {name!r} to {DATA!r}, along which parameters are "
-            f"whole: name the axis {FSDP!r}, over which rows are split too"
+            f"AxisRules.rules maps {name!r} to {DATA!r}, along which parameters are "
+            f"replicated: use {FSDP!r}, along which rows are split too"
         )

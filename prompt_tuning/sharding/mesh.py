@@ -1,4 +1,4 @@
-"""The mesh: how many devices stand along each axis."""
+"""The mesh: the number of devices along each axis."""
 
 import dataclasses
 import math
@@ -17,16 +17,15 @@ from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """Devices along each axis; of at most one axis -1, for all that are left.
+    """Number of devices along each axis; -1, for one axis at most, means the rest.
 
     Attributes:
-      data: devices among which the rows of a batch are split, each group of them with
+      data: devices that split the rows of a batch; each group along the other axes has
         all parameters.
-      fsdp: devices among which rows are split, and parameters too, which are put
-        together a block at a time.
-      tensor: devices among which heads, feed-forward layers and the vocabulary are
-        split.
-      rules: which mesh axis each dimension of a parameter goes to; Megatron's if None.
+      fsdp: devices that split rows and also parameters, which are gathered one block at
+        a time.
+      tensor: devices that split heads, feed-forward columns and the vocabulary.
+      rules: mesh axis of each parameter dimension; Megatron's if None.
 
     Raises:
       InputError: if a number is neither -1 nor at least 1, or two are -1.
@@ -43,49 +42,50 @@ class MeshShape:
             if count < 1 and count != -1:
                 raise InputError(
                     f"MeshShape.{name} is {count}, expected a number of devices, or -1 "
-                    "for all that are left"
+                    "for all remaining devices"
                 )
         free = [name for name, count in self.sizes.items() if count == -1]
         if len(free) > 1:
             raise InputError(
-                f"MeshShape has -1 for {' and '.join(free)}; let one of them be a "
-                "number of devices"
+                f"MeshShape has -1 for {' and '.join(free)}; set all but one of them "
+                "to a number of devices"
             )
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Devices by axis, in the order of the mesh."""
+        """The number of devices by axis, in the order of the mesh."""
         return {name: getattr(self, name) for name in MESH_AXES}
 
     def layout(self, config: ModelConfig) -> MeshLayout:
-        """A model's place on the mesh of all devices.
+        """Lays a model out on the mesh of all devices.
 
         Raises:
-          InputError: if the devices cannot be arranged so, or the model not be divided.
+          InputError: if the devices do not fit the mesh, or the model cannot be
+            divided.
         """
         return MeshLayout(self.build(), self.rules or AxisRules(), config)
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh of some devices, all of every process if None.
+        """Builds the mesh of some devices; of all devices of all processes if None.
 
         Raises:
-          InputError: if the devices cannot be arranged so.
+          InputError: if the number of devices does not fit the mesh.
         """
         devices = jax.devices() if devices is None else devices
         sizes = self.sizes
         fixed = math.prod(count for count in sizes.values() if count != -1)
-        asked = " x ".join(f"{name} {count}" for name, count in sizes.items())
+        description = " x ".join(f"{name} {count}" for name, count in sizes.items())
         free = -1 in sizes.values()
         if free and len(devices) % fixed:
             raise InputError(
-                f"the number of devices, {len(devices)}, is no multiple of {fixed}, so "
-                f"they cannot be arranged as {asked}: set MeshShape's axes to numbers "
-                "that divide it, or --gin.Run.mesh=None for one device"
+                f"the number of devices, {len(devices)}, is not a multiple of {fixed}, "
+                f"so they cannot be arranged as {description}: set MeshShape's axes to "
+                "numbers that divide it, or --gin.Run.mesh=None for one device"
             )
         if not free and fixed != len(devices):
             raise InputError(
-                f"{asked} takes {fixed} devices, but there are {len(devices)}; set one "
-                "of MeshShape's axes to -1, or start as many"
+                f"{description} takes {fixed} devices, but there are {len(devices)}; "
+                f"set one of MeshShape's axes to -1, or provide {fixed} devices"
             )
         shape = [len(devices) // fixed if x == -1 else x for x in sizes.values()]
         return jax.make_mesh(

@@ -1,4 +1,4 @@
-"""How one model lies on a mesh: the part of every parameter that each device has."""
+"""The layout of one model on a mesh: which shard of each parameter a device has."""
 
 import dataclasses
 import functools
@@ -22,19 +22,20 @@ from prompt_tuning.sharding.axis_rules import (
 GROUPS = "key_value_heads"
 VOCABULARY = "vocab"
 NEVER_GATHERED = (*SPLIT_NAMES, VOCABULARY)
+"""Dimensions that are computed in shards, and so never gathered."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """A model's place on a mesh.
+    """The layout of a model on a mesh.
 
     Attributes:
       mesh: the devices.
-      rules: which mesh axis each dimension goes to.
-      config: of the model.
+      rules: mesh axis of each parameter dimension.
+      config: the model's config.
 
     Raises:
-      InputError: if the model's heads or layers cannot be divided so.
+      InputError: if the model's heads or columns cannot be divided among the devices.
     """
 
     mesh: Mesh
@@ -46,11 +47,11 @@ class MeshLayout:
             "heads": ("heads", self.config.heads),
             "mlp": ("feed-forward columns", self.config.feed_forward_width),
         }
-        for name, (what, size) in sizes.items():
+        for name, (noun, size) in sizes.items():
             count = self.shard_count(name)
             if size % count:
                 raise InputError(
-                    f"the model has {size} {what}, which cannot be divided among "
+                    f"the model has {size} {noun}, which cannot be divided among "
                     f"{count} devices along {TENSOR!r}; choose a number that divides "
                     f"{size}, or the rule ({name!r}, None)"
                 )
@@ -67,24 +68,24 @@ class MeshLayout:
             )
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The mesh axes that a dimension is split over, beside the model's width.
+        """The mesh axes that a dimension is sharded over in an array with "embed".
 
-        Axes of one device are left out: nothing is split over them.
+        Axes with one device are left out, because nothing is sharded over them.
         """
         spec = self.rules.spec(f"a dimension {name!r}", (name, "embed"))
         return self.used_axes(axes_of(spec[0]))
 
     def used_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """Those of some mesh axes that have more than one device."""
+        """Selects the mesh axes that have more than one device."""
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
     def shard_count(self, name: str) -> int:
-        """Among how many devices a dimension is divided."""
+        """The number of shards of a dimension."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes(name))
 
     @property
     def shared_groups(self) -> bool:
-        """Whether several devices share a key/value head, and all have all of them."""
+        """Whether devices share key/value heads; these are then replicated."""
         return self.config.key_value_heads % self.shard_count(GROUPS) != 0
 
     @functools.cached_property
@@ -94,38 +95,39 @@ class MeshLayout:
 
     @property
     def row_parts(self) -> int:
-        """Among how many devices the rows of a batch are divided."""
+        """The number of devices among which the rows of a batch are divided."""
         return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
 
     def round_up_rows(self, rows: int) -> int:
-        """The next number of rows that can be divided among the devices."""
+        """Rounds a number of rows up to one that can be divided among the devices."""
         return -(-rows // self.row_parts) * self.row_parts
 
     @property
     def replicated(self) -> NamedSharding:
-        """That of an array that every device has whole."""
+        """The sharding of a replicated array."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def row_spec(self) -> PartitionSpec:
-        """How an array is split that has a batch's rows first."""
+        """The PartitionSpec of an array with a batch's rows as first dimension."""
         return PartitionSpec(self.row_axes or None)
 
     def batch_spec(self, batch: Any) -> PartitionSpec:
-        """How a batch's arrays are split, with or without axes before the rows."""
+        """The PartitionSpec of a batch's arrays, with or without micro-batches."""
         return PartitionSpec(*[None] * (batch.tokens.ndim - 2), *self.row_spec)
 
     def spec(self, path: str, names: Sequence[str]) -> PartitionSpec:
-        """How a parameter is split.
+        """The PartitionSpec of a parameter.
 
         Args:
-          path: of the parameter.
-          names: of its dimensions.
+          path: path of the parameter.
+          names: names of its dimensions.
 
         Raises:
-          InputError: if the rules split what devices compute in parts in two ways.
+          InputError: if the rules shard a dimension that is computed in shards in two
+            different ways.
         """
-        # Alike in all parameters, such as a kernel and its bias.
+        # The same in all parameters that a computation combines: a kernel and its bias.
         whole = [
             name for name in NEVER_GATHERED if name in names and not self.axes(name)
         ]
@@ -138,16 +140,16 @@ class MeshLayout:
                 here = ", ".join(axes_of(entry)) or "nothing"
                 raise InputError(
                     f"{path} {tuple(names)}: AxisRules splits {name!r} over {here} "
-                    f"here and over {', '.join(self.axes(name))} beside 'embed', but "
-                    "each device needs one part of it everywhere: change the rules of "
-                    "the other dimensions"
+                    f"here and over {', '.join(self.axes(name))} next to 'embed', but "
+                    "each device needs the same part of it everywhere: change the "
+                    "rules of the other dimensions"
                 )
         return spec
 
     def padded_shape(
         self, names: Sequence[str], shape: Sequence[int]
     ) -> tuple[int, ...]:
-        """A parameter's shape with a vocabulary that can be divided."""
+        """A parameter's shape, with the vocabulary padded to a multiple of shards."""
         count = self.shard_count(VOCABULARY)
         return tuple(
             -(-size // count) * count if name == VOCABULARY else size
@@ -160,19 +162,19 @@ class MeshLayout:
         """The sharding of every parameter, by path.
 
         Args:
-          axes: the parameters' dimensions, by path.
-          abstract: their shapes.
+          axes: the parameters' logical axes, by path.
+          abstract: the parameters' shapes, by path.
 
         Raises:
           InputError: if a dimension cannot be divided.
         """
-        found = {}
-        for path, own in axes.items():
-            spec = self.spec(path, own.names)
-            shape = self.padded_shape(own.names, abstract[path].shape)
-            self._check(path, own, shape, spec)
-            found[path] = NamedSharding(self.mesh, spec)
-        return found
+        shardings = {}
+        for path, logical in axes.items():
+            spec = self.spec(path, logical.names)
+            shape = self.padded_shape(logical.names, abstract[path].shape)
+            self._check(path, logical, shape, spec)
+            shardings[path] = NamedSharding(self.mesh, spec)
+        return shardings
 
     def _check(
         self, path: str, axes: ParameterAxes, shape: Sequence[int], spec: PartitionSpec
@@ -188,21 +190,22 @@ class MeshLayout:
                 )
 
     def gradient_axes(self, path: str, axes: ParameterAxes) -> tuple[str, ...]:
-        """The mesh axes over which the devices' gradients of a parameter are added up.
+        """The mesh axes over which the devices' gradients of a parameter are summed.
 
-        Over those of the rows, but where the parameter is split itself; and where it
-        is whole, but each device uses it for its own part of something.
+        These are the axes of the rows, and those along which each device uses a
+        replicated parameter for its own shard of a computation; except the axes that the
+        parameter itself is sharded over, whose gradients are summed by its gather.
         """
         spec = self.spec(path, axes.names)
-        own = {axis for entry in spec for axis in axes_of(entry)}
+        sharded = {axis for entry in spec for axis in axes_of(entry)}
         over = (*self.row_axes, *self.partial_axes(axes))
-        return tuple(axis for axis in over if axis not in own)
+        return tuple(axis for axis in over if axis not in sharded)
 
     def partial_axes(self, axes: ParameterAxes) -> tuple[str, ...]:
-        """The mesh axes along which each device uses a parameter for its own part.
+        """The mesh axes along which each device has a partial gradient of a parameter.
 
-        Each then has the gradient of its part; along the others that are not of rows,
-        every device has the same gradient.
+        Each device uses the parameter for its own shard of a computation. Along all
+        other axes but those of the rows, every device has the same gradient.
         """
         if axes.partial_over in SPLIT_NAMES:
             return self.axes(axes.partial_over)

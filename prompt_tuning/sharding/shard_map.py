@@ -1,4 +1,4 @@
-"""Functions of a model and a batch's rows, run on a mesh: each device its own part."""
+"""Runs functions of a model and a batch on a mesh, each device on its own shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,14 +11,14 @@ from jaxtyping import Array
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import ParameterAxes, Parameters, logical_axes, merge
-from prompt_tuning.sharding import collectives
+from prompt_tuning.sharding import collectives, parameter_gathering
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 Tree = TypeVar("Tree")
 Gradient = tuple[Parameters, Tree]
 
 LARGEST_JOINED = 2**20
-"""Numbers of a gradient that is joined with others before the devices' are added up."""
+"""Maximum size of a gradient array that shares one all-reduce with others."""
 
 
 def map_rows(
@@ -26,12 +26,12 @@ def map_rows(
     graph: nnx.GraphDef,
     function: Callable[[Parameters, Any], Tree],
 ) -> Callable[[Parameters, Any], Tree]:
-    """A function of parameters and rows, run by each device on its rows.
+    """Returns a function of parameters and rows that each device runs on its rows.
 
     Args:
-      layout: None for one device.
+      layout: the model's layout on the mesh; None for one device.
       graph: the model's structure.
-      function: gives a tree of arrays that have the rows first, as what it is given.
+      function: takes and returns trees of arrays that have rows as first dimension.
     """
     if layout is None:
         return function
@@ -42,17 +42,17 @@ def map_rows(
 
         def on_device(parameters, rows):
             with collectives.use_layout(layout):
-                return function(_unstacked_whole(parameters, axes), rows)
+                return function(_gather_unstacked(parameters, axes), rows)
 
-        found = jax.shard_map(
+        outputs = jax.shard_map(
             on_device,
             mesh=layout.mesh,
             in_specs=(_specs(layout, parameters, axes), layout.row_spec),
             out_specs=layout.row_spec,
             check_vma=False,
         )(parameters, rows)
-        # A process can read what all of its devices have whole.
-        return jax.lax.with_sharding_constraint(found, layout.replicated)
+        # Replicated, because a process can read only what its own devices have.
+        return jax.lax.with_sharding_constraint(outputs, layout.replicated)
 
     return run
 
@@ -64,29 +64,31 @@ def gradient_and_sums(
     trained: Parameters,
     frozen: Parameters,
     batch: Any,
-    *given: Any,
+    *replicated: Any,
 ) -> Gradient:
-    """The gradient of what all rows add up to, from those of the devices' rows.
+    """Computes the gradient and sums over all rows from those of each device's rows.
 
-    The devices' gradients and sums are added up once, at the end: small ones that are
-    added up over the same mesh axes in one exchange. What is fully sharded was added up
-    on its way out of the blocks.
+    The devices' gradients and sums are all-reduced once, at the end; small arrays that
+    are reduced over the same mesh axes share one all-reduce. The gradient of a fully
+    sharded parameter is already reduced when it leaves its block.
 
     Args:
-      layout: the model's place on the mesh.
+      layout: the model's layout on the mesh.
       graph: the model's structure.
-      function: of trained and frozen parameters, a batch's rows and what else is
-        given; gives the gradient of the trained ones, and a tree of float32 sums.
-      trained: what is differentiated.
-      frozen: what is not.
-      batch: arrays that have rows first, or second behind micro-batches.
-      given: trees that every device has whole.
+      function: takes trained and frozen parameters, a device's rows and `replicated`;
+        returns the gradient of the trained parameters and a tree of float32 sums.
+      trained: parameters to differentiate.
+      frozen: all other parameters.
+      batch: arrays with rows first, or second after micro-batches.
+      replicated: trees that every device has in full.
     """
 
     def run(*arguments: Any) -> tuple[Parameters, Any, Any]:
         return *function(*arguments), ()
 
-    gradient, sums, _ = _divided(layout, graph, run, trained, frozen, [batch], given)
+    gradient, sums, _ = _run_on_shards(
+        layout, graph, run, trained, frozen, [batch], replicated
+    )
     return gradient, sums
 
 
@@ -97,84 +99,98 @@ def gradient_and_rows(
     trained: Parameters,
     frozen: Parameters,
     batch: Any,
-    of_rows: Any,
-    *given: Any,
+    row_arrays: Any,
+    *replicated: Any,
 ) -> Gradient:
-    """As `gradient_of_sums`, of a function that gives arrays that have rows.
+    """Computes the gradient over all rows, and arrays that have rows.
+
+    It differs from `gradient_and_sums` in the second result: arrays that stay sharded
+    by row instead of sums.
 
     Args:
-      layout: the model's place on the mesh.
+      layout: the model's layout on the mesh.
       graph: the model's structure.
-      function: of trained and frozen parameters, a batch's rows, what there is of
-        these rows and what else is given; gives the gradient of the trained ones, and
-        a tree of arrays whose rows stand where the batch's do.
-      trained: what is differentiated.
-      frozen: what is not.
-      batch: arrays that have rows first, or second behind micro-batches.
-      of_rows: a tree of more such arrays.
-      given: trees that every device has whole.
+      function: takes trained and frozen parameters, a device's rows, the same rows of
+        `row_arrays`, and `replicated`; returns the gradient of the trained parameters
+        and a tree of arrays whose rows are in the same dimension as the batch's.
+      trained: parameters to differentiate.
+      frozen: all other parameters.
+      batch: arrays with rows first, or second after micro-batches.
+      row_arrays: a tree of further such arrays.
+      replicated: trees that every device has in full.
     """
 
     def run(*arguments: Any) -> tuple[Parameters, Any, Any]:
-        gradient, found = function(*arguments)
-        return gradient, (), found
+        gradient, outputs = function(*arguments)
+        return gradient, (), outputs
 
-    rows = [batch, of_rows]
-    gradient, _, found = _divided(layout, graph, run, trained, frozen, rows, given)
-    return gradient, found
+    rows = [batch, row_arrays]
+    gradient, _, outputs = _run_on_shards(
+        layout, graph, run, trained, frozen, rows, replicated
+    )
+    return gradient, outputs
 
 
-def _divided(
+def _run_on_shards(
     layout: MeshLayout,
     graph: nnx.GraphDef,
     function: Callable[..., tuple[Parameters, Any, Any]],
     trained: Parameters,
     frozen: Parameters,
     rows: Sequence[Any],
-    given: Sequence[Any],
+    replicated: Sequence[Any],
 ) -> tuple[Parameters, Any, Any]:
-    """A gradient and a tree of sums, both added up, and a tree of arrays with rows.
+    """Computes an all-reduced gradient, all-reduced sums, and arrays with rows.
 
     Args:
-      layout: the model's place on the mesh.
+      layout: the model's layout on the mesh.
       graph: the model's structure.
-      function: gives a device's own, of trained and frozen parameters, `rows`, `given`.
-      trained: what is differentiated.
-      frozen: what is not.
-      rows: a batch, and what else has rows where it has them.
-      given: trees that every device has whole.
+      function: takes trained and frozen parameters, `rows` and `replicated`, and
+        returns the results of one device.
+      trained: parameters to differentiate.
+      frozen: all other parameters.
+      rows: a batch, and other trees with rows in the same dimension.
+      replicated: trees that every device has in full.
     """
     axes = logical_axes(merge(graph, trained | frozen))
     batch = rows[0]
     check_row_count(layout, batch.tokens.shape[-2])
     if batch.gold is not None:
+        # Ranked examples: each has several rows and one gold index.
         check_row_count(layout, batch.gold.shape[-1])
 
     def on_device(trained, frozen, *arguments):
         with collectives.use_layout(layout):
-            whole, back = jax.vjp(lambda t: _unstacked_whole(t, axes), trained)
-            others = _unstacked_whole(frozen, axes)
-            gradient, sums, found = function(whole, others, *arguments)
-            (gradient,) = back(gradient)
-            return *_added_up(layout, gradient, axes, sums), found
+            # The gather is differentiated separately from `function`, so that the
+            # gradient of a gathered parameter is reduce-scattered once per step.
+            whole, pull_back = jax.vjp(lambda t: _gather_unstacked(t, axes), trained)
+            others = _gather_unstacked(frozen, axes)
+            gradient, sums, outputs = function(whole, others, *arguments)
+            (gradient,) = pull_back(gradient)
+            return *_all_reduce(layout, gradient, axes, sums), outputs
 
-    of_trained, of_frozen = (_specs(layout, x, axes) for x in (trained, frozen))
-    divided, whole = layout.batch_spec(batch), PartitionSpec()
-    specs = (of_trained, of_frozen, *[divided] * len(rows), *[whole] * len(given))
+    trained_specs, frozen_specs = (_specs(layout, x, axes) for x in (trained, frozen))
+    sharded, whole = layout.batch_spec(batch), PartitionSpec()
+    # (trained, frozen, *rows, *replicated) -> (gradient, sums, outputs)
     return jax.shard_map(
         on_device,
         mesh=layout.mesh,
-        in_specs=specs,
-        out_specs=(of_trained, whole, divided),
+        in_specs=(
+            trained_specs,
+            frozen_specs,
+            *[sharded] * len(rows),
+            *[whole] * len(replicated),
+        ),
+        out_specs=(trained_specs, whole, sharded),
         check_vma=False,
-    )(trained, frozen, *rows, *given)
+    )(trained, frozen, *rows, *replicated)
 
 
 def check_row_count(layout: MeshLayout, rows: int) -> None:
-    """Refuses a batch whose rows cannot be divided.
+    """Checks that a batch can be divided among the devices.
 
     Raises:
-      InputError: with both numbers.
+      InputError: with both numbers, if it cannot.
     """
     if rows % layout.row_parts:
         raise InputError(
@@ -190,46 +206,54 @@ def _specs(
     return {path: layout.spec(path, axes[path].names) for path in parameters}
 
 
-def _unstacked_whole(
+def _gather_unstacked(
     parameters: Parameters, axes: Mapping[str, ParameterAxes]
 ) -> Parameters:
-    """The parameters, those of no block put together; each block puts its own."""
+    """Gathers the parameters outside of blocks; each block gathers its own."""
     stacked = {p: x for p, x in parameters.items() if axes[p].names[:1] == ("layers",)}
     single = {p: x for p, x in parameters.items() if p not in stacked}
-    whole = collectives.gather_parameters(single, axes) | stacked
-    return {path: whole[path] for path in parameters}
+    gathered = parameter_gathering.gather_parameters(single, axes) | stacked
+    return {path: gathered[path] for path in parameters}
 
 
-def _added_up(
+def _all_reduce(
     layout: MeshLayout,
     gradient: Parameters,
     axes: Mapping[str, ParameterAxes],
     sums: Tree,
 ) -> tuple[Parameters, Tree]:
-    """The devices' gradients and sums added up, small ones at once."""
+    """Sums the devices' gradients, each over its own mesh axes, and their sums."""
     leaves, structure = jax.tree.flatten(sums)
+    # Arrays by the mesh axes that they are reduced over; sums by their number.
     groups: dict[tuple[str, ...], dict[Any, Array]] = {}
     for path, leaf in gradient.items():
         over = layout.gradient_axes(path, axes[path])
         groups.setdefault(over, {})[path] = leaf
     groups.setdefault(layout.row_axes, {}).update(enumerate(leaves))
-    found: dict[Any, Array] = {}
+    reduced: dict[Any, Array] = {}
     for over, arrays in groups.items():
-        found |= _added_over(over, arrays) if over else arrays
-    added = [found[i] for i in range(len(leaves))]
-    return {p: found[p] for p in gradient}, jax.tree.unflatten(structure, added)
+        reduced |= _all_reduce_over(over, arrays) if over else arrays
+    reduced_sums = [reduced[i] for i in range(len(leaves))]
+    return (
+        {path: reduced[path] for path in gradient},
+        jax.tree.unflatten(structure, reduced_sums),
+    )
 
 
-def _added_over(over: tuple[str, ...], arrays: dict[Any, Array]) -> dict[Any, Array]:
+def _all_reduce_over(
+    over: tuple[str, ...], arrays: dict[Any, Array]
+) -> dict[Any, Array]:
+    """Sums arrays over some mesh axes, all small ones in one all-reduce."""
     small = {k: x for k, x in arrays.items() if x.size <= LARGEST_JOINED}
-    found = {k: jax.lax.psum(x, over) for k, x in arrays.items() if k not in small}
+    reduced = {k: jax.lax.psum(x, over) for k, x in arrays.items() if k not in small}
     if not small:
-        return found
+        return reduced
+    # One flat array in the widest type, so that no array is reduced in less.
     wide = jnp.result_type(jnp.float32, *small.values())
     flat = [x.astype(wide).ravel() for x in small.values()]
     joined, start = jax.lax.psum(jnp.concatenate(flat), over), 0
     for name, array in small.items():
-        piece = joined[start : start + array.size]
-        found[name] = piece.reshape(array.shape).astype(array.dtype)
+        part = joined[start : start + array.size]
+        reduced[name] = part.reshape(array.shape).astype(array.dtype)
         start += array.size
-    return found
+    return reduced

@@ -46,8 +46,8 @@ def test_own_rules_stand_before_the_presets():
         ({"preset": "t5"}, "preset is 't5', expected one of megatron, t5x_1_1"),
         ({"rules": [("width", "fsdp")]}, "the dimension 'width', expected one of"),
         ({"rules": [("embed", "model")]}, "the mesh axis 'model', expected some of da"),
-        ({"rules": [("embed", "data")]}, "along which parameters are whole: name the"),
-        ({"rules": [("mlp", "fsdp")]}, "sends 'mlp' to fsdp, expected 'tensor' or No"),
+        ({"rules": [("embed", "data")]}, "along which parameters are replicated: use"),
+        ({"rules": [("mlp", "fsdp")]}, "maps 'mlp' to fsdp, expected 'tensor' or No"),
         ({"rules": [("vocab", ("fsdp", "fsdp"))]}, "one of them twice"),
         ({"rules": [("embed",)]}, "expected pairs such as"),
     ],
@@ -59,7 +59,7 @@ def test_rules_that_cannot_be_followed_are_refused(rules, message):
 
 def test_a_collision_without_a_way_out_is_refused():
     rules = AxisRules("t5x_1_1", rules=[("embed", "tensor")])
-    with pytest.raises(InputError, match=r"the rule for 'mlp' wants tensor, which ano"):
+    with pytest.raises(InputError, match=r"the rule for 'mlp' needs tensor, which ano"):
         rules.spec("decoder/layers/mlp/up/kernel", KERNEL)
 
 
@@ -69,7 +69,7 @@ def test_a_collision_without_a_way_out_is_refused():
         (
             {"tensor": 3},
             8,
-            r"devices, 8, is no multiple of 3, so they cannot be arranged",
+            r"devices, 8, is not a multiple of 3, so they cannot be arranged",
         ),
         (
             {"data": 2},
@@ -82,7 +82,7 @@ def test_a_collision_without_a_way_out_is_refused():
             r"data 16 x fsdp 1 x tensor 1 takes 16 devices, but the",
         ),
         ({"data": 0}, 8, r"MeshShape.data is 0, expected a number of devices, or -1"),
-        ({"data": -1, "fsdp": -1}, 8, r"-1 for data and fsdp; let one of them be"),
+        ({"data": -1, "fsdp": -1}, 8, r"-1 for data and fsdp; set all but one of them"),
     ],
 )
 def test_meshes_that_cannot_be_built_are_refused(shape, count, message):

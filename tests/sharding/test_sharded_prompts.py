@@ -126,7 +126,7 @@ def test_a_kernels_own_dimensions_go_before_those_of_what_adapts_it():
     rank = ("rank", "tensor"), ("rank", None)
     assert spec(("layers", "rank", "heads"), *rank) == Spec(None, None, "tensor")
     assert spec(("layers", "adapter", "rank"), *rank) == Spec(None, None, "tensor")
-    with pytest.raises(InputError, match=r"rule for 'rank' wants tensor.*\('rank', No"):
+    with pytest.raises(InputError, match=r"rule for 'rank' needs tensor.*\('rank', No"):
         spec(("layers", "rank", "heads"), *rank[:1])
 
 
