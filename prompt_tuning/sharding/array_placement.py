@@ -237,8 +237,8 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(array, StoredArray):
         return array.restore(array.shape, sharding)
     if isinstance(array, jax.Array):
-        # An array on one process's devices cannot be moved to those of the others, and
-        # need not be: every process has its own copy and puts its own shards.
+        # An array on one process's devices cannot be moved to other processes' devices,
+        # and need not be: every process has its own copy and puts its own shards.
         if sharding.is_fully_addressable or not array.is_fully_addressable:
             return jax.device_put(array, sharding)
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

@@ -124,7 +124,7 @@ class AxisRules:
 
         Raises:
           InputError: if two of its dimensions would be sharded over one mesh axis and
-            there is no later rule for the second.
+            the second has no later rule.
         """
         chosen: dict[str, tuple[str, ...]] = {name: () for name in whole}
         refused: dict[str, tuple[str, ...]] = {}

@@ -193,8 +193,8 @@ class MeshLayout:
         """The mesh axes over which the devices' gradients of a parameter are summed.
 
         These are the axes of the rows, and those along which each device uses a
-        replicated parameter for its own shard of a computation; except the axes that the
-        parameter itself is sharded over, whose gradients are summed by its gather.
+        replicated parameter for its own shard of a computation. Axes that the
+        parameter itself is sharded over are left out: its gather sums over them.
         """
         spec = self.spec(path, axes.names)
         sharded = {axis for entry in spec for axis in axes_of(entry)}
@@ -205,7 +205,7 @@ class MeshLayout:
         """The mesh axes along which each device has a partial gradient of a parameter.
 
         Each device uses the parameter for its own shard of a computation. Along all
-        other axes but those of the rows, every device has the same gradient.
+        other axes, except the row axes, every device has the same gradient.
         """
         if axes.partial_over in SPLIT_NAMES:
             return self.axes(axes.partial_over)

@@ -18,7 +18,7 @@ def gather_parameters(
     """All-gathers parameters along every dimension that is not computed in shards.
 
     Args:
-      parameters: some of a model's parameters by path, such as those of one block.
+      parameters: some of a model's parameters by path, such as one block's.
       axes: logical axes of each; a leading "layers" is skipped if the array has no such
         dimension.
     """
@@ -36,8 +36,8 @@ def _gather_parameter(
 ) -> Array:
     # A block's slice of a stacked parameter has lost the leading "layers".
     skipped = len(axes.names) - array.ndim
-    # Along these axes the devices' gradients differ: those of different rows, of a
-    # shared key/value head, and of an adapter of sharded columns.
+    # Along these axes the devices' gradients differ: they have different rows, share a
+    # key/value head, or have different columns of an adapter's kernel.
     differing = (*ROW_AXES, *layout.partial_axes(axes))
     for dimension, mesh_axes in _gathered_dimensions(layout, path, axes.names):
         # The last of several mesh axes varies fastest, so it is gathered first.

@@ -66,7 +66,7 @@ def gradient_and_sums(
     batch: Any,
     *replicated: Any,
 ) -> Gradient:
-    """Computes the gradient and sums over all rows from those of each device's rows.
+    """Computes the gradient and the sums over all rows, each device from its own rows.
 
     The devices' gradients and sums are all-reduced once, at the end; small arrays that
     are reduced over the same mesh axes share one all-reduce. The gradient of a fully

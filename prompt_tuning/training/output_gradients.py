@@ -1,13 +1,13 @@
-"""A step as named outputs, each with an output gradient that is set when it runs.
+"""A step with named outputs, whose output gradients are arguments of the program.
 
-The loss of a step is one way to say which way its outputs should move: the weights of
-the tokens over their sum, as gradients of their negative log likelihoods. Any other
-arrays do as well: ones, random numbers, advantages, the way from a student's logits to
-a teacher's. Here the outputs are traced once, forth and back, and the output gradients
-are arguments of the compiled program: zeros until set, set to any array without a new
-compile, added up where several outputs have them. So a framework works that compiles
-the backward pass ahead of time and fills in the output gradients later (SambaFlow,
-"Backpropagation best practices").
+A loss is one way to choose the gradients of a step's outputs: each token's negative log
+likelihood has the gradient of its loss weight over the sum of the weights. Other arrays
+work as well: ones, random numbers, advantages, the difference between a student's and a
+teacher's probabilities. Here the forward and the backward pass are compiled once, and
+the output gradients are arguments of the compiled program: zero until they are set, and
+set to any array without a new compilation. If several outputs have gradients, their
+contributions are summed. Frameworks that compile the backward pass ahead of time work
+the same way (SambaFlow, "Backpropagation best practices").
 """
 
 import dataclasses
@@ -35,22 +35,22 @@ from prompt_tuning.training.step import prompt_norm, value_and_gradient
 TOKEN_NLL, LOGITS = "token_nll", "logits"
 Arrays = Mapping[str, Array]
 Shapes = Mapping[str, Any]
-"""Of each output, something that has its `shape` and `dtype`."""
+"""Objects with a `shape` and a `dtype`, by output."""
 
 NUMBERS = ("prompt_norm", "penalty")
-"""Outputs that are of the parameters alone; all others have the batch's rows."""
+"""Scalar outputs of the parameters alone; all others have the batch's rows."""
 
 AddedOutputs = Callable[[LanguageModel, Batch], dict[str, Array]]
-"""A function of the model and a batch that gives outputs of its own."""
+"""A function of the model and a batch that returns additional outputs."""
 
 
 class TracedOutputs:
-    """What the outputs of one batch are made of; the model runs once, if at all.
+    """The values that the outputs of one batch share; the model runs at most once.
 
     Attributes:
-      model: with all of its parameters.
-      parameters: these, by path.
-      batch: without an accumulation axis.
+      model: the model with all of its parameters.
+      parameters: the model's parameters by path.
+      batch: a batch without an accumulation axis.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class TracedOutputs:
 
 
 def _token_nll(traced: TracedOutputs) -> Float[Array, "B T"]:
+    # Computed at the learned positions [B, m] and scattered to the targets [B, T].
     head, batch = traced.model.head_kernel(), traced.batch
     return by_target(token_loss(traced.hidden, head, learned_targets(batch)).nll, batch)
 
@@ -85,11 +86,11 @@ OUTPUTS: dict[str, Callable[[TracedOutputs], Array]] = {
 }
 """The outputs that every model has, by name.
 
-`token_nll [B, T]` is that of each of `batch.targets`, in nats, worked out where they
-carry weight and 0 where they carry none. `hidden [B, m, D]` and `logits [B, m, V]` are
-what predicts those that carry weight, in the order of `batch.loss_positions`; in a row
-that has fewer, the last places are about its first target. `prompt_norm` and `penalty`
-are numbers.
+`token_nll [B, T]` is the negative log likelihood of each of `batch.targets` in nats; it
+is computed for learned tokens and 0 elsewhere. `hidden [B, m, D]` and `logits [B, m,
+V]` are the hidden states and logits that predict the learned tokens, in the order of
+`batch.loss_positions`; in a row with fewer learned tokens, the remaining positions
+predict its first target. `prompt_norm` and `penalty` are scalars.
 """
 
 
@@ -120,14 +121,14 @@ class OutputStep:
         if self.placement is not None and self.added is not None:
             raise InputError(
                 "OutputStep has `added` outputs and a placement: on a mesh each device "
-                "has a part of the model and of the rows, of which only the named "
-                "outputs know; leave `added` out, or use one device"
+                "has only a part of the model and of the rows, which only the named "
+                "outputs support; leave `added` out, or use one device"
             )
         unknown = [name for name in self.names if name not in OUTPUTS]
         if unknown:
             raise InputError(
                 f"no output is named {unknown[0]!r}, expected some of "
-                f"{', '.join(OUTPUTS)}; what else a step gives is for `added` to say"
+                f"{', '.join(OUTPUTS)}; for other outputs, use `added`"
             )
 
     def outputs(
@@ -137,34 +138,35 @@ class OutputStep:
         key: Key[Array, ""] | None = None,
         prefix: Prefix = None,
     ) -> dict[str, Array]:
-        """The outputs of one batch; to be traced.
+        """Computes the outputs of one batch; call it inside `jax.jit`.
 
         Args:
-          parameters: all of the model's.
-          batch: without an accumulation axis.
-          key: for dropout; None for none.
-          prefix: what the model's `prefix` gave, where it was run before.
+          parameters: all of the model's parameters.
+          batch: a batch without an accumulation axis.
+          key: dropout key; None without dropout.
+          prefix: result of the model's `prefix` if it has run already.
 
         Raises:
-          InputError: if an added output has a name of another, or is not floating.
+          InputError: if an added output has the name of another, or is not of a
+            floating-point type.
         """
         traced = TracedOutputs(self.graph, parameters, batch, key, prefix)
-        found = {name: OUTPUTS[name](traced) for name in self.names}
+        named = {name: OUTPUTS[name](traced) for name in self.names}
         if self.added is None:
-            return found
+            return named
         added = self.added(traced.model, batch)
         for name, array in added.items():
             if name in OUTPUTS:
                 raise InputError(
-                    f"the added output {name!r} has the name of one that every model "
-                    "has; choose another"
+                    f"the added output {name!r} has the name of an output that every "
+                    "model has; choose another name"
                 )
             if not jnp.issubdtype(array.dtype, jnp.floating):
                 raise InputError(
                     f"the added output {name!r} has type {array.dtype}, expected a "
-                    "floating one, which has a gradient"
+                    "floating-point type, which has a gradient"
                 )
-        return found | added
+        return named | added
 
     def shapes(
         self,
@@ -173,11 +175,11 @@ class OutputStep:
         batch: Batch,
         key: Key[Array, ""] | None = None,
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shape and type of each output, and so of its gradient.
+        """The shape and dtype of each output, which are also those of its gradient.
 
-        Arguments as for the step; nothing is computed.
+        The arguments are the same as for the step. Nothing is computed.
         """
-        return self._forth.eval_shape(trained | frozen, batch, key)
+        return self._forward.eval_shape(trained | frozen, batch, key)
 
     def __call__(
         self,
@@ -187,25 +189,26 @@ class OutputStep:
         output_gradients: Arrays,
         key: Key[Array, ""] | None = None,
     ) -> tuple[dict[str, Array], Parameters]:
-        """Runs the outputs forth, and their gradients back.
+        """Computes the outputs and backpropagates their gradients.
 
         Args:
-          trained: what is differentiated.
-          frozen: what is not.
-          batch: one batch, or micro-batches on a leading axis `A`, which each output
-            has then too; their gradients are added up.
-          output_gradients: by the outputs' names; zeros where there is none.
-          key: for dropout; None for none. Micro-batches have keys of their own, and
-            what they share of the model runs once, as in training.
+          trained: parameters to differentiate.
+          frozen: all other parameters.
+          batch: one batch, or micro-batches on a leading axis `A`; each output then has
+            this axis too, and the gradients are summed over it.
+          output_gradients: output gradients by output name; zeros for missing names.
+          key: dropout key; None without dropout. Each micro-batch has its own key, and
+            the prefix that micro-batches share runs once, as in training.
 
         Returns:
-          the outputs, and the gradient of the trained leaves: of the sum of all
-          outputs, each times its output gradient.
+          the outputs, and the gradient of the trained parameters: the gradient of
+          `sum(output * output_gradient)` over all outputs.
 
         Raises:
-          InputError: if an output gradient is of no output, or of another shape, or
-            is set for a target whose `token_nll` the batch does not compute. To look
-            waits for the array, which a function that is traced around this cannot.
+          InputError: if an output gradient has an unknown name or the wrong shape, or
+            is nonzero for a target whose `token_nll` the batch does not compute. The
+            last check waits for the array, so it is skipped inside another traced
+            function.
         """
         shapes = self.shapes(trained, frozen, batch, key)
         gradients = fill_missing(output_gradients, shapes)
@@ -215,15 +218,15 @@ class OutputStep:
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """The program, which takes all output gradients and looks at none."""
+        """The compiled program; it takes all output gradients and checks none."""
         return jax.jit(self._run)
 
     @functools.cached_property
-    def _forth(self) -> Any:
-        """The outputs alone; jitted, so that what was traced once is kept."""
-        return jax.jit(self._outputs_of_all)
+    def _forward(self) -> Any:
+        """The outputs without gradients; jitted so that its trace is cached."""
+        return jax.jit(self._all_outputs)
 
-    def _outputs_of_all(self, parameters, batch, key) -> dict[str, Array]:
+    def _all_outputs(self, parameters, batch, key) -> dict[str, Array]:
         if self.placement is not None:
             parameters = self.placement.unpad(parameters)
         if batch.tokens.ndim == 2:
@@ -239,28 +242,38 @@ class OutputStep:
         return outputs, gradient
 
     def _run_on_mesh(self, trained, frozen, batch, gradients, key):
-        """Each device runs its rows; what is of no row is worked out once."""
+        """Runs each device on its rows; outputs without rows are computed once."""
         assert self.placement is not None
-        of_rows = [name for name in self.names if name not in NUMBERS]
-        on_device = OutputStep(self.graph, of_rows)
+        row_outputs = [name for name in self.names if name not in NUMBERS]
+        on_device = OutputStep(self.graph, row_outputs)
 
         def run(trained, frozen, batch, gradients, key):
             return value_and_gradient(
                 self.graph, on_device.outputs, gradients, trained, frozen, batch, key
             )
 
-        gradient, found = gradient_and_rows(
-            *(self.placement.layout, self.graph, run, trained, frozen, batch),
-            *({name: gradients.pop(name) for name in of_rows}, key),
+        # What remains in `gradients` belongs to outputs without rows.
+        row_gradients = {name: gradients.pop(name) for name in row_outputs}
+        gradient, outputs = gradient_and_rows(
+            self.placement.layout,
+            self.graph,
+            run,
+            trained,
+            frozen,
+            batch,
+            row_gradients,
+            key,
         )
+        # These see the global arrays outside of `shard_map`, like the penalty of
+        # `training.step.gradients`.
         numbers, pull_back = jax.vjp(
             lambda trained: self._numbers(trained | frozen, batch), trained
         )
-        (own,) = pull_back(gradients)
-        return found | numbers, jax.tree.map(jnp.add, gradient, own)
+        (number_gradient,) = pull_back(gradients)
+        return outputs | numbers, jax.tree.map(jnp.add, gradient, number_gradient)
 
     def _numbers(self, parameters, batch) -> dict[str, Array]:
-        """The outputs that are of no row, the same for each micro-batch."""
+        """The outputs without rows, repeated for each micro-batch: `[]` or `[A]`."""
         traced = TracedOutputs(self.graph, parameters, batch, None)
         return {
             name: jnp.broadcast_to(OUTPUTS[name](traced), batch.tokens.shape[:-2])
@@ -270,10 +283,10 @@ class OutputStep:
 
 
 def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
-    """Output gradients for all outputs: those given, and zeros.
+    """Completes output gradients with zeros for the remaining outputs.
 
     Raises:
-      InputError: if one is of no output, or of another shape than its output.
+      InputError: if a name is unknown, or a shape is not that of its output.
     """
     unknown = [name for name in given if name not in shapes]
     if unknown:
@@ -296,38 +309,39 @@ def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
 
 
 def _refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
-    """Refuses a gradient at a `token_nll` that is 0 whatever the parameters are.
+    """Refuses a gradient at a `token_nll` that is 0 for any parameters.
 
     Raises:
-      InputError: with the first such place.
+      InputError: with the position of the first such target.
     """
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((gradient, batch))):
         return
     count, first = _lost(gradient, batch)
     if not count:
         return
-    place = tuple(map(int, jnp.unravel_index(first, gradient.shape)))
+    position = tuple(map(int, jnp.unravel_index(first, gradient.shape)))
     raise InputError(
         f"the output gradient of {TOKEN_NLL!r} is set for {int(count)} targets that "
-        f"the batch does not compute, the first at {place}: expected 0 where a target "
-        "carries no weight; give it weight in the data, or take what "
-        "losses.objective.by_target makes of an array at batch.loss_positions"
+        f"the batch does not compute, the first at {position}: expected 0 where a "
+        "target has no loss weight; give it a weight in the data, or use "
+        "losses.objective.by_target on an array at batch.loss_positions"
     )
 
 
 @jax.jit
 def _lost(gradient, batch):
-    """How many numbers are set where nothing is computed, and where the first is."""
+    """The number of gradients where nothing is computed, and the first one's index."""
+    # [..., T]: a gradient is set, but `by_target` writes no learned token there.
     lost = (gradient != 0) & (by_target(jnp.ones(batch.loss_weights.shape), batch) == 0)
     return jnp.sum(lost), jnp.argmax(lost)
 
 
 def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:
-    """A gradient of 1 at each number of each output that is computed: their sum.
+    """Returns gradients of 1 at every computed number: the gradient of their sum.
 
     Args:
-      shapes: of the outputs.
-      batch: that they are of.
+      shapes: shapes of the outputs.
+      batch: batch of the outputs.
     """
     everywhere = {name: jnp.ones(x.shape, x.dtype) for name, x in shapes.items()}
     return _where_computed(everywhere, batch)
@@ -336,12 +350,12 @@ def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:
 def random_normal(
     shapes: Shapes, batch: Batch, key: Key[Array, ""]
 ) -> dict[str, Array]:
-    """Standard normal numbers; those of an output depend on its name alone.
+    """Draws standard normal gradients; each output's depend on its name and the key.
 
     Args:
-      shapes: of the outputs.
-      batch: that they are of; 0 where it computes nothing.
-      key: of the numbers.
+      shapes: shapes of the outputs.
+      batch: batch of the outputs; gradients are 0 where it computes nothing.
+      key: random key.
     """
     everywhere = {
         name: jax.random.normal(named_key(key, name), x.shape, x.dtype)
@@ -358,7 +372,7 @@ def _where_computed(gradients: dict[str, Array], batch: Batch) -> dict[str, Arra
 
 
 def mean_loss(batch: Batch) -> dict[str, Array]:
-    """The usual loss: each token's weight over the sum of the weights."""
+    """Returns the gradients of the mean loss: weights over the sum of the weights."""
     return {TOKEN_NLL: by_target(_shares(batch), batch)}
 
 
@@ -368,7 +382,7 @@ def _shares(batch: Batch) -> Float[Array, "*lead m"]:
 
 
 def policy_gradient(batch: Batch) -> dict[str, Array]:
-    """Each token's weight times its advantage, over the sum of the weights.
+    """Returns each token's weight times its advantage, over the sum of the weights.
 
     Raises:
       InputError: if the batch has no advantages.
@@ -382,12 +396,13 @@ def from_teacher(
     teacher_logits: Float[Array, "*lead m V"],
     batch: Batch,
 ) -> dict[str, Array]:
-    """The gradient, at the logits, of the weighted mean of `KL(teacher || student)`.
+    """Returns the logits' gradient of the weighted mean of `KL(teacher || student)`.
 
     Args:
-      logits: the student's, an output of the same batch.
-      teacher_logits: at the same positions.
-      batch: gives the weights.
+      logits: the student's logits, an output of the same batch.
+      teacher_logits: the teacher's logits at the same positions.
+      batch: batch with the loss weights.
     """
-    apart = jax.nn.softmax(logits) - jax.nn.softmax(teacher_logits)
-    return {LOGITS: _shares(batch)[..., None] * apart}
+    # d KL / d logits = softmax(logits) - softmax(teacher_logits), [..., m, V]
+    difference = jax.nn.softmax(logits) - jax.nn.softmax(teacher_logits)
+    return {LOGITS: _shares(batch)[..., None] * difference}

@@ -1,4 +1,4 @@
-"""One training step, as one pure function."""
+"""One training step as a pure function: gradient, metrics and update."""
 
 import dataclasses
 import functools
@@ -24,12 +24,12 @@ from prompt_tuning.sharding.shard_map import gradient_and_sums
 from prompt_tuning.training.state import TrainState
 
 PROMPT = "/prompt/prompt"
-"""How the paths of prompt vectors end."""
+"""The end of the paths of prompt vectors."""
 
 Metrics = dict[str, Float[Array, ""]]
 
 Outputs = TypeVar("Outputs")
-"""A tree of floating arrays; so is what their gradients are given in."""
+"""A tree of floating-point arrays; output gradients have the same structure."""
 
 
 def gradients(
@@ -41,43 +41,49 @@ def gradients(
     objective: Objective = NATS_PER_WEIGHT,
     layout: MeshLayout | None = None,
 ) -> tuple[Parameters, LossSums]:
-    """The gradient of the batch's loss, of the trained leaves alone.
+    """Computes the gradient of a batch's loss with respect to the trained parameters.
 
-    The loss is what the objective makes of the batch, and once the prompt's penalty.
+    The loss is the objective's, plus the prompt's penalty once per batch.
 
     Args:
       graph: the model's structure.
-      trained: what is differentiated.
-      frozen: what is not.
-      batch: one batch, or micro-batches on a leading axis `A` that are added up.
-      key: for dropout; None for none.
-      objective: what is descended.
-      layout: how the parameters lie on a mesh; None on one device.
+      trained: parameters to differentiate.
+      frozen: all other parameters.
+      batch: one batch, or micro-batches on a leading axis `A`, whose gradients are
+        summed.
+      key: dropout key; None without dropout.
+      objective: the training objective.
+      layout: the model's layout on a mesh; None on one device.
 
     Returns:
-      the gradient, and what the batch adds up to, the penalty not among it.
+      the gradient, and the objective's sums over the batch, without the penalty.
     """
 
     def outputs(parameters, batch, key, prefix):
         return loss_sums(graph, parameters, batch, key, objective, prefix)
 
-    micro_batches = batch.tokens.shape[:-2]
+    # The loss is the sum over its divisor: 1 / divisor is the gradient at each
+    # micro-batch's loss sum. Nothing is propagated from the other sums.
+    micro_batches = batch.tokens.shape[:-2]  # () or (A,)
     share = jnp.full(micro_batches, 1 / jnp.asarray(objective.divisor(batch), float))
-    of_sums = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+    sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
 
-    def run(trained, frozen, batch, key, of_sums):
-        return value_and_gradient(graph, outputs, of_sums, trained, frozen, batch, key)
-
-    given = (trained, frozen, batch, key, of_sums)
-    if layout is None:
-        gradient, sums = run(*given)
-    else:
-        gradient, sums = gradient_and_sums(layout, graph, run, *given)
-    if merged_model(graph, trained | frozen).has_penalty:
-        own = jax.grad(lambda leaves: merged_model(graph, leaves | frozen).penalty())(
-            trained
+    def run(trained, frozen, batch, key, sum_gradients):
+        return value_and_gradient(
+            graph, outputs, sum_gradients, trained, frozen, batch, key
         )
-        gradient = jax.tree.map(jnp.add, gradient, own)
+
+    arguments = (trained, frozen, batch, key, sum_gradients)
+    if layout is None:
+        gradient, sums = run(*arguments)
+    else:
+        gradient, sums = gradient_and_sums(layout, graph, run, *arguments)
+    # The penalty has no rows: it is added once, outside of micro-batches and devices.
+    if merged_model(graph, trained | frozen).has_penalty:
+        penalty_gradient = jax.grad(
+            lambda leaves: merged_model(graph, leaves | frozen).penalty()
+        )(trained)
+        gradient = jax.tree.map(jnp.add, gradient, penalty_gradient)
     return gradient, LossSums(*map(jnp.sum, sums))
 
 
@@ -90,40 +96,44 @@ def value_and_gradient(
     batch: Batch,
     key: Key[Array, ""] | None,
 ) -> tuple[Parameters, Outputs]:
-    """Runs a batch's outputs forth, and the gradients at them back.
+    """Computes a batch's outputs and backpropagates the given output gradients.
 
-    Every step is this one, whatever its outputs are: the sums of an objective, or those
-    that an `OutputStep` names.
+    All steps share this function. The outputs are an objective's sums in training, and
+    the named outputs in an `OutputStep`.
 
     Args:
       graph: the model's structure.
-      outputs: gives a tree of floating arrays, of all parameters, a batch without an
-        accumulation axis, a key, and what the model's `prefix` gave or None.
-      output_gradients: of each output; of micro-batches on a leading axis `A`.
-      trained: what is differentiated.
-      frozen: what is not.
+      outputs: returns a tree of floating-point arrays, given all parameters, a batch
+        without an accumulation axis, a key, and the result of the model's `prefix` or
+        None.
+      output_gradients: gradient of each output, with a leading axis `A` for
+        micro-batches.
+      trained: parameters to differentiate.
+      frozen: all other parameters.
       batch: one batch, or micro-batches on a leading axis `A`.
-      key: for dropout; None for none.
+      key: dropout key; None without dropout.
 
     Returns:
-      the gradient of the trained leaves, micro-batches added up, and the outputs, of
-      micro-batches on a leading axis.
+      the gradient of the trained parameters, summed over micro-batches, and the
+      outputs, with a leading axis for micro-batches.
     """
     if batch.tokens.ndim > 2:
-        return _added_up(graph, outputs, output_gradients, trained, frozen, batch, key)
-    found, pull_back = jax.vjp(
+        return _accumulate(
+            graph, outputs, output_gradients, trained, frozen, batch, key
+        )
+    values, pull_back = jax.vjp(
         lambda trained: outputs(trained | frozen, batch, key, None), trained
     )
-    (gradient,) = pull_back(_typed(output_gradients, found))
-    return gradient, found
+    (gradient,) = pull_back(_cast_like(output_gradients, values))
+    return gradient, values
 
 
-def _typed(values: Outputs, like: Outputs) -> Outputs:
-    """The values in the types of other arrays."""
+def _cast_like(values: Outputs, like: Outputs) -> Outputs:
+    """Casts each array to the dtype of its counterpart."""
     return jax.tree.map(lambda value, other: value.astype(other.dtype), values, like)
 
 
-def _added_up(
+def _accumulate(
     graph: nnx.GraphDef,
     outputs: Callable[[Parameters, Batch, Key[Array, ""] | None, Prefix], Outputs],
     output_gradients: Outputs,
@@ -132,36 +142,41 @@ def _added_up(
     batch: Batch,
     key: Key[Array, ""] | None,
 ) -> tuple[Parameters, Outputs]:
-    """`value_and_gradient` of micro-batches.
+    """Computes `value_and_gradient` of micro-batches, one after another.
 
-    What all rows share runs once forth and once back: between the two, micro-batches
-    add up their gradients at what it gave.
+    The part of the model that all rows share (its prefix) runs forward once and
+    backward once. In between, the micro-batches sum their gradients with respect to its
+    result.
     """
 
     def run_prefix(trained):
         return merged_model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
 
     def add(total, xs):
-        micro_batch, of_outputs, index = xs
-        own_key = None if key is None else jax.random.fold_in(key, index)
+        # micro_batch [B, T], the gradients at its outputs, and its number
+        micro_batch, micro_gradients, index = xs
+        micro_key = None if key is None else jax.random.fold_in(key, index)
 
         def run(trained, prefix):
-            return outputs(trained | frozen, micro_batch, own_key, prefix)
+            return outputs(trained | frozen, micro_batch, micro_key, prefix)
 
-        found, pull_back = jax.vjp(run, trained, prefix)
-        own = pull_back(_typed(of_outputs, found))
-        return jax.tree.map(jnp.add, total, own), found
+        values, pull_back = jax.vjp(run, trained, prefix)
+        gradient = pull_back(_cast_like(micro_gradients, values))
+        return jax.tree.map(jnp.add, total, gradient), values
 
     prefix, pull_back = jax.vjp(run_prefix, trained)
-    # In float32 whatever the model computes in: bfloat16 would stop growing.
+    # Summed in float32 even if the model computes in bfloat16, where a growing sum
+    # soon stops changing.
     zeros = jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, jnp.promote_types(leaf.dtype, jnp.float32)),
         (trained, prefix),
     )
     xs = (batch, output_gradients, jnp.arange(batch.tokens.shape[0]))
-    (own, at_prefix), found = jax.lax.scan(add, zeros, xs)
-    (through_prefix,) = pull_back(_typed(at_prefix, prefix))
-    return jax.tree.map(jnp.add, own, through_prefix), found
+    (direct, prefix_gradient), values = jax.lax.scan(add, zeros, xs)
+    # Trained parameters contribute directly (adapters, the text's tokens) and through
+    # the prefix (prompt vectors).
+    (through_prefix,) = pull_back(_cast_like(prefix_gradient, prefix))
+    return jax.tree.map(jnp.add, direct, through_prefix), values
 
 
 def batch_metrics(
@@ -171,14 +186,14 @@ def batch_metrics(
     sums: LossSums,
     objective: Objective = NATS_PER_WEIGHT,
 ) -> Metrics:
-    """What is told of a step's batch: the loss that its gradient is of, and accuracy.
+    """Computes the loss (the value that `gradients` differentiates) and the accuracy.
 
     Args:
       graph: the model's structure.
-      parameters: all of its parameters.
+      parameters: all of the model's parameters.
       batch: one batch, or micro-batches on a leading axis.
-      sums: what it adds up to.
-      objective: what is descended.
+      sums: the objective's sums over the batch.
+      objective: the training objective.
     """
     loss = sums.loss / objective.divisor(batch)
     model = merged_model(graph, parameters)
@@ -195,20 +210,20 @@ def update(
     optimizer: optax.GradientTransformation,
     placement: Placement | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Moves the trained parameters by a gradient.
+    """Updates the trained parameters with a gradient.
 
     Args:
-      state: before the step.
-      gradient: of the trained leaves.
-      metrics: of the step's batch.
-      optimizer: of the trained parameters.
-      placement: where the parameters lie on a mesh; None on one device.
+      state: the state before the step.
+      gradient: gradient of the trained parameters.
+      metrics: metrics of the step's batch.
+      optimizer: optimizer of the trained parameters.
+      placement: the parameters' shardings on a mesh; None on one device.
 
     Returns:
       the next state, and the metrics of `train_step`.
     """
     if placement is not None:
-        # What pads a vocabulary is no parameter: the optimiser knows nothing of it.
+        # The optimizer sees no padding: a norm or a mean must not include it.
         state, gradient = placement.unpad((state, gradient))
     with jax.named_scope("update"):
         updates, optimizer_state = optimizer.update(
@@ -218,24 +233,25 @@ def update(
     metrics = metrics | {"gradient_norm": optax.tree.norm(gradient)}
     if _prompts(state.trained):
         metrics["prompt_norm"] = prompt_norm(state.trained)
-    following = dataclasses.replace(
+    next_state = dataclasses.replace(
         state,
         trained=cast(Parameters, trained),
         optimizer_state=optimizer_state,
         step=state.step + 1,
     )
     if placement is not None:
-        following = placement.constrain(placement.pad(following))
-    return following, metrics
+        next_state = placement.constrain(placement.pad(next_state))
+    return next_state, metrics
 
 
 def prompt_norm(parameters: Parameters) -> Float[Array, ""]:
-    """The mean norm of the prompts' vectors; 0 where there are none."""
+    """The mean norm of the prompt vectors; 0 without prompts."""
     prompts = _prompts(parameters)
     if not prompts:
         return jnp.zeros(())
+    # Each prompt [..., P, D] gives one squared norm per vector.
     squares = [jnp.sum(jnp.square(prompt), axis=-1).ravel() for prompt in prompts]
-    # The gradient of a vector of zeros would be none.
+    # The square root has no finite gradient at 0, the norm of a vector of zeros.
     tiny = jnp.finfo(jnp.float32).tiny
     return jnp.sqrt(jnp.maximum(jnp.concatenate(squares), tiny)).mean()
 
@@ -255,24 +271,25 @@ def train_step(
     objective: Objective = NATS_PER_WEIGHT,
     placement: Placement | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Moves the trained parameters once.
+    """Computes one training step: `(state, frozen, batch) -> (state, metrics)`.
 
     Args:
-      state: what changes.
-      frozen: what does not; an argument, so that it is not baked into the program.
+      state: trained parameters, optimizer state, step and key.
+      frozen: frozen parameters; an argument and not a closure, because constants would
+        be compiled into the program.
       batch: one batch, or micro-batches on a leading axis.
       graph: the model's structure.
-      optimizer: of the trained parameters.
-      dropout: whether the model drops out.
-      objective: what is descended.
-      placement: where the parameters lie on a mesh; None on one device.
+      optimizer: optimizer of the trained parameters.
+      dropout: whether dropout is active.
+      objective: the training objective.
+      placement: the parameters' shardings on a mesh; None on one device.
 
     Returns:
-      the next state, and the metrics of this step's batch before the update: `loss`,
-      what is descended (plain nats per unit of weight if the objective is no other),
-      `accuracy` (of tokens by weight, or of examples with classes), `penalty` of a
-      prompt that has one, which is in the loss too, `gradient_norm`, and where prompts
-      are trained `prompt_norm`, the mean norm of their vectors.
+      the next state, and the metrics of the batch before the update: `loss` (by default
+      in nats per unit of loss weight), `accuracy` (of tokens by weight, or of examples
+      with classes), `penalty` if the prompt has one (it is part of the loss),
+      `gradient_norm`, and `prompt_norm` if prompts are trained: the mean norm of their
+      vectors.
     """
     key = step_key(state, dropout)
     layout = None if placement is None else placement.layout
@@ -284,7 +301,7 @@ def train_step(
 
 
 def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
-    """The key of the state's next step; None without dropout."""
+    """The dropout key of the state's next step; None without dropout."""
     return jax.random.fold_in(state.key, state.step) if dropout else None
 
 
@@ -296,7 +313,15 @@ def compile_step(
     objective: Objective = NATS_PER_WEIGHT,
     placement: Placement | None = None,
 ) -> CompiledStep:
-    """The jitted step; the state given to it is used up."""
+    """Compiles `train_step`; the step donates its `state`.
+
+    Args:
+      graph: the model's structure.
+      optimizer: optimizer of the trained parameters.
+      dropout: whether dropout is active.
+      objective: the training objective.
+      placement: the parameters' shardings on a mesh; None on one device.
+    """
     step = functools.partial(
         train_step,
         graph=graph,

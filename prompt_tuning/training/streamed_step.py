@@ -1,4 +1,4 @@
-"""The training step over frozen weights that are brought in layer by layer."""
+"""A training step that streams the frozen weights in, layer by layer."""
 
 import functools
 import operator
@@ -24,10 +24,11 @@ from prompt_tuning.training.step import Metrics, batch_metrics, step_key, update
 
 
 class StreamedStep:
-    """`train_step`, of which one layer's frozen weights are on the device at a time.
+    """`train_step` with one layer's frozen weights on the device at a time.
 
-    Forth and back each read the streamed weights once, for all micro-batches. What they
-    share of the model runs with each of them, so that this is so.
+    The forward and the backward pass each read the streamed weights once, for all
+    micro-batches. To allow this, the model's prefix, which micro-batches share, runs
+    again for each of them.
     """
 
     def __init__(
@@ -40,30 +41,30 @@ class StreamedStep:
         objective: Objective = NATS_PER_WEIGHT,
         reader: LayerReader | None = None,
     ):
-        """Sets the step up; arguments as for `compile_step`.
+        """Sets up the step; nothing is compiled yet.
 
         Args:
           graph: the model's structure.
-          optimizer: of the trained parameters.
-          streamed: the frozen parameters that are not in memory, by path.
-          dropout: whether the model drops out.
-          objective: what is descended.
-          reader: brings layers in.
+          optimizer: optimizer of the trained parameters.
+          streamed: frozen parameters that are not in memory, by path.
+          dropout: whether dropout is active.
+          objective: the training objective.
+          reader: reads layers; None for the default.
         """
         self._graph, self._objective, self._dropout = graph, objective, dropout
         self._streamed = dict(streamed)
-        self._sums = StreamedFunction(self._sums_of_one, reader)
+        self._sums = StreamedFunction(self._batch_sums, reader)
         finish = functools.partial(self._finish, optimizer=optimizer)
         self._finished = jax.jit(finish, donate_argnums=0)
 
     def __call__(
         self, state: TrainState, frozen: Parameters, batch: Batch
     ) -> tuple[TrainState, Metrics]:
-        """One step; the state given is used up.
+        """Computes one step; donates `state`.
 
         Args:
-          state: before the step.
-          frozen: the frozen parameters that are in memory.
+          state: the state before the step.
+          frozen: frozen parameters that are in memory.
           batch: one batch, or micro-batches on a leading axis.
 
         Returns:
@@ -80,27 +81,29 @@ class StreamedStep:
         batch: Batch,
         key: Key[Array, ""] | None,
     ) -> tuple[Parameters, LossSums]:
-        """The gradient of the batch's loss, a prompt's penalty not in it.
+        """Computes the gradient of the batch's loss, without the prompt's penalty.
 
-        Arguments as for `gradients`, which returns the same.
+        Arguments and results are the same as those of `training.step.gradients`.
         """
+        # As there: the gradient at the loss sum is 1 / divisor, at the others zero.
         share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
-        of_sums = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+        sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+        # Tuples (batch [B, T], key, index); the index is None without micro-batches.
         micro_batches: list[tuple[Any, ...]] = [(batch, key, None)]
         if batch.tokens.ndim > 2:
             micro_batches = [
                 (jax.tree.map(operator.itemgetter(i), batch), key, jnp.int32(i))
                 for i in range(len(batch.tokens))
             ]
-        gradient, found = self._sums.value_and_gradient(
+        gradient, sums = self._sums.value_and_gradient(
             trained,
             frozen | self._streamed,
             micro_batches,
-            [of_sums] * len(micro_batches),
+            [sum_gradients] * len(micro_batches),
         )
-        return gradient, jax.tree.map(lambda *parts: sum(parts), *found)
+        return gradient, jax.tree.map(lambda *parts: sum(parts), *sums)
 
-    def _sums_of_one(
+    def _batch_sums(
         self,
         trained: Parameters,
         frozen: Parameters,
@@ -108,13 +111,14 @@ class StreamedStep:
         key: Key[Array, ""] | None,
         index: Int[Array, ""] | None,
     ) -> LossSums:
-        """What a batch adds up to, or the micro-batch of that number."""
+        """The objective's sums over a batch, or over the micro-batch with an index."""
         sums = functools.partial(loss_sums, self._graph, trained | frozen, batch)
         if index is None:
             return sums(key, self._objective)
         prefix = self._model(trained | frozen).prefix(optional_key(key, "prefix"))
-        own_key = None if key is None else jax.random.fold_in(key, index)
-        return sums(own_key, self._objective, prefix)
+        # The same keys as in `training.step`: one for the prefix, one per micro-batch.
+        micro_key = None if key is None else jax.random.fold_in(key, index)
+        return sums(micro_key, self._objective, prefix)
 
     def _finish(
         self,
@@ -126,15 +130,16 @@ class StreamedStep:
         *,
         optimizer: optax.GradientTransformation,
     ) -> tuple[TrainState, Metrics]:
-        """The penalty, the metrics and the update; no block is run."""
+        """Adds the penalty's gradient, computes metrics and updates; runs no block."""
+        # Streamed weights are needed for the model's structure only, as shapes.
         frozen = frozen | cast(Parameters, self._abstract)
 
         def penalty(trained: Parameters) -> Array:
             return self._model(trained | frozen).penalty()
 
         if self._model(state.trained | frozen).has_penalty:
-            own = jax.grad(penalty)(state.trained)
-            gradient = jax.tree.map(jnp.add, gradient, own)
+            penalty_gradient = jax.grad(penalty)(state.trained)
+            gradient = jax.tree.map(jnp.add, gradient, penalty_gradient)
         parameters = state.trained | frozen
         metrics = batch_metrics(self._graph, parameters, batch, sums, self._objective)
         return update(state, gradient, metrics, optimizer)
