@@ -1,4 +1,4 @@
-"""Several processes that run one command together."""
+"""Joins several processes that run one command together."""
 
 from prompt_tuning.processes.group import (
     Launch,

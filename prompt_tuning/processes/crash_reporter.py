@@ -1,12 +1,12 @@
-"""Says what became of a process that could not say it: a script of its own.
+"""A separate script that reports the death of a process that could not report it.
 
-JAX ends a process on the spot when process 0 cannot be reached (a C++ abort, which no
-Python code sees), and a killed process says nothing either. This script waits beside a
-process, for the end of its standard input: with `DONE` in it the process ended as it
-should, and there is nothing to say.
+JAX aborts a process immediately when process 0 cannot be reached (a C++ abort, which
+Python code cannot catch), and a killed process prints nothing either. This script runs
+next to a process and waits for the end of its standard input. If the input is `DONE`,
+the process ended as intended and the script prints nothing.
 
-Arguments: the process's number, how many there are, the coordinator's HOST:PORT, and
-what is to be done.
+Arguments: the process's rank, the number of processes, the coordinator's HOST:PORT, and
+the advice to print.
 """
 
 import signal
@@ -15,40 +15,40 @@ import sys
 
 DONE = b"done"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What opens a connection of gRPC, which the coordinator speaks: the client's preface
-and an empty SETTINGS frame (RFC 9113, section 3.4). It is answered with the like."""
+"""The start of a gRPC connection to the coordinator: the HTTP/2 client preface and an
+empty SETTINGS frame (RFC 9113, section 3.4). The server answers with its own frame."""
 
 
-def main(number: str, count: str, coordinator: str, advice: str) -> None:
-    """Waits, and prints one line if the process did not end as it should."""
-    # What stops the process is often sent to all that stands beside it.
+def main(rank: str, count: str, coordinator: str, advice: str) -> None:
+    """Waits, and prints one line if the process did not end as intended."""
+    # A signal that stops the process is often sent to its whole process group.
     for stopping in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(stopping, signal.SIG_IGN)
     if sys.stdin.buffer.read() == DONE:
         return
-    if number == "0" or answers(coordinator):
-        what = f"process {number} of {count} was killed"
+    if rank == "0" or answers(coordinator):
+        event = f"process {rank} of {count} was killed"
     else:
-        what = (
+        event = (
             f"process 0 of {count} has died or cannot be reached at {coordinator}, "
-            f"so process {number} was ended"
+            f"so process {rank} was ended"
         )
-    print(f"prompt-tuning: {what}; {advice}", file=sys.stderr, flush=True)
+    print(f"prompt-tuning: {event}; {advice}", file=sys.stderr, flush=True)
 
 
 def answers(coordinator: str, patience: float = 5.0) -> bool:
-    """Whether process 0 does; the port of a halted one still takes connections.
+    """Whether process 0 answers; a halted process still accepts connections.
 
     Args:
-      coordinator: its HOST:PORT.
-      patience: seconds that it has.
+      coordinator: HOST:PORT of process 0.
+      patience: seconds to wait for an answer.
     """
     host, _, port = coordinator.rpartition(":")
-    place = host.strip("[]"), int(port)
+    address = host.strip("[]"), int(port)
     try:
-        with socket.create_connection(place, timeout=patience) as to:
-            to.sendall(HELLO)
-            return bool(to.recv(1))
+        with socket.create_connection(address, timeout=patience) as connection:
+            connection.sendall(HELLO)
+            return bool(connection.recv(1))
     except OSError:
         return False
 

@@ -1,12 +1,13 @@
 """Several processes that run one command together.
 
-All run the same program on the same config: JAX makes one mesh of their devices, every
-process plans and builds every batch and puts its devices' rows of it, and all take part
-in every step. Process 0 alone writes: the log, checkpoints, what is printed. Where the
-others go by what is on the disk, process 0 reads it and tells them (`on_first`).
+All processes run the same program on the same config. JAX joins their devices into one
+mesh; every process plans and builds every batch and puts its own devices' rows on them,
+and all processes take part in every step. Only process 0 prints and writes files. Where
+the others depend on files that it writes, process 0 reads them and broadcasts the
+result (`run_on_first`).
 
-What is told goes through the key-value store of JAX's runtime, which process 0 keeps.
-It needs no device, so that it neither waits for steps under way nor stops a thread.
+Broadcasts use the key-value store of JAX's runtime, which process 0 keeps. The store
+needs no device, so a broadcast neither waits for steps in progress nor blocks a thread.
 """
 
 import contextlib
@@ -34,14 +35,14 @@ from prompt_tuning.processes.heartbeat import (
 )
 
 SILENCE = 25.0
-"""Seconds without a word after which a process is taken for dead."""
+"""Seconds without a heartbeat after which a process is considered dead."""
 
 INTERRUPTED = 130
-"""The exit code that shells give for SIGINT."""
+"""The exit code that shells use for SIGINT."""
 
 WAIT = 24 * 3600 * 1000
-"""Milliseconds, more than anything takes: while a process waits for another, the
-watcher sees to it that the other lives."""
+"""Timeout in milliseconds, longer than any operation takes: while a process waits for
+another, the heartbeat monitor checks that the other is alive."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +50,15 @@ class Launch:
     """How the processes of a command find each other.
 
     Attributes:
-      coordinator: HOST:PORT, of process 0, where it listens and the others ask; None,
-        as the other two, to find out from SLURM, Open MPI, Kubernetes or a TPU pod.
-      processes: how many there are.
-      process: the number of this one, from 0.
-      silence: seconds without a word after which a process is taken for dead.
+      coordinator: HOST:PORT on which process 0 listens; None, together with the next
+        two, to use the environment of SLURM, Open MPI, Kubernetes or a TPU pod.
+      processes: number of processes.
+      process: rank of this process, from 0.
+      silence: seconds without a heartbeat after which a process is considered dead.
 
     Raises:
-      InputError: if they are neither all given nor all left out, or out of range.
+      InputError: if some of the first three are given and some are not, or a value is
+        out of range.
     """
 
     coordinator: str | None = None
@@ -81,45 +83,45 @@ class Launch:
             raise InputError(
                 f"{' and '.join(missing)} must be given with the others: "
                 "--coordinator HOST:PORT --processes N --process I, or --distributed "
-                "in their place under SLURM, Open MPI, Kubernetes or on a TPU pod"
+                "instead of them under SLURM, Open MPI, Kubernetes or on a TPU pod"
             )
         assert self.coordinator and self.processes is not None
         assert self.process is not None
         host, colon, port = self.coordinator.rpartition(":")
         if not (host and colon and port.isdecimal()):
             raise InputError(
-                f"--coordinator is {self.coordinator!r}, expected the HOST:PORT at "
-                "which process 0 is to listen"
+                f"--coordinator is {self.coordinator!r}, expected the HOST:PORT on "
+                "which process 0 listens"
             )
         if not 0 <= self.process < self.processes:
             raise InputError(
                 f"--process is {self.process} of --processes {self.processes}, "
-                "expected a number from 0 to one less than there are"
+                "expected a number from 0 to one less than --processes"
             )
 
 
 class ProcessGroup:
-    """The processes of a command, joined.
+    """The joined processes of a command.
 
     Attributes:
       store: JAX's client of the key-value store.
-      number: of this process.
-      count: of all.
+      rank: rank of this process.
+      count: number of processes.
     """
 
-    def __init__(self, store: Any, number: int, count: int):
-        self.store, self.number, self.count = store, number, count
-        # All processes come to the same calls in the same order.
+    def __init__(self, store: Any, rank: int, count: int):
+        self.store, self.rank, self.count = store, rank, count
+        # All processes make the same calls in the same order, so the numbers agree.
         self._calls = itertools.count()
 
     def run_on_first(self, work: Callable[[], Any]) -> Any:
-        """What process 0 finds, on every process; see the function of this name."""
+        """Runs work on process 0 and broadcasts it; see the function `run_on_first`."""
         key = self._next_key()
-        if self.number:
-            found = json.loads(self.store.blocking_key_value_get(key, WAIT))
-            if "problem" in found:
-                raise InputError(found["problem"])
-            return found["value"]
+        if self.rank:
+            message = json.loads(self.store.blocking_key_value_get(key, WAIT))
+            if "problem" in message:
+                raise InputError(message["problem"])
+            return message["value"]
         try:
             value = work()
         except InputError as problem:
@@ -128,16 +130,16 @@ class ProcessGroup:
         self.store.key_value_set(key, json.dumps({"value": value}))
         return value
 
-    def check_same(self, what: str, lines: Sequence[str]) -> None:
-        """Refuses what is not the same everywhere; see the function of this name."""
+    def check_same(self, noun: str, lines: Sequence[str]) -> None:
+        """Compares lines among processes; see the function `check_same`."""
         key, text = self._next_key(), "\n".join(lines)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        self.store.key_value_set(f"{key}/text/{self.number}", text)
-        self.store.key_value_set(f"{key}/digest/{self.number}", digest)
+        self.store.key_value_set(f"{key}/text/{self.rank}", text)
+        self.store.key_value_set(f"{key}/digest/{self.rank}", digest)
         self.store.wait_at_barrier(f"{key}/barrier", WAIT)
         digests = {
-            int(name.rpartition("/")[2]): found
-            for name, found in self.store.key_value_dir_get(f"{key}/digest")
+            int(name.rpartition("/")[2]): value
+            for name, value in self.store.key_value_dir_get(f"{key}/digest")
         }
         others = [n for n in sorted(digests) if digests[n] != digests[0]]
         if others:
@@ -147,7 +149,7 @@ class ProcessGroup:
             )
             shown = "\n  ".join(differences(first, other))
             raise InputError(
-                f"process {others[0]} of {self.count} has other {what} than process 0 "
+                f"process {others[0]} of {self.count} has other {noun} than process 0 "
                 f"(- process 0's, + process {others[0]}'s):\n  {shown}\nstart all "
                 "processes with the same"
             )
@@ -161,22 +163,22 @@ _group: ProcessGroup | None = None
 
 def is_first() -> bool:
     """Whether this process writes and prints: the only one, or process 0."""
-    return _group is None or _group.number == 0
+    return _group is None or _group.rank == 0
 
 
 def count() -> int:
-    """How many processes run the command."""
+    """The number of processes that run the command."""
     return 1 if _group is None else _group.count
 
 
 def run_on_first(work: Callable[[], Any]) -> Any:
-    """Does something on process 0 alone, and gives every process what it found.
+    """Runs a function on process 0 only, and returns its result on every process.
 
-    Every process waits for it. All must call it, in the same order as what else they
-    call of this module.
+    Every process waits for the result. All processes must call the functions of this
+    module in the same order.
 
     Args:
-      work: gives something that JSON can hold.
+      work: function that returns a JSON-serializable value.
 
     Raises:
       InputError: on every process, if `work` raises it.
@@ -184,18 +186,18 @@ def run_on_first(work: Callable[[], Any]) -> Any:
     return work() if _group is None else _group.run_on_first(work)
 
 
-def check_same(what: str, describe: Callable[[], Sequence[str]]) -> None:
-    """Refuses to go on where the processes were not given the same.
+def check_same(noun: str, describe: Callable[[], Sequence[str]]) -> None:
+    """Checks that all processes were given the same input.
 
     Args:
-      what: they were given, in the plural.
-      describe: gives lines that tell one from another; not called in one process.
+      noun: name of the input in the plural, for the message.
+      describe: returns lines that identify the input; not called in a single process.
 
     Raises:
-      InputError: on every process, with the lines in which one differs from process 0.
+      InputError: on every process, with the lines that differ from process 0.
     """
     if _group is not None:
-        _group.check_same(what, describe())
+        _group.check_same(noun, describe())
 
 
 def run_together(
@@ -203,99 +205,100 @@ def run_together(
 ) -> int:
     """Joins the other processes, runs the command with them, and leaves.
 
-    Where this process fails, the others are told; where another is gone, this one ends
-    with the exit code `ANOTHER_STOPPED`, whatever it is waiting for.
+    If this process fails, the others are told. If another process is gone, this one
+    ends with the exit code `ANOTHER_STOPPED`, whatever it is waiting for.
 
     Args:
-      launch: how they find each other.
-      command: gives the exit code; anything but 0 stops the others too.
-      advice: what to do when a process is gone.
-      ends_on_sigterm: whether SIGTERM ends this process at once; else the command asks
-        for it (see `training.signals`).
+      launch: how the processes find each other.
+      command: returns the exit code; a nonzero code stops the other processes too.
+      advice: what to do if a process is gone, for the message.
+      ends_on_sigterm: whether SIGTERM ends this process immediately; otherwise the
+        command checks for it (see `training.signals`).
 
     Returns:
-      0; with another exit code, the process ends here.
+      0; with any other exit code, the process ends here.
 
     Raises:
       InputError: if the processes do not find each other.
     """
     global _group
-    _group, words = _join(launch, advice)
-    number = _group.number
+    _group, reporter = _join(launch, advice)
+    rank = _group.rank
     if ends_on_sigterm:
-        # JAX takes the signal for its own, to tell all processes of it.
+        # JAX has replaced the handler with its own, which notifies all processes.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    watcher = HeartbeatMonitor(
+    monitor = HeartbeatMonitor(
         _group.store,
-        number,
+        rank,
         _group.count,
         launch.silence,
-        lambda found: _stop(watcher, words, number, f"{found}; {advice}"),
+        lambda problem: _stop(monitor, reporter, rank, f"{problem}; {advice}"),
     )
-    watcher.start()
+    monitor.start()
     try:
         code = command()
         if not code:
-            watcher.finish()
+            monitor.finish()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception:
         traceback.print_exc()
-        _await_verdict(watcher, number)
+        _wait_for_diagnosis(monitor, rank)
         code = 1
     if code:
-        _leave_early(watcher, words, number, code)
-    watcher.leave(DONE)
-    _leave()
-    words.dismiss()
+        _leave_early(monitor, reporter, rank, code)
+    monitor.leave(DONE)
+    _shut_down()
+    reporter.dismiss()
     _group = None
     return code
 
 
 def _join(launch: Launch, advice: str) -> tuple[ProcessGroup, CrashReporter]:
-    """Meets the other processes.
+    """Joins the other processes and starts this process's crash reporter.
 
     Raises:
-      InputError: if they cannot be looked for.
+      InputError: if the processes do not find each other.
     """
     import jax
     from jax._src import distributed
 
-    words = _words_of(launch, advice)
+    reporter = _start_early_reporter(launch, advice)
     try:
         jax.distributed.initialize(
             launch.coordinator,
             launch.processes,
             launch.process,
-            # JAX's watch ends a process too, less clearly: it is the second to look.
+            # JAX also ends processes whose heartbeat stops, with a less clear message:
+            # its timeout is longer, so that `HeartbeatMonitor` acts first.
             heartbeat_timeout_seconds=int(2 * (launch.silence + GRACE)),
-            # The others are done before process 0, which writes the last checkpoint.
+            # The others finish before process 0, which writes the last checkpoint.
             shutdown_timeout_seconds=WAIT // 1000,
         )
     except (ValueError, RuntimeError) as problem:
-        if words is not None:
-            words.dismiss()
+        if reporter is not None:
+            reporter.dismiss()
         raise InputError(
             f"the processes did not find each other ({problem}); give each "
-            "--coordinator HOST:PORT --processes N --process I, where process 0 is to "
-            "be reached at HOST:PORT by all"
+            "--coordinator HOST:PORT --processes N --process I, where all of them can "
+            "reach process 0 at HOST:PORT"
         ) from problem
-    # JAX's libraries use its store too, but it has no public name yet.
+    # JAX's own libraries use this store too, but it has no public name yet.
     state = distributed.global_state
-    number, count, address = (
+    rank, count, address = (
         state.process_id,
         state.num_processes,
         state.coordinator_address,
     )
     assert state.client is not None and address is not None
-    group = ProcessGroup(state.client, number, count)
-    return group, words or CrashReporter(number, count, address, advice)
+    group = ProcessGroup(state.client, rank, count)
+    return group, reporter or CrashReporter(rank, count, address, advice)
 
 
-def _words_of(launch: Launch, advice: str) -> CrashReporter | None:
-    """Speaks for this process from before it meets the others, if its place is known.
+def _start_early_reporter(launch: Launch, advice: str) -> CrashReporter | None:
+    """Starts the crash reporter before joining, if the launch has this process's rank.
 
-    JAX ends a process that waits for process 0 in vain.
+    JAX aborts a process that waits for process 0 in vain.
     """
     if launch.coordinator is None:
         return None
@@ -306,10 +309,10 @@ def _words_of(launch: Launch, advice: str) -> CrashReporter | None:
 
 
 def _check_port(coordinator: str) -> None:
-    """Refuses a port that process 0 cannot listen on, for which JAX would abort.
+    """Checks that process 0 can listen on its port; JAX would abort if it cannot.
 
     Raises:
-      InputError: with what is wrong.
+      InputError: with the reason.
     """
     port = int(coordinator.rpartition(":")[2])
     try:
@@ -318,60 +321,60 @@ def _check_port(coordinator: str) -> None:
     except (OSError, OverflowError) as problem:
         raise InputError(
             f"process 0 cannot listen on port {port} of --coordinator {coordinator} "
-            f"({problem}); name another, the same to all processes"
+            f"({problem}); choose another port, the same for all processes"
         ) from problem
 
 
-def _leave() -> None:
+def _shut_down() -> None:
     import jax
 
     jax.distributed.shutdown()
 
 
 def _leave_early(
-    watcher: HeartbeatMonitor, words: CrashReporter, number: int, code: int
+    monitor: HeartbeatMonitor, reporter: CrashReporter, rank: int, code: int
 ) -> NoReturn:
-    """Ends this process where it failed, and says so to the others."""
-    watcher.leave(_stopped(code))
-    _leave_last(watcher, number)
-    words.dismiss()
+    """Tells the others that this process failed, and ends it."""
+    monitor.leave(_stopped_word(code))
+    _wait_for_others(monitor, rank)
+    reporter.dismiss()
     end_process(code)
 
 
 def _stop(
-    watcher: HeartbeatMonitor, words: CrashReporter, number: int, found: str
+    monitor: HeartbeatMonitor, reporter: CrashReporter, rank: int, problem: str
 ) -> None:
-    """Ends this process because another is gone."""
-    print(f"prompt-tuning: {found}", file=sys.stderr, flush=True)
-    watcher.give_up(_stopped(ANOTHER_STOPPED))
-    _leave_last(watcher, number)
-    words.dismiss()
+    """Ends this process because another one is gone."""
+    print(f"prompt-tuning: {problem}", file=sys.stderr, flush=True)
+    monitor.give_up(_stopped_word(ANOTHER_STOPPED))
+    _wait_for_others(monitor, rank)
+    reporter.dismiss()
     end_process(ANOTHER_STOPPED)
 
 
-def _stopped(code: int) -> str:
-    return f"{STOPPED} with exit code {code}; its own messages say why"
+def _stopped_word(code: int) -> str:
+    return f"{STOPPED} with exit code {code}; see its own messages"
 
 
-def _leave_last(watcher: HeartbeatMonitor, number: int) -> None:
-    """Has process 0 wait a while for the others to find out what it has.
+def _wait_for_others(monitor: HeartbeatMonitor, rank: int) -> None:
+    """Lets process 0 wait a while until the others have read how it ended.
 
-    The store goes with it, and with that what they are to read.
+    The key-value store that they read it from ends with process 0.
     """
-    until = time.monotonic() + 2 * GRACE
-    while number == 0 and time.monotonic() < until and not watcher.others_left():
+    deadline = time.monotonic() + 2 * GRACE
+    while rank == 0 and time.monotonic() < deadline and not monitor.others_left():
         time.sleep(0.2)
 
 
-def _await_verdict(watcher: HeartbeatMonitor, number: int) -> None:
-    """Waits for the watcher to find out that another process is what failed here.
+def _wait_for_diagnosis(monitor: HeartbeatMonitor, rank: int) -> None:
+    """Waits for the monitor to find that another process caused a failure here.
 
-    A process whose neighbour is killed often learns it by an operation that fails.
+    A process often learns of another's death from a collective operation that fails.
     """
     print(
-        f"prompt-tuning: process {number} failed as above; looking for "
-        f"{watcher.silence:.0f} seconds whether another process is gone",
+        f"prompt-tuning: process {rank} failed as above; looking for "
+        f"{monitor.silence:.0f} seconds whether another process is gone",
         file=sys.stderr,
     )
     with contextlib.suppress(KeyboardInterrupt):
-        time.sleep(1.2 * watcher.silence + GRACE)
+        time.sleep(1.2 * monitor.silence + GRACE)

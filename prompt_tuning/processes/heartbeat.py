@@ -1,8 +1,8 @@
-"""Every process watches all others, and ends itself when one is gone.
+"""Heartbeats: every process watches all others, and ends itself if one is gone.
 
-A collective operation waits for all processes, so without one of them the others would
-wait for ever. Each writes a rising number into the store that process 0 keeps for all,
-and reads the others'.
+A collective operation waits for all processes, so if one of them died, the others would
+wait forever. Each process writes an increasing number to the key-value store that
+process 0 keeps, and reads the numbers of the others.
 """
 
 import contextlib
@@ -20,103 +20,104 @@ from prompt_tuning.processes import crash_reporter
 
 FOLDER = "prompt_tuning/alive"
 WAITS, DONE, STOPPED = "waits", "done", "stopped"
-"""What a process says in place of its number: that it has nothing left to do, that it
-ends, that it failed."""
+"""Written instead of a number by a process that has nothing left to do, that ends, or
+that failed."""
 ANOTHER_STOPPED = 3
 """The exit code of a process that ends because another did."""
 
 GRACE = 5.0
-"""Seconds for what stopped one process to show in the others too: their own message is
-clearer than that one has stopped."""
+"""Seconds for a problem that stopped one process to show in the others as well: their
+own message is clearer than one about a stopped process."""
 
 
 class CrashReporter:
-    """The script beside this process that speaks for it if it is killed."""
+    """The script next to this process that reports its death if it is killed."""
 
-    def __init__(self, number: int, count: int, coordinator: str, advice: str):
+    def __init__(self, rank: int, count: int, coordinator: str, advice: str):
         script = Path(crash_reporter.__file__)
-        arguments = (str(number), str(count), coordinator, advice)
+        arguments = (str(rank), str(count), coordinator, advice)
         self._script = subprocess.Popen(
-            # Without site packages, which it needs none of: it starts in 20 ms.
+            # It needs no site packages; without them it starts in 20 ms.
             [sys.executable, "-E", "-S", str(script), *arguments],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
 
     def dismiss(self) -> None:
-        """This process has said all itself; call it once."""
+        """Ends the script without a report; call it once."""
         self._script.communicate(crash_reporter.DONE)
 
 
 class HeartbeatMonitor(threading.Thread):
-    """Watches the other processes.
+    """Watches the heartbeats of the other processes.
 
     Attributes:
-      silence: seconds without a word after which a process is taken for dead.
+      silence: seconds without a heartbeat after which a process is considered dead.
     """
 
     def __init__(
         self,
         store: Any,
-        number: int,
+        rank: int,
         count: int,
         silence: float,
         stop: Callable[[str], None],
     ):
-        """Starts nothing yet.
+        """Prepares the threads; `start` starts them.
 
         Args:
           store: JAX's client of the key-value store that process 0 keeps.
-          number: of this process.
-          count: of all.
+          rank: rank of this process.
+          count: number of processes.
           silence: see the class.
-          stop: ends this process; given what happened.
+          stop: ends this process; its argument is a description of what happened.
         """
         super().__init__(name="watch other processes", daemon=True)
         self.silence = silence
-        self._store, self._number, self._stop_process = store, number, stop
+        self._store, self._rank, self._stop_process = store, rank, stop
         self._period = silence / 10
         self._left = threading.Event()
         self._count = count
-        self._answered, self._unanswered_looks = time.monotonic(), 0
-        # Of each other process what it said last, and when that was new.
+        self._answered, self._unanswered_checks = time.monotonic(), 0
+        # The last word of each other process, and when it was new.
         self._heard = {
-            other: ("", self._answered) for other in range(count) if other != number
+            other: ("", self._answered) for other in range(count) if other != rank
         }
-        self._saying, self._waits = threading.Lock(), False
-        self._asking = threading.Thread(
-            target=self._ask, name="ask for other processes", daemon=True
+        self._write_lock, self._waits = threading.Lock(), False
+        self._exchange_thread = threading.Thread(
+            target=self._exchange, name="exchange heartbeats", daemon=True
         )
 
     def run(self) -> None:
-        """Looks until `leave`, or until another process is gone."""
-        self._asking.start()
+        """Checks until `leave`, or until another process is gone."""
+        self._exchange_thread.start()
         while not self._left.wait(self._period):
-            found = self._look()
-            if found is not None and not self._left.is_set():
-                self._stop_process(found)
+            problem = self._check()
+            if problem is not None and not self._left.is_set():
+                self._stop_process(problem)
 
-    def _ask(self) -> None:
-        """Beats and reads until `leave`.
+    def _exchange(self) -> None:
+        """Sends and reads heartbeats until `leave`.
 
-        In a thread of its own: where process 0 is halted, a call does not come back.
+        It runs in a separate thread, because a call to a halted process 0 never
+        returns.
         """
         for beat in itertools.count():
-            with self._saying:
-                self._say(f"{WAITS} {beat}" if self._waits else str(beat))
+            with self._write_lock:
+                self._write(f"{WAITS} {beat}" if self._waits else str(beat))
             self._read()
             if self._left.wait(self._period):
                 return
 
     def finish(self) -> None:
-        """Waits until the others have nothing left to do either, and watches them.
+        """Waits, still watching, until the others have nothing left to do either.
 
-        Who is missing where JAX has all processes end together is found out late.
+        JAX would notice a process that is missing from its shutdown barrier only late.
         """
-        # No beat of before may come after the word.
-        with self._saying:
+        # A heartbeat from before must not overwrite the word.
+        with self._write_lock:
             self._waits = True
-            self._say(WAITS)
+            self._write(WAITS)
         pause = 0.01
         while not all(w.startswith((WAITS, DONE)) for w, _ in self._heard.values()):
             time.sleep(pause)
@@ -124,20 +125,20 @@ class HeartbeatMonitor(threading.Thread):
             self._read()
 
     def leave(self, word: str) -> None:
-        """Watches no longer, and says to the others how this process ends."""
+        """Stops watching, and tells the others how this process ends."""
         self._left.set()
         self.join()
-        # No beat may come after the word.
-        self._asking.join()
-        self._say(word)
+        # A heartbeat must not overwrite the word.
+        self._exchange_thread.join()
+        self._write(word)
 
     def give_up(self, word: str) -> None:
-        """Says to the others how this process ends, from within `stop`."""
+        """Tells the others how this process ends; called by `stop` in this thread."""
         self._left.set()
-        # Where process 0 is halted, nobody hears it.
-        self._asking.join(1.0)
-        if not self._asking.is_alive():
-            self._say(word)
+        # If process 0 is halted, the thread never ends and nobody could read the word.
+        self._exchange_thread.join(1.0)
+        if not self._exchange_thread.is_alive():
+            self._write(word)
 
     def others_left(self) -> bool:
         """Whether each other process has ended, or is about to."""
@@ -148,15 +149,15 @@ class HeartbeatMonitor(threading.Thread):
             for word, since in self._heard.values()
         )
 
-    def _look(self) -> str | None:
-        """What has happened, if a process is gone.
+    def _check(self) -> str | None:
+        """Describes what happened if a process is gone; None if all are alive.
 
-        A process that was halted itself finds nothing amiss before it has read again:
-        looks are counted, not the time between them, and the others are as old as they
-        were when they were last read.
+        A process that was itself halted must not blame the others before it has read
+        again. So checks are counted instead of the time between them, and the age of a
+        heartbeat ends with the last successful read.
         """
-        self._unanswered_looks += 1
-        if self._unanswered_looks * self._period > self.silence:
+        self._unanswered_checks += 1
+        if self._unanswered_checks * self._period > self.silence:
             return (
                 f"process 0 of {self._count} has not answered for "
                 f"{self.silence:.0f} seconds: it is halted, or cannot be reached"
@@ -167,33 +168,33 @@ class HeartbeatMonitor(threading.Thread):
                 return f"process {other} of {self._count} {word}"
             if not word.startswith((DONE, STOPPED)) and quiet > self.silence:
                 return (
-                    f"process {other} of {self._count} has not been heard of for "
+                    f"process {other} of {self._count} has not been heard from for "
                     f"{quiet:.0f} seconds: it has died, or cannot be reached"
                 )
         return None
 
-    def _say(self, word: str) -> None:
-        # An unreachable store is found out by not answering, in `_look`.
+    def _write(self, word: str) -> None:
+        # `_check` notices an unreachable store because it does not answer.
         with contextlib.suppress(RuntimeError):
-            own = f"{FOLDER}/{self._number}"
-            self._store.key_value_set(own, word, allow_overwrite=True)
+            key = f"{FOLDER}/{self._rank}"
+            self._store.key_value_set(key, word, allow_overwrite=True)
 
     def _read(self) -> None:
         try:
-            found = dict(self._store.key_value_dir_get(FOLDER))
+            words = dict(self._store.key_value_dir_get(FOLDER))
         except RuntimeError:
             return
         now = time.monotonic()
         for other, (before, _) in self._heard.items():
-            word = found.get(f"{FOLDER}/{other}", "")
+            word = words.get(f"{FOLDER}/{other}", "")
             if word != before:
                 self._heard[other] = word, now
-        # Last, so that no look finds what was heard older than it is.
-        self._answered, self._unanswered_looks = now, 0
+        # Last, so that no concurrent check takes the words for older than they are.
+        self._answered, self._unanswered_checks = now, 0
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process now, without JAX's wait for the others to be done too."""
+    """Ends this process now, without JAX's wait for the other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,15 +1,17 @@
-"""What of one optimiser's state goes on in another's.
+"""Carries optimizer state over from another run.
 
-Leaves are known by their place in the tree, as `jax.tree_util.keystr` writes it, for
-that is what a checkpoint keeps of them:
+Leaves are identified by their key path in the state's tree, as `jax.tree_util.keystr`
+writes it, because checkpoints store these key paths:
 
-    .inner_states[0].inner_state[1][0].mu['decoder/prompt/prompt']    a parameter's own
-    .inner_states[0].inner_state[1][0].count                          beside such leaves
-    .inner_states[0].inner_state[1][1].count                          a schedule's
+    .inner_states[0].inner_state[1][0].mu['decoder/prompt/prompt']    a parameter's leaf
+    .inner_states[0].inner_state[1][0].count                          its node's step
+    count .inner_states[0].inner_state[1][1].count                          a schedule's
+    count
 
-A parameter's own leaves are found again by their names (`mu`), wherever the other
-optimiser has them; those beside them say how many steps they average over, and go with
-them. Whatever else there is counts the steps of a run and starts with it.
+A parameter's leaves are matched by their names (`mu`), wherever the other optimizer's
+tree has them. The leaves next to them in the same node, such as the number of steps
+that a moment averages over, are carried over too. All other leaves count the steps of a
+run and start anew.
 """
 
 import dataclasses
@@ -25,20 +27,21 @@ from prompt_tuning.adapters.adapter import Arrays
 from prompt_tuning.checkpoints.run_store.checkpoint_files import kind, named_leaves
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, like
 
-Places = Mapping[str, Any]
-"""Arrays or `jax.ShapeDtypeStruct`s by their place in an optimiser's state."""
+StateLeaves = Mapping[str, Any]
+"""Arrays or `jax.ShapeDtypeStruct`s by their key path in an optimizer's state."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CarriedState:
-    """State that goes on.
+    """Optimizer state that is carried over from another run.
 
     Attributes:
-      kept: the parameters whose own state goes on.
-      counted: the parameters whose state now stands beside a step count that is not
-        its own, because one group has one for all that it trains, and that count.
-      values: what goes on, by its place in the new state; of a checkpoint in orbax's
-        form it is read where it is put.
+      paths: parameters whose state is carried over.
+      shared_counts: step counts by parameter, for parameters whose node has a step
+        count that is not their own, because a group has one count for all its
+        parameters.
+      values: carried values by key path in the new state. Values of a checkpoint in
+        Orbax's format are read when they are inserted.
     """
 
     paths: tuple[str, ...] = ()
@@ -46,97 +49,109 @@ class CarriedState:
     values: Mapping[str, Leaf] = dataclasses.field(default_factory=dict)
 
     def insert_into(self, state: Any) -> Any:
-        """A state with these values in their places."""
+        """Returns a state with the carried values."""
 
-        def chosen(place: Any, leaf: Any) -> Any:
-            found = self.values.get(jax.tree_util.keystr(place))
-            return leaf if found is None else like(found, leaf)
+        def choose(key_path: Any, leaf: Any) -> Any:
+            value = self.values.get(jax.tree_util.keystr(key_path))
+            return leaf if value is None else like(value, leaf)
 
-        return jax.tree_util.tree_map_with_path(chosen, state)
+        return jax.tree_util.tree_map_with_path(choose, state)
 
 
-class _Own(NamedTuple):
-    """A leaf of one parameter: its place, the node that has it, its name there."""
+class _ParameterLeaf(NamedTuple):
+    """A leaf of one parameter: its key path, and that split into a node and a name."""
 
-    place: str
+    key_path: str
     node: str
     name: str
 
 
-def carry_over(found: Places, state: Any, paths: Iterable[str]) -> CarriedState:
-    """Finds what goes on of another optimiser's state.
+def carry_over(
+    other_leaves: StateLeaves, state: Any, paths: Iterable[str]
+) -> CarriedState:
+    """Finds the part of another optimizer's state that can be carried over.
 
     Args:
-      found: the arrays of the other state, by place.
-      state: the new one, a tree of arrays or `jax.ShapeDtypeStruct`s.
-      paths: the parameters whose state may go on. One goes on as a whole, where the
-        other state has leaves of the same names, shapes and dtypes for it.
+      other_leaves: arrays of the other state by key path.
+      state: the new state, a tree of arrays or `jax.ShapeDtypeStruct`s.
+      paths: parameters whose state may be carried over. The state of a parameter is
+        carried over as a whole, if the other state has leaves of the same names, shapes
+        and dtypes for it.
     """
-    wanted = named_leaves(state)
-    kept: dict[str, list[_Own]] = {}
+    new_leaves = named_leaves(state)
+    carried: dict[str, list[_ParameterLeaf]] = {}
     values: dict[str, Leaf] = {}
-    # The nodes that hold state that goes on, and for each where that comes from.
-    nodes: dict[str, dict[str, str]] = {}
+    # For each node of the new state: the node that each parameter's leaves come from.
+    sources_of_nodes: dict[str, dict[str, str]] = {}
     for path in paths:
-        mine, theirs = _own(wanted, path), _own(found, path)
-        if not mine or _kinds(mine, wanted) != _kinds(theirs, found):
+        new = _parameter_leaves(new_leaves, path)
+        old = _parameter_leaves(other_leaves, path)
+        if not new or _kinds(new, new_leaves) != _kinds(old, other_leaves):
             continue
-        kept[path] = mine
-        for new, old in zip(mine, theirs, strict=True):
-            values[new.place] = found[old.place]
-            nodes.setdefault(new.node, {})[path] = old.node
-    counted: dict[str, int] = {}
-    for node, sources in nodes.items():
-        beside = _beside(wanted, found, node, set(sources.values()))
-        values |= beside
-        count = _count(beside, node)
-        for path in _owners(wanted, node):
-            own = _count(found, sources[path]) if path in sources else 0
-            if own != count:
-                counted[path] = count
-    return CarriedState(tuple(kept), counted, values)
+        carried[path] = new
+        for target, source in zip(new, old, strict=True):
+            values[target.key_path] = other_leaves[source.key_path]
+            sources_of_nodes.setdefault(target.node, {})[path] = source.node
+    shared_counts: dict[str, int] = {}
+    for node, sources in sources_of_nodes.items():
+        neighbors = _neighbors(new_leaves, other_leaves, node, set(sources.values()))
+        values |= neighbors
+        # A count that differs from a parameter's own is reported to the user.
+        count = _count(neighbors, node)
+        for path in _parameters_in(new_leaves, node):
+            own_count = _count(other_leaves, sources[path]) if path in sources else 0
+            if own_count != count:
+                shared_counts[path] = count
+    return CarriedState(tuple(carried), shared_counts, values)
 
 
-def _own(leaves: Places, path: str) -> list[_Own]:
-    """A parameter's own leaves, in their order."""
-    ending = f"[{path!r}]"
-    found = []
-    for place in leaves:
-        before, own, after = place.partition(ending)
-        if own:
+def _parameter_leaves(leaves: StateLeaves, path: str) -> list[_ParameterLeaf]:
+    """A parameter's leaves, in their order."""
+    key = f"[{path!r}]"
+    matches = []
+    for key_path in leaves:
+        # `NODE.mu['PATH']` or, with a tree below it, `NODE.mu['PATH'].v_row`
+        before, matched, after = key_path.partition(key)
+        if matched:
             node, _, name = before.rpartition(".")
-            found.append(_Own(place, node, name + after))
-    return found
+            matches.append(_ParameterLeaf(key_path, node, name + after))
+    return matches
 
 
-def _owners(leaves: Places, node: str) -> set[str]:
-    """The parameters of which a node has leaves."""
-    own = re.compile(re.escape(node) + r"\.\w+\['([^']+)'\].*")
-    return {match[1] for match in map(own.fullmatch, leaves) if match is not None}
+def _parameters_in(leaves: StateLeaves, node: str) -> set[str]:
+    """The parameters that have leaves in a node."""
+    leaf = re.compile(re.escape(node) + r"\.\w+\['([^']+)'\].*")
+    return {match[1] for match in map(leaf.fullmatch, leaves) if match is not None}
 
 
-def _kinds(own: list[_Own], leaves: Places) -> list[tuple]:
-    return [(leaf.name, *kind(leaves[leaf.place])) for leaf in own]
+def _kinds(selected: list[_ParameterLeaf], leaves: StateLeaves) -> list[tuple]:
+    return [(leaf.name, *kind(leaves[leaf.key_path])) for leaf in selected]
 
 
-def _beside(wanted: Places, found: Places, node: str, others: set[str]) -> Arrays:
-    """What stands in a node beside parameters' own leaves, as the others have it.
+def _neighbors(
+    new_leaves: StateLeaves, other_leaves: StateLeaves, node: str, sources: set[str]
+) -> Arrays:
+    """The other state's values for a node's leaves that belong to no parameter.
 
-    Where several have it, because their groups are one now, the largest: the one that
-    has averaged longest.
+    If the parameters come from several nodes, because their groups are one group now,
+    the maximum is taken: the count of the node that has averaged longest.
     """
-    beside = {}
-    for place, leaf in wanted.items():
-        start, _, name = place.rpartition(".")
+    neighbors = {}
+    for key_path, leaf in new_leaves.items():
+        start, _, name = key_path.rpartition(".")
         if start != node or not name.isidentifier():
             continue
-        named = [found[f"{o}.{name}"] for o in sorted(others) if f"{o}.{name}" in found]
-        same = [x for x in named if kind(x) == kind(leaf)]
-        if same:
-            beside[place] = np.asarray(functools.reduce(np.maximum, same))
-    return beside
+        candidates = [
+            other_leaves[f"{source}.{name}"]
+            for source in sorted(sources)
+            if f"{source}.{name}" in other_leaves
+        ]
+        same_kind = [x for x in candidates if kind(x) == kind(leaf)]
+        if same_kind:
+            neighbors[key_path] = np.asarray(functools.reduce(np.maximum, same_kind))
+    return neighbors
 
 
-def _count(leaves: Places, node: str) -> int:
-    """How many steps a node's leaves average over; 0 where nothing in it says."""
+def _count(leaves: StateLeaves, node: str) -> int:
+    """The number of steps that a node's leaves average over; 0 if it has no count."""
     return int(np.asarray(leaves.get(f"{node}.count", 0)))

@@ -96,20 +96,20 @@ predict its first target. `prompt_norm` and `penalty` are scalars.
 
 @dataclasses.dataclass(frozen=True)
 class OutputStep:
-    """The outputs of a batch, and the gradient that any of their gradients lead to.
+    """Computes a batch's outputs, and the gradient for any of their output gradients.
 
-    Of the outputs that are not named nothing is computed. It is compiled once for each
-    shape of batch, whatever the output gradients are.
+    Only the named outputs are computed. The step is compiled once for each shape of
+    batch, whatever the output gradients are.
 
     Attributes:
       graph: the model's structure.
-      names: of the outputs, in `OUTPUTS`.
-      added: gives outputs besides them.
-      placement: where the parameters lie on a mesh; None on one device. It puts the
-        batch there too (`put_rows`), and outputs have their rows where that has them.
+      names: names of the outputs, from `OUTPUTS`.
+      added: function that returns additional outputs.
+      placement: the parameters' shardings on a mesh; None on one device. Its
+        `put_batch` shards the batch by row, and outputs are sharded in the same way.
 
     Raises:
-      InputError: if there is no output of a name, or outputs are added on a mesh.
+      InputError: if a name is unknown, or `added` is used on a mesh.
     """
 
     graph: nnx.GraphDef
@@ -254,18 +254,11 @@ class OutputStep:
 
         # What remains in `gradients` belongs to outputs without rows.
         row_gradients = {name: gradients.pop(name) for name in row_outputs}
+        layout = self.placement.layout
         gradient, outputs = gradient_and_rows(
-            self.placement.layout,
-            self.graph,
-            run,
-            trained,
-            frozen,
-            batch,
-            row_gradients,
-            key,
+            layout, self.graph, run, trained, frozen, batch, row_gradients, key
         )
-        # These see the global arrays outside of `shard_map`, like the penalty of
-        # `training.step.gradients`.
+        # Computed from the global arrays, like the penalty in `gradients`.
         numbers, pull_back = jax.vjp(
             lambda trained: self._numbers(trained | frozen, batch), trained
         )

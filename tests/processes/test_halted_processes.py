@@ -83,7 +83,7 @@ def test_who_dies_after_another_is_done_is_found_out():
     until = time.monotonic() + 10
     while not said and time.monotonic() < until:
         time.sleep(0.01)
-    assert said[0].startswith("process 1 of 2 has not been heard of")
+    assert said[0].startswith("process 1 of 2 has not been heard from")
     store["prompt_tuning/alive/1"] = WAITS
     waiting.join(10)
     assert not waiting.is_alive()
@@ -108,7 +108,7 @@ def test_all_that_are_left_say_who_is_gone_and_process_0_hears_that_they_did():
         assert time.monotonic() < until, said
         time.sleep(0.01)
     for found in said.values():
-        assert found.startswith("process 2 of 3 has not been heard of")
+        assert found.startswith("process 2 of 3 has not been heard from")
     assert store["prompt_tuning/alive/1"] == STOPPED
     first.leave(DONE)
 

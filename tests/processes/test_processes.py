@@ -246,7 +246,7 @@ class Store(dict):
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("1", "process 2 of 3 has not been heard of"),
+        ("1", "process 2 of 3 has not been heard from"),
         (DONE, None),
         (f"{STOPPED} with exit code 2", "process 2 of 3 stopped with exit code 2"),
     ],
