@@ -1,4 +1,4 @@
-"""The batches of a sweep: one that all members share, or one for each."""
+"""The batches of a sweep: one that all members share, or one for each member."""
 
 import contextlib
 import dataclasses
@@ -19,11 +19,12 @@ from prompt_tuning.training.run_plan import RunPlan
 
 @dataclasses.dataclass(frozen=True)
 class SweepBatch:
-    """What one step of a sweep reads.
+    """The batch of one step of a sweep.
 
     Attributes:
-      whole: the batch that all share, or all members' on a leading axis `K`.
-      members: the batch of each member, as it is in `whole`.
+      whole: the batch that all members share, or all members' batches on a leading axis
+        `K`.
+      members: the batch of each member, as in `whole`.
     """
 
     whole: Batch
@@ -31,10 +32,11 @@ class SweepBatch:
 
 
 def load_shared_examples(members: Sequence[RunPlan]) -> Examples | Candidates:
-    """The training examples, which must be the same for each member.
+    """Loads the training examples, which must be the same for all members.
 
     Raises:
-      InputError: if the data cannot be used, or rows fit beside one prompt only.
+      InputError: if the data cannot be used, or some rows fit only with the shorter
+        prompts.
     """
     by_length = sorted(members, key=lambda member: member.model.prompt_length)
     shortest, longest = by_length[0], by_length[-1]
@@ -46,26 +48,26 @@ def load_shared_examples(members: Sequence[RunPlan]) -> Examples | Candidates:
         left_out = shortest.examples().skipped
         if left_out != examples.skipped:
             raise InputError(
-                f"beside {longest.model.prompt_length} prompt vectors "
-                f"{examples.skipped} rows are too long and left out, beside "
+                f"with {longest.model.prompt_length} prompt vectors "
+                f"{examples.skipped} rows are too long and left out, with "
                 f"{shortest.model.prompt_length} only {left_out}, so the members would "
-                "learn from different rows; take those rows out of the files, or sweep "
-                "over lengths that leave the same"
+                "learn from different rows; remove those rows from the files, or sweep "
+                "over lengths that leave out the same rows"
             )
     return examples
 
 
 def reads_own_batches(members: Sequence[RunPlan]) -> bool:
-    """Whether the members read the rows in orders of their own."""
+    """Whether the members read the rows in different orders."""
     return len({member.run.order_seed for member in members}) > 1
 
 
 def stream_sweep(
     members: Sequence[Trainer], start: int
 ) -> Generator[SweepBatch, None, None]:
-    """The batches from step `start` on, of members that share model, data and length.
+    """Yields the batches from step `start` for members with the same model and data.
 
-    Where orders differ, each step's batches are padded to the widest of them.
+    If the members' orders differ, each step's batches are padded to the same shape.
     """
     run, pad_id = members[0].run, members[0].model.config.pad_id
     seeds = [member.run.order_seed for member in members]
@@ -83,20 +85,21 @@ def stream_sweep(
                 yield SweepBatch(batches[0], batches * len(members))
                 continue
             padded = dict(zip(readers, pad_to_widest(batches, pad_id), strict=True))
-            own = tuple(padded[seed] for seed in seeds)
-            yield SweepBatch(jax.tree.map(lambda *rows: np.stack(rows), *own), own)
+            separate = tuple(padded[seed] for seed in seeds)
+            stacked = jax.tree.map(lambda *rows: np.stack(rows), *separate)  # [K, ...]
+            yield SweepBatch(stacked, separate)
 
 
 def pad_to_widest(batches: Sequence[Batch], pad_id: int) -> list[Batch]:
-    """Batches of one shape: each array as large as the largest in every dimension.
+    """Pads batches to one shape: the maximum size of each array in every dimension.
 
-    What is added is like the filling rows and the padding that a batch has anyway.
+    The padding has the same values as a batch's own filler rows and padding tokens.
     """
     fillings = {"tokens": pad_id, "targets": pad_id, "lengths": 1, "gold": FILLING}
 
     def pad(path: tuple, array: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        widest = np.max([other.shape for other in others], axis=0)
-        missing = [(0, int(w) - s) for w, s in zip(widest, array.shape, strict=True)]
+        shape = np.max([other.shape for other in others], axis=0)
+        missing = [(0, int(n) - m) for n, m in zip(shape, array.shape, strict=True)]
         return np.pad(array, missing, constant_values=fillings.get(path[0].name, 0))
 
     return [jax.tree.map_with_path(pad, batch, *batches) for batch in batches]

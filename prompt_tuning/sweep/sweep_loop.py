@@ -1,8 +1,8 @@
-"""Steps all members of a sweep, logs, measures and saves each, and resumes them.
+"""The loop of a sweep: steps all members together, logs, evaluates and saves each.
 
-A sweep killed at any moment goes on from the newest step that all of its members hold
-whole, and ends with the same bits. A member whose numbers are no longer finite is given
-up; the others go on.
+A sweep that is killed at any moment resumes from the newest step of which all members
+have an intact checkpoint, and ends with the same bits. A member whose loss or
+parameters are no longer finite is dropped; the others continue.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ class SweepOutcome:
     """How a sweep ended.
 
     Attributes:
-      step: steps done.
-      finished: False if a signal stopped it early; the same command goes on.
-      diverged: why each member that was given up was, by its name.
+      step: number of steps done.
+      finished: False if a signal stopped it early; the same command resumes it.
+      diverged: reason for each dropped member, by the member's name.
     """
 
     step: int
@@ -59,20 +59,21 @@ def train_sweep(
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter],
 ) -> SweepOutcome:
-    """Runs to the end, or to SIGTERM or SIGINT, from wherever the directory is.
+    """Starts or resumes a sweep, and runs it to the end or until SIGTERM or SIGINT.
 
     Args:
       sweep: the prepared members.
-      record: JSON that is kept beside each config, such as compiler flags.
-      make_reporter: given the steps already done, shows progress.
+      record: JSON that is stored with each config, such as compiler flags.
+      make_reporter: returns a progress reporter, given the number of steps already
+        done.
 
     Raises:
-      InputError: if a directory belongs to another run or sweep, or the members hold no
-        whole checkpoint of one step.
+      InputError: if a directory belongs to another run or sweep, or the members have no
+        intact checkpoint of the same step.
     """
     _claim(sweep, record or {})
-    # One more than a run keeps: a kill may fall between the saves of two members, and
-    # what the others were saved at last must still be there.
+    # One more than a run keeps: a kill may come between the saves of two members, and
+    # the previous checkpoint of the one saved first must still exist.
     stores = [
         CheckpointStore(
             member.directory,
@@ -90,15 +91,15 @@ def train_sweep(
         else member.training.start
         for member, store in zip(sweep.members, stores, strict=True)
     )
-    with contextlib.ExitStack() as entered:
-        reporter = entered.enter_context(make_reporter(done))
+    with contextlib.ExitStack() as resources:
+        reporter = resources.enter_context(make_reporter(done))
         recorders = []
         for member, store in zip(sweep.members, stores, strict=True):
             log = MetricsLog(member.directory, done)
-            entered.enter_context(contextlib.closing(log))
-            entered.enter_context(contextlib.closing(store))
+            resources.enter_context(contextlib.closing(log))
+            resources.enter_context(contextlib.closing(store))
             recorders.append(Recorder(member.training, store, log))
-        stopping = entered.enter_context(stop_signals())
+        stopping = resources.enter_context(stop_signals())
         for message in messages:
             reporter.say(message)
         loop = _SweepLoop(sweep, recorders, reporter, stopping, diverged)
@@ -106,7 +107,7 @@ def train_sweep(
 
 
 def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
-    """Takes the directories for this sweep, or checks that they are this sweep's."""
+    """Claims the directories, or checks that they belong to this sweep."""
     names = [member.name for member in sweep.members]
     file = sweep.directory / SWEEP_FILE
     if (sweep.directory / IDENTITY_FILE).exists():
@@ -114,15 +115,15 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
             f"{sweep.directory} belongs to a single run; choose another Run.directory"
         )
     if file.exists():
-        known = list(json.loads(file.read_text())["members"])
-        if known != names:
+        previous = list(json.loads(file.read_text())["members"])
+        if previous != names:
             raise InputError(
                 f"{sweep.directory} belongs to a sweep with other members: found "
-                f"{', '.join(known)}; this one has {', '.join(names)}. Choose another "
-                "Run.directory"
+                f"{', '.join(previous)}; this one has {', '.join(names)}. Choose "
+                "another Run.directory"
             )
     frozen_model = sweep.members[0].training.fingerprint
-    # Those that are there first: where one is refused, nothing has been made.
+    # Existing directories first: if one is refused, nothing has been created yet.
     for member in sorted(
         sweep.members,
         key=lambda member: not (member.directory / IDENTITY_FILE).exists(),
@@ -140,79 +141,83 @@ def common_step(
     stores: Sequence[CheckpointStore],
     say: Callable[[str], None],
 ) -> tuple[int, dict[str, str]]:
-    """Where a sweep goes on, and which of its members were given up before.
+    """Finds the step from which a sweep resumes, and the members dropped before it.
 
     Args:
-      members: of the sweep.
-      stores: of each.
-      say: told of damage that is passed over, and of where it goes on.
+      members: members of the sweep.
+      stores: checkpoints of each member.
+      say: receives messages about damaged checkpoints and about the step.
 
     Returns:
-      the newest step that all hold whole, 0 if some hold none yet; and why members were
-      given up at or before it, by name.
+      the newest step of which all members have an intact checkpoint, 0 if some have
+      none yet; and the reasons for members dropped at or before it, by name.
 
     Raises:
-      InputError: if each holds checkpoints, but not of one step.
+      InputError: if every member has checkpoints, but none of the same step.
     """
-    given_up = {m.name: read_diverged(m.directory) for m in members}
-    lost = {name: found for name, found in given_up.items() if found is not None}
+    records = {m.name: read_diverged(m.directory) for m in members}
+    dropped = {name: record for name, record in records.items() if record is not None}
     while True:
         live = [
             (member, store)
             for member, store in zip(members, stores, strict=True)
-            if member.name not in lost
+            if member.name not in dropped
         ]
-        step = _newest_common(live, say) if live else max(s for s, _ in lost.values())
-        again = [name for name, (at, _) in lost.items() if at > step]
-        if not again:
+        step = (
+            _newest_common(live, say) if live else max(s for s, _ in dropped.values())
+        )
+        # A member that was dropped after this step takes part again, which may make
+        # the common step older still.
+        revived = [name for name, (at, _) in dropped.items() if at > step]
+        if not revived:
             break
-        for name in again:
-            # It was given up after the step that all go back to.
-            del lost[name]
-    if step and len(lost) < len(members):
+        for name in revived:
+            del dropped[name]
+    if step and len(dropped) < len(members):
         say(resumed_message(step, members[0].training.run.steps))
-    return step, {name: why for name, (_, why) in lost.items()}
+    return step, {name: reason for name, (_, reason) in dropped.items()}
 
 
 def _newest_common(
     live: Sequence[tuple[SweepMember, CheckpointStore]], say: Callable[[str], None]
 ) -> int:
-    held = [set(store.steps()) for _, store in live]
-    for step in sorted(set.intersection(*held), reverse=True):
+    """The newest step with an intact checkpoint of every live member; 0 for none."""
+    steps_of_members = [set(store.steps()) for _, store in live]
+    for step in sorted(set.intersection(*steps_of_members), reverse=True):
         try:
             for _, store in live:
                 checkpoint_files.verify(store.folder / f"checkpoint_{step}")
         except InputError as problem:
-            say(f"{problem}; step {step} is passed over")
+            say(f"{problem}; step {step} is skipped")
         else:
             return step
-    # A kill between the first saves leaves members without one, and others with one.
-    if all(held) or max(map(len, held)) > 1:
+    # A kill between the first saves leaves members with none and others with one.
+    if all(steps_of_members) or max(map(len, steps_of_members)) > 1:
         raise InputError(
-            "the members hold no whole checkpoint of one step: "
+            "the members have no intact checkpoint of the same step: "
             + "; ".join(
                 f"{member.name} has {sorted(steps)}"
-                for (member, _), steps in zip(live, held, strict=True)
+                for (member, _), steps in zip(live, steps_of_members, strict=True)
             )
-            + ". Go on with each alone (prompt-tuning train), or start the sweep "
+            + ". Resume each one separately (prompt-tuning train), or start the sweep "
             "in another directory"
         )
-    if any(held):
-        say("starting again: not every member holds a checkpoint")
+    if any(steps_of_members):
+        say("starting from the beginning: not every member has a checkpoint")
     return 0
 
 
 def read_diverged(directory: Path) -> tuple[int, str] | None:
-    """At which step a member was given up and why, if it was."""
+    """The step at which a member was dropped, and the reason; None if it was not."""
     file = directory / DIVERGED_FILE
     if not file.exists():
         return None
-    found = json.loads(file.read_text())
-    return found["step"], found["reason"]
+    record = json.loads(file.read_text())
+    return record["step"], record["reason"]
 
 
 class _SweepLoop:
-    """The mutable middle of `train_sweep`."""
+    """The mutable state of `train_sweep` between its start and its end."""
 
     def __init__(
         self,
@@ -229,11 +234,11 @@ class _SweepLoop:
             k for k, member in enumerate(sweep.members) if member.name not in diverged
         ]
         for k in self._live:
-            # Where all went back to before it was given up.
+            # Left over if all members resumed from before it was dropped.
             (sweep.members[k].directory / DIVERGED_FILE).unlink(missing_ok=True)
 
     def run_from(self, states: States, done: int) -> SweepOutcome:
-        """Steps until the last step, a stop signal, or until no member is left."""
+        """Steps until the last step, a stop signal, or the last member is dropped."""
         last, pending, stop = self._run.steps, None, False
         trainings = [member.training for member in self._sweep.members]
         with contextlib.closing(stream_sweep(trainings, done)) as stream:
@@ -244,7 +249,7 @@ class _SweepLoop:
                 batch = next(batches)
                 states, metrics = self._sweep.advance(states, batch.whole)
                 done += 1
-                # The step just sent off runs while the one before it is looked at.
+                # The new step runs on the device while the previous one is logged.
                 if pending is not None:
                     self._record(*pending)
                 pending = (done, metrics, batch)
@@ -260,38 +265,38 @@ class _SweepLoop:
         return SweepOutcome(done, done == last, self._diverged)
 
     def _record(self, step: int, metrics: Sequence[Any], batch: SweepBatch) -> None:
-        found = jax.device_get(metrics)
+        values = jax.device_get(metrics)
         logged = {}
         for k in list(self._live):
-            with self._giving_up(k, step):
-                logged[k] = self._recorders[k].record(step, found[k], batch.members[k])
+            with self._dropping(k, step):
+                logged[k] = self._recorders[k].record(step, values[k], batch.members[k])
         shown = [line for line in logged.values() if line is not None]
         self._reporter.advance(step, _brief(shown) if shown else None)
 
     def _measure_and_save(self, done: int, states: States) -> None:
         measured = {}
-        with contextlib.ExitStack() as stopped:
+        with contextlib.ExitStack() as pauses:
             for recorder in self._recorders:
-                stopped.enter_context(recorder.meter.stopped())
-                # None deletes its last but one while another's last is being written.
+                pauses.enter_context(recorder.meter.stopped())
+                # All saves must end before any member deletes an old checkpoint.
                 recorder.wait()
             for k in list(self._live):
-                with self._giving_up(k, done):
+                with self._dropping(k, done):
                     measured[k] = self._recorders[k].measure_and_save(done, states[k])
         if self._run.keep_best is None or not any(measured.values()):
             return
         metric, direction = self._run.keep_best
         choose = min if direction == "min" else max
         best = choose(measured, key=lambda k: measured[k][metric])
-        values = [found[metric] for found in measured.values()]
+        values = [metrics[metric] for metrics in measured.values()]
         self._reporter.say(
             f"evaluation after step {done}: {metric} {min(values):.4f} to "
             f"{max(values):.4f}, best {self._sweep.members[best].name}"
         )
 
     @contextlib.contextmanager
-    def _giving_up(self, k: int, step: int):
-        """Lets go of member `k` where a number of it is not finite."""
+    def _dropping(self, k: int, step: int):
+        """Drops member `k` if one of its numbers is not finite."""
         try:
             yield
         except NotFiniteError as problem:
@@ -302,11 +307,11 @@ class _SweepLoop:
             replace_file(
                 member.directory / DIVERGED_FILE, json.dumps(content, indent=1) + "\n"
             )
-            self._reporter.say(f"{member.name} is given up: {problem}")
+            self._reporter.say(f"{member.name} is dropped: {problem}")
 
 
 def _brief(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What is shown of all members: the best, the middle, and their speed together."""
+    """Summarizes all members: best and median loss, and their total speed."""
     losses = [line["loss"] for line in logged]
     return {
         "best_loss": min(losses),

@@ -1,4 +1,4 @@
-"""The picture of a sweep: each member's curve, the best one drawn out."""
+"""Plots of a sweep: each member's curves, with the best one highlighted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,16 +21,16 @@ LISTED = 16
 
 
 def plot_curves(summary: SweepSummary, file: Path) -> None:
-    """Draws the training loss, and what members are compared by on held-out data.
+    """Plots the training loss and the held-out metric by which members are compared.
 
     Args:
-      summary: of the sweep.
-      file: a PNG file to write.
+      summary: results of the sweep.
+      file: PNG file to write.
     """
     metrics = ["loss"]
     if EVALUATION + summary.by[0] in summary.evaluated:
         metrics.append(EVALUATION + summary.by[0])
-    colours = _colours(summary)
+    colors = _colors(summary)
     with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 10}):
         figure = Figure(figsize=(4.4 * len(metrics) + 2.6, 4.2), layout="constrained")
         panels = figure.subplots(1, len(metrics), sharex=True, squeeze=False)[0]
@@ -40,39 +40,39 @@ def plot_curves(summary: SweepSummary, file: Path) -> None:
                     ax,
                     result,
                     metric,
-                    colours[result.name],
+                    colors[result.name],
                     result.name == summary.best,
                 )
                 for result in summary.results
                 if result.curve(metric)
             ]
             _finish(ax, metric, curves)
-        _add_legend(figure, summary, colours)
+        _add_legend(figure, summary, colors)
         figure.savefig(file, dpi=150)
 
 
-def _colours(summary: SweepSummary) -> dict[str, Any]:
-    """One for each member, from dark to light in their order; the best stands out."""
+def _colors(summary: SweepSummary) -> dict[str, Any]:
+    """A color for each member, dark to light in their order; red for the best."""
     palette = matplotlib.colormaps["viridis"]
     last = max(len(summary.results) - 1, 1)
-    colours: dict[str, Any] = {
-        result.name: DIVERGED_COLOR if result.diverged else palette(0.9 * place / last)
-        for place, result in enumerate(summary.results)
+    colors: dict[str, Any] = {
+        result.name: DIVERGED_COLOR if result.diverged else palette(0.9 * index / last)
+        for index, result in enumerate(summary.results)
     }
-    return colours | ({summary.best: BEST_COLOR} if summary.best else {})
+    return colors | ({summary.best: BEST_COLOR} if summary.best else {})
 
 
 def _draw(
-    ax: Axes, result: MemberResult, metric: str, colour: Any, best: bool
+    ax: Axes, result: MemberResult, metric: str, color: Any, best: bool
 ) -> Float[np.ndarray, "n"]:
-    """One member's curve; gives the values that were drawn."""
+    """Draws one member's curve and returns the values that were drawn."""
     steps, values = map(np.asarray, zip(*result.curve(metric), strict=True))
     training = not metric.startswith(EVALUATION)
     drawn = running_mean(values) if training else values
     ax.plot(
         steps,
         drawn,
-        color=colour,
+        color=color,
         linewidth=2.4 if best else 1.2,
         alpha=1 if best else 0.8,
         linestyle=":" if result.diverged else "-",
@@ -81,24 +81,22 @@ def _draw(
         zorder=3 if best else 2,
     )
     if best and training:
-        ax.plot(steps, values, color=colour, alpha=0.2, linewidth=0.8)
+        ax.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
     if result.diverged:
-        ax.plot(steps[-1:], drawn[-1:], "x", color=colour)
+        ax.plot(steps[-1:], drawn[-1:], "x", color=color)
     if best and not training:
         chosen = steps == result.best_step
-        ax.plot(
-            steps[chosen], drawn[chosen], "*", color=colour, markersize=13, zorder=4
-        )
+        ax.plot(steps[chosen], drawn[chosen], "*", color=color, markersize=13, zorder=4)
     return drawn
 
 
 def _finish(ax: Axes, metric: str, curves: Sequence[np.ndarray]) -> None:
-    """Scale, names and grid of a panel."""
+    """Sets the scale, labels and grid of a panel."""
     training, name = not metric.startswith(EVALUATION), metric.removeprefix(EVALUATION)
     every = np.concatenate(curves) if curves else np.ones(1)
     if name == "loss" and every.min() > 0 and every.max() > 8 * every.min():
         ax.set_yscale("log")
-        # Plain numbers at 1, 2 and 5: a loss is read, not an exponent.
+        # Plain numbers at 1, 2 and 5, because powers of ten are hard to read as losses.
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
@@ -110,8 +108,8 @@ def _finish(ax: Axes, metric: str, curves: Sequence[np.ndarray]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _add_legend(figure: Figure, summary: SweepSummary, colours: dict[str, Any]) -> None:
-    """The members, best first; those without a value, diverged ones, last."""
+def _add_legend(figure: Figure, summary: SweepSummary, colors: dict[str, Any]) -> None:
+    """Adds the members, best first; diverged ones, which have no value, are last."""
     sign = 1 if summary.by[1] == "min" else -1
     ranked = sorted(
         summary.results,
@@ -124,7 +122,7 @@ def _add_legend(figure: Figure, summary: SweepSummary, colours: dict[str, Any]) 
             Line2D(
                 [],
                 [],
-                color=colours[result.name],
+                color=colors[result.name],
                 linewidth=2.4 if result.name == summary.best else 1.2,
                 linestyle=":" if result.diverged else "-",
             )
@@ -149,10 +147,10 @@ def _label(result: MemberResult) -> str:
 
 
 def running_mean(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """A running mean over a tenth of the curve, of past values, without bias."""
+    """An exponential mean of past values over about a tenth of the curve, unbiased."""
     decay = 1 - 1 / max(1, len(values) // 10)
     mean, weight, means = 0.0, 0.0, np.empty(len(values))
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         mean, weight = decay * mean + value, decay * weight + 1
-        means[place] = mean / weight
+        means[index] = mean / weight
     return means

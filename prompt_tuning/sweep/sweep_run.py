@@ -1,8 +1,8 @@
 """A sweep: `K` prompts trained at once over one copy of a frozen model.
 
-Each member is an ordinary run with a directory of its own below the sweep's, and may
-be evaluated, used and gone on with like any other. Members differ in their prompt, its
-optimiser and their seeds alone, so that one step moves them all.
+Each member is an ordinary run with its own directory inside the sweep's, and can be
+evaluated, used and resumed like any other. Members differ only in their prompt, its
+optimizer and their seeds, so that one step updates them all.
 """
 
 import dataclasses
@@ -43,12 +43,12 @@ MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
 
 @dataclasses.dataclass(frozen=True)
 class OpenedMember:
-    """A member before anything of the model is read.
+    """A member before its model is read.
 
     Attributes:
-      name: of its directory.
-      varies: what tells it from the others, as a person wrote it.
-      opened: its run.
+      name: name of its directory.
+      varies: settings that distinguish it from the others, as the user wrote them.
+      opened: the opened run.
       config: the run's operative config.
     """
 
@@ -63,9 +63,9 @@ class SweepMember:
     """A member that is ready to step.
 
     Attributes:
-      name: of its directory.
-      varies: what tells it from the others, as a person wrote it.
-      training: its run; it shares the frozen parameters with the others.
+      name: name of its directory.
+      varies: settings that distinguish it from the others, as the user wrote them.
+      training: its trainer, which shares the frozen parameters with the others.
       config: the run's operative config.
     """
 
@@ -76,7 +76,7 @@ class SweepMember:
 
     @property
     def directory(self) -> Path:
-        """Where its run is kept."""
+        """The run directory."""
         return Path(self.training.run.directory)
 
 
@@ -85,10 +85,10 @@ class Sweep:
     """Runs that are ready to step together.
 
     Attributes:
-      directory: of the sweep; each member's lies in it.
+      directory: directory of the sweep, which contains the members' directories.
       members: the runs.
-      step: the compiled step of all.
-      own_batches: whether each member reads batches of its own.
+      step: compiled step of all members.
+      own_batches: whether each member reads its own batches.
     """
 
     directory: Path
@@ -103,17 +103,17 @@ class Sweep:
 
     @property
     def run(self) -> Run:
-        """The first member's run; in steps, data and the like it stands for all."""
+        """The first member's run; all members share its steps, data and model."""
         return self.members[0].training.run
 
     def advance(
         self, states: States, batch: Batch
     ) -> tuple[States, tuple[Metrics, ...]]:
-        """One step of all members; the states given are used up.
+        """Computes one step of all members; donates `states`.
 
         Args:
-          states: of the members.
-          batch: that all share, or all members' on a leading axis `K`.
+          states: states of the members.
+          batch: the shared batch, or the members' batches on a leading axis `K`.
         """
         placement = self.members[0].training.model.placement
         if placement is not None:
@@ -121,11 +121,11 @@ class Sweep:
         return self.step(states, self.frozen, batch)
 
     def report(self) -> str:
-        """What the first member reports, and what the members share."""
+        """The first member's report, and a line about what the members share."""
         count = len(self.members)
         rows = f"{count} members, one copy of the frozen parameters; " + (
-            "each reads batches of its own, padded to the widest (Run.data_seed would "
-            "let them share)"
+            "each reads its own batches, padded to the same shape (with Run.data_seed "
+            "they would share batches)"
             if self.own_batches
             else "all read the same batches"
         )
@@ -133,10 +133,10 @@ class Sweep:
 
 
 def check_compatible(runs: Mapping[str, Run]) -> None:
-    """Refuses runs that differ in what members of one sweep must share.
+    """Checks that runs share the settings that members of one sweep must share.
 
     Args:
-      runs: by the member's name.
+      runs: runs by member name.
 
     Raises:
       InputError: with the first setting that differs.
@@ -160,41 +160,42 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
                 raise InputError(
                     f"{path} is {mine!r} in member {first_name} and {theirs!r} in "
                     f"member {name}; members of one sweep share the model, the data "
-                    "and the steps, and may differ in their prompt, groups (such as "
-                    "the learning rate), seed and data_seed alone. Start one sweep "
-                    "for each value"
+                    "and the steps, and may differ only in their prompt, groups (such "
+                    "as the learning rate), seed and data_seed. Start one sweep for "
+                    "each value"
                 )
 
 
 def _difference(path: str, one: Any, other: Any) -> tuple[str, Any, Any]:
-    """The innermost setting that differs; an empty path where none does."""
+    """The innermost setting that differs; an empty path if none does."""
     if one == other:
         return "", None, None
     if dataclasses.is_dataclass(one) and type(one) is type(other):
         for field in dataclasses.fields(one):
-            found = _difference(
+            difference = _difference(
                 f"{path}.{field.name}",
                 getattr(one, field.name),
                 getattr(other, field.name),
             )
-            if found[0]:
-                return found
+            if difference[0]:
+                return difference
     return path, one, other
 
 
 def prepare_sweep(
     directory: Path, members: Sequence[OpenedMember], at_once: int | None = None
 ) -> Sweep:
-    """Checks that the members can step together, then reads the frozen model, once.
+    """Checks that the members can step together, then reads the frozen model once.
 
     Args:
-      directory: of the sweep.
-      members: the runs, opened.
-      at_once: members whose gradients are computed at once; None for the device's own.
+      directory: directory of the sweep.
+      members: the opened runs.
+      at_once: members whose gradients are computed at once; None for the device's
+        default.
 
     Raises:
-      InputError: if something cannot be used, or members differ in what they must
-        share.
+      InputError: if a setting or file cannot be used, or members differ in what they
+        must share.
     """
     check_compatible({member.name: member.opened.run for member in members})
     _check_trained(members)
@@ -203,7 +204,7 @@ def prepare_sweep(
     examples = load_shared_examples(opened)
     longest = max(opened, key=lambda member: member.model.prompt_length)
     objective = longest.objective(examples)
-    # All orders as for the longest prompt, which leaves the least room for text.
+    # All batches are planned for the longest prompt, which leaves the least room.
     plans = [
         dataclasses.replace(longest, run=m.run).batch_plan(examples) for m in opened
     ]
@@ -212,7 +213,7 @@ def prepare_sweep(
     opened[0].model.weight_storage.reject_streamed("a sweep steps many members at once")
     parameters = opened[0].model.read_parameters()
     _, frozen = parameter_groups.partition(parameters, opened[0].labels)
-    # One that has no checkpoint yet sends all of them back to the start.
+    # If any member has no checkpoint yet, all of them start from the beginning.
     resumes = all(holds_checkpoints(this.run.directory) for this in opened)
     transfers = [None if resumes else this.transfer() for this in opened]
     prepared = []
@@ -251,72 +252,72 @@ def prepare_sweep(
 
 
 def _own_batches(opened: Sequence[RunPlan]) -> bool:
-    """Whether members read batches of their own.
+    """Whether members read their own batches.
 
     Raises:
-      InputError: if those would be padded to each other, and past a token budget or
-        where the loss counts padding.
+      InputError: if they do, and padding them to one shape would exceed a token budget
+        or change a loss that counts padding.
     """
     own = reads_own_batches(opened)
     objective = opened[0].run.objective
     counts_padding = objective is not None and objective.counts_padding
     if own and counts_padding:
         raise InputError(
-            "members read their rows in orders of their own, padded to each other, and "
-            f"TokenObjective.normalizer is {TOTAL_TARGETS!r}, which counts that "
+            "members read their rows in different orders, padded to the same shape, "
+            f"and TokenObjective.normalizer is {TOTAL_TARGETS!r}, which counts that "
             "padding, so a member's loss would depend on the others; set "
             "Run.data_seed, so that they share batches, or another normalizer"
         )
     if own and opened[0].data.batch_tokens is not None:
         raise InputError(
-            "members read their rows in orders of their own, and DataSource."
-            "batch_tokens gives each batches of other shapes, which cannot be stacked "
-            "within the budget; set Run.data_seed, so that they share batches, or "
-            "DataSource.batch_tokens = None"
+            "members read their rows in different orders, and DataSource."
+            "batch_tokens gives them batches of different shapes, which cannot be "
+            "stacked within the budget; set Run.data_seed, so that they share batches, "
+            "or DataSource.batch_tokens = None"
         )
     return own
 
 
 def _evaluators(opened: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:
-    """One for each prompt length: held-out files are read as rarely as possible."""
-    found = {}
+    """One evaluator per prompt length: held-out files are read once for each."""
+    evaluators = {}
     for member in opened:
-        if member.model.graph not in found:
+        if member.model.graph not in evaluators:
             evaluator = member.evaluator()
             if evaluator is not None:
-                found[member.model.graph] = evaluator
-    skipped = {evaluator.skipped for evaluator in found.values()}
+                evaluators[member.model.graph] = evaluator
+    skipped = {evaluator.skipped for evaluator in evaluators.values()}
     if len(skipped) > 1:
         raise InputError(
             f"prompts of these lengths leave out {sorted(skipped)} held-out rows as "
             "too long, so members would be compared on different rows; shorten rows "
             "or sweep over shorter prompts"
         )
-    return found
+    return evaluators
 
 
 def _graph(longest: RunPlan, trained: Sequence[Parameters]) -> nnx.GraphDef:
-    """The structure that all members fit: with room for the longest prompt."""
+    """The structure that fits all members, with a prompt of the maximum length."""
     model = longest.model
     if not prompt_counts(trained):
         return model.graph
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
-        started = PromptModules(PaddedPrompt(vectors, model.prompt_length))
-        return split(build_tuned(key, model.config, started, longest.run.tuning))
+        modules = PromptModules(PaddedPrompt(vectors, model.prompt_length))
+        return split(build_tuned(key, model.config, modules, longest.run.tuning))
 
     return describe(build, jax.random.key(0))[0]
 
 
 def _check_trained(members: Sequence[OpenedMember]) -> None:
-    """Refuses members whose trained parameters cannot be stacked.
+    """Checks that the members' trained parameters can be stacked.
 
     Raises:
-      InputError: with the first parameter that stands against it.
+      InputError: with the first parameter that prevents it.
     """
     first = members[0]
-    wanted = first.opened.model.plan.abstract
+    expected_shapes = first.opened.model.plan.abstract
     for member in members[1:]:
         model, labels = member.opened.model, member.opened.labels
         for path in labels.keys() ^ first.opened.labels.keys():
@@ -325,13 +326,16 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
                 f"{member.name}; members of one sweep train the same parameters"
             )
         for path in labels:
-            found, expected = model.plan.abstract[path].shape, wanted[path].shape
-            same_width = found[1:] == expected[1:] and path.endswith(PROMPT)
-            if found != expected and not same_width:
+            shape, expected = (
+                model.plan.abstract[path].shape,
+                expected_shapes[path].shape,
+            )
+            same_width = shape[1:] == expected[1:] and path.endswith(PROMPT)
+            if shape != expected and not same_width:
                 raise InputError(
-                    f"{path} has shape {expected} in member {first.name} and {found} "
-                    f"in member {member.name}; only soft prompts may differ, and in "
-                    "length alone"
+                    f"{path} has shape {expected} in member {first.name} and {shape} "
+                    f"in member {member.name}; only soft prompts may differ in shape, "
+                    "and only in length"
                 )
         fresh = [path for path in model.plan.fresh if path not in labels]
         differ = member.opened.run.seed != first.opened.run.seed
@@ -339,8 +343,8 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
         if prompts or (fresh and differ):
             raise InputError(
                 f"{(prompts or fresh)[0]} is frozen and fresh: {first.name} and "
-                f"{member.name} may start it otherwise, and would not share the frozen "
-                "model then. Train it, or restore it from the checkpoint"
+                f"{member.name} may initialize it differently, and would not share the "
+                "frozen model. Train it, or restore it from the checkpoint"
             )
         if _kinds_differ(first.opened, member.opened):
             raise InputError(
@@ -350,7 +354,7 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
 
 
 def _kinds_differ(one: RunPlan, other: RunPlan) -> bool:
-    """Whether two members differ in structure, a trained prompt's length aside."""
+    """Whether two members differ in structure, except for a trained prompt's length."""
     if one.model.prompt_length == other.model.prompt_length:
         return one.model.graph != other.model.graph
     trains_prompt = any(path.endswith(PROMPT) for path in one.labels)

@@ -1,10 +1,10 @@
-"""One training step of `K` prompts over one frozen model, as one pure function.
+"""One training step of `K` prompts over one frozen model, as a pure function.
 
-The gradient is one `vmap` over what differs among members: each frozen weight is in the
-program once, and its products have the rows of all members, or of as many as are worth
-computing at once, group after group in a `scan`. The optimisers run member by member on
-leaves of each member's own shape, so that nothing an optimiser does over a whole leaf
-(Adafactor's clipping) ever mixes members.
+The gradient is one `vmap` over the arrays that differ among members. Each frozen weight
+is in the program once, and is multiplied with the rows of all members, or of as many
+members as are worth computing at once, group after group in a `scan`. The optimizers
+run member by member on leaves of each member's own shape, so that operations over a
+whole leaf, such as Adafactor's clipping, never mix members.
 """
 
 import functools
@@ -36,10 +36,12 @@ COUNT = "/prompt/real"
 
 States = tuple[TrainState, ...]
 ROWS_ON_CPU = 1900
-"""Rows of text and prompt computed at once on a CPU. With fewer, each step is overhead;
-with more, activations fall out of its caches. At width 512 and 8 layers a member of 8
-takes 0.64 of a single run's step at batch 4 (all at once) and 0.80 at batch 16 (three
-at once)."""
+"""Positions of text and prompt that are computed at once on a CPU.
+
+With fewer, overhead dominates a step; with more, activations do not fit the caches. At
+width 512 and 8 layers, each of 8 members takes 0.64 of the time of a single run's step
+at batch 4 (all at once) and 0.80 at batch 16 (three at once).
+"""
 
 
 def sweep_step(
@@ -55,43 +57,48 @@ def sweep_step(
     at_once: int | None = None,
     placements: Sequence[Placement] = (),
 ) -> tuple[States, tuple[Metrics, ...]]:
-    """Moves the trained parameters of each member once.
+    """Computes one training step of every member.
 
     Args:
-      states: of the members, each in its own shapes.
-      frozen: what all members share.
-      batch: one batch, or with `own_batches` one for each member on a leading axis `K`.
-      graph: the model's structure; where prompts differ in length, with a
-        `PaddedPrompt` of the greatest.
-      optimizers: of each member's trained parameters.
-      own_batches: whether members read batches of their own.
-      dropout: whether the model drops out.
-      objective: what each member descends.
+      states: states of the members, each in its own shapes.
+      frozen: frozen parameters, which all members share.
+      batch: one batch, or with `own_batches` one per member on a leading axis `K`.
+      graph: the model's structure; if prompts differ in length, with a `PaddedPrompt`
+        of the maximum length.
+      optimizers: optimizer of each member.
+      own_batches: whether each member reads its own batches.
+      dropout: whether dropout is active.
+      objective: the training objective of every member.
       at_once: members whose gradients are computed at once; None for `members_at_once`.
-      placements: where each member's parameters lie on a mesh; none on one device.
+      placements: shardings of each member's parameters; empty on one device.
 
     Returns:
-      the next states, and the metrics of each member as `train_step` gives them.
+      the next states, and each member's metrics (see `train_step`).
     """
     layout = placements[0].layout if placements else None
     members = [state.trained for state in states]
     counts = prompt_counts(members)
-    # Without dropout no state gives a key, and None is a tree without leaves.
+    # [K] keys, or None without dropout: None is a tree without leaves.
     keys = jax.tree.map(
         lambda *keys: jnp.stack(keys), *(step_key(state, dropout) for state in states)
     )
 
-    def member_gradients(own):
-        trained, counts, key, own_batch = own
-        this = own_batch if own_batches else batch
+    def member_gradients(member):
+        trained, counts, key, own_batch = member
+        member_batch = own_batch if own_batches else batch
+        # A padded prompt reads its real length from among the frozen parameters.
         rest = frozen | counts
-        gradient, sums = gradients(graph, trained, rest, this, key, objective, layout)
-        return gradient, batch_metrics(graph, trained | rest, this, sums, objective)
+        gradient, sums = gradients(
+            graph, trained, rest, member_batch, key, objective, layout
+        )
+        metrics = batch_metrics(graph, trained | rest, member_batch, sums, objective)
+        return gradient, metrics
 
-    stacked = stack_members(members)
+    stacked = stack_members(members)  # leaves [K, ...]
     if at_once is None:
         parts = 1 if layout is None else layout.row_parts
         at_once = members_at_once(len(states), stacked, batch, parts)
+    # A `vmap` over groups of `at_once` members, and a scan over the groups.
     gradient, metrics = jax.lax.map(
         member_gradients,
         (stacked, counts, keys, batch if own_batches else None),
@@ -100,39 +107,40 @@ def sweep_step(
     outcomes = [
         update(
             state,
-            {path: _own(gradient[path][k], leaf) for path, leaf in members[k].items()},
+            {path: _crop(gradient[path][k], leaf) for path, leaf in members[k].items()},
             {name: values[k] for name, values in metrics.items()},
             optimizers[k],
             placements[k] if placements else None,
         )
         for k, state in enumerate(states)
     ]
-    following, measured = zip(*outcomes, strict=True)
-    return following, measured
+    next_states, next_metrics = zip(*outcomes, strict=True)
+    return next_states, next_metrics
 
 
 def members_at_once(
     count: int, stacked: Parameters, batch: Batch, row_parts: int = 1
 ) -> int:
-    """How many of `count` members are computed at once: all, but on a CPU.
+    """Chooses how many members are computed at once: all, except on a CPU.
 
     Args:
-      count: members.
-      stacked: what they train.
-      batch: of one, or of each.
-      row_parts: devices among which its rows are divided.
+      count: number of members.
+      stacked: the members' trained parameters, stacked.
+      batch: one batch, or one per member.
+      row_parts: number of devices among which the batch's rows are divided.
     """
     if jax.default_backend() != "cpu":
         return count
     prompts = [leaf.shape[1] for path, leaf in stacked.items() if path.endswith(PROMPT)]
     text = batch.tokens.shape[-2] // row_parts * batch.tokens.shape[-1]
-    rows = text + sum(prompts)
-    groups = -(-count // max(1, ROWS_ON_CPU // rows))
+    positions = text + sum(prompts)
+    # The fewest groups that fit, then the members divided evenly among them.
+    groups = -(-count // max(1, ROWS_ON_CPU // positions))
     return -(-count // groups)
 
 
 def stack_members(members: Sequence[Parameters]) -> Parameters:
-    """The members' leaves on a leading axis `K`, shorter prompts padded with zeros."""
+    """Stacks the members' leaves on a leading axis `K`, padding prompts with zeros."""
 
     def stacked(leaves: list[Array]) -> Array:
         longest = max(leaf.shape[0] for leaf in leaves) if leaves[0].ndim else 0
@@ -147,15 +155,15 @@ def _padded(leaf: Array, length: int) -> Array:
     return jnp.pad(leaf, [(0, length - leaf.shape[0]), *[(0, 0)] * (leaf.ndim - 1)])
 
 
-def _own(gradient: Array, leaf: Array) -> Array:
-    """A member's part of what was padded."""
+def _crop(gradient: Array, leaf: Array) -> Array:
+    """Removes the padding of a member's prompt gradient: `[longest, D] -> [P, D]`."""
     return gradient[: leaf.shape[0]] if leaf.ndim else gradient
 
 
 def prompt_counts(members: Sequence[Mapping[str, Array]]) -> dict[str, Int[Array, "K"]]:
-    """How many vectors of each padded prompt are the member's, by a parameter's path.
+    """The members' real prompt lengths, by path of the parameter that holds them.
 
-    Empty where no prompts differ in length, and none is padded.
+    Empty if all prompts have the same length, because then none is padded.
     """
     counts = {}
     for path in members[0]:
@@ -176,7 +184,7 @@ def compile_sweep_step(
     at_once: int | None = None,
     placements: Sequence[Placement] = (),
 ) -> CompiledStep:
-    """The jitted step; the states given to it are used up."""
+    """Compiles `sweep_step`, with its arguments; the step donates its `states`."""
     step = functools.partial(
         sweep_step,
         graph=graph,

@@ -1,4 +1,4 @@
-"""What a sweep came to: read from its members' logs and checkpoints, kept as JSON."""
+"""The results of a sweep, from its members' logs and checkpoints, stored as JSON."""
 
 import dataclasses
 import json
@@ -24,18 +24,18 @@ TRAINING_LOSS: KeepBest = ("train loss", "min")
 
 @dataclasses.dataclass(frozen=True)
 class MemberResult:
-    """What one member came to.
+    """The results of one member.
 
     Attributes:
-      name: of the member and its directory.
-      varies: what tells it from the others.
-      log: its lines, one mapping each.
-      diverged: why it was given up, or None.
-      best_step: of the checkpoint that evaluation and generation use, where it was
-        chosen by a metric; None elsewhere.
-      best_value: what members are compared by: the metric at that step, or where
-        nothing is evaluated the mean training loss of the last tenth of the log; None
-        where the member has neither.
+      name: name of the member and its directory.
+      varies: settings that distinguish it from the other members.
+      log: lines of its log, one mapping each.
+      diverged: reason why it was dropped, or None.
+      best_step: step of the checkpoint that evaluation and generation use, if it was
+        chosen by a metric; otherwise None.
+      best_value: value by which members are compared: the metric at that step, or,
+        without an evaluation, the mean training loss over the last tenth of the log;
+        None if the member has neither.
     """
 
     name: str
@@ -46,25 +46,25 @@ class MemberResult:
     best_value: float | None
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
-        """The steps at which the log has a metric, and its values."""
+        """The steps at which the log has a metric, with its values."""
         return [
             (int(line["step"]), line[metric]) for line in self.log if metric in line
         ]
 
     def last(self, metric: str) -> float | None:
-        """The newest value of a metric, if the log has any."""
+        """The newest value of a metric; None if the log has none."""
         curve = self.curve(metric)
         return curve[-1][1] if curve else None
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepSummary:
-    """What a sweep came to.
+    """The results of a sweep.
 
     Attributes:
-      results: of the members, in their order.
-      by: the metric that members are compared by, and "min" or "max".
-      best: the name of the best, None where no member has the metric.
+      results: results of the members, in their order.
+      by: metric by which members are compared, and "min" or "max".
+      best: name of the best member; None if no member has the metric.
     """
 
     results: Sequence[MemberResult]
@@ -73,14 +73,14 @@ class SweepSummary:
 
     @property
     def evaluated(self) -> list[str]:
-        """Names of what was measured on held-out data, as in the log."""
+        """Names of the metrics on held-out data, as in the log."""
         lines = (line for result in self.results for line in result.log)
         names = (name for line in lines for name in line)
         return list(dict.fromkeys(n for n in names if n.startswith(EVALUATION)))
 
 
 def summarize(sweep: Sweep) -> SweepSummary:
-    """Reads what the members have left on the disk."""
+    """Reads the results of the members from their directories."""
     run = sweep.run
     by = TRAINING_LOSS
     if run.evaluation is not None and run.keep_best is not None:
@@ -91,8 +91,8 @@ def summarize(sweep: Sweep) -> SweepSummary:
     ]
     sign = 1 if by[1] == "min" else -1
     ranked = [
-        (sign * result.best_value, place)
-        for place, result in enumerate(results)
+        (sign * result.best_value, index)
+        for index, result in enumerate(results)
         if result.best_value is not None
     ]
     return SweepSummary(results, by, results[min(ranked)[1]].name if ranked else None)
@@ -104,8 +104,8 @@ def _read_result(
     file = directory / METRICS_FILE
     lines = file.read_text().splitlines() if file.exists() else []
     log = [json.loads(line) for line in lines]
-    found = read_diverged(directory)
-    diverged = None if found is None else found[1]
+    record = read_diverged(directory)
+    diverged = None if record is None else record[1]
     step, value = None, None
     if by == TRAINING_LOSS:
         losses = [line["loss"] for line in log if "loss" in line]
@@ -122,7 +122,7 @@ def _read_result(
 
 
 def write_summary(directory: Path, summary: SweepSummary) -> None:
-    """Writes `sweep.json`, and `best.json`, which names the best member's directory."""
+    """Writes `sweep.json`, and `best.json` with the best member's directory."""
     evaluated = [name.removeprefix(EVALUATION) for name in summary.evaluated]
     members: dict[str, Any] = {
         result.name: {
@@ -153,24 +153,24 @@ def best_member(directory: Path) -> Path | None:
 
 
 def summary_table(summary: SweepSummary) -> Table:
-    """The members with what varies and what they came to, the best one marked."""
+    """A table of the members' settings and results, with the best one marked."""
     varied, metric = list(summary.results[0].varies), summary.by[0]
-    made = Table(
+    table = Table(
         title=f"{len(summary.results)} members, at the end and at their best",
         caption="* best" + ", x diverged" * any(r.diverged for r in summary.results),
     )
-    made.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for name in varied:
-        made.add_column(name, overflow="fold", min_width=min(len(name), 16))
-    made.add_column("train\nloss", justify="right", no_wrap=True)
+        table.add_column(name, overflow="fold", min_width=min(len(name), 16))
+    table.add_column("train\nloss", justify="right", no_wrap=True)
     for name in summary.evaluated:
         shown = name.removeprefix(EVALUATION).replace("_", "\n")
-        made.add_column(shown, justify="right", no_wrap=True)
-    made.add_column(f"best\n{metric}", justify="right")
+        table.add_column(shown, justify="right", no_wrap=True)
+    table.add_column(f"best\n{metric}", justify="right")
     for result in summary.results:
         best = result.name == summary.best
         at = "" if result.best_step is None else f" @{result.best_step}"
-        made.add_row(
+        table.add_row(
             "*" * best + "x" * bool(result.diverged),
             *(escape(result.varies[name]) for name in varied),
             _shown(result.last("loss")),
@@ -178,7 +178,7 @@ def summary_table(summary: SweepSummary) -> Table:
             _shown(result.best_value) + at,
             style="bold" if best else None,
         )
-    return made
+    return table
 
 
 def _shown(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A teacher for a run: the frozen model behind a text, built and checked."""
+"""Context distillation: builds a teacher, the frozen model with a context before it."""
 
 import dataclasses
 from collections.abc import Collection
@@ -28,8 +28,9 @@ from prompt_tuning.sharding import collectives
 
 EMBEDDING = "token_embedder/embedding"
 
-LOOKED_AT = 256
-"""Examples that say whether rows begin with BOS; all rows of a file do, or none."""
+SAMPLED_EXAMPLES = 256
+"""Examples that are checked for BOS at the start; all rows of a file have it or
+none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Teacher:
     """A frozen model that reads some tokens before each row.
 
     Attributes:
-      graph: its structure, with a prompt as long as the tokens.
-      paths: of the frozen parameters that it shares with the student.
+      graph: the model's structure, with a prompt as long as the tokens.
+      paths: paths of the frozen parameters that it shares with the student.
       prompt: path of its prompt.
-      tokens: that its prompt is made of.
+      tokens: tokens whose embeddings are its prompt.
     """
 
     graph: nnx.GraphDef
@@ -49,20 +50,20 @@ class Teacher:
     tokens: tuple[int, ...]
 
     def parameters(self, student: Parameters) -> Parameters:
-        """The teacher's own parameters: frozen ones of the student, and its tokens'."""
-        own = {path: student[path] for path in self.paths}
+        """The student's frozen parameters, and the embeddings of the tokens."""
+        shared = {path: student[path] for path in self.paths}
         rows = collectives.embedding_rows(student[EMBEDDING], jnp.asarray(self.tokens))
-        return own | {self.prompt: rows.astype(jnp.float32)}
+        return shared | {self.prompt: rows.astype(jnp.float32)}
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
-        """What predicts the targets at `batch.loss_positions`; no gradient goes there.
+        """The hidden states that predict the learned tokens, without a gradient.
 
         Args:
-          student: all parameters of the model that is taught.
-          batch: without an accumulation axis.
+          student: all parameters of the student.
+          batch: a batch without an accumulation axis.
         """
         model = cast(LanguageModel, merge(self.graph, self.parameters(student)))
-        # A row may choose among the student's prompts; here there is one context.
+        # Rows may choose among the student's prompts; the teacher has one context.
         hidden = model.hidden(dataclasses.replace(batch, prompt_ids=None))
         return jax.lax.stop_gradient(hidden)
 
@@ -75,39 +76,40 @@ def open_teacher(
 ) -> Teacher:
     """Builds the teacher of a run that distills a context.
 
-    The teacher reads BOS, the context, and the row's text. Where rows begin with BOS
-    the context is put behind it in each row; where they do not, BOS and context run
-    once for the batch.
+    The teacher reads BOS, the context, and the row's text. If rows begin with BOS, the
+    context is inserted after it in each row. If they do not, BOS and the context run
+    once for the whole batch.
 
     Args:
       context: text that the teacher reads before each row.
       model: the student.
-      trained: paths of what the run trains.
-      examples: of training.
+      trained: paths of the parameters that the run trains.
+      examples: training examples.
 
     Raises:
-      InputError: if the context cannot be read by the model, does not fit its
-        positions, or the run trains what the teacher is made of.
+      InputError: if the model cannot read the context, the context does not fit the
+        model's positions, or the run trains parameters of the teacher.
     """
     if model.prompting.placement == TEMPLATE:
         raise InputError(
-            "ContextDistillation compares rows that student and teacher both read, but "
+            "ContextDistillation compares rows that both student and teacher read, but "
             "a template puts vectors among the tokens: use another Prompting.placement"
         )
     assert isinstance(examples, Examples)  # a distillation has no candidate labels
-    behind_bos = begin_with_bos(examples, model)
+    after_bos = begin_with_bos(examples, model)
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(context)
-    if not behind_bos and model.config.architecture == "decoder_only":
+    if not after_bos and model.config.architecture == "decoder_only":
         ids = [*given_ids(tokenizer, ""), *ids]
-    placement = "after_bos" if behind_bos else "prefix"
+    placement = "after_bos" if after_bos else "prefix"
     teacher = make_teacher(model.config, ids, placement)
-    own = sorted(set(teacher.paths) & set(trained))
-    if own:
+    shared = sorted(set(teacher.paths) & set(trained))
+    if shared:
+        more = f" and {len(shared) - 1} more" if shared[1:] else ""
         raise InputError(
-            f"the run trains {own[0]}{f' and {len(own) - 1} more' if own[1:] else ''}, "
-            "which the teacher of a ContextDistillation is made of: train a prompt or "
-            "adapters alone"
+            f"the run trains {shared[0]}{more}, "
+            "which the teacher of a ContextDistillation uses too: train only a prompt "
+            "or adapters"
         )
     longest = int(examples.input_lengths.max()) + len(ids)
     positions = model.config.maximum_positions
@@ -122,12 +124,12 @@ def open_teacher(
 def make_teacher(
     config: ModelConfig, tokens: list[int], placement: str = "prefix"
 ) -> Teacher:
-    """The frozen model of a config behind some tokens.
+    """Builds the frozen model of a config with some tokens as its prompt.
 
     Args:
-      config: of the frozen model.
-      tokens: that it reads before each row.
-      placement: "prefix", or "after_bos" where the rows begin with BOS.
+      config: config of the frozen model.
+      tokens: tokens that it reads before each row.
+      placement: "prefix", or "after_bos" if the rows begin with BOS.
 
     Raises:
       InputError: if there are no tokens.
@@ -155,12 +157,12 @@ def begin_with_bos(examples: Examples, model: PromptedModel) -> bool:
         bos = model.tokenizer.bos_id
     if model.config.architecture != "decoder_only" or bos is None:
         return False
-    count = min(len(examples), LOOKED_AT)
+    count = min(len(examples), SAMPLED_EXAMPLES)
     firsts = {bool(examples[i].inputs[0] == bos) for i in range(count)}
     if len(firsts) > 1:
         raise InputError(
             f"of the first {count} examples some begin with BOS ({bos}) and some do "
-            "not: a ContextDistillation puts its context behind BOS in all rows or in "
-            "none; write the rows again"
+            "not: a ContextDistillation puts its context after BOS in all rows or in "
+            "none; prepare the rows again"
         )
     return firsts.pop()

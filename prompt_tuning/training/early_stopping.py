@@ -1,4 +1,4 @@
-"""When a run has had enough: its held-out metric has not improved for a while."""
+"""Stops a run whose held-out metric no longer improves."""
 
 import dataclasses
 import json
@@ -12,20 +12,20 @@ from prompt_tuning.core.atomic_files import replace_file
 
 STOPPED_FILE = "stopped.json"
 EXTRA = "early_stopping"
-"""The name under which a checkpoint keeps it."""
+"""The key of this state in a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """What a run has seen of its metric; part of each checkpoint, so a kill loses none.
+    """The history of a run's metric; stored in each checkpoint, so that it survives.
 
     Attributes:
-      metric: its name.
-      direction: "min" or "max", which of its values is better.
-      limit: evaluations without a better value after which the run stops.
-      waited: those since the best.
-      best: the best value; None before the first evaluation.
-      best_step: at which step it was measured; the earliest of equals.
+      metric: name of the metric.
+      direction: "min" or "max", whichever is better.
+      limit: consecutive evaluations without improvement after which the run stops.
+      waited: evaluations since the best one.
+      best: best value; None before the first evaluation.
+      best_step: step of the best value; the earliest of equals.
     """
 
     metric: str
@@ -36,7 +36,7 @@ class Patience:
     best_step: int = 0
 
     def observe(self, step: int, measured: Mapping[str, float]) -> "Patience":
-        """What is known after an evaluation; the same where nothing was measured."""
+        """Returns the state after an evaluation; unchanged if it lacks the metric."""
         if self.metric not in measured:
             return self
         value = measured[self.metric]
@@ -47,7 +47,7 @@ class Patience:
 
     @property
     def reason(self) -> str | None:
-        """Why the run stops; None while it goes on."""
+        """The reason why the run stops; None while it continues."""
         if self.waited < self.limit:
             return None
         return (
@@ -56,7 +56,7 @@ class Patience:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """The part that a checkpoint stores, as JSON."""
         return {
             "waited": self.waited,
             "best": self.best,
@@ -64,23 +64,23 @@ class Patience:
         }
 
     def with_state(self, extra: Mapping[str, Any]) -> "Patience":
-        """What a checkpoint kept among its extras."""
+        """Returns the state that a checkpoint stored in its `extra`."""
         return dataclasses.replace(self, **extra.get(EXTRA, {}))
 
 
 def record_stop(directory: Path, step: int, reason: str) -> None:
-    """Writes down in the run's directory why it stopped, and after which step."""
+    """Writes to the run directory why the run stopped, and after which step."""
     content = json.dumps({"step": step, "reason": reason}, indent=1)
     replace_file(directory / STOPPED_FILE, content + "\n")
 
 
 def open_patience(run: Run, folder: Path, step: int) -> Patience | None:
-    """The patience of a run that starts, or goes on from a checkpoint.
+    """Creates the patience of a run that starts or resumes from a checkpoint.
 
     Args:
-      run: says the metric and the limit.
-      folder: of its checkpoints.
-      step: of the checkpoint, 0 for none.
+      run: the run, with the metric and the limit.
+      folder: folder of its checkpoints.
+      step: step of the checkpoint, 0 for none.
 
     Returns:
       None if the run always takes all of its steps.

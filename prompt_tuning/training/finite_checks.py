@@ -1,4 +1,4 @@
-"""Numbers that are no longer finite end a run before they are saved."""
+"""Ends a run whose numbers are no longer finite, before they are saved."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from prompt_tuning.training.state import TrainState
 
 
 def largest_on_host(state: TrainState) -> dict[str, float]:
-    """The largest absolute value of each leaf that is saved, by its name."""
+    """The largest absolute value of each saved leaf, by name."""
     return _named(
         jax.tree.map(
             lambda leaf: np.max(np.abs(leaf), initial=0),
@@ -27,7 +27,7 @@ def largest_on_host(state: TrainState) -> dict[str, float]:
 def largest_on_devices(
     state: TrainState, placement: Placement | None
 ) -> dict[str, float]:
-    """The same, found where the leaves lie; every process finds the same numbers."""
+    """Computes `largest_on_host` on the devices, the same in all processes."""
     leaves = (state.trained, state.optimizer_state)
     reduce = (
         jax.jit(largest_magnitudes)
@@ -39,24 +39,24 @@ def largest_on_devices(
 
 def _named(largest: tuple[dict[str, Any], Any]) -> dict[str, float]:
     trained, optimizer_state = largest
-    own = {f"optimiser's {p}": x for p, x in named_leaves(optimizer_state).items()}
-    return {name: float(x) for name, x in (trained | own).items()}
+    moments = {f"optimizer's {p}": x for p, x in named_leaves(optimizer_state).items()}
+    return {name: float(x) for name, x in (trained | moments).items()}
 
 
 def refuse_not_finite(
-    when: str, found: Mapping[str, Any], store: CheckpointStore
+    when: str, values: Mapping[str, Any], store: CheckpointStore
 ) -> None:
-    """Ends the run where a number is not finite.
+    """Raises an error if a value is not finite.
 
     Args:
-      when: the numbers were found, for the message.
-      found: by name.
-      store: of the last good checkpoint; a save that is under way ends first.
+      when: when the values were computed, for the message.
+      values: values by name.
+      store: store with the last good checkpoint; a save in progress is awaited first.
 
     Raises:
-      NotFiniteError: with the first such number, and what was kept.
+      NotFiniteError: with the first such value, and the newest checkpoint.
     """
-    bad = [name for name, value in found.items() if not math.isfinite(value)]
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
     if not bad:
         return
     name = "loss" if "loss" in bad else bad[0]
@@ -68,6 +68,6 @@ def refuse_not_finite(
         else "no checkpoint had been written yet"
     )
     raise NotFiniteError(
-        f"the {name} {when} is {found[name]}; {kept}. Lower the learning rate, "
+        f"the {name} {when} is {values[name]}; {kept}. Lower the learning rate, "
         "clip the gradient, or start the prompt from vocabulary rows"
     )

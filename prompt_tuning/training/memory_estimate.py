@@ -1,7 +1,8 @@
-"""What a run's step takes of a device's memory, known before anything is read.
+"""Predicts the device memory of a run's step before its weights are read.
 
-The step is compiled for shapes alone; the compiler says what it needs beside its
-arguments. Nothing of the frozen model is read for it but what a prompt starts from.
+The step is compiled for shapes only, and the compiler reports the memory that it needs
+in addition to its arguments. The only weights read are those that a prompt is
+initialized from.
 """
 
 import dataclasses
@@ -34,12 +35,12 @@ UNTIMED_STEPS, TIMED_STEPS = 1, 5
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentBytes:
-    """Bytes on each device of what a step is given.
+    """Bytes of a step's arguments on each device.
 
     Attributes:
-      frozen: parameters.
-      trained: parameters.
-      optimizer: the optimiser's state.
+      frozen: frozen parameters.
+      trained: trained parameters.
+      optimizer: optimizer state.
       batch: the largest batch.
     """
 
@@ -54,9 +55,9 @@ class StepBytes:
     """Bytes that a compiled step needs on each device.
 
     Attributes:
-      activations: beside what it is given and what it gives.
-      host: in the host's memory, where something is moved there.
-      total: of everything, at most at once.
+      activations: temporary memory, besides arguments and results.
+      host: temporary host memory, if arrays are offloaded.
+      total: arguments, results and temporary memory together.
     """
 
     activations: int
@@ -66,13 +67,13 @@ class StepBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """A run that is described, and the largest of its batches.
+    """A run whose weights are not read, and the largest of its batches.
 
     Attributes:
-      opened: the run.
-      examples: of training.
-      batch: its largest.
-      shape: rows, inputs and targets of that, for people.
+      opened: the opened run.
+      examples: training examples.
+      batch: the largest batch.
+      shape: description of the batch's rows, inputs and targets.
     """
 
     opened: RunPlan
@@ -82,15 +83,14 @@ class MemoryEstimate:
 
     @classmethod
     def open(cls, run: Run) -> "MemoryEstimate":
-        """Opens a run, and finds its largest batch.
+        """Opens a run and finds its largest batch.
 
         Raises:
-          InputError: if the run cannot be used, or keeps its weights elsewhere than on
-            the device.
+          InputError: if the run cannot be used, or its weights are not on the device.
         """
         if run.model.weights != "device":
             raise InputError(
-                f"Pretrained.weights is {run.model.weights!r}: memory is predicted of "
+                f"Pretrained.weights is {run.model.weights!r}: memory is predicted for "
                 "runs whose weights are on the device; set it to 'device'"
             )
         opened = plan_run(run)
@@ -107,16 +107,16 @@ class MemoryEstimate:
 
     @property
     def devices(self) -> int:
-        """How many devices the run computes on."""
+        """The number of devices that the run uses."""
         layout = self.opened.model.layout
         return 1 if layout is None else layout.mesh.size
 
     def configured_rematerialization(self) -> Rematerialization:
-        """What the run itself rematerialises, in its decoder."""
+        """The rematerialization of the decoder in the run's config."""
         return self.opened.model.config.rematerialization
 
     def step(self, how: Rematerialization | None) -> CompiledStep:
-        """The run's step, with a rematerialisation of every stack; None for its own."""
+        """The run's step with a rematerialization of all stacks; None for the run's."""
         opened = self.opened if how is None else self._with(how)
         return compile_step(
             opened.model.graph,
@@ -140,7 +140,7 @@ class MemoryEstimate:
         return dataclasses.replace(self.opened, model=changed)
 
     def arguments(self) -> tuple[TrainState, dict[str, Any], Batch]:
-        """What the step is given, as shapes, types and places on a mesh."""
+        """The step's arguments as shapes, dtypes and shardings."""
         opened, placement = self.opened, self.opened.model.placement
         shapes = {
             path: jax.ShapeDtypeStruct(
@@ -163,17 +163,18 @@ class MemoryEstimate:
         batch = jax.tree.map(_shape, self.batch)
         if placement is None:
             return state, frozen, batch
-        told = jax.jit(placement.constrain).lower(state).compile()
+        # The compiler chooses the shardings of the state, as in a run.
+        compiled = jax.jit(placement.constrain).lower(state).compile()
         layout = placement.layout
         rows = NamedSharding(layout.mesh, layout.batch_spec(batch))
         return (
-            jax.tree.map(_placed, state, told.output_shardings),
+            jax.tree.map(_placed, state, compiled.output_shardings),
             {path: _placed(x, placement.shardings[path]) for path, x in frozen.items()},
             jax.tree.map(lambda x: _placed(x, rows), batch),
         )
 
     def argument_bytes(self) -> ArgumentBytes:
-        """Bytes on each device of what the step is given."""
+        """Bytes of the step's arguments on each device."""
         state, frozen, batch = self.arguments()
         trees = (frozen, state.trained, state.optimizer_state, batch)
         return ArgumentBytes(
@@ -181,24 +182,25 @@ class MemoryEstimate:
         )
 
     def step_bytes(self, how: Rematerialization | None) -> StepBytes:
-        """Bytes that the step needs, with a rematerialisation of every stack.
+        """Bytes that the step needs with a rematerialization of all stacks.
 
         Args:
-          how: None for the run's own.
+          how: the rematerialization; None for the run's.
         """
         compiled = self.step(how).lower(*self.arguments()).compile()
-        # A list where there are several programs, and None on an unknown device.
-        found = cast(Any, compiled.memory_analysis())
-        given = found.argument_size_in_bytes + found.generated_code_size_in_bytes
-        fresh = found.output_size_in_bytes - found.alias_size_in_bytes
-        temporary = found.temp_size_in_bytes
+        # Typed as a list of several programs, or None on an unknown device.
+        analysis = cast(Any, compiled.memory_analysis())
+        inputs = analysis.argument_size_in_bytes + analysis.generated_code_size_in_bytes
+        # Donated arguments are reused for outputs.
+        outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        temporary = analysis.temp_size_in_bytes
         return StepBytes(
-            temporary, found.host_temp_size_in_bytes, given + fresh + temporary
+            temporary, analysis.host_temp_size_in_bytes, inputs + outputs + temporary
         )
 
 
 def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
-    """The batch of an epoch that has most tokens, padding included, and its index."""
+    """The index and plan of an epoch's batch with the most tokens, padding included."""
 
     def tokens(planned: PlannedBatch) -> tuple[int, int]:
         length = planned.input_length
@@ -207,42 +209,42 @@ def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
         rows = len(planned.rows)
         return rows * length, rows * planned.positions
 
-    return max(enumerate(plan.one_pass()), key=lambda found: tokens(found[1]))
+    return max(enumerate(plan.one_pass()), key=lambda indexed: tokens(indexed[1]))
 
 
 class StepTimer:
-    """Times steps of a prospect, with the frozen model read once."""
+    """Times steps of a run; the frozen model is read once."""
 
-    def __init__(self, prospect: MemoryEstimate):
+    def __init__(self, estimate: MemoryEstimate):
         """Reads the model.
 
         Raises:
           InputError: if the checkpoint turns out to be damaged.
         """
-        self._prospect = prospect
-        self._parameters = prospect.opened.model.read_parameters()
+        self._estimate = estimate
+        self._parameters = estimate.opened.model.read_parameters()
         _, self._frozen = parameter_groups.partition(
-            self._parameters, prospect.opened.labels
+            self._parameters, estimate.opened.labels
         )
 
     def seconds(self, how: Rematerialization | None) -> float:
         """The median time of a step of the largest batch.
 
         Args:
-          how: a rematerialisation of every stack; None for the run's own.
+          how: rematerialization of all stacks; None for the run's.
         """
-        step = self._prospect.step(how)
-        opened, batch = self._prospect.opened, self._prospect.batch
+        step = self._estimate.step(how)
+        opened, batch = self._estimate.opened, self._estimate.batch
         state = opened.start(self._parameters)
         if opened.model.placement is not None:
             batch = opened.model.placement.put_batch(batch)
-        taken = []
+        durations = []
         for _ in range(UNTIMED_STEPS + TIMED_STEPS):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             state, metrics = step(state, self._frozen, batch)
             jax.block_until_ready((state, metrics))
-            taken.append(time.perf_counter() - begun)
-        return statistics.median(taken[UNTIMED_STEPS:])
+            durations.append(time.perf_counter() - start)
+        return statistics.median(durations[UNTIMED_STEPS:])
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -254,7 +256,7 @@ def _placed(leaf: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
 
 
 def _bytes(leaf: Any) -> int:
-    """Of one device's part."""
+    """Bytes of one device's shard."""
     shape = leaf.shape
     if leaf.sharding is not None:
         shape = leaf.sharding.shard_shape(shape)

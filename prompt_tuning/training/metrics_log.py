@@ -1,4 +1,4 @@
-"""The log of a run: `metrics.jsonl` always, TensorBoard where it can be written."""
+"""The log of a run: `metrics.jsonl`, and TensorBoard if tensorboardX is installed."""
 
 import importlib.util
 import json
@@ -12,10 +12,10 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends one JSON object a line; a resumed run leaves no line twice."""
+    """Appends one JSON object per line; a resumed run repeats no line."""
 
     def __init__(self, directory: Path, after_step: int):
-        """Opens the log and drops the lines of steps past `after_step`."""
+        """Opens the log and removes the lines of steps after `after_step`."""
         self._path = directory / METRICS_FILE
         _drop_lines(self._path, after_step)
         self._lines = self._path.open("a")
@@ -36,29 +36,29 @@ class MetricsLog:
                 self._tensorboard.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Ends the log."""
+        """Closes the log."""
         self._lines.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
 
 
 class NoLog:
-    """That of a process whose neighbour writes the log."""
+    """The log of every process but the first, which writes the log."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes nothing."""
 
     def close(self) -> None:
-        """Ends nothing."""
+        """Does nothing."""
 
 
 def open_log(directory: Path, after_step: int) -> MetricsLog | NoLog:
-    """The log of a run, which the first of several processes writes."""
+    """Opens the log of a run; only the first of several processes writes it."""
     return MetricsLog(directory, after_step) if is_first() else NoLog()
 
 
 def _drop_lines(path: Path, after_step: int) -> None:
-    """Rewrites the log without later steps, nor a line that a kill cut off."""
+    """Rewrites the log without later steps and without a line that a kill truncated."""
     if not path.exists():
         return
     kept = []

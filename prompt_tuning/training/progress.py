@@ -1,4 +1,4 @@
-"""Progress as a person sees it: a live bar, or plain lines without a terminal."""
+"""Progress display: a live bar on a terminal, plain lines elsewhere."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from rich.progress import (
 
 @runtime_checkable
 class Reporter(Protocol):
-    """What a training run tells while it goes on."""
+    """Shows the progress of a training run."""
 
     def __enter__(self) -> "Reporter": ...
 
@@ -27,12 +27,12 @@ class Reporter(Protocol):
         ...
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Shows that a step is done; `metrics` where they were logged."""
+        """Shows that a step is done; `metrics` is None unless they were logged."""
         ...
 
 
 class LiveReporter:
-    """A rich progress bar with the newest metrics beside it."""
+    """A rich progress bar with the newest metrics next to it."""
 
     def __init__(self, console: Console, steps: int, done: int):
         self._progress = Progress(
@@ -89,14 +89,14 @@ class LineReporter:
 
 
 def make_reporter(console: Console, steps: int, done: int) -> Reporter:
-    """A bar on a terminal, lines elsewhere."""
+    """Creates a bar on a terminal, and lines elsewhere."""
     if console.is_terminal:
         return LiveReporter(console, steps, done)
     return LineReporter(console, steps)
 
 
 def brief(metrics: Mapping[str, float]) -> str:
-    """The metrics that fit beside a bar."""
+    """Formats the metrics that fit next to a bar."""
     shown = (
         ("loss", "loss {:.4f}"),
         ("best_loss", "best loss {:.4f}"),

@@ -1,4 +1,4 @@
-"""A run directory belongs to one config and one frozen model, and says so."""
+"""Binds a run directory to one config and one frozen model."""
 
 import json
 import re
@@ -24,20 +24,20 @@ _COMPUTATION = re.compile(
 def claim(
     directory: Path, config: str, frozen_model: str, record: dict[str, Any]
 ) -> None:
-    """Takes a new directory for a run, or checks that an old one is this run's.
+    """Claims a new directory for a run, or checks that an existing one is this run's.
 
     Args:
-      directory: made if it is missing.
-      config: the operative config; see `decisive` for what counts of it.
-      frozen_model: the frozen model's fingerprint.
-      record: JSON that is kept with it.
+      directory: run directory; created if it is missing.
+      config: the operative config, compared as `decisive_lines` describes.
+      frozen_model: fingerprint of the frozen model.
+      record: JSON that is stored with it.
 
     Raises:
-      InputError: if the directory belongs to another config or model; nothing in it has
-        been touched.
+      InputError: if the directory belongs to another config or model; it is then left
+        unchanged.
     """
-    known = directory / IDENTITY_FILE
-    if known.exists():
+    identity = directory / IDENTITY_FILE
+    if identity.exists():
         _check_config(directory, config)
         check_model(directory, frozen_model)
         return
@@ -47,18 +47,18 @@ def claim(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(directory / CONFIG_FILE, config)
-        replace_file(known, json.dumps(content, indent=2, sort_keys=True) + "\n")
+        replace_file(identity, json.dumps(content, indent=2, sort_keys=True) + "\n")
     except OSError as problem:
         raise InputError(
             f"{directory} cannot be written to: {problem}; choose another "
-            "Run.directory, or see who may write there"
+            "Run.directory, or check its permissions"
         ) from problem
 
 
 def open_store(run: Run) -> CheckpointStore:
-    """The run's checkpoints, mended where a kill left something half done.
+    """Opens the run's checkpoints, and repairs what an interrupted save left behind.
 
-    Of several processes the first alone mends and writes.
+    Only the first of several processes repairs and writes.
     """
     writes = is_first()
     store = CheckpointStore(
@@ -68,27 +68,27 @@ def open_store(run: Run) -> CheckpointStore:
         form=run.checkpoint_form,
         read_only=not writes,
     )
-    # None reads before the first is done with mending.
+    # The others must not read before the first process has finished its repairs.
     run_on_first(lambda: None)
     return store
 
 
 def _check_config(directory: Path, config: str) -> None:
     file = directory / CONFIG_FILE
-    found = file.read_text() if file.exists() else ""
-    differing = differences(decisive_lines(found), decisive_lines(config))
+    previous = file.read_text() if file.exists() else ""
+    differing = differences(decisive_lines(previous), decisive_lines(config))
     if differing:
         shown = "\n  ".join(differing)
         raise InputError(
             f"{directory} belongs to a run with another config (- that run's, + this "
-            f"one's):\n  {shown}\nchoose another Run.directory, or start that run "
-            f"again with --gin_file {file}"
+            f"one's):\n  {shown}\nchoose another Run.directory, or resume that run "
+            f"with --gin_file {file}"
         )
 
 
 def relevant_lines(config: str) -> list[str]:
-    """A config's lines without comments and those that name the run's directory."""
-    # gin breaks a long value off, and all that is behind a break stands further in.
+    """A config's lines, without comments and without the run directory."""
+    # gin wraps long values; continuation lines are indented further.
     whole = re.sub(r"\s*\\?\n\s+", " ", config)
     return [
         line
@@ -98,39 +98,41 @@ def relevant_lines(config: str) -> list[str]:
 
 
 def decisive_lines(config: str) -> list[str]:
-    """Its relevant lines without those that say where and in which order it computes.
+    """The relevant lines without settings of where and in which order it computes.
 
-    A run goes on with others of these: its results change by rounding at most.
+    A run can be resumed with other values of these: its results change only by
+    rounding.
     """
     lines = relevant_lines(config)
-    kept = [line for line in lines if not _COMPUTATION.match(line)]
-    others = set(lines).difference(kept)
-    macros = _macros(others) - _macros(kept)
-    return [line for line in kept if line.partition(" = ")[0] not in macros]
+    decisive = [line for line in lines if not _COMPUTATION.match(line)]
+    others = set(lines).difference(decisive)
+    # Macros that only the omitted lines use are omitted as well.
+    macros = _macros(others) - _macros(decisive)
+    return [line for line in decisive if line.partition(" = ")[0] not in macros]
 
 
 def _macros(lines: Iterable[str]) -> set[str]:
-    """The names that lines take values from."""
+    """The names of the macros that lines use."""
     return {name for line in lines for name in re.findall(r"%([\w./]+)", line)}
 
 
 def check_model(directory: Path, frozen_model: str) -> None:
-    """Compares a frozen model's fingerprint with that of the directory's run.
+    """Checks that a frozen model is the one of the directory's run.
 
     Raises:
-      InputError: if the run's model is another.
+      InputError: if the fingerprints differ.
     """
-    found = recorded_model(directory)
-    if found != frozen_model:
+    recorded = recorded_model(directory)
+    if recorded != frozen_model:
         raise InputError(
             f"{directory} belongs to a run with another frozen_model: found the "
-            f"fingerprint {found}, and this run's is {frozen_model}; choose another "
+            f"fingerprint {recorded}, and this run's is {frozen_model}; choose another "
             "Run.directory"
         )
 
 
 def recorded_model(directory: Path) -> str | None:
-    """The fingerprint of the frozen model of a directory's run; None for no run."""
+    """The fingerprint of a run's frozen model; None if there is no run."""
     file = directory / IDENTITY_FILE
-    known = json.loads(file.read_text()) if file.exists() else {}
-    return known.get("frozen_model")
+    identity = json.loads(file.read_text()) if file.exists() else {}
+    return identity.get("frozen_model")

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop where it can go on later."""
+"""Signals that stop a run at a point from which it can be resumed."""
 
 import contextlib
 import signal
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from prompt_tuning import processes
 
 StopDue = Callable[[int], bool]
-"""Given the steps done, whether to stop now. Ask after every step."""
+"""Whether to stop now, given the number of steps done; call it after every step."""
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopDue]:
-    """While entered, SIGTERM and SIGINT ask to stop in place of ending the process.
+    """Makes SIGTERM and SIGINT request a stop instead of ending the process.
 
-    Of several processes all stop after the same step, whichever of them got the signal.
+    Several processes all stop after the same step, whichever of them got the signal.
     """
     if processes.count() > 1:
         with _on_signals([signal.SIGINT], _pass_on):
@@ -40,16 +40,16 @@ def _on_signals(numbers: list[signal.Signals], act: Callable[[], None]):
 
 
 def _pass_on() -> None:
-    """Makes of SIGINT what JAX's runtime listens for."""
+    """Passes SIGINT on as SIGTERM, which JAX's runtime handles."""
     signal.raise_signal(signal.SIGTERM)
 
 
 def _agreed(step: int) -> bool:
     """Whether all processes stop after this step.
 
-    JAX's runtime handles SIGTERM since the processes joined: threads of its own tell
-    all processes of it and settle on the step after the furthest that one has come to.
-    Asking costs a look at what they settled on, and nothing is sent between devices.
+    JAX's runtime has handled SIGTERM since the processes joined: its own threads notify
+    all processes and agree on the step after the furthest that any process has reached.
+    This function only reads what they agreed on; nothing is sent between devices.
     """
     from jax.experimental import multihost_utils
 

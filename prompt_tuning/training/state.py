@@ -1,4 +1,4 @@
-"""What changes from step to step: a few kilobytes."""
+"""The training state, which changes from step to step: a few kilobytes."""
 
 import dataclasses
 import hashlib
@@ -21,15 +21,15 @@ from prompt_tuning.streaming.layered_weights import LayeredWeight
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a step reads and replaces; frozen parameters are not in it.
+    """The arrays that a step reads and replaces; it has no frozen parameters.
 
-    The fields are typed Any because transformations put their own leaves in a tree.
+    The fields have type Any because JAX transformations put other leaves in the tree.
 
     Attributes:
       trained: trained parameters by path, float32.
-      optimizer_state: of these parameters alone.
-      step: steps done, int32 `[]`.
-      key: of the run, a typed key `[]`; each step folds its number in.
+      optimizer_state: optimizer state of the trained parameters.
+      step: number of steps done, int32 `[]`.
+      key: key of the run, a typed key `[]`; each step folds in its number.
     """
 
     trained: Any
@@ -44,7 +44,7 @@ class TrainState:
         optimizer: optax.GradientTransformation,
         key: Key[Array, ""],
     ) -> "TrainState":
-        """The state before the first step."""
+        """Creates the state before the first step."""
         return cls(trained, optimizer.init(trained), jnp.zeros((), jnp.int32), key)
 
 
@@ -53,29 +53,31 @@ def fingerprint(
     placement: Placement | None = None,
     samples: int = 64,
 ) -> str:
-    """A digest by which a run knows its frozen model again.
+    """Computes a digest that identifies the frozen model.
 
-    It covers every parameter's path, shape and type, and `samples` numbers of each,
-    evenly spaced, so that it takes no time on a large model.
+    It covers every parameter's path, shape and dtype, and `samples` evenly spaced
+    numbers of each, so that it is fast for large models. It does not depend on the
+    mesh.
 
     Args:
-      frozen: the frozen parameters.
-      placement: where they lie on a mesh, of which the digest says nothing.
-      samples: numbers read of each parameter.
+      frozen: frozen parameters.
+      placement: the parameters' shardings on a mesh; None on one device.
+      samples: number of values read from each parameter.
     """
     digest = hashlib.sha256()
-    in_reach = placement is None and jax.default_backend() == "cpu"
+    on_cpu = placement is None and jax.default_backend() == "cpu"
     for path in sorted(frozen):
         leaf: Any = frozen[path]
         shape = leaf.shape if placement is None else placement.abstract[path].shape
         size = math.prod(shape)
         digest.update(f"{path} {shape} {leaf.dtype}".encode())
-        places = np.linspace(0, size - 1, min(samples, size)).astype(int)
-        if isinstance(leaf, jax.Array) and (in_reach or is_on_host(leaf)):
-            # Single numbers are picked on the device, by a program for each shape.
+        positions = np.linspace(0, size - 1, min(samples, size)).astype(int)
+        if isinstance(leaf, jax.Array) and (on_cpu or is_on_host(leaf)):
+            # NumPy reads host memory directly; indexing a JAX array would compile a
+            # program for each shape.
             leaf = np.asarray(leaf)
-        picked = leaf[np.unravel_index(places, shape)] if size else leaf
+        values = leaf[np.unravel_index(positions, shape)] if size else leaf
         if placement is not None:
-            picked = placement.to_host(picked)
-        digest.update(np.asarray(picked).tobytes())
+            values = placement.to_host(values)
+        digest.update(np.asarray(values).tobytes())
     return digest.hexdigest()

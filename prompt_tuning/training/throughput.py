@@ -1,4 +1,4 @@
-"""How fast a run goes, and what it waits for."""
+"""Throughput of a run, and the time that it waits for data."""
 
 import contextlib
 import time
@@ -12,20 +12,20 @@ Item = TypeVar("Item")
 
 
 class Meter:
-    """Tokens a second of training, between two lines of the log."""
+    """Measures tokens per second of training between two lines of the log."""
 
     def __init__(self):
         self._start_over()
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """While entered, time does not count."""
+        """Pauses the clock while entered."""
         before = time.monotonic()
         yield
         self._started += time.monotonic() - before
 
     def waiting(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """The same batches; the time until each is there counts as spent on waiting."""
+        """Yields the same batches, and measures the time spent waiting for each."""
         iterator = iter(batches)
         while True:
             before = time.monotonic()
@@ -36,17 +36,17 @@ class Meter:
             yield batch
 
     def count(self, batch: Batch) -> None:
-        """Counts the tokens of a batch that was trained on."""
+        """Counts the tokens of a training batch."""
         self._real += real_token_share(batch) * batch.tokens.size
         self._all += batch.tokens.size
 
     def read(self) -> dict[str, float]:
-        """What was measured since the last time.
+        """Returns the measurements since the last call, and starts anew.
 
         Returns:
-          `tokens_per_second` (inputs, padding aside), `padding_share` (of the inputs),
-          and `data_wait_share`, the part of the time in which the next batch was not
-          there yet.
+          `tokens_per_second` (inputs, without padding), `padding_share` (of the
+          inputs), and `data_wait_share`, the share of the time spent waiting for the
+          next batch.
         """
         seconds = max(time.monotonic() - self._started, 1e-9)
         measured = {

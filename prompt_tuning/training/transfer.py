@@ -1,7 +1,7 @@
-"""Starting a run from what another one trained, or from an adapter in a file.
+"""Starts a run from another run's trained parameters, or from an adapter in a file.
 
-Every run counts its own steps: schedules begin again. What the optimiser has averaged
-goes on with the steps that it averages over (see `moments`).
+Every run counts its own steps, so schedules begin anew. The optimizer's moments are
+carried over with the step counts that belong to them (see `optimizer_transfer`).
 """
 
 import dataclasses
@@ -38,15 +38,16 @@ Shapes = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransferSource:
-    """Trained parameters from elsewhere.
+    """Trained parameters from another run or from a file.
 
     Attributes:
-      origin: the file or folder; of a run the checkpoint.
-      leaves: float32 arrays by our paths; of a checkpoint in orbax's form they are
-        read where they are put.
-      scalings: by projection, what each LoRA was multiplied by, where that is known.
-      checkpoint: the directory that it is; None where there is none.
-      frozen_model: the fingerprint of what they were trained beside, if known.
+      origin: the file or folder; for a run, its checkpoint.
+      leaves: float32 arrays by this package's paths; arrays of a checkpoint in Orbax's
+        format are read when they are put on a device.
+      scalings: scaling of each LoRA by projection, if known.
+      checkpoint: directory of the checkpoint; None for other sources.
+      frozen_model: fingerprint of the frozen model that they were trained with, if
+        known.
     """
 
     origin: str
@@ -56,27 +57,27 @@ class TransferSource:
     frozen_model: str | None = None
 
     def read_optimizer(self) -> dict[str, Leaf]:
-        """The optimiser's leaves by place; nothing where there is no checkpoint."""
+        """The optimizer's leaves by key path; empty without a checkpoint."""
         if self.checkpoint is None:
             return {}
         return checkpoint_files.read_optimizer_leaves(self.checkpoint)
 
     @property
     def adapter(self) -> Adapter:
-        """The one adapter that it is.
+        """The source as a single adapter.
 
         Raises:
-          InputError: if it is several.
+          InputError: if it contains several.
         """
         leaves: Arrays = {path: np.asarray(leaf) for path, leaf in self.leaves.items()}
         kind = kind_of(leaves, self.origin)
         return Adapter(kind=kind, parameters=leaves, scalings=self.scalings)
 
     def with_model_path(self, paths: Iterable[str]) -> "TransferSource":
-        """The same with a lone prompt where the model has its only one.
+        """Moves a single prompt to the path of the model's only prompt.
 
-        A file does not say where its vectors belong; with dropout, for one, they are
-        not the prompt itself but in it.
+        A file does not contain the path of its vectors in the model. With dropout, for
+        example, the vectors are wrapped in another module.
         """
         paths = set(paths)
         prompts = [path for path in paths if "/prompt/" in path]
@@ -88,13 +89,13 @@ class TransferSource:
         return dataclasses.replace(self, leaves={prompts[0]: leaf})
 
     def check_scalings(self, loras: Mapping[str, LoRA]) -> None:
-        """Refuses LoRAs that the model would multiply by another number.
+        """Checks that the model scales its LoRAs by the same numbers.
 
         Args:
-          loras: the model's, by projection.
+          loras: the model's LoRAs by projection.
 
         Raises:
-          InputError: with what to set.
+          InputError: with the setting that gives the same scaling.
         """
         for projection, scaling in self.scalings.items():
             lora = loras.get(projection)
@@ -109,14 +110,14 @@ class TransferSource:
 
 
 def read_source(path: Path, config: ModelConfig) -> TransferSource:
-    """Reads a run's best checkpoint, a checkpoint, a PEFT folder or a prompt's file.
+    """Reads a run's best checkpoint, a checkpoint, a PEFT folder or a prompt file.
 
     Args:
-      path: of any of them.
-      config: the frozen model that it is for.
+      path: path of any of these.
+      config: config of the frozen model.
 
     Raises:
-      InputError: if there is nothing there that can be read for this model.
+      InputError: if the path contains nothing that can be read for this model.
     """
     checkpoint = find_checkpoint(path)
     if checkpoint is None:
@@ -136,13 +137,13 @@ def read_source(path: Path, config: ModelConfig) -> TransferSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What a run's trained parameters start from.
+    """The initial values of a run's trained parameters and optimizer state.
 
     Attributes:
-      source: where that comes from.
+      source: source of the values.
       trained: all parameters that the run trains.
-      frozen: all others of its model.
-      state: what goes on of the optimiser's state.
+      frozen: all other parameters of its model.
+      state: optimizer state that is carried over.
     """
 
     source: TransferSource
@@ -152,7 +153,7 @@ class Transfer:
 
     @property
     def initial_values(self) -> dict[str, Leaf]:
-        """The values that the source gives, by path."""
+        """The source's values for trained parameters, by path."""
         return {p: x for p, x in self.source.leaves.items() if p in self.trained}
 
     def check_model(
@@ -160,19 +161,19 @@ class Transfer:
         restored: Mapping[str, Array | LayeredWeight],
         placement: Placement | None = None,
     ) -> None:
-        """Warns if the source was trained beside another frozen model.
+        """Warns if the source was trained with another frozen model.
 
         Args:
-          restored: the parameters that this run's model has from its checkpoint.
-          placement: where they lie on a mesh; None on one device.
+          restored: parameters of this run's model that come from its checkpoint.
+          placement: the parameters' shardings on a mesh; None on one device.
         """
-        found = self.source.frozen_model
+        theirs = self.source.frozen_model
         frozen = {p: x for p, x in restored.items() if p not in self.source.leaves}
         ours = fingerprint(frozen, placement)
-        if found not in (None, ours):
+        if theirs not in (None, ours):
             warnings.warn(
                 f"{self.source.origin} was trained on another frozen model, or one in "
-                f"another type: its fingerprint is {found}, and this one's {ours}",
+                f"another type: its fingerprint is {theirs}, and this one's {ours}",
                 stacklevel=2,
             )
 
@@ -182,12 +183,12 @@ class Transfer:
         optimizer: optax.GradientTransformation,
         key: jax.Array,
     ) -> TrainState:
-        """The state before the first step.
+        """Creates the state before the first step.
 
         Args:
-          fresh: the trained parameters as they would start without the source.
-          optimizer: of them.
-          key: of the run.
+          fresh: trained parameters as they would be initialized without the source.
+          optimizer: optimizer of the trained parameters.
+          key: key of the run.
         """
         started = {
             path: like(x, fresh[path]) for path, x in self.initial_values.items()
@@ -197,13 +198,13 @@ class Transfer:
         return dataclasses.replace(state, optimizer_state=carried)
 
     def report(self) -> str:
-        """A table of trained parameters, then what of the source is ignored."""
+        """A table of the trained parameters, then the source's ignored ones."""
         started, kept = self.initial_values, self.state.paths
-        rows = [("trained", "starts", "optimiser state")]
+        rows = [("trained", "starts", "optimizer state")]
         for path, leaf in self.trained.items():
             how = "kept" if path in kept else "fresh"
             if path in self.state.shared_counts:
-                how += f", beside a step count of {self.state.shared_counts[path]}"
+                how += f", with a step count of {self.state.shared_counts[path]}"
             values = "from it" if path in started else "fresh"
             rows.append((f"{path} {tuple(leaf.shape)}", values, how))
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
@@ -211,8 +212,9 @@ class Transfer:
         lines += [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows]
         if self.state.shared_counts:
             lines.append(
-                "  (a group has one step count, and takes all its state for averages "
-                "of so many: give what starts apart a ParameterGroup of its own)"
+                "  (a group has one step count, and treats all of its state as "
+                "averages over that many steps: put parameters that start fresh in a "
+                "separate ParameterGroup)"
             )
         ignored = [
             f"  {path} {leaf.shape}: "
@@ -232,25 +234,25 @@ def plan_transfer(
     loras: Mapping[str, LoRA],
     optimizer: optax.GradientTransformation | None,
 ) -> Transfer:
-    """Decides what starts from a source; nothing of the model is read.
+    """Decides which parameters start from a source, without reading the model.
 
     Args:
-      source: what there is.
-      trained: what the run trains.
-      frozen: all else in its model.
-      loras: of the model, by projection.
-      optimizer: whose state is to go on; None to start it afresh.
+      source: the source.
+      trained: parameters that the run trains.
+      frozen: all other parameters of its model.
+      loras: the model's LoRAs by projection.
+      optimizer: optimizer to carry state over to; None to start with a fresh state.
 
     Raises:
-      InputError: if nothing of the source is trained here, a shape is another, or a
-        LoRA is multiplied by another number.
+      InputError: if the run trains no parameter of the source, a shape differs, or a
+        LoRA has another scaling.
     """
     if source.checkpoint is None:
         source = source.with_model_path([*trained, *frozen])
     started = source.leaves.keys() & trained.keys()
     if not started:
         raise InputError(
-            f"{source.origin} holds nothing that this run trains. It holds\n"
+            f"{source.origin} contains no parameter that this run trains. It contains\n"
             f"{_listed(source.leaves)}\nand the run trains\n{_listed(trained)}"
         )
     for path in sorted(started):
@@ -264,21 +266,20 @@ def plan_transfer(
             for path, leaf in trained.items()
         }
         template = jax.eval_shape(optimizer.init, leaves)
-        kept = [path for path in trained if path in started]
-        state = carry_over(moments, template, kept)
+        state = carry_over(moments, template, [p for p in trained if p in started])
     return Transfer(source=source, trained=trained, frozen=frozen, state=state)
 
 
-def check_shape(origin: str, path: str, found: Any, expected: Any) -> None:
-    """Refuses a parameter of another shape than the model's.
+def check_shape(origin: str, path: str, leaf: Any, expected: Any) -> None:
+    """Checks that a parameter has the model's shape.
 
     Raises:
-      InputError: with both.
+      InputError: with both shapes.
     """
-    if tuple(found.shape) != tuple(expected.shape):
+    if tuple(leaf.shape) != tuple(expected.shape):
         raise InputError(
-            f"{origin} holds {path} of shape {tuple(found.shape)}, but the model has "
-            f"shape {tuple(expected.shape)}; was it tuned on another model, or with "
+            f"{origin} contains {path} of shape {tuple(leaf.shape)}, but the model "
+            f"has shape {tuple(expected.shape)}; was it tuned on another model, or with "
             "another prompt length or rank?"
         )
 

@@ -148,7 +148,7 @@ def test_rows_that_fit_beside_the_shorter_prompt_alone(refused):
         "from_sampled_vocabulary.population_size": None,
     }
     shown = refused("PROMPT_LENGTH=4,52", **choices)
-    assert "beside 52 prompt vectors" in shown and "beside 4 only 0" in shown
+    assert "with 52 prompt vectors" in shown and "with 4 only 0" in shown
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ def test_training_starts_from_a_run_and_says_so(run, files, tmp_path, capsys):
     printed = output(capsys, "train", *files.arguments(tmp_path / "run"), *start)
     assert f"start_from {run / FOLDER / 'checkpoint_6'}" in printed
     assert f"decoder/prompt/prompt ({LENGTH}, 16)" in printed
-    assert "fresh, beside a step count of 6" in printed
+    assert "fresh, with a step count of 6" in printed
     config = (tmp_path / "run" / "config.gin").read_text().replace("\\\n    ", "")
     assert f"Run.start_from = {str(run)!r}" in config
     again = output(capsys, "train", f"--gin_file={tmp_path / 'run' / 'config.gin'}")

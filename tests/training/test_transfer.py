@@ -143,7 +143,7 @@ def test_the_table_says_what_became_of_each(make, first, tmp_path):
     start = lines.index(f"start_from {first / FOLDER / 'checkpoint_6'}")
     table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 :][:4]]
     assert table == [
-        ["trained", "starts", "optimiser state"],
+        ["trained", "starts", "optimizer state"],
         [f"{A} (1, 16, 2)", "fresh", "fresh"],
         [f"{B} (1, 2, 16)", "fresh", "fresh"],
         [f"{PROMPT} ({LENGTH}, 16)", "from it", "kept"],
@@ -241,7 +241,7 @@ def test_nothing_in_common(make, first, tmp_path):
     with pytest.raises(InputError) as refused:
         open_run(run)
     said = str(refused.value)
-    assert "holds nothing that this run trains" in said
+    assert "contains no parameter that this run trains" in said
     assert f"{PROMPT} ({LENGTH}, 16)" in said and f"{A} (1, 16, 2)" in said
 
 
