@@ -279,8 +279,8 @@ def check_shape(origin: str, path: str, leaf: Any, expected: Any) -> None:
     if tuple(leaf.shape) != tuple(expected.shape):
         raise InputError(
             f"{origin} contains {path} of shape {tuple(leaf.shape)}, but the model "
-            f"has shape {tuple(expected.shape)}; was it tuned on another model, or with "
-            "another prompt length or rank?"
+            f"has shape {tuple(expected.shape)}; was it tuned on another model, or "
+            "with another prompt length or rank?"
         )
 
 
