@@ -226,7 +226,9 @@ class Stack(nnx.Module):
         encoded = collectives.copy_to_shards(encoded, "heads")
 
         def project(parameters):
-            whole = parameter_gathering.gather_parameters(move_to_device(parameters), axes)
+            whole = parameter_gathering.gather_parameters(
+                move_to_device(parameters), axes
+            )
             return cast(Attention, merge(graph, whole)).keys_values(encoded)
 
         if _gathers_weights(axes) or any_on_host(parameters):
