@@ -117,7 +117,7 @@ def test_what_members_must_share(vary, shown, refused):
     message = refused(vary)
     assert shown in message
     if "member" in shown:
-        assert "may differ in their prompt, groups" in message
+        assert "may differ only in their prompt, groups" in message
 
 
 def test_members_that_train_other_parameters(refused):

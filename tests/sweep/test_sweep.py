@@ -220,7 +220,7 @@ def test_members_without_a_step_in_common_are_refused(prepared, tmp_path, unkill
         shutil.rmtree(members[0] / FOLDER / f"checkpoint_{step}")
     shutil.rmtree(members[1] / FOLDER / f"checkpoint_{STEPS}")
     before = bits(tmp_path / "sweep")
-    with pytest.raises(InputError, match="no whole checkpoint of one step"):
+    with pytest.raises(InputError, match="no intact checkpoint of the same step"):
         prepared(tmp_path / "sweep")
     assert bits(tmp_path / "sweep") == before
 
@@ -233,7 +233,7 @@ def test_a_member_that_lost_its_checkpoints_costs_the_others_nothing(
     shutil.rmtree(members[0] / FOLDER)
     before = bits(tmp_path / "sweep")
     with pytest.raises(
-        InputError, match=r"no whole checkpoint of one step: .* has \[\]"
+        InputError, match=r"no intact checkpoint of the same step: .* has \[\]"
     ):
         prepared(tmp_path / "sweep")
     assert bits(tmp_path / "sweep") == before
