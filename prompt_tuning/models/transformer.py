@@ -161,7 +161,9 @@ class Stack(nnx.Module):
             # `layer` is one block's slice of everything that is stacked on L.
             parameters, (input_values, past, cross, key) = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
-            whole = parameter_gathering.gather_parameters(move_to_device(parameters), axes)
+            whole = parameter_gathering.gather_parameters(
+                move_to_device(parameters), axes
+            )
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded)
             hidden, key_values = block(hidden, angles, numbers, views, past, cross, key)
