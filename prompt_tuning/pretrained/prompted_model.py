@@ -1,7 +1,7 @@
-"""A frozen model from a checkpoint, with a prompt in front of it.
+"""A frozen model from a checkpoint, with the prompts and adapters that tune it.
 
 The checkpoint is opened and described first (`plan_restore` checks every shape), the
-prompt is started from its vocabulary, and only then is anything read.
+prompt is initialized from its vocabulary, and only then are weights read.
 """
 
 import dataclasses
@@ -43,18 +43,18 @@ from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 @dataclasses.dataclass(frozen=True)
 class PromptedModel:
-    """A model that is described and checked; its parameters are read when asked for.
+    """A model that is described and checked; its parameters are read on request.
 
     Attributes:
-      config: the frozen model's.
-      graph: its structure, prompt included.
-      prompts: the prompt modules as they start.
-      prompting: how the prompt stands among the text.
-      tokenizer: None where the checkpoint has none.
-      plan: what is restored, fresh and ignored.
-      initialize: computes the fresh parameters by path.
-      placement: where the parameters lie on a mesh; None on one device.
-      weight_storage: where the weights of blocks are kept.
+      config: config of the frozen model.
+      graph: structure of the model, prompt included.
+      prompts: the prompt modules with their initial vectors.
+      prompting: where the prompt is placed and what it attends to.
+      tokenizer: the tokenizer; None if the checkpoint has none.
+      plan: which parameters are restored, fresh and ignored.
+      initialize: computes the fresh parameters, by path.
+      placement: placement of the parameters on a mesh; None on one device.
+      weight_storage: where the weights of blocks are stored.
     """
 
     config: ModelConfig
@@ -69,26 +69,28 @@ class PromptedModel:
 
     @property
     def layout(self) -> MeshLayout | None:
-        """The model's place on a mesh."""
+        """Layout of the model on a mesh; None on one device."""
         return None if self.placement is None else self.placement.layout
 
     def read_parameters(self) -> Parameters:
-        """Restores and initialises all parameters but those that are streamed, by path.
+        """Restores or initializes all parameters that are not streamed, by path.
 
-        On a mesh a process reads of the checkpoint what its own devices have.
+        On a mesh each process reads the slices of the checkpoint that its devices hold.
 
         Raises:
-          InputError: if the checkpoint turns out to be damaged, or another process's
-            has other numbers.
+          InputError: if the checkpoint is damaged, or contains other numbers than
+            another process's checkpoint.
         """
         processes.check_same("weights in its checkpoint", lambda: sampled(self.plan))
-        found = self.initialize()
+        parameters = self.initialize()
         for path, read in self.plan.readers():
             if path not in self.weight_storage.streamed:
-                # One after the other, so that a host never holds all of another
-                # device's.
-                found[path] = self._restore(path, read).block_until_ready()
-        return {path: found[path] for path in self.plan.abstract if path in found}
+                # One at a time, so that a host never holds all parameters that it
+                # passes on to its devices.
+                parameters[path] = self._restore(path, read).block_until_ready()
+        return {
+            path: parameters[path] for path in self.plan.abstract if path in parameters
+        }
 
     def _restore(self, path: str, read: PartReader) -> Array:
         if self.placement is not None:
@@ -97,7 +99,7 @@ class PromptedModel:
         return self.weight_storage.put(path, array)
 
     def put(self, leaves: Mapping[str, Leaf]) -> Parameters:
-        """Some parameters, from elsewhere, where the model computes."""
+        """Puts parameters from another source where the model computes."""
         return {path: self._put(path, leaf) for path, leaf in leaves.items()}
 
     def _put(self, path: str, array: Leaf) -> Array:
@@ -107,17 +109,17 @@ class PromptedModel:
 
     @property
     def prompt_length(self) -> int:
-        """Vectors `P` of the prompt, or positions of a prefix; 0 without one."""
+        """Number of prompt vectors `P`, or of prefix positions; 0 without a prompt."""
         return 0 if self.prompts.prompt is None else self.prompts.prompt.length
 
     @property
     def prompt_count(self) -> int:
-        """How many prompts an example chooses from, `N`."""
+        """Number of prompts that an example can select from, `N`."""
         return self.prompts.count
 
     @property
     def drops(self) -> bool:
-        """Whether something is dropped in training, which takes a random key."""
+        """Whether training applies dropout, which requires a random key."""
         prompts = (self.prompts.prompt, self.prompts.decoder_prompt)
         return self.config.dropout_rate > 0 or any(
             prompt is not None and prompt.drops for prompt in prompts
@@ -125,9 +127,9 @@ class PromptedModel:
 
     @property
     def maximum_length(self) -> int | None:
-        """Tokens that fit beside the prompt; None if positions have no end.
+        """Maximum number of tokens next to the prompt; None if positions are unlimited.
 
-        The vectors that a template places are counted among the tokens.
+        Prompt vectors that a template inserts count as tokens.
         """
         if self.config.maximum_positions is None:
             return None
@@ -138,26 +140,26 @@ class PromptedModel:
 
     @property
     def predicts_without_text(self) -> bool:
-        """Whether something predicts what follows a row that has no token."""
+        """Whether a row without tokens still predicts a next token."""
         if self.config.architecture == "encoder_decoder":
             return self.prompt_length > 0
         return isinstance(self.prompts.prompt, InputPrompt)
 
     @property
     def predicts_first_token(self) -> bool:
-        """Whether a prompt vector stands before every row's first token."""
+        """Whether a prompt vector precedes every row's first token."""
         in_input = isinstance(self.prompts.prompt, InputPrompt)
         return in_input and self.prompting.placement == "prefix"
 
     def needed_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """Returns the tokenizer.
 
         Raises:
           InputError: if there is none.
         """
         if self.tokenizer is None:
             raise InputError(
-                f"{self.plan.origin} has no tokenizer beside it; set "
+                f"{self.plan.origin} has no tokenizer next to it; set "
                 "Pretrained.tokenizer to a tokenizer.json, a .model file or a folder"
             )
         return self.tokenizer
@@ -170,23 +172,23 @@ def open_pretrained(
     key: Key[Array, ""],
     mesh: MeshShape | None = None,
 ) -> PromptedModel:
-    """Opens a frozen model and starts what is trained beside it.
+    """Opens a frozen model and initializes the prompts and adapters that tune it.
 
-    Of the checkpoint nothing is read but the rows of the embedding table that a prompt
-    starts from.
+    Of the checkpoint only the rows of the embedding table are read that a prompt is
+    initialized from.
 
     Args:
-      source: the checkpoint and the types to compute in.
-      tuning: prompts and adapters; None for the model alone.
-      key: of everything that is fresh.
-      mesh: the devices that the model is divided among; None for one device.
+      source: the checkpoint and the dtypes to compute in.
+      tuning: prompts and adapters; None for the frozen model only.
+      key: random key of all fresh parameters.
+      mesh: shape of the mesh that shards the model; None for one device.
 
     Raises:
-      InputError: if the checkpoint does not give what the model needs, or the model
-        cannot be divided.
+      InputError: if the checkpoint lacks something that the model needs, or the model
+        cannot be sharded.
     """
-    again = (source.rematerialization, source.encoder_rematerialization)
-    check_location(source.weights, mesh is not None, again)
+    policies = (source.rematerialization, source.encoder_rematerialization)
+    check_location(source.weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
     tokenizer = find_tokenizer(source)
     tuning, started = tuning or Tuning(), PromptModules()
@@ -209,7 +211,7 @@ def open_pretrained(
         stored,
         assignment_map=source.assignment_map,
         fallback_to_scratch=source.fallback_to_scratch,
-        fresh_by=lambda path: _initialised_by(path, tuning),
+        fresh_by=lambda path: _initialized_by(path, tuning),
     )
     return PromptedModel(
         config=config,
@@ -227,7 +229,7 @@ def open_pretrained(
 def build_tuned(
     key: Key[Array, ""], config: ModelConfig, started: PromptModules, tuning: Tuning
 ) -> LanguageModel:
-    """The model with what is trained beside it; see `build_model`."""
+    """Builds the model with its prompts and adapters; see `build_model`."""
     return build_model(
         key,
         config,
@@ -245,9 +247,9 @@ def _initialize(
     paths: Sequence[str],
     placement: Placement | None,
 ) -> Parameters:
-    """The parameters that `build` gives at some paths; no other's initialiser runs.
+    """Initializes the parameters at some paths; no other initializer runs.
 
-    On a mesh each device computes its own part.
+    On a mesh each device computes its own shard.
     """
 
     def initialize(key: Key[Array, ""]) -> Parameters:
@@ -270,12 +272,12 @@ def _check_positions(config: ModelConfig, started: PromptModules) -> None:
         )
 
 
-def _initialised_by(path: str, tuning: Tuning) -> str:
+def _initialized_by(path: str, tuning: Tuning) -> str:
     if "/adapters/" in path:
         return "the adapter, to change nothing"
     if "/prompt/" not in path:
-        return "the module's initialiser"
+        return "the module's initializer"
     decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None
     factory = tuning.decoder_prompt if decoder else tuning.prompt
     bound = getattr(factory, "keywords", {}).get("initializer")
-    return f"the prompt's initialiser{f' {bound}' if bound else ''}"
+    return f"the prompt's initializer{f' {bound}' if bound else ''}"

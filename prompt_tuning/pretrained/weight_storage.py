@@ -1,4 +1,7 @@
-"""Where the frozen weights of a model's blocks are kept."""
+"""Where the frozen weights of a model's blocks are stored while it runs.
+
+They are on the device, in pinned host memory, or streamed from the checkpoint's files.
+"""
 
 import dataclasses
 from collections.abc import Container, Iterable, Mapping
@@ -21,35 +24,35 @@ LOCATIONS = (DEVICE, PINNED_HOST, STREAMED)
 
 
 def check_location(
-    weights: str, on_mesh: bool, again: Iterable[Rematerialization | None]
+    weights: str, on_mesh: bool, policies: Iterable[Rematerialization | None]
 ) -> None:
-    """Refuses a place that there is not, and settings that do not go with it.
+    """Checks that a location exists and that the other settings permit it.
 
     Args:
       weights: `Pretrained.weights`.
-      on_mesh: whether the model is divided among devices.
-      again: what is computed again in the backward pass, of each stack.
+      on_mesh: whether the model is sharded over devices.
+      policies: rematerialization of each stack.
 
     Raises:
-      InputError: with what to set.
+      InputError: with the setting to change.
     """
     if weights not in LOCATIONS:
         listed = ", ".join(map(repr, LOCATIONS))
         raise InputError(f"Pretrained.weights is {weights!r}, expected one of {listed}")
     if weights == DEVICE:
         return
-    said = f"Pretrained.weights is {weights!r}"
+    setting = f"Pretrained.weights is {weights!r}"
     if on_mesh:
         raise InputError(
-            f"{said} and Run.mesh divides the model among devices, which keep their "
-            "parts themselves: set weights = 'device', or Run.mesh = None"
+            f"{setting}, but Run.mesh shards the model over devices, each of which "
+            "keeps its shard: set weights = 'device', or Run.mesh = None"
         )
     if weights == PINNED_HOST:
         return
-    if any(how is not None and how.active for how in again):
+    if any(policy is not None and policy.active for policy in policies):
         raise InputError(
-            f"{said}, which keeps what enters each block, in the host's memory, and "
-            "computes the block again in any case: leave rematerialization out"
+            f"{setting}, which always saves the input of each block in host memory "
+            "and recomputes the block: leave out rematerialization"
         )
 
 
@@ -58,8 +61,8 @@ class WeightStorage:
     """The weights that are not on the device.
 
     Attributes:
-      streamed: by path, those that stay in their file.
-      pinned: paths of those in the host's pinned memory.
+      streamed: weights that stay in their file, by path.
+      pinned: paths of the weights in the host's pinned memory.
     """
 
     streamed: Mapping[str, LayeredWeight] = dataclasses.field(default_factory=dict)
@@ -69,12 +72,12 @@ class WeightStorage:
     def create(
         cls, weights: str, graph: nnx.GraphDef, plan: RestorePlan
     ) -> "WeightStorage":
-        """Of the weights of blocks that a checkpoint has.
+        """Returns the storage of the weights of blocks that a checkpoint has.
 
         Args:
-          weights: one of `PLACES`.
+          weights: one of `LOCATIONS`.
           graph: the model's structure.
-          plan: how it is restored.
+          plan: restore plan of the model.
         """
         if weights == DEVICE:
             return cls()
@@ -101,48 +104,48 @@ class WeightStorage:
         )
 
     def without_trained(self, trained: Container[str]) -> "WeightStorage":
-        """Without the weights that are trained, which are on the device.
+        """Returns the storage without trained weights, which are on the device.
 
         Raises:
-          InputError: if no other is left.
+          InputError: if no other weight is left.
         """
         streamed = {p: x for p, x in self.streamed.items() if p not in trained}
         pinned = frozenset(path for path in self.pinned if path not in trained)
         if (self.streamed or self.pinned) and not (streamed or pinned):
             raise InputError(
-                "the parameter groups train every weight of the blocks, so that none "
-                "can be kept elsewhere: set Pretrained.weights = 'device', or let "
-                "Run.groups match prompts or adapters alone"
+                "the parameter groups train every weight of the blocks, so none can be "
+                "stored elsewhere: set Pretrained.weights = 'device', or let "
+                "Run.groups match only prompts or adapters"
             )
         return WeightStorage(streamed, pinned)
 
     def with_streamed(
         self, parameters: Mapping[str, Array]
     ) -> dict[str, Array | LayeredWeight]:
-        """Parameters that are in memory, and streamed ones that are not among them."""
+        """Adds the streamed weights to the parameters that are in memory."""
         return {**self.streamed, **parameters}
 
     def abstract_streamed(self) -> dict[str, Any]:
-        """What stands for streamed weights where a model is looked at, but not run."""
+        """Returns shapes and dtypes of the streamed weights, by path."""
         return {path: weight.abstract for path, weight in self.streamed.items()}
 
-    def reject_streamed(self, what: str) -> None:
-        """Refuses what reads the weights too often to stream them.
+    def reject_streamed(self, action: str) -> None:
+        """Rejects an action that reads the weights too often to stream them.
 
         Args:
-          what: that is, as a sentence begins with it.
+          action: the action, as the first clause of the message.
 
         Raises:
-          InputError: if some are streamed.
+          InputError: if some weights are streamed.
         """
         if self.streamed:
             raise InputError(
-                f"{what}, and Pretrained.weights is 'streamed', so that each time is a "
+                f"{action}, but Pretrained.weights is 'streamed', so each read is a "
                 "pass over the checkpoint's files: set it to 'pinned_host' or 'device'"
             )
 
     def put(self, path: str, array: np.ndarray) -> Array:
-        """A parameter, in the host's memory or on the device."""
+        """Puts a parameter into host memory or on the device."""
         if path in self.pinned:
             return host_memory.put_in_pinned_memory(array)
         return jax.device_put(array)

@@ -1,7 +1,8 @@
-"""Models larger than the device: blocks whose weights are brought in one by one.
+"""Models larger than the device: weights of blocks are brought in one layer at a time.
 
-A program is traced as ever and then cut at its loops over layers: what lies between
-them is compiled whole, one layer of a loop is compiled once, and Python walks over the
-layers, forth and back, while a thread reads the next one (`loops`, `program`,
-`weights`). Nothing in the models knows of it.
+A function is traced as usual and its program split at the loops over layers. The
+segments between the loops are compiled whole, and one layer of each loop is compiled
+once; Python then runs the layers in order, forward and backward, while a thread reads
+the next one (`traced_loops`, `traced_program`, `layered_weights`). The models need no
+changes.
 """

@@ -1,4 +1,8 @@
-"""Pieces of a cut program, compiled to run forth, and back where a gradient flows."""
+"""The parts of a split program, compiled for the forward and the backward pass.
+
+`CompiledSegment` holds the equations between two loops over layers; `CompiledLoop`
+holds one layer of the loops, compiled once and run for every layer.
+"""
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
@@ -13,20 +17,20 @@ from prompt_tuning.core.compiled_step import return_freed_memory
 from prompt_tuning.streaming.traced_loops import LayerLoop, Segment, Values
 
 Cotangents = list[Any]
-"""Of some variables; None where no gradient comes from anywhere."""
+"""Cotangents of some variables; None where no gradient flows."""
 
 
 class CompiledSegment:
-    """A segment of a cut program.
+    """A compiled segment of a split program.
 
     Attributes:
-      inputs: what it reads.
-      outputs: what is read of it.
-      sources: those inputs that get a gradient.
-      targets: those outputs that have one.
-      forth: of the inputs' values, the outputs'.
-      back: of the inputs' values and the cotangents of `targets`, those of `sources`.
-      value_and_gradient: the outputs, and what `back` gives, in one.
+      inputs: variables that it reads.
+      outputs: variables that it computes.
+      sources: inputs that get a gradient.
+      targets: outputs that have a gradient.
+      forward: `f(values of inputs) -> values of outputs`.
+      backward: `f(values of inputs, cotangents of targets) -> cotangents of sources`.
+      value_and_gradient: `forward` and `backward` in one program.
     """
 
     def __init__(self, segment: Segment, active: Collection[Var]):
@@ -43,22 +47,23 @@ class CompiledSegment:
     def _value_and_gradient(
         self, values: Values, cotangents: Cotangents
     ) -> tuple[Values, Values]:
-        known = dict(zip(self.inputs, values, strict=True))
+        inputs = dict(zip(self.inputs, values, strict=True))
 
         def run(sources: Values) -> tuple[Values, Values]:
-            own = known | dict(zip(self.sources, sources, strict=True))
-            outputs = self._segment.run(*(own[var] for var in self.inputs))
-            of = dict(zip(self.outputs, outputs, strict=True))
-            return [of[var] for var in self.targets], outputs
+            arguments = inputs | dict(zip(self.sources, sources, strict=True))
+            outputs = self._segment.run(*(arguments[var] for var in self.inputs))
+            by_variable = dict(zip(self.outputs, outputs, strict=True))
+            return [by_variable[var] for var in self.targets], outputs
 
-        sources = [known[var] for var in self.sources]
-        found, pull_back, outputs = jax.vjp(run, sources, has_aux=True)
-        (gradient,) = pull_back(fill_with_zeros(cotangents, found))
+        # Only the sources are differentiated; all other inputs are constants.
+        sources = [inputs[var] for var in self.sources]
+        targets, pull_back, outputs = jax.vjp(run, sources, has_aux=True)
+        (gradient,) = pull_back(fill_with_zeros(cotangents, targets))
         return outputs, gradient
 
 
 def fill_with_zeros(cotangents: Cotangents, like: Sequence[Any]) -> Values:
-    """Cotangents, zeros where there are none."""
+    """Replaces missing cotangents by zeros."""
     return [
         jnp.zeros_like(value) if cotangent is None else cotangent
         for cotangent, value in zip(cotangents, like, strict=True)
@@ -66,9 +71,9 @@ def fill_with_zeros(cotangents: Cotangents, like: Sequence[Any]) -> Values:
 
 
 class CompiledOnce:
-    """A jitted function of one shape, compiled before it is first called.
+    """A jitted function of one shape, compiled before its first call.
 
-    Its compiler takes more memory than a layer: it is done before layers are read.
+    Compiling takes more memory than a layer, so it is done before layers are read.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -76,30 +81,30 @@ class CompiledOnce:
         self.jitted, self._compiled = jax.jit(function), False
 
     def compile(self, *arguments: Any) -> None:
-        """Compiles, unless that was done, for arguments that may be abstract."""
+        """Compiles the function once, for arguments that may be abstract."""
         if not self._compiled:
             self.jitted.lower(*arguments).compile()
             return_freed_memory()
             self._compiled = True
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function gives."""
+        """Calls the function."""
         return self.jitted(*arguments)
 
 
 class CompiledLoop:
-    """One layer of the loops of a stage: one program forth, one back, for all layers.
+    """One layer of a `LayerLoop`: one program for each direction, for all layers.
 
     Attributes:
-      loop: what each layer reads.
-      moving: which of what goes from layer to layer gets a gradient.
-      shared: of what all layers read alike, that which gets one.
-      stacked: of what is stacked, that which gets one.
-      forth: of the layer's weights, its number, values of all that is shared and
-        stacked, and what goes into the layer: what comes out of it.
-      back: of these, of the cotangents of what comes out (where it moves), and of the
-        sums so far of those of `shared`: the cotangents of what goes in, the sums, and
-        the cotangents of the layer's slices of `stacked`.
+      loop: the loop.
+      differentiated: for each value carried between layers, whether it has a gradient.
+      shared: shared inputs that get a gradient.
+      stacked: stacked inputs that get a gradient.
+      forward: `f(weights, index, shared, stacked, carried) -> carried`, with the
+        weights of the layer of that index and the values of all layers' inputs.
+      backward: `f(weights, index, shared, stacked, carried, cotangents, totals)`
+        returns the cotangents of the layer's carried inputs, the cotangents of `shared`
+        summed so far, and the cotangents of the layer's slices of `stacked`.
     """
 
     def __init__(self, loop: LayerLoop, active: Collection[Var]):
@@ -107,13 +112,11 @@ class CompiledLoop:
         self.differentiated = [var in active for var in loop.end]
         self.shared = [var for var in loop.shared if var in active]
         self.stacked = [var for var in loop.stacked if var in active]
-        self.forward, self.backward = (
-            CompiledOnce(self._forward),
-            CompiledOnce(self._backward),
-        )
+        self.forward = CompiledOnce(self._forward)
+        self.backward = CompiledOnce(self._backward)
 
     def differentiable(self, carried: Sequence[Any]) -> Values:
-        """Of what goes from layer to layer, that which gets a gradient."""
+        """Selects the carried values that have a gradient."""
         return list(itertools.compress(carried, self.differentiated))
 
     def _forward(
@@ -137,36 +140,42 @@ class CompiledLoop:
         totals: Values,
     ) -> tuple[Values, Values, Values]:
         loop = self.loop
-        known = dict(zip(loop.shared, shared, strict=True))
-        own = dict(zip(loop.stacked, _slices(stacked, index), strict=True))
+        all_shared = dict(zip(loop.shared, shared, strict=True))
+        all_slices = dict(zip(loop.stacked, _slices(stacked, index), strict=True))
 
-        def run(moving: Values, of_shared: Values, of_stacked: Values) -> Values:
-            all_shared = known | dict(zip(self.shared, of_shared, strict=True))
-            all_own = own | dict(zip(self.stacked, of_stacked, strict=True))
-            changed = iter(moving)
+        # The layer as a function of its differentiated inputs alone: its weights are
+        # frozen, and their gradients are never computed.
+        def run(changed: Values, own_shared: Values, own_slices: Values) -> Values:
+            shared = all_shared | dict(zip(self.shared, own_shared, strict=True))
+            slices = all_slices | dict(zip(self.stacked, own_slices, strict=True))
+            remaining = iter(changed)
             entering = [
-                next(changed) if moves else x
-                for x, moves in zip(carried, self.differentiated, strict=True)
+                next(remaining) if differentiated else value
+                for value, differentiated in zip(
+                    carried, self.differentiated, strict=True
+                )
             ]
             return self.differentiable(
                 loop.layer(
                     weights,
-                    [all_shared[var] for var in loop.shared],
-                    [all_own[var] for var in loop.stacked],
+                    [shared[var] for var in loop.shared],
+                    [slices[var] for var in loop.stacked],
                     entering,
                 )
             )
 
         arguments = (
             self.differentiable(carried),
-            [known[var] for var in self.shared],
-            [own[var] for var in self.stacked],
+            [all_shared[var] for var in self.shared],
+            [all_slices[var] for var in self.stacked],
         )
-        found, pull_back = jax.vjp(run, *arguments)
-        entered, added, sliced = pull_back(fill_with_zeros(cotangents, found))
-        totals = [a + b for a, b in zip(totals, added, strict=True)]
-        return entered, totals, sliced
+        leaving, pull_back = jax.vjp(run, *arguments)
+        d_carried, d_shared, d_slices = pull_back(fill_with_zeros(cotangents, leaving))
+        # All layers read the shared inputs, so their gradients are summed over layers.
+        totals = [a + b for a, b in zip(totals, d_shared, strict=True)]
+        return d_carried, totals, d_slices
 
 
 def _slices(stacked: Values, index: Int[Array, ""]) -> Values:
+    # Of each, [L, ...] -> [...].
     return [jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in stacked]

@@ -1,4 +1,4 @@
-"""Weights that stay in their file, and layers that are read one ahead."""
+"""Weights that stay in their file, and a reader that prefetches one layer."""
 
 import dataclasses
 import gc
@@ -19,13 +19,13 @@ Layer = list[Array]
 
 @dataclasses.dataclass(frozen=True)
 class LayeredWeight:
-    """A parameter of all blocks of a stack, of which nothing is in memory.
+    """A parameter of all blocks of a stack, none of which is in memory.
 
     Attributes:
-      path: of the parameter.
-      shape: that of all layers, `[L, ...]`.
-      dtype: in the model; each layer is cast, or quantised, on its way in.
-      reader: reads parts of it.
+      path: path of the parameter.
+      shape: shape of all layers, `[L, ...]`.
+      dtype: dtype in the model; each layer is cast, or quantized, as it is read.
+      reader: reads slices of the parameter.
     """
 
     path: str
@@ -35,17 +35,17 @@ class LayeredWeight:
 
     @property
     def size(self) -> int:
-        """Numbers in all layers."""
+        """Number of elements of all layers."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers, as the model has them."""
+        """Number of bytes of all layers, in the model's dtype."""
         return self.size * self.dtype.itemsize
 
     @property
     def abstract(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype, to trace with."""
+        """Shape and dtype, for tracing."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
     @property
@@ -54,25 +54,25 @@ class LayeredWeight:
         return jax.ShapeDtypeStruct(self.shape[1:], self.dtype)
 
     def read(self, index: int) -> Shaped[np.ndarray, "*layer"]:
-        """One layer, in memory of its own.
+        """Reads one layer into newly allocated memory.
 
         Raises:
-          InputError: if the checkpoint is no longer what it was.
+          InputError: if the checkpoint has changed since it was opened.
         """
         block = slice(index, index + 1), *whole(self.shape[1:])
         return self.reader([block])[0][0]
 
-    def __getitem__(self, places: tuple[np.ndarray, ...]) -> Shaped[np.ndarray, "n"]:
-        """Single numbers, by one array of indices for each axis; no layer is read."""
+    def __getitem__(self, indices: tuple[np.ndarray, ...]) -> Shaped[np.ndarray, "n"]:
+        """Reads single elements, given one array of indices per axis."""
         blocks = [
-            tuple(slice(i, i + 1) for i in place)
-            for place in np.stack(places, axis=1).tolist()
+            tuple(slice(i, i + 1) for i in index)
+            for index in np.stack(indices, axis=1).tolist()
         ]
         return np.concatenate([part.ravel() for part in self.reader(blocks)])
 
 
 def read_layer(weights: Sequence[LayeredWeight], index: int) -> Layer:
-    """One layer of some weights, on the device when this returns."""
+    """Reads one layer of some weights; it is on the device when this returns."""
     layer = []
     for weight in weights:
         _return_memory()
@@ -81,32 +81,32 @@ def read_layer(weights: Sequence[LayeredWeight], index: int) -> Layer:
 
 
 def _delete_layer(layer: Layer) -> None:
-    """Takes a layer off the device, whatever else in Python still knows of it."""
+    """Deletes a layer from the device, whatever else in Python refers to it."""
     for array in layer:
         array.delete()
     _return_memory()
 
 
 def _return_memory() -> None:
-    """Gives memory back that held layers before.
+    """Returns memory that held earlier layers.
 
-    On a CPU an array is the memory that it was read into, of which JAX lets go when
-    Python next collects garbage, of any age; what is then free the C library keeps
-    until it is asked.
+    On a CPU an array keeps the memory that it was read into until Python collects
+    garbage, of any generation; the C library then keeps the free memory until it is
+    asked to return it.
     """
     gc.collect(0)
     return_freed_memory()
 
 
 class LayerReader:
-    """Brings layers to the device, the next one while the last one is computed.
+    """Brings layers to the device, reading the next one while one is computed.
 
-    Two layers are there at a time, never three: a layer is let go before the one after
-    the next is asked for.
+    At most two layers are on the device: a layer is deleted before the layer after the
+    next is requested.
 
     Attributes:
-      seen: called with each layer's number while it and the next are there; for
-        measurements.
+      on_layer: called with each layer's index while that layer and the next one are on
+        the device; for measurements.
     """
 
     def __init__(self, on_layer: Callable[[int], None] | None = None):
@@ -118,24 +118,24 @@ class LayerReader:
         order: Iterable[int],
         compute: Callable[[int, Layer], None],
     ) -> None:
-        """Computes with one layer after the other.
+        """Computes with one layer after another.
 
         Args:
-          weights: what is read of each layer.
-          order: the layers' numbers.
-          compute: is given a layer's number and its weights; returns when the device
-            is done with them, and keeps none.
+          weights: weights to read of each layer.
+          order: indices of the layers.
+          compute: called with a layer's index and its weights; it returns when the
+            device has finished with them, and must not keep them.
         """
-        numbers = list(order)
+        indices = list(order)
         with ThreadPoolExecutor(1, "layers") as pool:
-            # A future holds its result, so that it goes before the next one is read.
-            ahead = [pool.submit(read_layer, weights, numbers[0])]
-            for index, following in zip(numbers, [*numbers[1:], None], strict=True):
-                layer = ahead.pop().result()
+            # A future keeps its result alive, so it is dropped before the next read.
+            pending = [pool.submit(read_layer, weights, indices[0])]
+            for index, following in zip(indices, [*indices[1:], None], strict=True):
+                layer = pending.pop().result()
                 if following is not None:
-                    ahead.append(pool.submit(read_layer, weights, following))
+                    pending.append(pool.submit(read_layer, weights, following))
                 compute(index, layer)
                 if self.on_layer is not None:
-                    wait(ahead)
+                    wait(pending)
                     self.on_layer(index)
                 _delete_layer(layer)

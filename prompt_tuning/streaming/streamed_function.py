@@ -1,4 +1,4 @@
-"""A function of weights that are not in memory, run forth and back."""
+"""A function of weights that are not in memory, with forward and backward pass."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,31 +14,32 @@ from prompt_tuning.streaming.traced_program import Leaves, TracedProgram
 
 
 class StreamedFunction:
-    """A function of a model's parameters, whose layers are brought in one by one.
+    """A function of a model's parameters whose layers are brought in one by one.
 
     It is traced and compiled once for each shape of its arguments.
 
     Attributes:
-      reader: brings the layers in.
+      reader: brings the layers to the device.
     """
 
     def __init__(self, function: Callable[..., Any], reader: LayerReader | None = None):
         """Wraps a function.
 
         Args:
-          function: of trained parameters, frozen ones, and any trees of arrays; gives
-            a tree of arrays. It reads streamed parameters in loops over their layers.
-          reader: one of its own by default.
+          function: function of trained parameters, frozen parameters and any trees of
+            arrays, which returns a tree of arrays. It must read streamed parameters in
+            loops over their layers.
+          reader: brings the layers to the device; a new `LayerReader` by default.
         """
         self._function, self.reader = function, reader or LayerReader()
         self._programs: dict[Any, TracedProgram] = {}
 
     def forward(self, trained: Parameters, frozen: Leaves, *arguments: Any) -> Any:
-        """The function's result."""
+        """Returns the function's result."""
         program = self._program(trained, frozen, arguments)
-        known = program.input_values(trained, frozen, arguments)
-        program.forward([known], self.reader)
-        return program.result(known)
+        values = program.input_values(trained, frozen, arguments)
+        program.forward([values], self.reader)
+        return program.result(values)
 
     def value_and_gradient(
         self,
@@ -47,41 +48,46 @@ class StreamedFunction:
         micro_batches: Sequence[tuple[Any, ...]],
         output_gradients: Sequence[Any],
     ) -> tuple[Parameters, list[Any]]:
-        """Runs micro-batches forth, and the gradients at their results back.
+        """Runs micro-batches forward and backpropagates the gradients of their results.
 
-        All of them run through a layer while it is on the device.
+        All micro-batches run through a layer while it is on the device.
 
         Args:
-          trained: what is differentiated.
-          frozen: what is not.
-          micro_batches: the other arguments of each, of one shape.
-          output_gradients: at the results of each, trees as the function gives.
+          trained: parameters to differentiate.
+          frozen: parameters that are not differentiated.
+          micro_batches: the other arguments of each micro-batch, all of one shape.
+          output_gradients: gradient of each micro-batch's result, a tree like the
+            result.
 
         Returns:
-          the gradient of the trained parameters, micro-batches added up, and the
-          result of each.
+          the gradient of the trained parameters, summed over micro-batches, and the
+            result of each micro-batch.
         """
         program = self._program(trained, frozen, micro_batches[0])
-        known = [program.input_values(trained, frozen, own) for own in micro_batches]
-        entered = program.forward(known, self.reader, keep=True)
-        turned = [
-            program.start_backward(own, seeds)
-            for own, seeds in zip(known, output_gradients, strict=True)
+        # Of each micro-batch, the values of the program's variables.
+        values = [
+            program.input_values(trained, frozen, arguments)
+            for arguments in micro_batches
         ]
-        cotangents = [of_own for _, of_own in turned]
-        program.backward(known, cotangents, entered, self.reader)
-        results = [result for result, _ in turned]
+        layer_inputs = program.forward(values, self.reader, keep=True)
+        started = [
+            program.start_backward(own_values, seeds)
+            for own_values, seeds in zip(values, output_gradients, strict=True)
+        ]
+        results = [result for result, _ in started]
+        cotangents = [own_cotangents for _, own_cotangents in started]
+        program.backward(values, cotangents, layer_inputs, self.reader)
         return program.gradient(trained, cotangents), results
 
     def _program(
         self, trained: Parameters, frozen: Leaves, arguments: tuple[Any, ...]
     ) -> TracedProgram:
         leaves, structure = jax.tree.flatten((trained, frozen, arguments))
-        kinds = (structure, *((np.shape(leaf), _dtype(leaf)) for leaf in leaves))
-        if kinds not in self._programs:
+        shapes = (structure, *((np.shape(leaf), _dtype(leaf)) for leaf in leaves))
+        if shapes not in self._programs:
             program = TracedProgram(self._function, trained, frozen, arguments)
-            self._programs[kinds] = program
-        return self._programs[kinds]
+            self._programs[shapes] = program
+        return self._programs[shapes]
 
 
 def _dtype(leaf: Any) -> Any:
@@ -92,9 +98,10 @@ def _dtype(leaf: Any) -> Any:
 def stream_over_batches(
     graph: nnx.GraphDef, function: Callable[[nnx.GraphDef, Any, Any], Any]
 ) -> StreamedFunction:
-    """A function of a model's structure, all of its parameters and a batch.
+    """Wraps a function of a model's structure, all of its parameters and a batch.
 
-    It is kept with its programs, so that an evaluation finds those of the one before.
+    The result is cached with its compiled programs, so that an evaluation reuses those
+    of the previous one.
     """
 
     def run(trained: Parameters, frozen: Leaves, batch: Any) -> Any:

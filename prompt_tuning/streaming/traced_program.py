@@ -1,4 +1,4 @@
-"""A traced program, run: segments whole, loops over layers layer by layer."""
+"""A traced program and how to run it: segments as a whole, loops layer by layer."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ from prompt_tuning.streaming.traced_loops import (
     value_of,
 )
 
-VarValues = dict[Var, Any]
-"""The values of one micro-batch."""
+VariableValues = dict[Var, Any]
+"""Values (or cotangents) of one micro-batch's variables."""
 
 LayerInputs = list[list[list[np.ndarray]]]
-"""What went into each layer, of each micro-batch, in host memory."""
+"""The inputs of each layer, for each micro-batch, in host memory."""
 
 Leaves = dict[str, Any]
-"""Parameters by path: arrays, and a `LayeredWeight` for each that is streamed."""
+"""Parameters by path: arrays, and a `LayeredWeight` for each streamed one."""
 
 
 class TracedProgram:
@@ -42,7 +42,7 @@ class TracedProgram:
         """Traces the function; see `StreamedFunction`.
 
         Raises:
-          InputError: if it reads a streamed parameter otherwise than layer by layer.
+          InputError: if it reads a streamed parameter other than layer by layer.
         """
         abstract = jax.tree.map(_abstract, frozen)
         traced = jax.make_jaxpr(function, return_shape=True)
@@ -55,192 +55,214 @@ class TracedProgram:
             for var, leaf in zip(closed.jaxpr.invars, leaves, strict=True)
             if isinstance(leaf, LayeredWeight)
         }
-        pieces = split_at_loops(closed.jaxpr, streamed)
+        parts = split_at_loops(closed.jaxpr, streamed)
+        # The trained parameters are the first argument.
         self._trained = closed.jaxpr.invars[: len(jax.tree.leaves(trained))]
         self._active = differentiable_variables(closed.jaxpr, self._trained)
-        *segments, last = pieces.segments
+        *segments, last = parts.segments
         self._stages = [
             (CompiledSegment(segment, self._active), CompiledLoop(loop, self._active))
-            for segment, loop in zip(segments, pieces.loops, strict=True)
+            for segment, loop in zip(segments, parts.loops, strict=True)
         ]
         self._last = CompiledSegment(last, self._active)
 
     def input_values(
         self, trained: Parameters, frozen: Leaves, arguments: Sequence[Any]
-    ) -> VarValues:
-        """The values of a micro-batch before anything has run."""
+    ) -> VariableValues:
+        """Returns the values of a micro-batch's variables before anything has run."""
         arguments = jax.device_put(arguments)
         leaves = jax.tree.leaves((trained, frozen, arguments))
         return self._constants | dict(zip(self._program.invars, leaves, strict=True))
 
     def forward(
         self,
-        known: Sequence[VarValues],
+        micro_batches: Sequence[VariableValues],
         reader: LayerReader,
         *,
         keep: bool = False,
     ) -> list[LayerInputs]:
-        """Runs micro-batches up to the last segment, which adds to what is known.
+        """Runs micro-batches up to the last segment.
+
+        Args:
+          micro_batches: values of each micro-batch, to which new values are added.
+          reader: brings the layers to the device.
+          keep: whether the inputs of the layers are kept for `backward`.
 
         Returns:
-          of each loop what went into its layers, nothing unless kept.
+          the inputs of the layers of each loop, empty unless kept.
         """
-        entered = []
+        layer_inputs = []
         for segment, loop in self._stages:
-            for own in known:
-                outputs = segment.forward(_values(own, segment.inputs))
-                own |= zip(segment.outputs, outputs, strict=True)
-            kept = keep and any(loop.differentiated)
-            entered.append(_run_loop_forward(loop, known, reader, keep=kept))
-        return entered
+            for values in micro_batches:
+                outputs = segment.forward(_select(values, segment.inputs))
+                values |= zip(segment.outputs, outputs, strict=True)
+            needed = keep and any(loop.differentiated)
+            layer_inputs.append(
+                _run_loop_forward(loop, micro_batches, reader, keep=needed)
+            )
+        return layer_inputs
 
-    def result(self, known: VarValues) -> Any:
-        """What a micro-batch results in."""
-        outputs = self._last.forward(_values(known, self._last.inputs))
-        return self._result(known, outputs)
+    def result(self, values: VariableValues) -> Any:
+        """Returns the result of a micro-batch after `forward`."""
+        outputs = self._last.forward(_select(values, self._last.inputs))
+        return self._result(values, outputs)
 
     def start_backward(
-        self, known: VarValues, output_gradients: Any
-    ) -> tuple[Any, VarValues]:
-        """What a micro-batch results in, and the cotangents before the last segment."""
+        self, values: VariableValues, output_gradients: Any
+    ) -> tuple[Any, VariableValues]:
+        """Returns a micro-batch's result and the cotangents before the last segment."""
         seeds = jax.tree.leaves(output_gradients)
-        cotangents: VarValues = {}
+        cotangents: VariableValues = {}
         for atom, seed in zip(self._program.outvars, seeds, strict=True):
             if isinstance(atom, Var) and atom in self._active:
                 _accumulate(cotangents, [atom], [seed])
         segment = self._last
-        outputs, found = segment.value_and_gradient(
-            _values(known, segment.inputs), _pop(cotangents, segment.targets)
+        outputs, gradients = segment.value_and_gradient(
+            _select(values, segment.inputs), _pop(cotangents, segment.targets)
         )
-        _accumulate(cotangents, segment.sources, found)
-        return self._result(known, outputs), cotangents
+        _accumulate(cotangents, segment.sources, gradients)
+        return self._result(values, outputs), cotangents
 
-    def _result(self, known: VarValues, outputs: Values) -> Any:
-        every = known | dict(zip(self._last.outputs, outputs, strict=True))
+    def _result(self, values: VariableValues, outputs: Values) -> Any:
+        every = values | dict(zip(self._last.outputs, outputs, strict=True))
         leaves = [value_of(atom, every) for atom in self._program.outvars]
         return jax.tree.unflatten(self._results, leaves)
 
     def backward(
         self,
-        known: Sequence[VarValues],
-        cotangents: Sequence[VarValues],
-        entered: Sequence[LayerInputs],
+        micro_batches: Sequence[VariableValues],
+        cotangents: Sequence[VariableValues],
+        layer_inputs: Sequence[LayerInputs],
         reader: LayerReader,
     ) -> None:
-        """Brings cotangents back to the inputs; those on the way are used up.
+        """Propagates cotangents back to the inputs; intermediate ones are consumed.
 
         Args:
-          known: of each micro-batch, as `forth` left it.
-          cotangents: as `turn` gave them.
-          entered: as `forth` gave it; used up.
-          reader: brings the layers in.
+          micro_batches: values of each micro-batch, as `forward` left them.
+          cotangents: cotangents of each micro-batch, from `start_backward`.
+          layer_inputs: result of `forward`, which is consumed.
+          reader: brings the layers to the device.
         """
-        for (segment, loop), kept in zip(
-            self._stages[::-1], entered[::-1], strict=True
+        for (segment, loop), inputs in zip(
+            self._stages[::-1], layer_inputs[::-1], strict=True
         ):
             if any(loop.differentiated):
-                _run_loop_backward(loop, known, cotangents, kept, reader)
-            for own, of_own in zip(known, cotangents, strict=True):
-                seeds = _pop(of_own, segment.targets)
+                _run_loop_backward(loop, micro_batches, cotangents, inputs, reader)
+            for values, own_cotangents in zip(micro_batches, cotangents, strict=True):
+                seeds = _pop(own_cotangents, segment.targets)
                 if all(seed is None for seed in seeds):
                     continue
-                found = segment.backward(_values(own, segment.inputs), seeds)
-                _accumulate(of_own, segment.sources, found)
+                gradients = segment.backward(_select(values, segment.inputs), seeds)
+                _accumulate(own_cotangents, segment.sources, gradients)
 
     def gradient(
-        self, trained: Parameters, cotangents: Sequence[VarValues]
+        self, trained: Parameters, cotangents: Sequence[VariableValues]
     ) -> Parameters:
-        """The gradient of the trained parameters, micro-batches added up."""
+        """Returns the gradient of the trained parameters, summed over micro-batches."""
         leaves, structure = jax.tree.flatten(trained)
-        found = []
+        gradients = []
         for var, leaf in zip(self._trained, leaves, strict=True):
             parts = [own[var] for own in cotangents if var in own]
-            found.append(sum(parts, jnp.zeros_like(leaf)))
-        return jax.tree.unflatten(structure, found)
+            gradients.append(sum(parts, jnp.zeros_like(leaf)))
+        return jax.tree.unflatten(structure, gradients)
 
 
 def _abstract(leaf: Any) -> Any:
     return leaf.abstract if isinstance(leaf, LayeredWeight) else leaf
 
 
-def _values(known: VarValues, variables: Iterable[Any]) -> Values:
-    return [value_of(atom, known) for atom in variables]
+def _select(values: VariableValues, atoms: Iterable[Any]) -> Values:
+    return [value_of(atom, values) for atom in atoms]
 
 
-def _pop(cotangents: VarValues, variables: Iterable[Var]) -> list[Array | None]:
+def _pop(cotangents: VariableValues, variables: Iterable[Var]) -> list[Array | None]:
     return [cotangents.pop(var, None) for var in variables]
 
 
 def _accumulate(
-    cotangents: VarValues, variables: Iterable[Any], found: Iterable[Any]
+    cotangents: VariableValues, variables: Iterable[Any], added: Iterable[Any]
 ) -> None:
-    for var, value in zip(variables, found, strict=True):
-        known = cotangents.get(var)
-        cotangents[var] = value if known is None else known + value
+    for var, value in zip(variables, added, strict=True):
+        total = cotangents.get(var)
+        cotangents[var] = value if total is None else total + value
 
 
 def _run_loop_forward(
-    loop: CompiledLoop,
-    known: Sequence[VarValues],
+    compiled: CompiledLoop,
+    micro_batches: Sequence[VariableValues],
     reader: LayerReader,
     *,
     keep: bool,
 ) -> LayerInputs:
-    """Runs all micro-batches through one layer after the other."""
-    cut = loop.loop
-    given = [(_values(own, cut.shared), _values(own, cut.stacked)) for own in known]
-    carried = [_values(own, cut.start) for own in known]
-    entered: LayerInputs = []
+    """Runs all micro-batches through one layer after another."""
+    loop = compiled.loop
+    constants = [
+        (_select(values, loop.shared), _select(values, loop.stacked))
+        for values in micro_batches
+    ]
+    carried = [_select(values, loop.start) for values in micro_batches]
+    layer_inputs: LayerInputs = []
 
     def compute(index: int, layer: Layer) -> None:
-        following = [
-            loop.forward(layer, index, *of_all, values)
-            for of_all, values in zip(given, carried, strict=True)
+        outputs = [
+            compiled.forward(layer, index, *own_constants, entering)
+            for own_constants, entering in zip(constants, carried, strict=True)
         ]
         if keep:
             # Copied while the device computes; a view would keep its memory.
-            entered.append([[np.array(x) for x in values] for values in carried])
-        carried[:] = jax.block_until_ready(following)
+            layer_inputs.append([[np.array(x) for x in values] for values in carried])
+        carried[:] = jax.block_until_ready(outputs)
 
-    weights = [known[0][var] for var in cut.weights]
+    weights = [micro_batches[0][var] for var in loop.weights]
     layer = [weight.abstract_layer for weight in weights]
-    loop.forward.compile(layer, 0, *given[0], carried[0])
-    reader.visit(weights, range(cut.length), compute)
-    for own, values in zip(known, carried, strict=True):
-        own |= zip(cut.end, values, strict=True)
-    return entered
+    compiled.forward.compile(layer, 0, *constants[0], carried[0])
+    reader.visit(weights, range(loop.length), compute)
+    for values, leaving in zip(micro_batches, carried, strict=True):
+        values |= zip(loop.end, leaving, strict=True)
+    return layer_inputs
 
 
 def _run_loop_backward(
-    loop: CompiledLoop,
-    known: Sequence[VarValues],
-    cotangents: Sequence[VarValues],
-    entered: LayerInputs,
+    compiled: CompiledLoop,
+    micro_batches: Sequence[VariableValues],
+    cotangents: Sequence[VariableValues],
+    layer_inputs: LayerInputs,
     reader: LayerReader,
 ) -> None:
-    """Runs all micro-batches back, each layer computed again from what entered it."""
-    cut = loop.loop
-    given = [(_values(own, cut.shared), _values(own, cut.stacked)) for own in known]
-    moving = [_pop(own, loop.differentiable(cut.end)) for own in cotangents]
-    totals = [[jnp.zeros_like(own[var]) for var in loop.shared] for own in known]
-    slices: list[list[Values]] = [[] for _ in known]
+    """Runs all micro-batches back, recomputing each layer from its inputs."""
+    loop = compiled.loop
+    constants = [
+        (_select(values, loop.shared), _select(values, loop.stacked))
+        for values in micro_batches
+    ]
+    # Cotangents of each micro-batch: of the carried values; of the shared inputs, as a
+    # sum over layers; and of each layer's stacked slices, the last layer first.
+    carried = [_pop(own, compiled.differentiable(loop.end)) for own in cotangents]
+    totals = [
+        [jnp.zeros_like(values[var]) for var in compiled.shared]
+        for values in micro_batches
+    ]
+    slices: list[list[Values]] = [[] for _ in micro_batches]
 
     def compute(index: int, layer: Layer) -> None:
-        values = jax.device_put(entered.pop())
-        for i, of_all in enumerate(given):
-            moving[i], totals[i], of_layer = loop.backward(
-                layer, index, *of_all, values[i], moving[i], totals[i]
+        entering = jax.device_put(layer_inputs.pop())
+        for i, own_constants in enumerate(constants):
+            carried[i], totals[i], layer_slices = compiled.backward(
+                layer, index, *own_constants, entering[i], carried[i], totals[i]
             )
-            slices[i].append(of_layer)
-        jax.block_until_ready((moving, totals, slices))
+            slices[i].append(layer_slices)
+        jax.block_until_ready((carried, totals, slices))
 
-    weights = [known[0][var] for var in cut.weights]
+    weights = [micro_batches[0][var] for var in loop.weights]
     layer = [weight.abstract_layer for weight in weights]
-    loop.backward.compile(layer, 0, *given[0], entered[-1][0], moving[0], totals[0])
-    reader.visit(weights, reversed(range(cut.length)), compute)
-    first = loop.differentiable(cut.start)
+    compiled.backward.compile(
+        layer, 0, *constants[0], layer_inputs[-1][0], carried[0], totals[0]
+    )
+    reader.visit(weights, reversed(range(loop.length)), compute)
+    start = compiled.differentiable(loop.start)
     for i, own in enumerate(cotangents):
-        _accumulate(own, first, moving[i])
-        _accumulate(own, loop.shared, totals[i])
+        _accumulate(own, start, carried[i])
+        _accumulate(own, compiled.shared, totals[i])
+        # Of each stacked input, [...] of each layer -> [L, ...].
         stacked = [jnp.stack(layers[::-1]) for layers in zip(*slices[i], strict=True)]
-        _accumulate(own, loop.stacked, stacked)
+        _accumulate(own, compiled.stacked, stacked)

@@ -61,7 +61,7 @@ def test_a_shipped_config_is_found_by_name_from_any_directory(
     assert tune(files, Path("run")) == 0
     printed = capsys.readouterr().out
     assert "restored       11" in printed
-    assert f"decoder/prompt/prompt ({LENGTH}, 16): the prompt's initialiser" in printed
+    assert f"decoder/prompt/prompt ({LENGTH}, 16): the prompt's initializer" in printed
     assert "32 training examples" in printed
     assert read_prompt(tmp_path / "run").shape == (LENGTH, 16)
 

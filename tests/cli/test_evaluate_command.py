@@ -177,7 +177,7 @@ def test_predictions_without_a_tokenizer_are_refused_before_measuring(
     monkeypatch.setattr(comparison, "open_systems", None)
     file = tmp_path / "predictions.jsonl"
     found = refused(capsys, *options, "--predictions", file)
-    assert "no tokenizer beside it; set Pretrained.tokenizer" in found
+    assert "no tokenizer next to it; set Pretrained.tokenizer" in found
     assert not file.exists()
 
 

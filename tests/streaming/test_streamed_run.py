@@ -123,7 +123,7 @@ def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, ca
     ("choices", "said"),
     [
         ({"Pretrained.weights": "cpu"}, "expected one of 'device', 'pinned_host'"),
-        ({"Rematerialization.policy": "nothing"}, "leave rematerialization out"),
+        ({"Rematerialization.policy": "nothing"}, "leave out rematerialization"),
         ({"Evaluation.exact_match": True}, "reads all weights for each token"),
         (
             {"ParameterGroup.regexes": [".*/prompt/.*", "decoder/layers/.*"]},

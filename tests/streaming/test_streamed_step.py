@@ -249,13 +249,13 @@ def test_a_loop_is_run_with_literals_shared_values_and_slices():
             lambda _, frozen: jax.lax.scan(
                 lambda c, i: (c + frozen["stack"][i].sum(), None), 0.0, jnp.arange(3)
             )[0],
-            "a loop reads all of it in each turn",
+            "a loop reads all of it in each iteration",
         ),
         (
             lambda _, frozen: jax.lax.scan(
                 lambda c, w: (c + 1.0, w * 2), 0.0, frozen["stack"]
             )[1],
-            "makes an array of them all",
+            "stacks an output of all layers",
         ),
     ],
 )
