@@ -8,7 +8,7 @@ from prompt_tuning.core.errors import InputError
 
 
 def matrices(mask, queries):
-    """Each row's matrix, of zeros and ones."""
+    """Converts each row's mask to a matrix of zeros and ones."""
     rows, _, _, keys = mask.shape
     return np.broadcast_to(mask, (rows, 1, queries, keys))[:, 0].astype(int).tolist()
 
@@ -29,9 +29,9 @@ def test_a_causal_decoder_sees_itself_and_what_is_before():
     ]
 
 
-# Two prompt vectors, two real tokens, one of padding, as google-research/prompt-tuning
-# gives each combination of what it calls attention types (section 1.3 of its facts):
-# the rows of the prompt alone, as text sees prompt and text in every one of them.
+# Two prompt vectors, two real tokens and one padding token, for each combination of
+# the attention types of google-research/prompt-tuning. Only the prompt's rows are
+# listed: text attends to prompt and text in all of them.
 P_P, P_P_CAUSAL, P_I = "prompt->prompt", "prompt->prompt;causal", "prompt->input"
 COMBINATIONS = [
     ([], [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0]]),

@@ -48,8 +48,8 @@ def test_paths_get_the_number_of_their_group_and_frozen_ones_none():
 
 
 def test_the_multitask_expression_that_matched_nothing_is_an_error():
-    # google-research/prompt-tuning ships it: nothing follows the name in the path, so
-    # its shared prompt was neither trained nor saved, and nobody was told.
+    # google-research/prompt-tuning ships this expression. Nothing follows the name in
+    # the path, so its shared prompt was neither trained nor saved, without an error.
     paths = [
         "encoder/prompt/prompt/shared_prompt",
         "encoder/prompt/prompt/task_prompts/embedding",
@@ -85,7 +85,7 @@ def test_no_groups_are_an_error():
 
 
 def updated(groups, parameters, gradient):
-    """The trained parameters after one step, and the optimiser's state."""
+    """Returns the trained parameters after one step, and the optimizer state."""
     labels = parameter_groups.label(parameters, groups)
     trained, frozen = parameter_groups.partition(parameters, labels)
     assert trained | frozen == parameters and not trained.keys() & frozen.keys()
@@ -109,7 +109,7 @@ def test_each_group_moves_by_its_own_optimizer_and_frozen_leaves_have_no_state()
     np.testing.assert_allclose(trained["a/x"], 0.0)
     np.testing.assert_allclose(trained["b/x"], 0.5)
     assert trained.keys() == {"a/x", "b/x"}
-    # One momentum, of b/x alone.
+    # One momentum, for b/x only.
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(2, 3)]
 
 
@@ -137,7 +137,7 @@ def test_adamw_clips_the_norm_of_its_group():
     groups = [ParameterGroup(("a",), clipped), ParameterGroup(("b",), optax.sgd(0.0))]
     _, state = updated(groups, parameters, gradient)
     moments = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (4,)]
-    # The first moment is a tenth of the clipped gradient: 10 each had the norm 20.
+    # The first moment is a tenth of the clipped gradient; unclipped, its norm was 20.
     np.testing.assert_allclose(moments[0], 0.1, rtol=1e-5)
 
 

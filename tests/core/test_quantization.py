@@ -1,4 +1,4 @@
-"""Int8 weights: numbers by hand, the models that have them, what these compile to."""
+"""Int8 weights: values computed by hand, the models that use them, their programs."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ def int8(config):
 
 
 def quantized(parameters: Parameters) -> tuple[Parameters, Parameters]:
-    """Float parameters as an int8 model holds them, and what these stand for."""
+    """Returns parameters as an int8 model stores them, and the weights they represent."""
     held, meant = {}, {}
     for path, leaf in parameters.items():
         leaf = np.asarray(leaf)
@@ -140,7 +140,7 @@ def test_narrow_weights_move_a_float32_prompt_much_the_same_way(
 
 
 def loss_and_gradient(graph, parameters, batch) -> tuple[float, Parameters]:
-    """The mean loss of a batch, and the gradient of the prompts."""
+    """Returns the mean loss of a batch, and the gradient of the prompts."""
     groups = [parameter_groups.ParameterGroup([PROMPT], parameter_groups.adamw())]
     trained, frozen = parameter_groups.partition(
         parameters, parameter_groups.label(parameters, groups)
@@ -152,13 +152,13 @@ def loss_and_gradient(graph, parameters, batch) -> tuple[float, Parameters]:
 
 @functools.cache
 def exact(family: str) -> tuple[float, Parameters]:
-    """The same of float32 weights."""
+    """The same with float32 weights."""
     config = dummies.FAMILIES[family]
     return loss_and_gradient(*dummies.prompted(config), batch_for(config))
 
 
 def alike(left: Parameters, right: Parameters) -> float:
-    """The smallest cosine between leaves of one path."""
+    """Returns the smallest cosine between leaves of the same path."""
     return min(
         float(np.vdot(left[path], leaf))
         / float(np.linalg.norm(left[path]) * np.linalg.norm(leaf))

@@ -1,4 +1,4 @@
-"""What is computed again: the same numbers, for less memory and more products."""
+"""Rematerialization: the same numbers with less memory and more products."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ ROWS = [(4, 3), (2, 5), (6, 1)]
 
 
 def deep(config: ModelConfig, how: Rematerialization | None = None) -> ModelConfig:
-    """The config with dropout, more blocks, and what is computed again."""
+    """The config with dropout, more blocks and the given rematerialization."""
     return dataclasses.replace(
         dummies.with_dropout(config),
         layers=L,
@@ -62,7 +62,7 @@ def deep(config: ModelConfig, how: Rematerialization | None = None) -> ModelConf
 
 
 def outcome(config: ModelConfig, regex: str = ".*/prompt/.*", seed: int = 0):
-    """Sums and gradient of a batch with dropout."""
+    """Returns sums and gradient of a batch with dropout."""
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows(ROWS))
     trained, frozen = parted(parameters, regex)
@@ -82,7 +82,7 @@ def parted(parameters, regex):
 
 @functools.cache
 def plain(family: str, regex: str = ".*/prompt/.*"):
-    """The same with everything kept."""
+    """The same with everything saved."""
     return outcome(deep(dummies.FAMILIES[family]), regex)
 
 
@@ -160,7 +160,7 @@ def cost(how: Rematerialization, family: str = "llama") -> tuple[int, int]:
 def test_what_is_kept_is_not_multiplied_again():
     none, kept = cost(Rematerialization())
     again, least = cost(NOTHING)
-    # A step is one way forth and one back of the same products; this is forth twice.
+    # A step runs the same products forward and backward; this runs them forward twice.
     assert 1.3 * none < again < 1.6 * none
     flops = [none, again]
     sizes = [kept, least]
@@ -201,7 +201,7 @@ def test_offloaded_is_what_enters_each_block():
 
 
 def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
-    """Temporary bytes of a gradient on a mesh of eight, and those of all blocks."""
+    """Temporary bytes of a gradient on a mesh of eight, and the bytes of all blocks."""
     width, base = 64, dummies.FAMILIES[family]
     config = dataclasses.replace(
         base,
@@ -253,7 +253,7 @@ MIDDLE = Rematerialization(policy="attention", skip_first=2, skip_last=2)
 )
 def test_weights_that_devices_gather_are_not_kept_for_the_way_back(family, how):
     found, blocks = gathered_bytes(family, how)
-    # Two blocks at once, of 8 or 16, and the activations.
+    # Two of 8 or 16 blocks at a time, and the activations.
     assert found < 0.4 * blocks
 
 
@@ -264,7 +264,7 @@ def test_gathered_weights_would_be_kept_of_every_block(monkeypatch):
 
 
 class Scaled(nnx.Module):
-    """A module whose call has keywords, and outputs that are no arrays."""
+    """A module whose call takes keywords and returns outputs that are not arrays."""
 
     def __init__(self):
         self.scale = nnx.Param(jnp.array([2.0, 3.0]))

@@ -74,7 +74,7 @@ def test_a_deep_prompt_of_what_blocks_make_of_a_soft_one_is_that_soft_one(prompt
 
 
 def hidden_after(layers, config, parameters):
-    """What the first blocks make of a soft prompt, by a model that ends there."""
+    """Hidden states of a soft prompt after the first blocks, from a truncated model."""
     graph, _ = built(dataclasses.replace(config, layers=layers), soft())
     cut = {p: x[:layers] if "/layers/" in p else x for p, x in parameters.items()}
     model = cast(DecoderOnly, merge(graph, cut))
@@ -189,7 +189,7 @@ def test_fresh_adapters_change_nothing_and_trained_ones_do(config):
     for path in added:
         moved = plain | added | {path: added[path] + 0.5}
         changed = np.abs(logits(moved, batch, graph=graph) - expected).max()
-        # Of LoRA's two factors one is zero.
+        # One of LoRA's two factors is initialized to zero.
         assert (changed > 1e-3) == (not path.endswith("lora/a"))
 
 

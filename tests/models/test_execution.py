@@ -1,4 +1,4 @@
-"""Prompts of several lengths, several at once, packed rows: each as if it ran alone."""
+"""Prompts of several lengths, several prompts, packed rows: each as if run alone."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ class Prompts(InputPrompt):
 
 
 def outcome(config, prompting, prompt, batch):
-    """The sums of a batch, and the gradient of the sum at the prompt."""
+    """Sums of a batch, and the gradient of the loss sum with respect to the prompt."""
     graph, parameters = dummies.with_prompt(config, prompt, prompting)
     path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
     trained = {path: parameters.pop(path)}

@@ -1,4 +1,4 @@
-"""Packed rows: each example runs as if it had its row, with every kind of prompt."""
+"""Packed rows: each example runs as in a row of its own, with every kind of prompt."""
 
 import functools
 
@@ -22,7 +22,7 @@ from tests.support import dummies
 N, P = 3, dummies.P
 SIZES = [(4, 3), (2, 5), (3, 1), (1, 2), (5, 2)]
 PROMPT_IDS = [0, 1, 2, 1, 0]
-# The second row holds three examples, the first two, with padding behind.
+# The second row holds three examples, the first two and padding after them.
 PACKED = np.array([[0, 1, -1], [2, 3, 4]])
 
 
@@ -135,7 +135,7 @@ def test_packed_examples_run_as_if_each_had_its_row(way):
 
 
 def test_one_prompt_learns_from_every_example_whichever_of_others_it_chooses():
-    # Both ways of one prompt: all examples of one batch, and each in a batch alone.
+    # One prompt in two ways: all examples in one batch, and each in its own batch.
     graph, parameters = model("t5 one isolated and several")
     path = "encoder/prompt/prompt"
     trained = {path: parameters.pop(path)}

@@ -110,7 +110,7 @@ def test_given_tokens_and_prompt_see_what_comes_later_under_prefix_attention_alo
     seen_early = change[1, :3] > 1e-4
     assert seen_early.tolist() == [prefix_attention] * 3
     assert np.all(change[1, 3:] > 1e-4)
-    # A completion stays causal: its second token is read only by what follows.
+    # A completion stays causal: only later positions attend to its second token.
     assert np.all(change[2, :5] < 1e-5) and change[2, 5] > 1e-4
 
 
@@ -132,7 +132,7 @@ ROWS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13]]
 
 
 def generate(family, rows, *, sampler, filler=0, length=7, eos_id=None):
-    """Six tokens more of each row."""
+    """Generates six more tokens for each row."""
     graph, parameters = dummies.prompted(dummies.FAMILIES[family])
     tokens, lengths = pad_rows(rows, filler, length)
     return np.asarray(
@@ -300,7 +300,7 @@ def test_every_parameter_names_an_axis_for_each_dimension(family):
 
 @pytest.mark.parametrize("placement", ["prefix", "after_bos", "suffix"])
 def test_no_token_is_predicted_where_it_is_read(placement):
-    # Token 0 has a state of its own before it only if the prompt stands first.
+    # Only a prompt at the start provides a state before token 0.
     first = 0 if placement == "prefix" else 1
     graph, parameters = dummies.prompted(
         dummies.LLAMA, prompting=Prompting(placement=placement)

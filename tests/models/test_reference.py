@@ -1,4 +1,4 @@
-"""The models against what transformers and PEFT computed with the same weights."""
+"""Compares the models with outputs of transformers and PEFT for the same weights."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ pytestmark = needs_shared
 
 
 def restored(folder, prompt=None, execution="auto"):
-    """Config, structure and parameters of a folder, by the reader's own way."""
+    """Config, structure and parameters of a folder, from the library's own reader."""
     config = read_config(folder)
 
     def build(key):
@@ -71,16 +71,16 @@ def reference(case):
 
 
 def adapter(case):
-    """The vectors that PEFT uses."""
+    """Returns the vectors that PEFT uses."""
     file = PEFT / case / "prompt_tuning/adapter_model.safetensors"
     return jnp.asarray(load_file(file)["prompt_embeddings"])
 
 
 def rows_of(case):
-    """The inputs of a case as a batch that asks for every position.
+    """Inputs of a case, as a batch with a target at every position.
 
-    Of a decoder-only row these are the targets 0 to T, of which 0 is predicted by the
-    prompt and T, one past the end, by the last token.
+    In a decoder-only row these are the targets 0 to T: the prompt predicts target 0,
+    and the last token predicts target T, one past the end.
     """
     ref = reference(case)
     lengths = ref["attention_mask"].sum(1)
@@ -102,7 +102,7 @@ def rows_of(case):
 
 
 def real_logits(case, ours, theirs):
-    """Both, at the positions that are no padding."""
+    """Selects both models' logits at the positions that are not padding."""
     if case not in DECODERS:
         return ours, theirs
     real = reference(case)["attention_mask"].astype(bool)
@@ -151,7 +151,7 @@ def test_adapted_logits_are_those_of_peft(case, kind):
 def assert_same_logits(case, kind, ours):
     theirs = reference(case)[f"{kind}.logits"]
     if case not in DECODERS:
-        # PEFT gives scores at its decoder's prompt too.
+        # PEFT also returns scores at the positions of its decoder's prompt.
         theirs = theirs[:, -ours.shape[1] :]
     np.testing.assert_allclose(*real_logits(case, ours, theirs), atol=1e-4)
     if case in DECODERS and kind == "prompt_tuning":
@@ -171,7 +171,7 @@ def test_adapted_rows_side_by_side_continue_as_peft_continues_each_alone(case, k
 
 
 def continued(config, graph, parameters, batch, tasks=None):
-    """The eight tokens that follow each row."""
+    """Generates the eight tokens that follow each row."""
     return continue_rows(
         parameters,
         batch.tokens,
@@ -186,7 +186,7 @@ def continued(config, graph, parameters, batch, tasks=None):
 
 
 def without_decoder_prompt(case, kind, parameters):
-    """PEFT's `generate` leaves the decoder's prompts out, which its `forward` uses."""
+    """Drops the decoder's prompts, as PEFT's `generate` does and its `forward` not."""
     source = Pretrained(checkpoint=str(PEFT / case / "base"))
     config = open_checkpoint(source)[0]
     folder = PEFT / case / kind
@@ -197,7 +197,7 @@ def without_decoder_prompt(case, kind, parameters):
 
 
 def test_a_prompt_joined_to_the_rows_is_that_of_peft():
-    """The other way to run it than the one the adapter's tests take."""
+    """The adapters' tests cover the other execution, shared."""
     case = "llama_gqa_untied"
     config, graph, parameters = restored(PEFT / case / "base", adapter(case), "joined")
     batch, ref = rows_of(case), reference(case)

@@ -1,4 +1,4 @@
-"""The tiny models, and a process's settings put back after each test."""
+"""The tiny models, and a fixture that restores settings after each test."""
 
 from tests.support.small_runs import clean_process, files
 

@@ -1,4 +1,4 @@
-"""The commands, on models whose blocks' weights are not on the device."""
+"""Runs the commands on models whose blocks' weights are not on the device."""
 
 import dataclasses
 import shutil
@@ -40,7 +40,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_of(files, models, tmp_path_factory):
-    """The directory of a run, made once for each model and place of its weights."""
+    """Run directory of each model and weight location, trained once."""
     made = {}
 
     def run(weights, model="decoder"):
@@ -151,7 +151,7 @@ def test_what_does_not_go_with_streaming_is_refused(
     ],
 )
 def test_layers_are_those_of_the_whole_model(models, model, dtype):
-    """Fused and transposed arrays, and int8 with its scales, layer by layer."""
+    """Covers fused and transposed arrays, and int8 with its scales, layer by layer."""
     source = Pretrained(checkpoint=str(models[model]), parameter_dtype=dtype)
     here = open_pretrained(source, key=jax.random.key(0)).read_parameters()
     source = dataclasses.replace(source, weights="streamed")
@@ -163,5 +163,5 @@ def test_layers_are_those_of_the_whole_model(models, model, dtype):
         layers = np.stack([weight.read(i) for i in range(weight.shape[0])])
         assert weight.nbytes == layers.nbytes
         np.testing.assert_array_equal(layers, here[path])
-    # By which runs know their model again, wherever its weights are.
+    # The digest by which a run identifies its model, wherever the weights are stored.
     assert fingerprint(streamed.weight_storage.with_streamed(rest)) == fingerprint(here)

@@ -1,4 +1,4 @@
-"""Steps over weights that are brought in layer by layer, against the usual ones."""
+"""Compares steps over weights that are brought in layer by layer with ordinary ones."""
 
 import dataclasses
 import functools
@@ -24,13 +24,13 @@ from prompt_tuning.training.streamed_step import StreamedStep
 from tests.support import dummies, meshes, methods
 
 METHODS = {method.name: method for method in methods.METHODS}
-# Rows of unequal length and weight.
+# Rows of different length and loss weight.
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2)]
 SGD = optax.sgd(0.1)
 
 
 class Layers:
-    """Weights that count how often each layer of theirs is read."""
+    """Weights that count how often each of their layers is read."""
 
     def __init__(self, parameters):
         self.reads: list[tuple[str, int]] = []
@@ -48,7 +48,7 @@ class Layers:
 
 
 def divided(parameters, trained):
-    """Trained parameters, frozen ones, and of these the blocks' and all others."""
+    """Splits parameters: trained, frozen, and the latter into those of blocks and others."""
     trained = {path: parameters[path] for path in trained}
     frozen = {p: x for p, x in parameters.items() if p not in trained}
     blocks = {
@@ -71,7 +71,7 @@ def batch_of(config, micro_batches=1):
 
 
 def assert_equal(found, expected, trained):
-    """The measure: losses to 1e-6, gradients to 1e-5."""
+    """Compares losses to 1e-6 and gradients to 1e-5."""
     (gradient, sums), (usual_gradient, usual) = found, expected
     np.testing.assert_allclose(sums.loss, usual.loss, rtol=1e-6)
     np.testing.assert_array_equal(sums.weight, usual.weight)
@@ -95,7 +95,7 @@ def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
     step = StreamedStep(graph, SGD, layers.weights, dropout=False)
     found = step.gradient(trained, rest, batch, None)
     assert_equal(found, expected, trained)
-    # Each layer came once to go forth and once to go back, whatever the micro-batches.
+    # Each layer was read once per direction, however many micro-batches there are.
     assert len(set(layers.reads)) == sum(len(x) for x in blocks.values())
     assert len(layers.reads) == 2 * len(set(layers.reads))
 
@@ -129,7 +129,7 @@ def test_methods_move_alike_with_dropout_and_micro_batches(name, family, rate):
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-6)
     for path, leaf in trained.items():
         assert np.abs(usual.trained[path] - leaf).max() > 0
-        # A tenth of what gradients may differ by.
+        # A tenth of the tolerance for gradients.
         np.testing.assert_allclose(
             state.trained[path], usual.trained[path], rtol=1e-6, atol=1e-6
         )
@@ -177,10 +177,10 @@ def test_two_layers_are_on_the_device_at_a_time():
     graph, (trained, frozen, blocks, rest) = prompted(config)
     layer = sum(leaf.nbytes for leaf in blocks.values()) / 6
     layers, batch, seen = Layers(blocks), batch_of(config), []
-    # The stacks are copied above, and on the device no more.
+    # The stacks were copied above and are no longer on the device.
     frozen.clear()
     blocks.clear()
-    # Held, so that none of them goes while the layers are counted.
+    # Referenced here, so that none of them is freed while the layers are counted.
     others = jax.live_arrays()
     before = nbytes(others)
     reader = LayerReader(
@@ -191,7 +191,7 @@ def test_two_layers_are_on_the_device_at_a_time():
     assert [index for index, _ in seen] == [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0]
     # Some 60 positions of width 16 are a tenth of a layer.
     assert 1.9 * layer < max(size for _, size in seen) < 2.2 * layer
-    # The last layer of a pass is alone.
+    # The last layer of a pass has no next one.
     assert seen[-1][1] < 1.2 * layer
 
 
@@ -277,7 +277,7 @@ def test_blocks_bring_their_weights_from_pinned_memory(family):
     compute = jax.jit(functools.partial(gradients, graph))
     expected = compute(trained, frozen, batch, None)
     assert_equal(compute(trained, pinned, batch, None), expected, trained)
-    # Nothing of a kernel's shape is kept for the way back, on whatever side.
+    # Nothing of a kernel's shape is saved for the backward pass, on host or device.
     traced = jax.make_jaxpr(functools.partial(gradients, graph))
     text = str(traced(trained, pinned, batch, None))
     kernels = {x.shape for path, x in blocks.items() if path.endswith("kernel")}
@@ -287,5 +287,5 @@ def test_blocks_bring_their_weights_from_pinned_memory(family):
 
 
 def kept(text, shape):
-    """Whether a traced program makes an array of a stack's shape on the device."""
+    """Returns whether a traced program stacks an array of this shape on the device."""
     return f":f32[{','.join(map(str, shape))}]" in text
