@@ -57,7 +57,7 @@ def int8(config):
 
 
 def quantized(parameters: Parameters) -> tuple[Parameters, Parameters]:
-    """Returns parameters as an int8 model stores them, and the weights they represent."""
+    """Parameters as an int8 model stores them, and the weights they represent."""
     held, meant = {}, {}
     for path, leaf in parameters.items():
         leaf = np.asarray(leaf)

@@ -48,7 +48,7 @@ class Layers:
 
 
 def divided(parameters, trained):
-    """Splits parameters: trained, frozen, and the latter into those of blocks and others."""
+    """Trained parameters, frozen ones, and of these the blocks' and the others."""
     trained = {path: parameters[path] for path in trained}
     frozen = {p: x for p, x in parameters.items() if p not in trained}
     blocks = {
