@@ -1,7 +1,7 @@
 """Each method on each model: trained, saved, resumed, decoded and exported.
 
-What is proven here is the table of methods in the README. With WRITE_METHODS=1 the
-table is written in place of being compared.
+Verifies the table of methods in prompt_tuning/prompts/README.md. With WRITE_METHODS=1
+the table is written instead of compared.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""All methods with their configs, and the README's table of tested combinations.
+"""All methods with their configs, and the table of tested combinations.
 
 `tests/test_methods.py` tests each cell. An empty cell of the table has its reason here,
 with part of the message with which the library rejects the combination.
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from scripts import skills
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "prompt_tuning" / "prompts" / "README.md"
 BEGIN, END = "<!-- methods: made by tests/test_methods.py -->\n", "<!-- /methods -->\n"
 MODELS = {"decoder": "bundled decoder", "gpt2": "GPT-2", "t5": "bundled T5"}
 DECODERS = ("decoder", "gpt2")
@@ -53,7 +53,7 @@ DECODER_ALONE = Reason(
     r"no prompt for the decoder of an encoder-decoder alone",
 )
 BIDIRECTIONAL = Reason(
-    "refused: an encoder's tokens see each other anyway",
+    "refused: an encoder's tokens attend to each other anyway",
     r"prefix_attention is for decoder-only models",
 )
 ONE_STACK = Reason(
@@ -103,7 +103,7 @@ def _several_tasks(name: str, *sizes: str) -> Method:
 METHODS = (
     Method(name="soft prompt", files=("prompts/sampled_vocabulary.gin",)),
     Method(
-        name="soft prompt behind the text",
+        name="soft prompt after the text",
         choices=("Prompting.placement = 'suffix'",),
         arrays=dict.fromkeys(MODELS, PLACED),
     ),
