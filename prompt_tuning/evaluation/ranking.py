@@ -1,14 +1,10 @@
 """Rank classification: the label that the model finds most likely (its verbalizer)."""
 
-import functools
 from collections.abc import Sequence
 
-import jax
 import numpy as np
-from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
@@ -17,32 +13,12 @@ from prompt_tuning.data.batching.buckets import round_up
 from prompt_tuning.data.examples.candidates import Candidates, given_part, labelled
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.generation.engine import strip_end
 from prompt_tuning.generation.text_generation import check_prompt_ids
 from prompt_tuning.models.scoring import row_nll
 from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import map_rows
-from prompt_tuning.streaming.streamed_function import stream_over_batches
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def batch_row_nll(
-    graph: nnx.GraphDef, layout: MeshLayout | None, parameters: Parameters, batch: Batch
-) -> Float[Array, "B"]:
-    """The nats of each row; see `row_nll`."""
-    run = map_rows(layout, graph, functools.partial(row_nll, graph))
-    return run(parameters, batch)
-
-
-def _row_nll(
-    model: PromptedModel, parameters: Parameters, batch: Batch
-) -> Float[Array, "B"]:
-    if model.weight_storage.streamed:
-        everything = model.weight_storage.with_streamed(parameters)
-        return stream_over_batches(model.graph, row_nll).forward({}, everything, batch)
-    return batch_row_nll(model.graph, model.layout, parameters, batch)
 
 
 def rank_labels(
@@ -127,7 +103,7 @@ def completion_nats(
         batch = build_batch(
             examples, planned, model.config.pad_id, prompt_ids=prompt_ids
         )
-        found = _row_nll(model, parameters, batch)
+        found = score_batch(row_nll, model, parameters, batch)
         nats[rows] = np.asarray(found)[: len(rows)]
     return nats
 

@@ -1,43 +1,19 @@
 """What each target token costs, and whether it scored highest."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
-from flax import nnx
 from jaxtyping import Bool, Float, Int
 
-from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
-from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import map_rows
-from prompt_tuning.streaming.streamed_function import stream_over_batches
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def batch_losses(
-    graph: nnx.GraphDef, layout: MeshLayout | None, parameters: Parameters, batch: Batch
-) -> TokenLoss:
-    """The outcome at each of the batch's loss positions; see `token_losses`."""
-    run = map_rows(layout, graph, functools.partial(token_losses, graph))
-    return run(parameters, batch)
-
-
-def _losses(model: PromptedModel, parameters: Parameters, batch: Batch) -> TokenLoss:
-    if model.weight_storage.streamed:
-        everything = model.weight_storage.with_streamed(parameters)
-        return stream_over_batches(model.graph, token_losses).forward(
-            {}, everything, batch
-        )
-    return batch_losses(model.graph, model.layout, parameters, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +74,7 @@ def token_outcomes(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
     for index, batch in enumerate(batches):
-        outcome = jax.device_get(_losses(model, parameters, batch))
+        outcome = jax.device_get(score_batch(token_losses, model, parameters, batch))
         arrays = np.stack([batch.loss_weights, outcome.nll, outcome.correct])
         rows = plan.batch(index).rows
         for place, row in enumerate(rows.reshape(len(rows), -1).tolist()):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
-from prompt_tuning.evaluation.token_outcomes import batch_losses
+from prompt_tuning.evaluation.batch_scores import score_rows
 from prompt_tuning.generation.engine import continue_rows, pad_rows
 from prompt_tuning.generation.sampling import temperature
+from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.prompts.soft import StackedPrompts
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes
@@ -56,7 +57,8 @@ def test_tokens_cost_alike():
     graph, places = on_mesh("gpt2")
     batch = dummies.make_batch(dummies.GPT2, dummies.random_rows(meshes.ROWS))
     one, many = (
-        batch_losses(graph, layout, parameters, batch) for parameters, layout in places
+        score_rows(token_losses, graph, layout, parameters, batch)
+        for parameters, layout in places
     )
     np.testing.assert_allclose(one.nll, many.nll, rtol=1e-5)
     np.testing.assert_array_equal(one.correct, many.correct)
@@ -69,7 +71,7 @@ def test_rows_grouped_by_prompt_are_not_divided():
     layout = meshes.layout_of(MeshShape(data=2), config)
     batch = dummies.make_batch(config, dummies.random_rows(meshes.ROWS))
     with pytest.raises(ValueError, match="cannot be grouped by 2 prompts; set"):
-        batch_losses(graph, layout, parameters, batch)
+        score_rows(token_losses, graph, layout, parameters, batch)
 
 
 def test_what_is_dropped_depends_on_the_place_in_the_whole_batch():

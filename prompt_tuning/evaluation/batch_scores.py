@@ -1,0 +1,53 @@
+"""A frozen function of one batch: compiled, divided among devices, or streamed."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.sharding.mesh_layout import MeshLayout
+from prompt_tuning.sharding.shard_map import map_rows
+from prompt_tuning.streaming.streamed_function import of_batch
+
+Scores = TypeVar("Scores")
+BatchFunction = Callable[[nnx.GraphDef, Parameters, Batch], Scores]
+"""A function of a model and a batch whose arrays have the batch's rows first."""
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def score_rows(
+    function: BatchFunction[Scores],
+    graph: nnx.GraphDef,
+    layout: MeshLayout | None,
+    parameters: Parameters,
+    batch: Batch,
+) -> Scores:
+    """Computes a function of a batch, each device for its rows.
+
+    Args:
+      function: `token_losses` or `row_nll` of `models.scoring`.
+      graph: structure of the model.
+      layout: layout of the parameters on a mesh; None for one device.
+      parameters: all parameters of the model.
+      batch: one batch, without an accumulation axis.
+    """
+    run = map_rows(layout, graph, functools.partial(function, graph))
+    return run(parameters, batch)
+
+
+def score_batch(
+    function: BatchFunction[Scores],
+    model: PromptedModel,
+    parameters: Parameters,
+    batch: Batch,
+) -> Any:
+    """Computes `score_rows`, reading weights layer by layer if they are streamed."""
+    if model.weight_storage.streamed:
+        everything = model.weight_storage.with_streamed(parameters)
+        return of_batch(model.graph, function).forth({}, everything, batch)
+    return score_rows(function, model.graph, model.layout, parameters, batch)
