@@ -29,7 +29,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, SEPARATOR
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.text.tokenizers import given_ids
-from prompt_tuning.generation.sampling import temperature
+from prompt_tuning.generation.sampling import temperature_sampler
 from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.data_source import DataSource
@@ -110,7 +110,7 @@ def sample(
         [given] * (arguments.texts + HELD_OUT),
         new_tokens=NEW_TOKENS,
         batch_size=256,
-        sampler=temperature(1.0),
+        sampler=temperature_sampler(1.0),
         seed=arguments.seed,
     )
     return [row for row in made if row]

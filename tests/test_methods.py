@@ -38,7 +38,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.text_generation import given_row
+from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -208,7 +208,7 @@ def check_decoded(
     """
     model = training.model
     template = training.run.source.token_template(model)
-    rows = [given_row(model, text, template) for text in TEXTS]
+    rows = [encode_given(model, text, template) for text in TEXTS]
     assert len({len(row) for row in rows}) == len(rows)
     tasks = None if model.prompt_count == 1 else [0, 1, 0]
     together = decode(model.graph, parameters, rows, tasks)

@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
     )
     from prompt_tuning.core.atomic_files import write_file
     from prompt_tuning.processes.group import is_first, run_on_first
-    from prompt_tuning.tuned.comparison import measure_all, open_systems
-    from prompt_tuning.tuned.ensembles import ensemble, open_ensemble
+    from prompt_tuning.tuned.comparison import measure_each, open_comparison
+    from prompt_tuning.tuned.ensembles import evaluate_ensemble, open_ensemble
 
     run = read_run(options)
     if options.print_config:
@@ -102,12 +102,12 @@ def run(options: argparse.Namespace) -> int:
     if len(prompts) > 1:
         vote = options.vote or "majority"
         model, parameters = open_ensemble(run, prompts)
-        outcomes = ensemble(model, parameters, run.evaluation, vote)
+        outcomes = evaluate_ensemble(model, parameters, run.evaluation, vote)
         print_table(console, vote_table(outcomes, prompts, vote))
         return 0
     if options.predictions is not None:
         _check_tokenizer(run)
-    systems = open_systems(
+    systems = open_comparison(
         run,
         run.evaluation,
         prompt_file=prompts[0] if prompts else None,
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         _warn_of_cut_answers(first, run.evaluation.new_tokens)
     results = {}
     predictions: list[str] = []
-    for name, evaluator, result in measure_all(systems):
+    for name, evaluator, result in measure_each(systems):
         results[name] = result
         if options.predictions is not None:
             predictions += evaluator.predictions(name, result)

@@ -33,8 +33,8 @@ def comparison_table(
         table.add_column(title, justify="right", overflow="fold", max_width=40)
     if alone:
         table.add_column("95 %", justify="right")
-    for part in next(iter(results.values())).parts:
-        systems = {name: result.parts[part] for name, result in results.items()}
+    for part in next(iter(results.values())).groups:
+        systems = {name: result.groups[part] for name, result in results.items()}
         if part:
             table.add_section()
             count = len(next(iter(systems.values()))["loss"].rows)

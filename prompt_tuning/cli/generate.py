@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints each text with its continuation."""
     from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
-    from prompt_tuning.generation.sampling import temperature
+    from prompt_tuning.generation.sampling import temperature_sampler
     from prompt_tuning.generation.text_generation import continue_texts
     from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.tuned.load_tuned import load_tuned
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         texts,
         new_tokens=options.new_tokens,
         batch_size=options.batch_size,
-        sampler=temperature(options.temperature),
+        sampler=temperature_sampler(options.temperature),
         seed=options.seed,
         prompt_ids=None if task is None else [task] * len(texts),
         template=run.source.token_template(model),

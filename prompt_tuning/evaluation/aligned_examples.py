@@ -11,7 +11,7 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 
 
-def same_targets(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
+def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
     """The tables of some systems, in which all are measured on the same tokens.
 
     Nothing predicts the first token of a row in a model without a prompt, so it may
@@ -31,7 +31,7 @@ def same_targets(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
     ]
 
 
-class SameTargets(Examples):
+class AlignedExamples(Examples):
     """Examples whose targets weigh what they do in another table of them.
 
     Attributes:
@@ -56,11 +56,11 @@ class SameTargets(Examples):
     def __getitem__(self, index: int) -> Example:
         """Example `index`, with the other table's weights."""
         example, other = super().__getitem__(index), self.other[index]
-        weights = aligned(other.weights, len(example.weights))
+        weights = align_weights(other.weights, len(example.weights))
         return dataclasses.replace(example, weights=weights)
 
 
-def aligned(
+def align_weights(
     weights: Float32[np.ndarray, "n"], length: int
 ) -> Float32[np.ndarray, "length"]:
     """Weights of as many of the last targets of a row of another length.
@@ -103,7 +103,7 @@ def _like(table: Examples, name: str, other: Examples, other_name: str) -> Examp
             "they would be compared on different ones; leave out long rows, or shorten "
             "the text"
         )
-    found = SameTargets(table, other)
+    found = AlignedExamples(table, other)
     for index in range(len(found)):
         _check_targets(found[index], other[index], index, name, other_name)
     return found

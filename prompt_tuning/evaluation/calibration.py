@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 
-def calibrated(
+def calibrate_nats(
     nats: Float[np.ndarray, "n C"], content_free: Float[np.ndarray, "n f C"]
 ) -> Float[np.ndarray, "n C"]:
     """What each label costs over what it costs without content; the least wins.

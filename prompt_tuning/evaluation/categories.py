@@ -17,7 +17,7 @@ from prompt_tuning.data.rows.jsonl import Line, read_lines
 from prompt_tuning.data.rows.row_sources import file_list
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 
-NONE = -1
+NO_CATEGORY = -1
 """The category of what has none."""
 
 
@@ -33,8 +33,8 @@ class Categories:
     """
 
     names: tuple[str, ...]
-    of_examples: Int[np.ndarray, "E"]
-    of_targets: Int[np.ndarray, "t"]
+    example_categories: Int[np.ndarray, "E"]
+    target_categories: Int[np.ndarray, "t"]
 
 
 def read_categories(
@@ -125,7 +125,9 @@ def _of_lines(evaluation: Evaluation, examples: Examples, key: str) -> Categorie
     lines = _lines(evaluation)
     found = [_category(lines[examples.span(i)[0]], key) for i in range(len(examples))]
     names = tuple(sorted({name for name in found if name is not None}))
-    of_examples = np.array([NONE if x is None else names.index(x) for x in found])
+    of_examples = np.array(
+        [NO_CATEGORY if x is None else names.index(x) for x in found]
+    )
     return Categories(
         names, of_examples, np.repeat(of_examples, examples.weight_counts)
     )
@@ -134,7 +136,7 @@ def _of_lines(evaluation: Evaluation, examples: Examples, key: str) -> Categorie
 def _category(line: Line, key: str) -> str | None:
     value: Any = line.value(key, "Evaluation.category_key")
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
-        return None if value in (None, NONE) else str(value)
+        return None if value in (None, NO_CATEGORY) else str(value)
     raise InputError(
         f"{line.place}: {key!r} is a {type(value).__name__}, expected the category's "
         "name or number, or null for none"
@@ -180,8 +182,8 @@ def _open(path: Path, key: str) -> h5py.Dataset:
 
 def _first(numbers: Int[np.ndarray, "n"]) -> int:
     """The first category among some numbers."""
-    real = numbers[numbers != NONE]
-    return int(real[0]) if len(real) else NONE
+    real = numbers[numbers != NO_CATEGORY]
+    return int(real[0]) if len(real) else NO_CATEGORY
 
 
 def _named(
@@ -190,20 +192,22 @@ def _named(
     of_targets: Int[np.ndarray, "t"],
 ) -> Categories:
     """The categories that occur, in the order of their numbers."""
-    numbers = np.unique(of_targets[of_targets != NONE])
+    numbers = np.unique(of_targets[of_targets != NO_CATEGORY])
     known = _names(evaluation)
     unnamed = [n for n in numbers.tolist() if known is not None and n not in known]
-    if unnamed or (len(numbers) and numbers[0] < NONE):
+    if unnamed or (len(numbers) and numbers[0] < NO_CATEGORY):
         raise InputError(
             f"the data has category {unnamed[0] if unnamed else numbers[0]}, expected "
-            f"{NONE} for none"
+            f"{NO_CATEGORY} for none"
             + ("" if known is None else f" or one of {known}")
             + "; see Evaluation.category_names"
         )
     names = [str(n) if known is None else known[n] for n in numbers.tolist()]
 
     def index(values: np.ndarray) -> np.ndarray:
-        return np.where(values == NONE, NONE, np.searchsorted(numbers, values))
+        return np.where(
+            values == NO_CATEGORY, NO_CATEGORY, np.searchsorted(numbers, values)
+        )
 
     return Categories(tuple(names), index(of_examples), index(of_targets))
 

@@ -9,32 +9,32 @@ from jaxtyping import Float
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.calibration import calibrated
+from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.categories import read_categories, read_references
 from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
-from prompt_tuning.evaluation.metric_sums import MetricSums, class_tallies, mean_tally
+from prompt_tuning.evaluation.metric_sums import MetricSums, class_metrics, mean_metric
 from prompt_tuning.evaluation.ranking import (
-    completion,
+    completion_tokens,
     encode_labels,
-    given,
-    gold_labels,
-    rank_labels,
+    given_tokens,
+    gold_label_indices,
+    label_nats,
 )
 from prompt_tuning.evaluation.results import (
-    Answers,
+    AnswerTexts,
     EvaluationResult,
     Ranking,
-    by_category,
     prediction_lines,
+    split_by_category,
 )
-from prompt_tuning.evaluation.text_metrics import NAMES, TEXT_METRICS
-from prompt_tuning.evaluation.token_outcomes import token_outcomes
+from prompt_tuning.evaluation.text_metrics import METRIC_NAMES, TEXT_METRICS
+from prompt_tuning.evaluation.token_outcomes import measure_tokens
 from prompt_tuning.generation.text_generation import (
     GENERATES,
     check_rows,
     continuation_text,
     continue_all,
-    given_row,
+    encode_given,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -79,7 +79,7 @@ class Evaluator:
         self._labels = encode_labels(model, data, texts) if texts else []
         self._gold = np.zeros(0, np.int64)
         if texts:
-            gold = gold_labels(model, self._rows[1], self._labels, texts)
+            gold = gold_label_indices(model, self._rows[1], self._labels, texts)
             self._gold = np.array(gold)
         self._references = self._read_references()
         self.categories = None
@@ -101,17 +101,19 @@ class Evaluator:
           these tokens), and what else was asked for, most of it as shares of the
           examples.
         """
-        tallies = self.measure(parameters).tallies
-        return {name: tallies[name].value for name in self.metrics}
+        tallies = self.measure(parameters).metrics
+        return {name: tallies[name].value for name in self.metric_names}
 
     @property
-    def metrics(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """What is measured, also in training."""
         asked = self._evaluation
         names = ["loss", "accuracy"]
         names += [PERPLEXITY] if PERPLEXITY in asked.metrics else []
         names += ["exact_match"] if asked.exact_match else []
-        names += [name for metric in asked.text_metrics for name in NAMES[metric]]
+        names += [
+            name for metric in asked.text_metrics for name in METRIC_NAMES[metric]
+        ]
         kinds = [*(["label"] if self._labels else [])]
         kinds += ["calibrated"] if asked.calibrate else []
         return names + [f"{k}_{m}" for k in kinds for m in ("accuracy", "macro_f1")]
@@ -135,17 +137,17 @@ class Evaluator:
         Raises:
           InputError: with those that are.
         """
-        if name not in self.metrics:
+        if name not in self.metric_names:
             raise InputError(
                 f"Run.keep_best names the metric {name!r}, but the evaluation measures "
-                f"{', '.join(self.metrics)}; ask for it in Evaluation, or choose "
+                f"{', '.join(self.metric_names)}; ask for it in Evaluation, or choose "
                 "another"
             )
 
     def measure(self, parameters: Parameters) -> EvaluationResult:
         """Measures everything, and keeps what each example adds to it."""
-        tokens = token_outcomes(self._model, parameters, self._examples, self._plan)
-        tallies: dict[str, MetricSums] = dict(tokens.tallies())
+        tokens = measure_tokens(self._model, parameters, self._examples, self._plan)
+        tallies: dict[str, MetricSums] = dict(tokens.metrics())
         made = self._generate(parameters) if self._evaluation.generates else None
         if made is not None:
             tallies |= self._tallies_of_texts(made)
@@ -155,10 +157,10 @@ class Evaluator:
         categories, parts = self.categories, {}
         if categories is not None:
             of_tokens = {
-                name: tokens.tallies(categories.of_targets == index)
+                name: tokens.metrics(categories.target_categories == index)
                 for index, name in enumerate(categories.names)
             }
-            parts = by_category(tallies, of_tokens, categories)
+            parts = split_by_category(tallies, of_tokens, categories)
         return EvaluationResult(tallies, parts, ranking, made)
 
     def predictions(self, system: str, findings: EvaluationResult) -> list[str]:
@@ -169,10 +171,10 @@ class Evaluator:
         """
         rows, wanted, _ = self._rows
         tokenizer = self._model.needed_tokenizer()
-        answers = Answers(
+        answers = AnswerTexts(
             [tokenizer.decode(self._words(row)) for row in rows],
             self._texts(wanted),
-            None if findings.made is None else self._texts(findings.made),
+            None if findings.generated is None else self._texts(findings.generated),
         )
         return list(prediction_lines(system, findings, answers, self.categories))
 
@@ -186,7 +188,11 @@ class Evaluator:
         """What is given of each example, what is wanted, and which prompt it has."""
         model, examples = self._model, self._examples
         parts = [
-            (given(example, model), completion(example, model), example.prompt_id)
+            (
+                given_tokens(example, model),
+                completion_tokens(example, model),
+                example.prompt_id,
+            )
             for example in (examples[index] for index in range(len(examples)))
         ]
         tasks = [prompt_id for _, _, prompt_id in parts]
@@ -243,7 +249,7 @@ class Evaluator:
         tallies = {}
         if self._evaluation.exact_match:
             right = [a == b for a, b in zip(made, self._rows[1], strict=True)]
-            tallies["exact_match"] = mean_tally(right)
+            tallies["exact_match"] = mean_metric(right)
         if self._references is not None:
             texts = self._texts(made)
             for name in self._evaluation.text_metrics:
@@ -266,14 +272,14 @@ class Evaluator:
             else np.repeat(np.arange(count), len(self._content_free)).tolist(),
         ).reshape(count, len(self._content_free), len(labels))
         own = np.zeros(len(rows), int) if prompt_ids is None else np.array(prompt_ids)
-        return Ranking(labels, nats, calibrated(nats, free[own]))
+        return Ranking(labels, nats, calibrate_nats(nats, free[own]))
 
     @functools.cached_property
     def _content_free(self) -> Rows:
         """Token ids of the inputs without content that labels are calibrated by."""
         texts = self._evaluation.calibrate or ()
         template = self._evaluation.data.token_template(self._model)
-        rows = [given_row(self._model, text, template) for text in texts]
+        rows = [encode_given(self._model, text, template) for text in texts]
         bos = self._model.config.bos_id
         return [
             [*row[:1], *self._given_before, *row[1:]]
@@ -286,7 +292,7 @@ class Evaluator:
         self, parameters: Parameters, rows: Rows, prompt_ids: list[int] | None
     ) -> Float[np.ndarray, "n C"]:
         data = self._evaluation.data
-        return rank_labels(
+        return label_nats(
             self._model,
             parameters,
             rows,
@@ -303,7 +309,7 @@ class Evaluator:
             metric: tally
             for start, nats in ranked.items()
             if nats is not None
-            for metric, tally in class_tallies(
+            for metric, tally in class_metrics(
                 nats.argmin(axis=1), self._gold, len(self._labels), start
             ).items()
         }

@@ -32,7 +32,7 @@ class MetricSums:
     rows: Float[np.ndarray, "n k"]
     score: Score
     lower_is_better: bool = False
-    of_one: bool = True
+    per_example: bool = True
 
     @property
     def value(self) -> float:
@@ -76,13 +76,13 @@ def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
         return np.asarray(each.sum(axis=-1) / present.sum(axis=-1))
 
 
-def mean_tally(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:
+def mean_metric(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:
     """The mean of one number of each example."""
     found = np.asarray(values, np.float64)
     return MetricSums(np.stack([found, np.ones_like(found)], axis=1), ratio)
 
 
-def class_tallies(
+def class_metrics(
     answers: Integer[np.ndarray, "n"],
     gold: Integer[np.ndarray, "n"],
     classes: int,
@@ -101,8 +101,8 @@ def class_tallies(
         [one[answers] * (answers == gold)[:, None], one[answers], one[gold]], axis=1
     )
     return {
-        f"{start}_accuracy": mean_tally(answers == gold),
-        f"{start}_macro_f1": MetricSums(rows, macro_f1, of_one=False),
+        f"{start}_accuracy": mean_metric(answers == gold),
+        f"{start}_macro_f1": MetricSums(rows, macro_f1, per_example=False),
     }
 
 

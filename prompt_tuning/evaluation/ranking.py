@@ -21,7 +21,7 @@ from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
-def rank_labels(
+def label_nats(
     model: PromptedModel,
     parameters: Parameters,
     given: Sequence[Sequence[int]],
@@ -49,7 +49,7 @@ def rank_labels(
       InputError: as `check_prompt_ids`.
     """
     check_prompt_ids(model, prompt_ids, len(given))
-    labels = closed(labels, model, add_eos)
+    labels = add_end(labels, model, add_eos)
     tasks = [0] * len(given) if prompt_ids is None else prompt_ids
     examples = [
         labelled(model.config.architecture, list(row), list(label), task)
@@ -108,7 +108,7 @@ def completion_nats(
     return nats
 
 
-def closed(
+def add_end(
     labels: Sequence[Sequence[int]], model: PromptedModel, add_eos: bool
 ) -> list[list[int]]:
     """The labels with the token that ends them, where it counts."""
@@ -116,7 +116,7 @@ def closed(
     return [[*label, *end] for label in labels]
 
 
-def candidates(
+def build_candidates(
     model: PromptedModel, data: DataSource, examples: Examples, labels: Sequence[str]
 ) -> Candidates:
     """The examples of a task with classes, each with every label.
@@ -132,11 +132,11 @@ def candidates(
         or it does not fit with each.
     """
     encoded = encode_labels(model, data, labels)
-    wanted = [completion(examples[i], model) for i in range(len(examples))]
+    wanted = [completion_tokens(examples[i], model) for i in range(len(examples))]
     return Candidates(
         examples,
-        closed(encoded, model, data.add_eos),
-        gold_labels(model, wanted, encoded, labels),
+        add_end(encoded, model, data.add_eos),
+        gold_label_indices(model, wanted, encoded, labels),
         architecture=model.config.architecture,
         maximum_length=model.maximum_length,
         predicts_first_token=model.predicts_first_token,
@@ -172,7 +172,7 @@ def encode_labels(
     return encoded
 
 
-def gold_labels(
+def gold_label_indices(
     model: PromptedModel,
     wanted: Sequence[list[int]],
     encoded: Sequence[list[int]],
@@ -201,12 +201,12 @@ def gold_labels(
     return gold
 
 
-def given(example: Example, model: PromptedModel) -> list[int]:
+def given_tokens(example: Example, model: PromptedModel) -> list[int]:
     """What the model is given of an example, to continue or to answer."""
     return given_part(example, model.config.architecture).tolist()
 
 
-def completion(example: Example, model: PromptedModel) -> list[int]:
+def completion_tokens(example: Example, model: PromptedModel) -> list[int]:
     """What is wanted of the model, without the token that ends it."""
     # Nothing of an encoder-decoder's targets is given: its prefix length is 0.
     targets = example.targets[example.prefix_length :]

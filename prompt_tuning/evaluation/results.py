@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
-from prompt_tuning.evaluation.categories import NONE, Categories
+from prompt_tuning.evaluation.categories import NO_CATEGORY, Categories
 from prompt_tuning.evaluation.metric_sums import MetricSums
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class AnswerTexts:
     """What was said to each example, as texts.
 
     Attributes:
@@ -24,8 +24,8 @@ class Answers:
     """
 
     given: Sequence[str]
-    wanted: Sequence[str]
-    made: Sequence[str] | None
+    expected: Sequence[str]
+    generated: Sequence[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +60,18 @@ class EvaluationResult:
       made: token ids of what was generated, if anything was.
     """
 
-    tallies: Mapping[str, MetricSums]
+    metrics: Mapping[str, MetricSums]
     by_category: Mapping[str, Mapping[str, MetricSums]]
     ranking: Ranking | None = None
-    made: Sequence[Sequence[int]] | None = None
+    generated: Sequence[Sequence[int]] | None = None
 
     @property
-    def parts(self) -> dict[str, Mapping[str, MetricSums]]:
+    def groups(self) -> dict[str, Mapping[str, MetricSums]]:
         """All examples, under the empty name, and then each category."""
-        return {"": self.tallies, **self.by_category}
+        return {"": self.metrics, **self.by_category}
 
 
-def by_category(
+def split_by_category(
     tallies: Mapping[str, MetricSums],
     of_tokens: Mapping[str, Mapping[str, MetricSums]],
     categories: Categories,
@@ -86,7 +86,7 @@ def by_category(
     """
     found = {}
     for index, name in enumerate(categories.names):
-        inside = categories.of_examples == index
+        inside = categories.example_categories == index
         own = of_tokens[name]
         found[name] = {
             metric: own[metric].select(own[metric].rows[:, 1] > 0)
@@ -100,7 +100,7 @@ def by_category(
 def prediction_lines(
     system: str,
     findings: EvaluationResult,
-    answers: Answers,
+    answers: AnswerTexts,
     categories: Categories | None,
 ) -> Iterator[str]:
     """One line of JSON for each example.
@@ -116,16 +116,18 @@ def prediction_lines(
       answers: in text.
       categories: of the examples, or None.
     """
-    each = {n: tally.each() for n, tally in findings.tallies.items() if tally.of_one}
+    each = {
+        n: tally.each() for n, tally in findings.metrics.items() if tally.per_example
+    }
     ranking = findings.ranking
     for index, (given, wanted) in enumerate(
-        zip(answers.given, answers.wanted, strict=True)
+        zip(answers.given, answers.expected, strict=True)
     ):
         line: dict[str, Any] = {"system": system, "example": index}
         if categories is not None:
-            of = int(categories.of_examples[index])
-            line["category"] = None if of == NONE else categories.names[of]
-        made = None if answers.made is None else answers.made[index]
+            of = int(categories.example_categories[index])
+            line["category"] = None if of == NO_CATEGORY else categories.names[of]
+        made = None if answers.generated is None else answers.generated[index]
         line |= {"given": given, "wanted": wanted, "made": made}
         if ranking is not None:
             label = ranking.labels[int(ranking.answers[index])]

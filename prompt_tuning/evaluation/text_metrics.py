@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.evaluation.metric_sums import MetricSums, Sums, mean_tally
+from prompt_tuning.evaluation.metric_sums import MetricSums, Sums, mean_metric
 
 References = Sequence[Sequence[str]]
 """Of each example the texts that are right, at least one."""
@@ -50,7 +50,7 @@ def squad(made: Sequence[str], references: References) -> dict[str, MetricSums]:
         words, wanted = answer_words(text), [answer_words(one) for one in right]
         f1.append(max(word_f1(words, one) for one in wanted))
         exact.append(any(words == one for one in wanted))
-    return {"squad_f1": mean_tally(f1), "squad_exact_match": mean_tally(exact)}
+    return {"squad_f1": mean_metric(f1), "squad_exact_match": mean_metric(exact)}
 
 
 def rouge(made: Sequence[str], references: References) -> dict[str, MetricSums]:
@@ -66,7 +66,7 @@ def rouge(made: Sequence[str], references: References) -> dict[str, MetricSums]:
         for text, right in zip(made, references, strict=True)
     ]
     return {
-        name: mean_tally([scores[name].fmeasure for scores in found])
+        name: mean_metric([scores[name].fmeasure for scores in found])
         for name in ROUGE_NAMES
     }
 
@@ -94,11 +94,11 @@ def bleu(made: Sequence[str], references: References) -> dict[str, MetricSums]:
     def score(sums: Sums) -> Float[np.ndarray, "*lead"]:
         return np.apply_along_axis(score_one, -1, sums)
 
-    return {"bleu": MetricSums(np.array(rows, np.float64), score, of_one=False)}
+    return {"bleu": MetricSums(np.array(rows, np.float64), score, per_example=False)}
 
 
 TEXT_METRICS: dict[str, TextMetric] = {"squad": squad, "rouge": rouge, "bleu": bleu}
-NAMES = {
+METRIC_NAMES = {
     "squad": ("squad_f1", "squad_exact_match"),
     "rouge": ROUGE_NAMES,
     "bleu": ("bleu",),

@@ -34,7 +34,7 @@ class TokenOutcomes:
     nll: Float[np.ndarray, "t"]
     correct: Bool[np.ndarray, "t"]
 
-    def tallies(
+    def metrics(
         self, chosen: Bool[np.ndarray, "t"] | None = None
     ) -> dict[str, MetricSums]:
         """Loss, perplexity and accuracy, of all targets or of the chosen ones.
@@ -55,7 +55,7 @@ class TokenOutcomes:
         return np.bincount(self.example, values, minlength=self.examples)
 
 
-def token_outcomes(
+def measure_tokens(
     model: PromptedModel, parameters: Parameters, examples: Examples, plan: BatchPlan
 ) -> TokenOutcomes:
     """Reads every example once.

@@ -17,7 +17,7 @@ def greedy(logits: Float[Array, "B V"], keys: Key[Array, "B"]) -> Int[Array, "B"
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
-def temperature(value: float) -> Sampler:
+def temperature_sampler(value: float) -> Sampler:
     """Draws from `softmax(logits / value)`, each row with a key of its own.
 
     Args:

@@ -168,7 +168,7 @@ def continue_texts(
     With a template, that of the data, each text stands where its only key does.
     """
     tokenizer = model.needed_tokenizer()
-    rows = [given_row(model, text, template) for text in texts]
+    rows = [encode_given(model, text, template) for text in texts]
     made = continue_all(
         model,
         parameters,
@@ -200,7 +200,7 @@ def continuation_text(
     return whole.removeprefix(before) if before else tokenizer.decode(new)
 
 
-def given_row(
+def encode_given(
     model: PromptedModel, text: str, template: TokenTemplate | None = None
 ) -> list[int]:
     """The ids of a given text as training sees them: BOS first, or EOS last."""

@@ -18,7 +18,12 @@ from prompt_tuning.losses.class_scores import (
     mean_scores,
     total_scores,
 )
-from prompt_tuning.losses.objective import LossSums, Objective, add_up, target_losses
+from prompt_tuning.losses.objective import (
+    LossSums,
+    Objective,
+    sum_losses,
+    target_losses,
+)
 
 CLASS_LOSSES = ("cross_entropy", "hinge")
 
@@ -97,7 +102,7 @@ class ClassObjective(Objective):
         # A filling example has gold -1 and weight 0; any class will do for it.
         losses = self._class_loss()(scores, jnp.maximum(batch.gold, 0))
         correct = scores.argmax(axis=-1) == batch.gold
-        return add_up(losses, weights, weights, correct)
+        return sum_losses(losses, weights, weights, correct)
 
     def _weights(self, batch: Batch) -> Float[Array, "*lead"]:
         """Weight of each example, 0 for a filling one."""

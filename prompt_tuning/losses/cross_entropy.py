@@ -22,10 +22,10 @@ from prompt_tuning.losses.logit_losses import (
     LogitShard,
     LossTerms,
     divergence,
-    divergence_excess,
-    highest,
+    divergence_gradient,
+    is_highest,
     token_cost,
-    token_excess,
+    token_cost_gradient,
 )
 from prompt_tuning.sharding import collectives
 
@@ -176,7 +176,9 @@ def _scores(hidden: Array, head: Array, terms: LossTerms) -> LogitShard:
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return LogitShard.of(terms.capped(logits), collectives.vocabulary_shard(len(head)))
+    return LogitShard.from_logits(
+        terms.cap(logits), collectives.vocabulary_shard(len(head))
+    )
 
 
 def _outcome(
@@ -187,15 +189,15 @@ def _outcome(
     terms: LossTerms,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
     """The outcome of some positions, and what computes its gradient at the logits."""
-    correct = highest(scores, targets)
+    correct = is_highest(scores, targets)
     if teacher is None:
         cost = token_cost(terms, scores, targets)
-        slope = functools.partial(token_excess, terms, scores, targets)
+        slope = functools.partial(token_cost_gradient, terms, scores, targets)
     else:
         said = _scores(teacher, head, terms)
         cost = divergence(scores, said)
-        slope = functools.partial(divergence_excess, scores, said)
-    return TokenLoss(cost, correct), lambda: terms.uncapped(slope(), scores.logits)
+        slope = functools.partial(divergence_gradient, scores, said)
+    return TokenLoss(cost, correct), lambda: terms.cap_gradient(slope(), scores.logits)
 
 
 def _forward(hidden, head, targets, teacher, terms: LossTerms):

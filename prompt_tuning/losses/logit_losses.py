@@ -32,13 +32,13 @@ class LossTerms:
     label_smoothing: float = 0.0
     soft_cap: float | None = None
 
-    def capped(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
+    def cap(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
         """The logits, by the soft cap `c` within `c * tanh(logits / c)`."""
         if self.soft_cap is None:
             return logits
         return self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
-    def uncapped(
+    def cap_gradient(
         self, slope: Float[Array, "*lead V"], capped: Float[Array, "*lead V"]
     ) -> Float[Array, "*lead V"]:
         """A gradient at the capped logits as one at those before the cap."""
@@ -59,11 +59,11 @@ class LogitShard(NamedTuple):
     """
 
     logits: Float[Array, "*lead v"]
-    normaliser: Float[Array, "*lead"]
+    log_normalizer: Float[Array, "*lead"]
     columns: VocabularyShard
 
     @classmethod
-    def of(
+    def from_logits(
         cls, logits: Float[Array, "*lead v"], columns: VocabularyShard
     ) -> "LogitShard":
         """Those of logits that are capped already."""
@@ -78,10 +78,12 @@ class LogitShard(NamedTuple):
     @property
     def softmax(self) -> Float[Array, "*lead v"]:
         """What the model says of each token."""
-        return jnp.exp(self.logits - self.normaliser[..., None])
+        return jnp.exp(self.logits - self.log_normalizer[..., None])
 
 
-def picked(scores: LogitShard, targets: Int[Array, "*lead"]) -> Float[Array, "*lead"]:
+def target_logits(
+    scores: LogitShard, targets: Int[Array, "*lead"]
+) -> Float[Array, "*lead"]:
     """The logit of each target."""
     logits, columns = scores.logits, scores.columns
     if columns.whole:
@@ -92,9 +94,11 @@ def picked(scores: LogitShard, targets: Int[Array, "*lead"]) -> Float[Array, "*l
     return columns.sum(jnp.where(own[..., None], found, 0))
 
 
-def highest(scores: LogitShard, targets: Int[Array, "*lead"]) -> Bool[Array, "*lead"]:
+def is_highest(
+    scores: LogitShard, targets: Int[Array, "*lead"]
+) -> Bool[Array, "*lead"]:
     """Whether no token scores higher than the target."""
-    return picked(scores, targets) >= scores.columns.max(scores.logits)
+    return target_logits(scores, targets) >= scores.columns.max(scores.logits)
 
 
 def token_cost(
@@ -102,7 +106,7 @@ def token_cost(
 ) -> Float[Array, "*lead"]:
     """The cross-entropy of the targets with its terms; see `token_loss`."""
     logits, normaliser, columns = scores
-    loss = normaliser - picked(scores, targets)
+    loss = normaliser - target_logits(scores, targets)
     if terms.label_smoothing:
         high, low = _smoothed(terms, columns.total)
         apart = normaliser[..., None] - logits
@@ -116,7 +120,7 @@ def token_cost(
     return loss
 
 
-def token_excess(
+def token_cost_gradient(
     terms: LossTerms, scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead V"]:
     """The gradient of `token_cost`: the softmax, less what the target asks for.
@@ -130,7 +134,7 @@ def token_excess(
         wanted = jnp.where(hit, *_smoothed(terms, columns.total))
     said = scores.softmax
     if terms.z_loss:
-        said = said * (1 + 2 * terms.z_loss * scores.normaliser)[..., None]
+        said = said * (1 + 2 * terms.z_loss * scores.log_normalizer)[..., None]
     excess = said - wanted
     if columns.padded:
         excess = jnp.where(columns.ids < columns.total, excess, 0)
@@ -145,10 +149,10 @@ def divergence(student: LogitShard, teacher: LogitShard) -> Float[Array, "*lead"
     """
     apart = teacher.logits - student.logits
     expected = teacher.columns.sum(teacher.softmax * apart)
-    return expected - teacher.normaliser + student.normaliser
+    return expected - teacher.log_normalizer + student.log_normalizer
 
 
-def divergence_excess(
+def divergence_gradient(
     student: LogitShard, teacher: LogitShard
 ) -> Float[Array, "*lead V"]:
     """The gradient of `divergence` at the student's logits."""

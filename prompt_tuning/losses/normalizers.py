@@ -28,7 +28,7 @@ class Normalizer:
     divisor: Callable[[Batch], Float[Array, ""] | float]
 
 
-def given_weights(batch: Batch) -> Float[Array, "*lead m"]:
+def data_weights(batch: Batch) -> Float[Array, "*lead m"]:
     """The weights that the data gives."""
     return batch.loss_weights
 
@@ -70,15 +70,15 @@ def sequence_count(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(sequence_weights(batch))
 
 
-def constant(number: float) -> Normalizer:
+def constant_normalizer(number: float) -> Normalizer:
     """Divides the weighted sum by the same number whatever the batch."""
-    return Normalizer(given_weights, lambda batch: number)
+    return Normalizer(data_weights, lambda batch: number)
 
 
 TOTAL_TARGETS = "num_total_target_tokens"
 NORMALIZERS = {
-    "num_real_target_tokens": Normalizer(given_weights, weight_sum),
-    TOTAL_TARGETS: Normalizer(given_weights, target_count),
+    "num_real_target_tokens": Normalizer(data_weights, weight_sum),
+    TOTAL_TARGETS: Normalizer(data_weights, target_count),
     "average_per_sequence": Normalizer(sequence_weights, sequence_count),
 }
 """By the names that T5X gives them (`losses.SpecialLossNormalizingFactor`)."""

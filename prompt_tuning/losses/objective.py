@@ -40,7 +40,7 @@ class LossSums(NamedTuple):
         return self.correct / self.weight
 
 
-def add_up(
+def sum_losses(
     losses: Float[Array, "*lead"],
     factors: Float[Array, "*lead"],
     weights: Float[Array, "*lead"],
@@ -198,10 +198,12 @@ def token_sums(
       factors: factor of each loss.
       batch: gives the weights.
     """
-    return add_up(losses.nll, factors, batch.loss_weights, losses.correct)
+    return sum_losses(losses.nll, factors, batch.loss_weights, losses.correct)
 
 
-def by_target(values: Float[Array, "*lead m"], batch: Batch) -> Float[Array, "*lead U"]:
+def scatter_to_targets(
+    values: Float[Array, "*lead m"], batch: Batch
+) -> Float[Array, "*lead U"]:
     """Scatters values at the learned positions to their targets; others get 0.
 
     Args:

@@ -13,7 +13,7 @@ from prompt_tuning.losses.normalizers import (
     NORMALIZERS,
     TOTAL_TARGETS,
     Normalizer,
-    constant,
+    constant_normalizer,
 )
 from prompt_tuning.losses.objective import (
     LossSums,
@@ -87,7 +87,9 @@ class TokenObjective(Objective):
     def _normalizer(self) -> Normalizer:
         if isinstance(self.normalizer, str):
             return NORMALIZERS[self.normalizer]
-        return constant(1.0 if self.normalizer is None else float(self.normalizer))
+        return constant_normalizer(
+            1.0 if self.normalizer is None else float(self.normalizer)
+        )
 
     def sums(
         self,

@@ -28,11 +28,11 @@ def token_losses(
       batch: one batch, without an accumulation axis.
       key: random key for dropout; None disables dropout.
     """
-    model = merged_model(graph, parameters)
+    model = merge_model(graph, parameters)
     return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
 
 
-def merged_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
+def merge_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
     """Returns the model with the given parameters."""
     return cast(LanguageModel, merge(graph, parameters))
 
@@ -63,6 +63,6 @@ def loss_sums(
       objective: the objective.
       prefix: result of the model's `prefix`, if it was run before.
     """
-    model = merged_model(graph, parameters)
+    model = merge_model(graph, parameters)
     hidden = model.hidden(batch, key, prefix=prefix)
     return objective.sums(hidden, model.head_kernel(), batch, parameters)

@@ -25,7 +25,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, merge, named_key
 from prompt_tuning.losses.cross_entropy import token_loss
-from prompt_tuning.losses.objective import by_target, learned_targets
+from prompt_tuning.losses.objective import learned_targets, scatter_to_targets
 from prompt_tuning.losses.policy_gradient import advantage_weights
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.sharding.array_placement import Placement
@@ -74,7 +74,9 @@ class TracedOutputs:
 def _token_nll(traced: TracedOutputs) -> Float[Array, "B T"]:
     # Computed at the learned positions [B, m] and scattered to the targets [B, T].
     head, batch = traced.model.head_kernel(), traced.batch
-    return by_target(token_loss(traced.hidden, head, learned_targets(batch)).nll, batch)
+    return scatter_to_targets(
+        token_loss(traced.hidden, head, learned_targets(batch)).nll, batch
+    )
 
 
 OUTPUTS: dict[str, Callable[[TracedOutputs], Array]] = {
@@ -317,15 +319,17 @@ def _refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
         f"the output gradient of {TOKEN_NLL!r} is set for {int(count)} targets that "
         f"the batch does not compute, the first at {position}: expected 0 where a "
         "target has no loss weight; give it a weight in the data, or use "
-        "losses.objective.by_target on an array at batch.loss_positions"
+        "losses.objective.scatter_to_targets on an array at batch.loss_positions"
     )
 
 
 @jax.jit
 def _lost(gradient, batch):
     """The number of gradients where nothing is computed, and the first one's index."""
-    # [..., T]: a gradient is set, but `by_target` writes no learned token there.
-    lost = (gradient != 0) & (by_target(jnp.ones(batch.loss_weights.shape), batch) == 0)
+    # [..., T]: a gradient is set, but `scatter_to_targets` writes no learned token there.
+    lost = (gradient != 0) & (
+        scatter_to_targets(jnp.ones(batch.loss_weights.shape), batch) == 0
+    )
     return jnp.sum(lost), jnp.argmax(lost)
 
 
@@ -360,13 +364,13 @@ def random_normal(
 def _where_computed(gradients: dict[str, Array], batch: Batch) -> dict[str, Array]:
     if TOKEN_NLL not in gradients:
         return gradients
-    computed = by_target(jnp.ones(batch.loss_weights.shape), batch)
+    computed = scatter_to_targets(jnp.ones(batch.loss_weights.shape), batch)
     return gradients | {TOKEN_NLL: gradients[TOKEN_NLL] * computed}
 
 
 def mean_loss(batch: Batch) -> dict[str, Array]:
     """Returns the gradients of the mean loss: weights over the sum of the weights."""
-    return {TOKEN_NLL: by_target(_shares(batch), batch)}
+    return {TOKEN_NLL: scatter_to_targets(_shares(batch), batch)}
 
 
 def _shares(batch: Batch) -> Float[Array, "*lead m"]:
@@ -381,7 +385,7 @@ def policy_gradient(batch: Batch) -> dict[str, Array]:
       InputError: if the batch has no advantages.
     """
     weighted = advantage_weights(batch) / jnp.sum(batch.loss_weights)
-    return {TOKEN_NLL: by_target(weighted, batch)}
+    return {TOKEN_NLL: scatter_to_targets(weighted, batch)}
 
 
 def from_teacher(

@@ -23,7 +23,7 @@ from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.candidates import Candidates
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.ranking import candidates
+from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
@@ -127,7 +127,7 @@ class RunPlan:
         labels = (self.run.objective or NATS_PER_WEIGHT).candidate_labels
         if labels is None:
             return examples
-        return candidates(self.model, self.data, examples, labels)
+        return build_candidates(self.model, self.data, examples, labels)
 
     def objective(self, examples: Examples | Candidates) -> Objective:
         """Builds the training objective.

@@ -17,7 +17,7 @@ from prompt_tuning.core.parameters import Parameters, optional_key
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import Prefix
-from prompt_tuning.models.scoring import loss_sums, merged_model
+from prompt_tuning.models.scoring import loss_sums, merge_model
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import gradient_and_sums
@@ -79,9 +79,9 @@ def gradients(
     else:
         gradient, sums = gradient_and_sums(layout, graph, run, *arguments)
     # The penalty has no rows: it is added once, outside of micro-batches and devices.
-    if merged_model(graph, trained | frozen).has_penalty:
+    if merge_model(graph, trained | frozen).has_penalty:
         penalty_gradient = jax.grad(
-            lambda leaves: merged_model(graph, leaves | frozen).penalty()
+            lambda leaves: merge_model(graph, leaves | frozen).penalty()
         )(trained)
         gradient = jax.tree.map(jnp.add, gradient, penalty_gradient)
     return gradient, LossSums(*map(jnp.sum, sums))
@@ -150,7 +150,7 @@ def _accumulate(
     """
 
     def run_prefix(trained):
-        return merged_model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
+        return merge_model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
 
     def add(total, xs):
         # micro_batch [B, T], the gradients at its outputs, and its number
@@ -196,7 +196,7 @@ def batch_metrics(
       objective: the training objective.
     """
     loss = sums.loss / objective.divisor(batch)
-    model = merged_model(graph, parameters)
+    model = merge_model(graph, parameters)
     if not model.has_penalty:
         return {"loss": loss, "accuracy": sums.accuracy}
     penalty = model.penalty()

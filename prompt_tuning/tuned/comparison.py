@@ -15,7 +15,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.example_table import JSONL_SUFFIX, Examples
 from prompt_tuning.data.rows.row_sources import file_list
-from prompt_tuning.evaluation.aligned_examples import same_targets
+from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
@@ -30,7 +30,7 @@ NO_PROMPT = "no prompt"
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class PlannedModel:
     """What is to be measured, before its examples are read; see `System`.
 
     Attributes:
@@ -52,7 +52,7 @@ class Compared:
         data = self.evaluation.data
         return data.load(self.model, given_before=self.given_before)
 
-    def system(self, examples: Examples) -> "System":
+    def open(self, examples: Examples) -> "ComparedModel":
         """The system that answers some of them."""
         evaluator = Evaluator(
             self.model,
@@ -60,11 +60,11 @@ class Compared:
             given_before=self.given_before,
             examples=examples,
         )
-        return System(self.name, evaluator, self.read)
+        return ComparedModel(self.name, evaluator, self.read)
 
 
 @dataclasses.dataclass(frozen=True)
-class System:
+class ComparedModel:
     """Something that answers held-out examples.
 
     Attributes:
@@ -78,14 +78,14 @@ class System:
     read: Callable[[], Parameters]
 
 
-def open_systems(
+def open_comparison(
     run: Run,
     evaluation: Evaluation,
     *,
     prompt_file: Path | None = None,
     baseline: bool = False,
     text_prompts: Sequence[str] = (),
-) -> list[System]:
+) -> list[ComparedModel]:
     """Opens and checks what is measured, the run's own model first.
 
     A first token that one of them has nothing to predict from counts in none; see
@@ -106,17 +106,17 @@ def open_systems(
     model, parameters = load_tuned(run, prompt_file)
     bare = run.tuning.is_empty and prompt_file is None
     name = NO_PROMPT if bare else "tuned" if prompt_file is None else prompt_file.stem
-    opened = [Compared(name, model, evaluation, lambda: parameters)]
+    opened = [PlannedModel(name, model, evaluation, lambda: parameters)]
     if baseline and not bare:
         opened.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
     for text in text_prompts:
         opened.append(_with_text(run, _without_tasks(evaluation), text))
-    tables = same_targets([(one.name, one.examples()) for one in opened])
-    return [one.system(table) for one, table in zip(opened, tables, strict=True)]
+    tables = align_examples([(one.name, one.examples()) for one in opened])
+    return [one.open(table) for one, table in zip(opened, tables, strict=True)]
 
 
-def measure_all(
-    systems: list[System],
+def measure_each(
+    systems: list[ComparedModel],
 ) -> Iterator[tuple[str, Evaluator, EvaluationResult]]:
     """Measures each in turn, takes it off the list, and lets go of its parameters."""
     while systems:
@@ -135,13 +135,13 @@ def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
     return open_pretrained(run.model, tuning, key=key, mesh=run.mesh)
 
 
-def _frozen(run: Run, evaluation: Evaluation, name: str) -> Compared:
+def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
     placement = None if evaluation.data.template is None else TEMPLATE
     model = _open_frozen(run, placement)
-    return Compared(name, model, evaluation, model.read_parameters)
+    return PlannedModel(name, model, evaluation, model.read_parameters)
 
 
-def _with_text(run: Run, evaluation: Evaluation, text: str) -> Compared:
+def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     """The frozen model with a text before each given one.
 
     Texts are joined before they are encoded; ids of HDF5 rows stay as they are, behind
@@ -155,7 +155,7 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> Compared:
         return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
     model = _open_frozen(run, None)
     ids = model.needed_tokenizer().encode(text)
-    return Compared(name, model, evaluation, model.read_parameters, ids)
+    return PlannedModel(name, model, evaluation, model.read_parameters, ids)
 
 
 def _template(data: DataSource, text: str) -> str:

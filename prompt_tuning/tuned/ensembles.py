@@ -21,13 +21,13 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.candidates import labelled
 from prompt_tuning.evaluation.ranking import (
-    closed,
-    completion,
+    add_end,
     completion_nats,
+    completion_tokens,
     encode_labels,
-    given,
-    gold_labels,
-    rank_labels,
+    given_tokens,
+    gold_label_indices,
+    label_nats,
 )
 from prompt_tuning.generation.text_generation import check_rows, continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
@@ -115,7 +115,7 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
     return model, model.read_parameters()
 
 
-def ensemble(
+def evaluate_ensemble(
     model: PromptedModel,
     parameters: Parameters,
     evaluation: Evaluation,
@@ -143,8 +143,8 @@ def ensemble(
         )
     one = _as_one(model)
     examples = evaluation.data.load(one)
-    rows = [given(examples[i], one) for i in range(len(examples))]
-    wanted = [completion(examples[i], one) for i in range(len(examples))]
+    rows = [given_tokens(examples[i], one) for i in range(len(examples))]
+    wanted = [completion_tokens(examples[i], one) for i in range(len(examples))]
     outcomes = {}
     if evaluation.exact_match:
         answers = _generate(model, parameters, evaluation, rows)
@@ -152,7 +152,7 @@ def ensemble(
         outcomes["exact_match"] = _outcome(chosen, answers, wanted)
     if evaluation.labels:
         labels = encode_labels(one, evaluation.data, evaluation.labels)
-        gold = gold_labels(one, wanted, labels, evaluation.labels)
+        gold = gold_label_indices(one, wanted, labels, evaluation.labels)
         nats = _rank(model, parameters, evaluation, rows, labels)
         ranked = nats.argmin(2)
         voted = [VOTES[vote](ranked[:, row], nats[:, row]) for row in range(len(rows))]
@@ -193,9 +193,9 @@ def _rank(
 ) -> Float[np.ndarray, "k n C"]:
     """The nats of each label after each row with each prompt."""
     add_eos = evaluation.data.add_eos
-    check_rows(model, rows, max(map(len, closed(labels, model, add_eos))))
+    check_rows(model, rows, max(map(len, add_end(labels, model, add_eos))))
     asked, prompt_ids = _asked(model, rows)
-    nats = rank_labels(
+    nats = label_nats(
         model,
         parameters,
         asked,
@@ -269,7 +269,7 @@ def _elect(
 def _ended(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
     """Answers with the token that ended them; one of `new_tokens` was cut instead."""
     return [
-        closed([answer], model, add_eos=len(answer) < new_tokens)[0]
+        add_end([answer], model, add_eos=len(answer) < new_tokens)[0]
         for answer in answers
     ]
 

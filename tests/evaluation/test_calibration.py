@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from prompt_tuning.evaluation.calibration import calibrated
+from prompt_tuning.evaluation.calibration import calibrate_nats
 
 
 def test_each_probability_is_divided_by_that_without_content():
     p = np.array([[0.7, 0.2, 0.1]])
     without = np.array([[[0.8, 0.1, 0.1]]])
-    found = calibrated(-np.log(p), -np.log(without))
+    found = calibrate_nats(-np.log(p), -np.log(without))
     np.testing.assert_allclose(found, -np.log(p / without[:, 0]), rtol=1e-12)
     # The model's favourite wins no more.
     assert found.argmin() == 1
@@ -16,12 +16,12 @@ def test_each_probability_is_divided_by_that_without_content():
 
 def test_probabilities_are_those_among_the_labels_and_their_mean_counts():
     p, q = np.array([[0.3, 0.1]]), np.array([[[0.02, 0.02], [0.3, 0.1]]])
-    found = calibrated(-np.log(p), -np.log(q))
+    found = calibrate_nats(-np.log(p), -np.log(q))
     mean = (np.array([0.5, 0.5]) + np.array([0.75, 0.25])) / 2
     np.testing.assert_allclose(found, -np.log(np.array([[0.75, 0.25]]) / mean))
 
 
 def test_what_says_no_more_than_nothing_has_no_favourite():
     nats = np.array([[1000.0, 1001.0, 1007.0]])
-    found = calibrated(nats, nats[:, None])
+    found = calibrate_nats(nats, nats[:, None])
     np.testing.assert_allclose(found, np.zeros((1, 3)), atol=1e-9)

@@ -12,9 +12,9 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.evaluation.calibration import calibrated
+from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.ranking import encode_labels, given, rank_labels
+from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.load_tuned import load_tuned
@@ -84,9 +84,9 @@ def completion_nats(case: Case) -> np.ndarray:
     """The nats of each example's completion and the token that ends it."""
     evaluation = case.evaluation()
     examples = evaluation.data.load(case.model)
-    rows = [given(examples[i], case.model) for i in range(len(examples))]
+    rows = [given_tokens(examples[i], case.model) for i in range(len(examples))]
     labels = encode_labels(case.model, evaluation.data, LABELS)
-    nats = rank_labels(case.model, case.parameters, rows, labels, add_eos=True)
+    nats = label_nats(case.model, case.parameters, rows, labels, add_eos=True)
     return nats[np.arange(len(PAIRS)), [LABELS.index(c) for _, c in PAIRS]]
 
 
@@ -143,10 +143,10 @@ def test_calibration_divides_by_what_a_text_without_content_gives(case):
         "".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in free)
     )
     examples = dataclasses.replace(data, files=str(file)).load(case.model)
-    rows = [given(examples[i], case.model) for i in range(2)]
+    rows = [given_tokens(examples[i], case.model) for i in range(2)]
     labels = encode_labels(case.model, data, LABELS)
-    without = rank_labels(case.model, case.parameters, rows, labels, add_eos=True)
-    expected = calibrated(found.nats, np.repeat(without[None], len(PAIRS), axis=0))
+    without = label_nats(case.model, case.parameters, rows, labels, add_eos=True)
+    expected = calibrate_nats(found.nats, np.repeat(without[None], len(PAIRS), axis=0))
     np.testing.assert_allclose(found.calibrated, expected, rtol=1e-4, atol=1e-4)
     measured = case.measured(labels=LABELS, calibrate=["n=", "a"])
     gold = np.array([LABELS.index(c) for _, c in PAIRS])

@@ -5,10 +5,10 @@ import pytest
 
 from prompt_tuning.evaluation.metric_sums import (
     MetricSums,
-    class_tallies,
+    class_metrics,
     exponential_ratio,
     intervals,
-    mean_tally,
+    mean_metric,
     ratio,
 )
 
@@ -17,14 +17,14 @@ def test_macro_f1_is_the_mean_of_the_classes_f1():
     # Class 0: two answers, three wanted, both right: 2 * 2 / 5. Class 1: three answers,
     # two wanted, two right: 4 / 5. Class 2 is neither wanted nor answered.
     answers, gold = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1])
-    tallies = class_tallies(answers, gold, 3, "label")
+    tallies = class_metrics(answers, gold, 3, "label")
     assert tallies["label_accuracy"].value == pytest.approx(4 / 5)
     assert tallies["label_macro_f1"].value == pytest.approx((4 / 5 + 4 / 5) / 2)
 
 
 def test_a_class_that_is_never_answered_counts_as_nothing_right():
     answers, gold = np.zeros(4, int), np.array([0, 0, 0, 1])
-    tallies = class_tallies(answers, gold, 2, "label")
+    tallies = class_metrics(answers, gold, 2, "label")
     assert tallies["label_accuracy"].value == pytest.approx(3 / 4)
     assert tallies["label_macro_f1"].value == pytest.approx((6 / 7 + 0) / 2)
 
@@ -40,7 +40,7 @@ def test_a_mean_over_tokens_weighs_long_examples_more():
 def test_an_interval_is_that_of_the_binomial_distribution():
     # Of 400 examples 30 % are right: the share's deviation is sqrt(0.3 * 0.7 / 400).
     right = np.arange(400) < 120
-    found = intervals({"share": mean_tally(right)}, resamples=4000, seed=0)
+    found = intervals({"share": mean_metric(right)}, resamples=4000, seed=0)
     half = 1.96 * np.sqrt(0.3 * 0.7 / 400)
     np.testing.assert_allclose(found["share"], [0.3 - half, 0.3 + half], atol=0.004)
 
@@ -49,7 +49,7 @@ def test_systems_are_drawn_alike_and_a_seed_repeats_them():
     right = np.random.default_rng(0).random(50) < 0.5
 
     def drawn(values, seed):
-        tallies = {"a": mean_tally(values), "other": mean_tally(values[:7])}
+        tallies = {"a": mean_metric(values), "other": mean_metric(values[:7])}
         return intervals(tallies, resamples=100, seed=seed)["a"]
 
     low, high = drawn(right, 3)
@@ -59,7 +59,7 @@ def test_systems_are_drawn_alike_and_a_seed_repeats_them():
 
 
 def test_many_examples_are_drawn_in_parts(monkeypatch):
-    tally = {"a": mean_tally(np.random.default_rng(0).random(64))}
+    tally = {"a": mean_metric(np.random.default_rng(0).random(64))}
     whole = intervals(tally, resamples=37, seed=0)
     monkeypatch.setattr("prompt_tuning.evaluation.metric_sums.DRAWN_AT_ONCE", 128)
     parts = intervals(tally, resamples=37, seed=0)
@@ -70,6 +70,6 @@ def test_many_examples_are_drawn_in_parts(monkeypatch):
 def test_what_there_is_nothing_of_has_no_value_and_no_interval():
     nothing = MetricSums(np.zeros((3, 2)), ratio)
     assert np.isnan(nothing.value)
-    empty = mean_tally(np.zeros(0))
+    empty = mean_metric(np.zeros(0))
     found = intervals({"none": nothing, "empty": empty}, resamples=5, seed=0)
     assert np.isnan(found["none"]).all() and np.isnan(found["empty"]).all()

@@ -9,7 +9,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.metric_sums import intervals
 from prompt_tuning.evaluation.text_metrics import (
-    NAMES,
+    METRIC_NAMES,
     TEXT_METRICS,
     answer_words,
     bleu,
@@ -67,7 +67,7 @@ def test_bleu_takes_any_number_of_references():
 
 @pytest.mark.parametrize("name", TEXT_METRICS)
 def test_each_metric_measures_what_it_says(name):
-    assert tuple(TEXT_METRICS[name](MADE, REFERENCES)) == NAMES[name]
+    assert tuple(TEXT_METRICS[name](MADE, REFERENCES)) == METRIC_NAMES[name]
 
 
 @pytest.mark.parametrize(("name", "library"), [("rouge", "rouge-score")])

@@ -10,12 +10,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 from prompt_tuning.data.text.tokenizers import load_tokenizer
-from prompt_tuning.evaluation.ranking import rank_labels
+from prompt_tuning.evaluation.ranking import label_nats
 from prompt_tuning.generation.text_generation import (
     continuation_text,
     continue_all,
     continue_texts,
-    given_row,
+    encode_given,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptModules
@@ -119,16 +119,16 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     model, parameters = several(config)
     rows, labels = [ROW, ROW[:4], ROW[:7]], [[3, 4], [5]]
     found = continue_all(model, parameters, rows, new_tokens=6, prompt_ids=[2, 0, 1])
-    nats = rank_labels(
+    nats = label_nats(
         model, parameters, rows, labels, add_eos=False, prompt_ids=[2, 0, 1]
     )
     for place, number in enumerate([2, 0, 1]):
         alone = one_of(config, model, number)
         assert [found[place]] == continue_all(*alone, [rows[place]], new_tokens=6)
-        own = rank_labels(*alone, [rows[place]], labels, add_eos=False)
+        own = label_nats(*alone, [rows[place]], labels, add_eos=False)
         np.testing.assert_allclose(nats[place], own[0], rtol=1e-5)
     other = one_of(config, model, 0)
-    wrong = rank_labels(*other, [rows[0]], labels, add_eos=False)
+    wrong = label_nats(*other, [rows[0]], labels, add_eos=False)
     assert np.abs(wrong - nats[0]).max() > 1e-2
 
 
@@ -155,7 +155,7 @@ def test_a_text_is_continued_within_the_template_it_was_learned_in():
     in_rows = Prompting(placement="template")
     model, parameters = model_of(LLAMA, prompt, in_rows, tokenizer)
     template = TokenTemplate(parse_template("{soft:3}{text}"), tokenizer, V)
-    assert given_row(model, "abc", template) == [30, V, V + 1, V + 2, 0, 1, 2]
+    assert encode_given(model, "abc", template) == [30, V, V + 1, V + 2, 0, 1, 2]
     # The prompt stands where "after_bos" puts it.
     behind = model_of(LLAMA, prompt, Prompting(placement="after_bos"), tokenizer)
     texts = ["abc", "", "hello"]
@@ -169,7 +169,7 @@ def test_an_encoder_reads_the_text_within_its_template():
     prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P)
     model, _ = model_of(config, prompt, Prompting(placement="template"), Letters())
     template = TokenTemplate(parse_template("d{soft:3}{x}"), LetterTokenizer(), V)
-    assert given_row(model, "abc", template) == [3, V, V + 1, V + 2, 0, 1, 2, 1]
+    assert encode_given(model, "abc", template) == [3, V, V + 1, V + 2, 0, 1, 2, 1]
 
 
 @needs_shared

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.losses.normalizers import NORMALIZERS, constant
+from prompt_tuning.losses.normalizers import NORMALIZERS, constant_normalizer
 
 # Two rows with room for five targets; the second has one that weighs a half.
 BATCH = Batch(
@@ -84,7 +84,7 @@ def test_micro_batches_are_divided_by_what_they_come_to_together(name):
 
 
 def test_a_constant_takes_the_weights_as_they_are():
-    chosen = constant(8.0)
+    chosen = constant_normalizer(8.0)
     weights = jax.jit(chosen.weights)(BATCH)
     np.testing.assert_array_equal(weights, BATCH.loss_weights)
     assert chosen.divisor(BATCH) == 8

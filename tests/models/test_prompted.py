@@ -11,7 +11,7 @@ from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.sampling import greedy, temperature
+from prompt_tuning.generation.sampling import greedy, temperature_sampler
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
@@ -152,7 +152,10 @@ def generate(family, rows, *, sampler, filler=0, length=7, eos_id=None):
 
 @pytest.mark.parametrize(
     ("family", "sampler"),
-    [("llama", greedy), *((family, temperature(1.5)) for family in dummies.FAMILIES)],
+    [
+        ("llama", greedy),
+        *((family, temperature_sampler(1.5)) for family in dummies.FAMILIES),
+    ],
 )
 def test_a_rows_continuation_does_not_depend_on_the_other_rows(family, sampler):
     together = generate(family, ROWS, sampler=sampler)

@@ -8,14 +8,14 @@ import pytest
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.evaluation.batch_scores import score_rows
 from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.sampling import temperature
+from prompt_tuning.generation.sampling import temperature_sampler
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.prompts.soft import StackedPrompts
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes
 
 GIVEN = [(1, 2, 3), (4,), (5, 6), (7, 8, 9, 10)]
-SAMPLERS = {"greedy": temperature(0.0), "sampled": temperature(1.5)}
+SAMPLERS = {"greedy": temperature_sampler(0.0), "sampled": temperature_sampler(1.5)}
 
 
 def on_mesh(family: str):

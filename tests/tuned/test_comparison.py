@@ -13,7 +13,7 @@ from prompt_tuning.data.examples.example_table import load_examples
 from prompt_tuning.data.examples.row_readers import DecoderOnlyReading
 from prompt_tuning.data.examples.text_prefix import PrecededReading
 from prompt_tuning.evaluation import aligned_examples
-from prompt_tuning.tuned.comparison import open_systems
+from prompt_tuning.tuned.comparison import open_comparison
 from scripts import random_model, skills
 from tests.support.small_runs import DECODER, LENGTH, write_pairs
 
@@ -61,13 +61,13 @@ def opened(model: Path, files: Path, prompt: Path | None, **choices):
     assert run.evaluation is not None
     held_out = dataclasses.replace(run.evaluation.data, **data)
     evaluation = dataclasses.replace(run.evaluation, data=held_out)
-    return open_systems(run, evaluation, prompt_file=prompt, **choices)
+    return open_comparison(run, evaluation, prompt_file=prompt, **choices)
 
 
 def measured(systems):
     """The nats and the weight of each example, by system."""
     return {
-        one.name: one.evaluator.measure(one.read()).tallies["loss"].rows
+        one.name: one.evaluator.measure(one.read()).metrics["loss"].rows
         for one in systems
     }
 
@@ -131,7 +131,7 @@ def test_a_texts_own_tokens_count_in_no_column(model, prompt, tmp_path):
 
 
 def test_targets_are_compared_from_the_right():
-    aligned = aligned_examples.aligned
+    aligned = aligned_examples.align_weights
     weights = np.array([0, 1, 2], np.float32)
     assert aligned(weights, 5).tolist() == [0, 0, 0, 1, 2]
     assert aligned(weights, 2).tolist() == [1, 2]
@@ -159,6 +159,6 @@ def test_tables_of_other_examples_or_tokens_are_refused(tmp_path):
     one = table("one", ["abc", "nu"])
     bare = table("bare", ["abc", "see"], predicts_first_token=False)
     with pytest.raises(InputError, match=r"example 1: one would count 3 tokens that"):
-        aligned_examples.same_targets([one, bare])
+        aligned_examples.align_examples([one, bare])
     with pytest.raises(InputError, match="fewer: 1 examples fit, and 2 with one"):
-        aligned_examples.same_targets([one, table("fewer", ["abc"])])
+        aligned_examples.align_examples([one, table("fewer", ["abc"])])

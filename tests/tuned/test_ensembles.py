@@ -11,13 +11,13 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.evaluation.ranking import encode_labels, given, rank_labels
+from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
 from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned import ensembles
 from prompt_tuning.tuned.ensembles import (
     VOTES,
-    ensemble,
+    evaluate_ensemble,
     majority_vote,
     mean_vote,
     open_ensemble,
@@ -90,9 +90,9 @@ def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
     alone = [load_tuned(run, file) for file in prompts]
     first = alone[0][0]
     examples = run.evaluation.data.load(first)
-    rows = [given(examples[i], first) for i in range(len(examples))]
+    rows = [given_tokens(examples[i], first) for i in range(len(examples))]
     labels = encode_labels(first, run.evaluation.data, LABELS)
-    ranked = [rank_labels(*one, rows, labels, add_eos=True) for one in alone]
+    ranked = [label_nats(*one, rows, labels, add_eos=True) for one in alone]
     made = [continue_all(*one, rows, new_tokens=NEW_TOKENS) for one in alone]
     return ObjectiveConfig(run, prompts, rows, alone, np.stack(ranked), made)
 
@@ -106,7 +106,7 @@ def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
         # Cut and not ended, so that what they cost has no end-of-sequence token in it.
         assert all(len(answer) == NEW_TOKENS for answer in own)
         nats = [
-            rank_labels(*one, [row], candidates, add_eos=False) for one in asked.alone
+            label_nats(*one, [row], candidates, add_eos=False) for one in asked.alone
         ]
         chosen = np.array([candidates.index(answer) for answer in own])
         winners.append(candidates[vote(chosen, np.concatenate(nats))])
@@ -126,7 +126,7 @@ def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch
     monkeypatch.setattr(ensembles, "completion", lambda *_: next(left))
     monkeypatch.setattr(ensembles, "gold_labels", lambda *_: labels)
     opened = open_ensemble(asked.run, asked.prompts)
-    found = ensemble(*opened, asked.run.evaluation, vote)
+    found = evaluate_ensemble(*opened, asked.run.evaluation, vote)
     assert found["label_accuracy"].together == 1
     assert found["exact_match"].together == 1
     for place in range(3):
@@ -140,7 +140,7 @@ def test_labels_are_ranked_by_mean_nats_where_the_evaluation_says_so(asked):
     labels = [[3], [4, 5, 6]]
     model, parameters = asked.alone[0]
     plain, mean = (
-        rank_labels(
+        label_nats(
             model,
             parameters,
             asked.rows,
@@ -167,7 +167,7 @@ def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
             asked.run.evaluation, length_normalize=wanted, exact_match=False
         )
         model, parameters = open_ensemble(asked.run, asked.prompts)
-        ensemble(model, parameters, evaluation, "mean")
+        evaluate_ensemble(model, parameters, evaluation, "mean")
         assert found.pop() is wanted
 
 
