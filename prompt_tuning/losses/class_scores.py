@@ -1,7 +1,7 @@
-"""Losses of the scores that a model gives the classes of an example.
+"""Losses of the scores that a model assigns to the classes of an example.
 
-A class's score is the log-probability of its verbalizer; the class that scores highest
-is the answer (rank classification).
+The score of a class is the log-probability of its verbalizer; the class with the
+highest score is the answer (rank classification).
 """
 
 import jax
@@ -12,15 +12,16 @@ from jaxtyping import Array, Bool, Float, Int
 def total_scores(
     nll: Float[Array, "*lead m"], weights: Float[Array, "*lead m"]
 ) -> Float[Array, "*lead"]:
-    """Log-probability of each row's targets, in nats: minus the weighted sum."""
+    """Log-probability of each row's targets in nats: minus the weighted NLL."""
     return -jnp.sum(weights * nll, axis=-1)
 
 
 def mean_scores(
     nll: Float[Array, "*lead m"], weights: Float[Array, "*lead m"]
 ) -> Float[Array, "*lead"]:
-    """Log-probability over the sum of the weights, so that long labels do not lose."""
-    total = jnp.sum(weights, axis=-1)
+    """Mean log-probability by weight, which does not penalize long labels."""
+    total = jnp.sum(weights, axis=-1)  # [*lead]
+    # Filling rows have no weight; a divisor of 1 avoids 0 / 0.
     return total_scores(nll, weights) / jnp.where(total == 0, 1, total)
 
 
@@ -28,31 +29,32 @@ def class_cross_entropy(
     scores: Float[Array, "B C"], gold: Int[Array, "B"]
 ) -> Float[Array, "B"]:
     """Cross-entropy of the softmax over the classes, in nats."""
-    return jax.nn.logsumexp(scores, axis=-1) - _of_gold(scores, gold)
+    return jax.nn.logsumexp(scores, axis=-1) - _gold_scores(scores, gold)
 
 
 def class_hinge(
     scores: Float[Array, "B C"], gold: Int[Array, "B"], margin: float
 ) -> Float[Array, "B"]:
-    """How much the gold class lacks of leading by a margin; 0 where it leads.
+    """Shortfall of the gold class's lead below a margin; 0 if it leads by the margin.
 
     The multi-class hinge loss `max(0, margin + max_{c != gold} s_c - s_gold)` (Crammer
-    and Singer 2001). The perceptron loss of google-research/prompt-tuning takes the
-    maximum over the gold class too: there an example that leads at all, by a margin or
-    not, costs the constant `margin` and has no gradient.
+    and Singer 2001). The perceptron loss of google-research/prompt-tuning includes the
+    gold class in the maximum: there an example whose gold class leads by any amount
+    costs the constant `margin` and has no gradient.
 
     Args:
-      scores: of each class.
-      gold: the right one.
-      margin: by how much it should score above every other.
+      scores: score of each class.
+      gold: index of the right class.
+      margin: lead over every other class that costs nothing.
     """
+    # [B]: highest score among the wrong classes
     others = jnp.where(_is_gold(scores, gold), -jnp.inf, scores).max(axis=-1)
-    return jax.nn.relu(margin + others - _of_gold(scores, gold))
+    return jax.nn.relu(margin + others - _gold_scores(scores, gold))
 
 
 def _is_gold(scores: Array, gold: Array) -> Bool[Array, "B C"]:
     return jnp.arange(scores.shape[-1]) == gold[..., None]
 
 
-def _of_gold(scores: Array, gold: Array) -> Float[Array, "B"]:
+def _gold_scores(scores: Array, gold: Array) -> Float[Array, "B"]:
     return jnp.sum(jnp.where(_is_gold(scores, gold), scores, 0), axis=-1)

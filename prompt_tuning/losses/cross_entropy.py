@@ -1,11 +1,15 @@
-"""Cross-entropy from hidden states, with a backward pass of its own.
+"""Cross-entropy from hidden states, with a custom backward pass.
 
 Softmax cross-entropy needs the logits once. Written as `hidden @ head.T` and left to
-automatic differentiation, they are kept for the backward pass, and the head's matmul
-runs a second time there. With a frozen head, d nll / d hidden does not depend on what
-comes later: the forward pass works it out while it has the logits, keeps `[M, D]`
-numbers, and the backward pass only scales them. It does so for some positions at a
-time, so that of all `[M, V]` logits only a chunk exists at once.
+automatic differentiation, the logits are stored for the backward pass, and the matrix
+product with the head runs a second time there. With a frozen head, the gradient of the
+loss with respect to the hidden state depends on nothing that is computed later:
+
+    d nll / d hidden = (softmax(logits) - q) @ head,    q: target distribution
+
+The forward pass computes it while the logits exist and stores `[M, D]` numbers; the
+backward pass multiplies each row by the cotangent of its loss. Positions are processed
+in chunks, so only a chunk of the `[M, V]` logits exists at any time.
 """
 
 import functools
@@ -30,18 +34,18 @@ from prompt_tuning.losses.logit_losses import (
 from prompt_tuning.sharding import collectives
 
 LARGEST_CHUNK = 2**22
-"""Logits at once: 16 MB of them, which the caches of a CPU nearly hold."""
+"""Maximum number of logits at once: 16 MB, which nearly fits the caches of a CPU."""
 
 FEWEST_ROWS = 128
-"""Of a chunk, however large the vocabulary: fewer would read the head too often."""
+"""Minimum rows of a chunk: with fewer, the head would be read too often."""
 
 
 class TokenLoss(NamedTuple):
-    """The outcome at every position.
+    """Loss and correctness at every position.
 
     Attributes:
-      nll: negative log likelihood of the target, in nats, float32; with label
-        smoothing and z-loss what `token_loss` says, with a teacher the divergence.
+      nll: negative log likelihood of the target, in nats, float32. Includes the label
+        smoothing and z-loss of `token_loss`; with a teacher it is the divergence.
       correct: whether no token scores higher than the target.
     """
 
@@ -59,20 +63,20 @@ def token_loss(
 ) -> TokenLoss:
     """Cross-entropy of `softmax(head @ hidden)` at each position, summed in float32.
 
-    What the losses are summed with is the caller's: any cotangent of `nll` works. If
-    the head is not differentiated, nothing is computed for it.
+    The caller may combine the losses in any way: every cotangent of `nll` is supported.
+    If the head is not differentiated, no gradient is computed for it.
 
     With label smoothing `s` the target is a distribution `q`: `1 - s` for the target
-    token and `s / (V - 1)` for each other one, and the loss is its cross-entropy less
-    its entropy, 0 where the model says `q` (Szegedy et al. 2016, section 7, with the
-    constant of T5X, `losses.compute_weighted_cross_entropy`). The z-loss adds
-    `z_loss * log(Z)**2`, `Z` the sum of the softmax (de Brebisson and Vincent 2016).
-    A soft cap `c` puts `c * tanh(logits / c)` in place of the logits (Gemma Team 2024,
-    "Gemma 2", section 2).
+    token and `s / (V - 1)` for each other one. The loss is its cross-entropy minus its
+    entropy, which is 0 if the model predicts `q` (Szegedy et al. 2016, section 7, with
+    the constant of T5X, `losses.compute_weighted_cross_entropy`). The z-loss adds
+    `z_loss * log(Z)**2`, where `Z` is the sum of the softmax (de Brebisson and Vincent
+    2016). A soft cap `c` replaces the logits by `c * tanh(logits / c)` (Gemma Team
+    2024, "Gemma 2", section 2).
 
     Args:
-      hidden: normed hidden states.
-      head: output head, laid out like an embedding table.
+      hidden: normalized hidden states.
+      head: output head, with the layout of an embedding table.
       targets: token ids.
       z_loss: a Python number, 0 or more.
       label_smoothing: `s`, a Python number from 0 to below 1.
@@ -82,7 +86,7 @@ def token_loss(
       ValueError: if the leading shapes differ.
     """
     terms = LossTerms(z_loss, label_smoothing, soft_cap)
-    return _divided_loss(hidden, head, targets, None, terms)
+    return _sharded_loss(hidden, head, targets, None, terms)
 
 
 def distillation_loss(
@@ -91,149 +95,170 @@ def distillation_loss(
     targets: Int[Array, "*lead"],
     teacher: Float[Array, "*lead D"],
 ) -> TokenLoss:
-    """How far a model is from what a teacher says in its place: `KL(teacher || model)`.
+    """Divergence of a model from its teacher at each position: `KL(teacher || model)`.
 
-    Computed as `token_loss` is: the logits of both exist for a chunk of positions at
-    once. The teacher is not differentiated.
+    Computed as in `token_loss`: the logits of both models exist for one chunk of
+    positions at a time. The teacher is not differentiated.
 
     Args:
-      hidden: normed hidden states of the model.
-      head: output head of both.
-      targets: token ids, of which `correct` speaks.
-      teacher: normed hidden states of the teacher.
+      hidden: normalized hidden states of the model.
+      head: output head of both models.
+      targets: token ids that `correct` is about.
+      teacher: normalized hidden states of the teacher.
 
     Raises:
       ValueError: if the leading shapes differ.
     """
-    return _divided_loss(hidden, head, targets, teacher, LossTerms())
+    return _sharded_loss(hidden, head, targets, teacher, LossTerms())
 
 
-def _divided_loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
-    """The loss where a mesh may give each device a part of the vocabulary.
+def _sharded_loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
+    """Computes the loss on a mesh, where devices may hold shards of the vocabulary.
 
-    Of each position only maxima, sums and the target's logit are exchanged, and its
-    hidden state's gradient, which every device has a part of.
+    Per position, devices exchange maxima, sums, the target's logit, and their shares of
+    the hidden state's gradient; logits are never gathered.
     """
     if teacher is not None:
         teacher = collectives.gather_rows(teacher)
     shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
-    outcome: Any = _loss(shared[0], head, shared[1], teacher, terms)
-    return TokenLoss(*map(collectives.local_rows, outcome))
+    losses: Any = _loss(shared[0], head, shared[1], teacher, terms)
+    return TokenLoss(*map(collectives.local_rows, losses))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
+    """The loss alone; differentiated, `_forward` and `_backward` replace it."""
+
     def chunk(hidden, targets, teacher):
-        return _outcome(_scores(hidden, head, terms), targets, teacher, head, terms)[0]
+        logits = _logit_shard(hidden, head, terms)
+        return _loss_and_gradient(logits, targets, teacher, head, terms)[0]
 
-    return _by_chunks(chunk, (hidden, targets, teacher), head.shape[0])
+    return _map_chunks(chunk, (hidden, targets, teacher), head.shape[0])
 
 
-def _by_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
-    """Applies a function to some positions at a time.
+def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
+    """Applies a function to a chunk of the positions at a time.
 
     Args:
-      function: of arrays with a leading axis `c`; gives such arrays.
-      rows: hidden states `[*lead, D]`, targets `[*lead]`, and the teacher's hidden
-        states `[*lead, D]` or None: what the function takes of all positions.
-      width: numbers that a position takes while it is worked on, `V`.
+      function: takes and returns arrays with a leading axis `c` of positions.
+      rows: arguments for all positions: hidden states `[*lead, D]`, targets `[*lead]`,
+        and the teacher's hidden states `[*lead, D]` or None.
+      width: numbers that the function needs for a position, `V`.
 
     Returns:
-      the function's arrays, with the leading axes of the targets.
+      The function's arrays, with the leading axes of the targets.
 
     Raises:
       ValueError: if the leading shapes differ.
     """
     lead = rows[1].shape
-    for found in (rows[0], rows[2]):
-        if found is not None and found.shape[:-1] != lead:
+    for states in (rows[0], rows[2]):
+        if states is not None and states.shape[:-1] != lead:
             raise ValueError(
-                f"hidden states {found.shape} and targets {lead} must agree on every "
+                f"hidden states {states.shape} and targets {lead} must agree on every "
                 "axis but the last; were the loss positions gathered on both sides?"
             )
-    count = math.prod(lead)
+    count = math.prod(lead)  # M
     chunks = max(1, -(-count // max(LARGEST_CHUNK // width, FEWEST_ROWS)))
-    size = -(-count // chunks)
+    size = -(-count // chunks)  # c
     flat = jax.tree.map(lambda x: x.reshape(count, *x.shape[len(lead) :]), rows)
     if chunks == 1:
-        made = function(*flat)
+        results = function(*flat)
     else:
 
-        def cut(x: Array) -> Array:
+        def split(x: Array) -> Array:  # [M, ...] -> [chunks, c, ...]
             padding = [(0, chunks * size - count), *[(0, 0)] * (x.ndim - 1)]
             return jnp.pad(x, padding).reshape(chunks, size, *x.shape[1:])
 
-        made = jax.lax.map(lambda chunk: function(*chunk), jax.tree.map(cut, flat))
-        made = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], made)
-    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), made)
+        results = jax.lax.map(lambda chunk: function(*chunk), jax.tree.map(split, flat))
+        # [chunks, c, ...] -> [M, ...], without the padding of the last chunk
+        results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)
+    return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), results)
 
 
-def _scores(hidden: Array, head: Array, terms: LossTerms) -> LogitShard:
-    """Of some positions; the logits of a device's part of the vocabulary."""
-    logits = jnp.einsum(
+def _logit_shard(hidden: Array, head: Array, terms: LossTerms) -> LogitShard:
+    """Computes this device's logits of some positions."""
+    logits = jnp.einsum(  # [c, D], [v, D] -> [c, v]
         "...d,vd->...v",
         hidden,
         head.astype(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return LogitShard.from_logits(
-        terms.cap(logits), collectives.vocabulary_shard(len(head))
-    )
+    columns = collectives.vocabulary_shard(len(head))
+    return LogitShard.from_logits(terms.cap(logits), columns)
 
 
-def _outcome(
-    scores: LogitShard,
+def _loss_and_gradient(
+    logits: LogitShard,
     targets: Array,
     teacher: Array | None,
     head: Array,
     terms: LossTerms,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
-    """The outcome of some positions, and what computes its gradient at the logits."""
-    correct = is_highest(scores, targets)
+    """Computes the losses of some positions.
+
+    Returns:
+      The losses, and a function that computes their gradient `[c, v]` with respect to
+      the logits before the soft cap.
+    """
+    correct = is_highest(logits, targets)
     if teacher is None:
-        cost = token_cost(terms, scores, targets)
-        slope = functools.partial(token_cost_gradient, terms, scores, targets)
+        cost = token_cost(terms, logits, targets)
+        gradient = functools.partial(token_cost_gradient, terms, logits, targets)
     else:
-        said = _scores(teacher, head, terms)
-        cost = divergence(scores, said)
-        slope = functools.partial(divergence_gradient, scores, said)
-    return TokenLoss(cost, correct), lambda: terms.cap_gradient(slope(), scores.logits)
+        teacher_logits = _logit_shard(teacher, head, terms)
+        cost = divergence(logits, teacher_logits)
+        gradient = functools.partial(divergence_gradient, logits, teacher_logits)
+    return (
+        TokenLoss(cost, correct),
+        lambda: terms.cap_gradient(gradient(), logits.logits),
+    )
 
 
 def _forward(hidden, head, targets, teacher, terms: LossTerms):
+    """Computes the loss and, while the logits exist, `d nll / d hidden`.
+
+    A trained head needs `d nll / d logits` in the backward pass, `[M, V]` numbers; they
+    are stored only then.
+    """
     trained_head = head.perturbed
     values = (hidden.value, targets.value, None if teacher is None else teacher.value)
     head = head.value
 
     def chunk(hidden, targets, teacher):
-        scores = _scores(hidden, head, terms)
-        outcome, slope = _outcome(scores, targets, teacher, head, terms)
-        excess = slope().astype(hidden.dtype)
-        back = jnp.einsum("...v,vd->...d", excess, head.astype(hidden.dtype))
-        return outcome, back, excess if trained_head else None
+        logits = _logit_shard(hidden, head, terms)
+        losses, gradient = _loss_and_gradient(logits, targets, teacher, head, terms)
+        d_logits = gradient().astype(hidden.dtype)  # [c, v]
+        d_hidden = jnp.einsum("...v,vd->...d", d_logits, head.astype(hidden.dtype))
+        return losses, d_hidden, d_logits if trained_head else None
 
     with jax.named_scope("cross_entropy"):
-        outcome, slope, excess = _by_chunks(chunk, values, head.shape[0])
-    kept = (values[0], excess, head) if trained_head else None
-    return outcome, (slope, kept, targets.value)
+        losses, d_hidden, d_logits = _map_chunks(chunk, values, head.shape[0])
+    for_head = (values[0], d_logits, head) if trained_head else None
+    return losses, (d_hidden, for_head, targets.value)
 
 
 def _backward(terms, residuals, cotangent: TokenLoss):
-    del terms  # they are in the slope
-    slope, kept, targets = residuals
-    scale = cotangent.nll
+    """Scales the stored gradients by the cotangent `g` of each position's loss.
+
+    `d_hidden[m] = g[m] * (d nll[m] / d hidden[m])`, and for a trained head
+    `d_head = sum_m (d nll[m] / d logits[m]) outer (g[m] * hidden[m])`.
+    """
+    del terms  # applied in the forward pass
+    d_nll, for_head, targets = residuals
+    scale = cotangent.nll  # g, [*lead]
     no_targets = np.zeros(targets.shape, jax.dtypes.float0)
     if isinstance(scale, jax.custom_derivatives.SymbolicZero):
         return None, None, no_targets, None
-    # Rounded after the product: a weight over the sum of all is no bfloat16 number, and
-    # rounded by itself it would move the gradients of all positions one way.
-    d_hidden = (slope * scale[..., None]).astype(slope.dtype)
-    if kept is None:
+    # Rounded after the product: a weight over the sum of all weights is not exact in
+    # bfloat16, and rounding it first would bias the gradients of all positions alike.
+    d_hidden = (d_nll * scale[..., None]).astype(d_nll.dtype)
+    if for_head is None:
         return d_hidden, None, no_targets, None
-    hidden, excess, head = kept
+    hidden, d_logits, head = for_head
     scaled = (hidden * scale[..., None]).astype(hidden.dtype)
-    d_head = jnp.einsum(
-        "...v,...d->vd", excess, scaled, preferred_element_type=jnp.float32
+    d_head = jnp.einsum(  # [*lead, v], [*lead, D] -> [v, D]
+        "...v,...d->vd", d_logits, scaled, preferred_element_type=jnp.float32
     )
     return d_hidden, d_head.astype(head.dtype), no_targets, None
 

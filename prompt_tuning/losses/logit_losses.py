@@ -1,7 +1,7 @@
-"""What logits cost at each position, and its slope; pure functions of some logits.
+"""Losses of logits at each position and their gradients, as pure functions.
 
-Each loss comes with its gradient with respect to the logits, in a form that needs no
-automatic differentiation, so that both are worked out while the logits exist.
+Each loss comes with its gradient with respect to the logits in closed form, without
+automatic differentiation, so that both can be computed while the logits exist.
 """
 
 import dataclasses
@@ -15,17 +15,17 @@ from jaxtyping import Array, Bool, Float, Int
 from prompt_tuning.sharding.collectives import VocabularyShard
 
 MASKED_LOGIT = -1e30
-"""The logit of a place of a divided vocabulary that is no token."""
+"""Logit of a column that only pads a sharded vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LossTerms:
-    """What a loss is made of besides the cross-entropy; Python numbers alone.
+    """Terms added to the cross-entropy, as Python numbers.
 
     Attributes:
       z_loss: weight of `log(Z)**2`.
-      label_smoothing: what the target token leaves to all others.
-      soft_cap: what no logit exceeds; None for no end.
+      label_smoothing: probability that the target token leaves to all other tokens.
+      soft_cap: bound on the absolute value of the logits; None for no bound.
     """
 
     z_loss: float = 0.0
@@ -33,29 +33,34 @@ class LossTerms:
     soft_cap: float | None = None
 
     def cap(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
-        """The logits, by the soft cap `c` within `c * tanh(logits / c)`."""
+        """Applies the soft cap `c`: `c * tanh(logits / c)`."""
         if self.soft_cap is None:
             return logits
         return self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
     def cap_gradient(
-        self, slope: Float[Array, "*lead V"], capped: Float[Array, "*lead V"]
+        self, gradient: Float[Array, "*lead V"], capped: Float[Array, "*lead V"]
     ) -> Float[Array, "*lead V"]:
-        """A gradient at the capped logits as one at those before the cap."""
+        """Backpropagates a gradient through `cap`: times `1 - (capped / c)**2`.
+
+        Args:
+          gradient: gradient with respect to the capped logits.
+          capped: capped logits.
+        """
         if self.soft_cap is None:
-            return slope
-        # At places of no token, where nothing is capped, the slope is 0.
-        return slope * (1 - jnp.minimum(jnp.square(capped / self.soft_cap), 1))
+            return gradient
+        # In padding columns `capped` is MASKED_LOGIT; the minimum makes the factor 0.
+        return gradient * (1 - jnp.minimum(jnp.square(capped / self.soft_cap), 1))
 
 
 class LogitShard(NamedTuple):
-    """The capped logits of some positions, and the log of their softmax's sum.
+    """Capped logits of some positions, with the log of the sum of their softmax.
 
     Attributes:
-      logits: of the tokens in `columns`; on a mesh these are a device's `v` of all `V`,
-        and what is said of the whole vocabulary is added up among the devices.
-      normaliser: of the whole vocabulary.
-      columns: which tokens these are.
+      logits: logits of the tokens in `columns`. On a mesh a device has `v` of the `V`
+        columns, and sums over the vocabulary are added up across devices.
+      log_normalizer: log of the softmax's sum over the whole vocabulary.
+      columns: range of the vocabulary that `logits` covers.
     """
 
     logits: Float[Array, "*lead v"]
@@ -66,104 +71,110 @@ class LogitShard(NamedTuple):
     def from_logits(
         cls, logits: Float[Array, "*lead v"], columns: VocabularyShard
     ) -> "LogitShard":
-        """Those of logits that are capped already."""
+        """Masks padding columns and computes the normalizer of capped logits."""
         if columns.padded:
             logits = jnp.where(columns.ids < columns.total, logits, MASKED_LOGIT)
         if columns.whole:
             return cls(logits, jax.nn.logsumexp(logits, axis=-1), columns)
-        most = columns.max(logits)
-        total = columns.sum(jnp.exp(logits - most[..., None]))
-        return cls(logits, jnp.log(total) + most, columns)
+        # log sum exp over all devices: maximum [*lead], then sum of the shifted exp.
+        maximum = columns.max(logits)
+        total = columns.sum(jnp.exp(logits - maximum[..., None]))
+        return cls(logits, jnp.log(total) + maximum, columns)
 
     @property
     def softmax(self) -> Float[Array, "*lead v"]:
-        """What the model says of each token."""
+        """Probability of each token in `columns`."""
         return jnp.exp(self.logits - self.log_normalizer[..., None])
 
 
 def target_logits(
     scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead"]:
-    """The logit of each target."""
+    """Returns the logit of each target."""
     logits, columns = scores.logits, scores.columns
     if columns.whole:
         return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    place = targets - columns.first
-    found = jnp.take_along_axis(logits, place[..., None], axis=-1, mode="clip")
-    own = (place >= 0) & (place < columns.count)
-    return columns.sum(jnp.where(own[..., None], found, 0))
+    index = targets - columns.first
+    picked = jnp.take_along_axis(logits, index[..., None], axis=-1, mode="clip")
+    # One device holds the target; the others add 0 to the sum.
+    here = (index >= 0) & (index < columns.count)
+    return columns.sum(jnp.where(here[..., None], picked, 0))
 
 
 def is_highest(
     scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Bool[Array, "*lead"]:
-    """Whether no token scores higher than the target."""
+    """Tests whether no token scores higher than the target."""
     return target_logits(scores, targets) >= scores.columns.max(scores.logits)
 
 
 def token_cost(
     terms: LossTerms, scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead"]:
-    """The cross-entropy of the targets with its terms; see `token_loss`."""
-    logits, normaliser, columns = scores
-    loss = normaliser - target_logits(scores, targets)
+    """Cross-entropy of the targets with all terms; see `token_loss`."""
+    logits, log_normalizer, columns = scores
+    loss = log_normalizer - target_logits(scores, targets)
     if terms.label_smoothing:
-        high, low = _smoothed(terms, columns.total)
-        apart = normaliser[..., None] - logits
+        high, low = _smoothed_target(terms, columns.total)
+        # sum_j q_j nll_j - entropy(q), with q_target = high and q_j = low elsewhere.
+        token_nll = log_normalizer[..., None] - logits  # [*lead, v]
         if columns.padded:
-            apart = jnp.where(columns.ids < columns.total, apart, 0)
-        spread = columns.sum(apart)
-        entropy = _entropy(high, low, columns.total)
-        loss = (high - low) * loss + low * spread - entropy
+            token_nll = jnp.where(columns.ids < columns.total, token_nll, 0)
+        total_nll = columns.sum(token_nll)
+        entropy = _smoothed_entropy(high, low, columns.total)
+        loss = (high - low) * loss + low * total_nll - entropy
     if terms.z_loss:
-        loss = loss + terms.z_loss * jnp.square(normaliser)
+        loss = loss + terms.z_loss * jnp.square(log_normalizer)
     return loss
 
 
 def token_cost_gradient(
     terms: LossTerms, scores: LogitShard, targets: Int[Array, "*lead"]
 ) -> Float[Array, "*lead V"]:
-    """The gradient of `token_cost`: the softmax, less what the target asks for.
+    """Gradient of `token_cost` with respect to the capped logits.
 
-    The z-loss scales the softmax by `1 + 2 * z_loss * log(Z)`.
+    It is `softmax - q` with the target distribution `q`. The z-loss scales the softmax
+    by `1 + 2 * z_loss * log(Z)`.
     """
     logits, _, columns = scores
-    hit = columns.ids == targets[..., None]
-    wanted = hit.astype(logits.dtype)
+    is_target = columns.ids == targets[..., None]  # [*lead, v]
+    target = is_target.astype(logits.dtype)
     if terms.label_smoothing:
-        wanted = jnp.where(hit, *_smoothed(terms, columns.total))
-    said = scores.softmax
+        target = jnp.where(is_target, *_smoothed_target(terms, columns.total))
+    softmax = scores.softmax
     if terms.z_loss:
-        said = said * (1 + 2 * terms.z_loss * scores.log_normalizer)[..., None]
-    excess = said - wanted
+        softmax = softmax * (1 + 2 * terms.z_loss * scores.log_normalizer)[..., None]
+    gradient = softmax - target
     if columns.padded:
-        excess = jnp.where(columns.ids < columns.total, excess, 0)
-    return excess
+        gradient = jnp.where(columns.ids < columns.total, gradient, 0)
+    return gradient
 
 
 def divergence(student: LogitShard, teacher: LogitShard) -> Float[Array, "*lead"]:
     """`KL(teacher || student)` over the vocabulary, in nats.
 
-    Forward, so that the student has to cover all that the teacher says (Hinton et al.
-    2015, section 2, at temperature 1, less the teacher's entropy).
+    The forward divergence, so the student has to cover everything that the teacher
+    finds likely (Hinton et al. 2015, section 2, at temperature 1, minus the teacher's
+    entropy).
     """
-    apart = teacher.logits - student.logits
-    expected = teacher.columns.sum(teacher.softmax * apart)
+    # sum_j p_j (log p_j - log s_j), with log p_j = logit_j - log_normalizer
+    difference = teacher.logits - student.logits  # [*lead, v]
+    expected = teacher.columns.sum(teacher.softmax * difference)
     return expected - teacher.log_normalizer + student.log_normalizer
 
 
 def divergence_gradient(
     student: LogitShard, teacher: LogitShard
 ) -> Float[Array, "*lead V"]:
-    """The gradient of `divergence` at the student's logits."""
+    """Gradient of `divergence` with respect to the student's logits."""
     return student.softmax - teacher.softmax
 
 
-def _smoothed(terms: LossTerms, width: int) -> tuple[float, float]:
-    """What is asked of the target token, and of each other one."""
+def _smoothed_target(terms: LossTerms, width: int) -> tuple[float, float]:
+    """Returns the probability of the target token, and of each other token."""
     return 1 - terms.label_smoothing, terms.label_smoothing / (width - 1)
 
 
-def _entropy(high: float, low: float, width: int) -> float:
-    """Of the smoothed target, in nats, with T5X's guard of the logarithm."""
+def _smoothed_entropy(high: float, low: float, width: int) -> float:
+    """Entropy of the smoothed target in nats, with T5X's guard of the logarithm."""
     return -(high * math.log(high) + (width - 1) * low * math.log(low + 1e-20))

@@ -1,7 +1,7 @@
-"""What a sum of token losses is divided by: the three ways of T5X, and a constant.
+"""Divisors of a sum of token losses: the three of T5X, and a constant.
 
-The sum and what divides it follow from the weights of a batch alone, so a batch that
-comes in micro-batches is divided by what belongs to it as a whole.
+The factors of the losses and the divisor depend on the weights of a batch alone, so
+the divisor of a batch in micro-batches is that of the whole batch.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from prompt_tuning.core.batch import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Normalizer:
-    """How the losses of a batch become one.
+    """How the losses of a batch are combined into one.
 
     Attributes:
-      weights: gives what each loss is multiplied with, `[..., B, m]`.
-      divisor: gives what their sum is divided by. Of a batch with an accumulation axis
-        it is that of all micro-batches together.
+      weights: computes the factor of each loss, `[..., B, m]`.
+      divisor: computes the divisor of their sum. For a batch with an accumulation axis
+        it covers all micro-batches together.
     """
 
     weights: Callable[[Batch], Float[Array, "*lead m"]]
@@ -29,19 +29,20 @@ class Normalizer:
 
 
 def data_weights(batch: Batch) -> Float[Array, "*lead m"]:
-    """The weights that the data gives."""
+    """Returns the loss weights of the data."""
     return batch.loss_weights
 
 
 def weight_sum(batch: Batch) -> Float[Array, ""]:
-    """The sum of the weights: the real targets, where each weighs one."""
+    """Sums the weights; counts the learned targets if each has weight 1."""
     return jnp.sum(batch.loss_weights)
 
 
 def target_count(batch: Batch) -> Float[Array, ""] | float:
-    """All targets that the rows have room for, padding included: `B * U`.
+    """Counts all targets of the real rows, padding included: `B * U`.
 
-    A row that only fills the batch has none, so it is the same on any mesh.
+    A row that only fills the batch does not count, so the result is the same on every
+    mesh.
     """
     if batch.real_rows is None:
         return float(math.prod(batch.targets.shape))
@@ -49,9 +50,9 @@ def target_count(batch: Batch) -> Float[Array, ""] | float:
 
 
 def sequence_weights(batch: Batch) -> Float[Array, "*lead m"]:
-    """The weights over the sum that each sequence has of them.
+    """Divides each weight by the sum of the weights of its sequence.
 
-    A sequence is a row, and in packed rows one example of it.
+    A sequence is a row, or in packed rows a segment.
     """
     weights = jnp.asarray(batch.loss_weights)
     sums = jnp.sum(weights, axis=-1, keepdims=True)
@@ -59,19 +60,20 @@ def sequence_weights(batch: Batch) -> Float[Array, "*lead m"]:
     if batch.target_segment_ids is not None:
         segment_ids = batch.target_segment_ids
     if segment_ids is not None:
+        # [..., B, m]: segment of each learned position
         segments = jnp.take_along_axis(segment_ids, batch.loss_positions, axis=-1)
-        same = segments[..., None] == segments[..., None, :]
+        same = segments[..., None] == segments[..., None, :]  # [..., B, m, m]
         sums = jnp.sum(same * weights[..., None, :], axis=-1)
     return jnp.where(weights == 0, 0, weights / jnp.where(sums == 0, 1, sums))
 
 
 def sequence_count(batch: Batch) -> Float[Array, ""]:
-    """The sequences that carry weight."""
+    """Counts the sequences with learned targets."""
     return jnp.sum(sequence_weights(batch))
 
 
 def constant_normalizer(number: float) -> Normalizer:
-    """Divides the weighted sum by the same number whatever the batch."""
+    """Returns a normalizer that divides every batch by the same number."""
     return Normalizer(data_weights, lambda batch: number)
 
 
@@ -81,4 +83,4 @@ NORMALIZERS = {
     TOTAL_TARGETS: Normalizer(data_weights, target_count),
     "average_per_sequence": Normalizer(sequence_weights, sequence_count),
 }
-"""By the names that T5X gives them (`losses.SpecialLossNormalizingFactor`)."""
+"""Normalizers by their T5X names (`losses.SpecialLossNormalizingFactor`)."""
