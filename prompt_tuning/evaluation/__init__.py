@@ -1,1 +1,1 @@
-"""What held-out data say of a prompt: metrics, their intervals, tables, predictions."""
+"""Evaluation on held-out data: metrics, their intervals, and predictions."""

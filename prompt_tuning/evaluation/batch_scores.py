@@ -1,4 +1,4 @@
-"""A frozen function of one batch: compiled, divided among devices, or streamed."""
+"""Scores of one batch: computed on one device, on a mesh, or with streamed weights."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import map_rows
-from prompt_tuning.streaming.streamed_function import of_batch
+from prompt_tuning.streaming.streamed_function import stream_over_batches
 
 Scores = TypeVar("Scores")
 BatchFunction = Callable[[nnx.GraphDef, Parameters, Batch], Scores]
@@ -49,5 +49,5 @@ def score_batch(
     """Computes `score_rows`, reading weights layer by layer if they are streamed."""
     if model.weight_storage.streamed:
         everything = model.weight_storage.with_streamed(parameters)
-        return of_batch(model.graph, function).forth({}, everything, batch)
+        return stream_over_batches(model.graph, function).forward({}, everything, batch)
     return score_rows(function, model.graph, model.layout, parameters, batch)

@@ -1,7 +1,7 @@
 """Contextual calibration (Zhao et al. 2021, "Calibrate before use", section 5).
 
-A model prefers some labels whatever it is given. How much, inputs without content say,
-such as "N/A": each label's probability is divided by the one that it has there.
+A model prefers some labels for every input. Inputs without content, such as "N/A",
+measure this bias: each label's probability is divided by its probability there.
 """
 
 import numpy as np
@@ -11,23 +11,26 @@ from jaxtyping import Float
 def calibrate_nats(
     nats: Float[np.ndarray, "n C"], content_free: Float[np.ndarray, "n f C"]
 ) -> Float[np.ndarray, "n C"]:
-    """What each label costs over what it costs without content; the least wins.
+    """Calibrates the cost of each label by its cost without content; the lowest wins.
 
-    With `p` the probabilities of the labels, normalised among them, and `q` their mean
-    over the inputs without content, it is `-log(p / q)`: the diagonal matrix of the
-    paper, `diag(q)^-1`, and no bias.
+    With the probabilities `p` of the labels, normalized among the labels, and their
+    mean `q` over the inputs without content, the result is `-log(p / q)`: the paper's
+    diagonal matrix `diag(q)^-1`, without a bias.
 
     Args:
-      nats: of each label after each example.
-      content_free: of each label after each of `f` inputs without content, for the
-        example's prompt.
+      nats: negative log likelihood of each label for each example.
+      content_free: negative log likelihood of each label for each of `f` inputs
+        without content, with the example's prompt.
     """
-    q = np.exp(_log_shares(content_free)).mean(axis=1)
-    return np.log(q) - _log_shares(nats)
+    # Mean probability of each label without content, [n, C]
+    q = np.exp(_log_probabilities(content_free)).mean(axis=1)
+    return np.log(q) - _log_probabilities(nats)
 
 
-def _log_shares(nats: Float[np.ndarray, "*lead C"]) -> Float[np.ndarray, "*lead C"]:
-    """The logarithms of the labels' probabilities, normalised among them."""
-    least = nats.min(axis=-1, keepdims=True)
-    total = np.exp(least - nats).sum(axis=-1, keepdims=True)
-    return least - nats - np.log(total)
+def _log_probabilities(
+    nats: Float[np.ndarray, "*lead C"],
+) -> Float[np.ndarray, "*lead C"]:
+    """Log-probabilities of the labels, normalized among the labels."""
+    minimum = nats.min(axis=-1, keepdims=True)
+    total = np.exp(minimum - nats).sum(axis=-1, keepdims=True)
+    return minimum - nats - np.log(total)

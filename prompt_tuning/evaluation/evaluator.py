@@ -1,4 +1,4 @@
-"""What a prompt is worth: of tokens, of generated texts, of ranked verbalizers."""
+"""Evaluates a model: token loss, generated text, ranked labels."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -42,10 +42,10 @@ Rows = list[list[int]]
 
 
 class Evaluator:
-    """Measures parameters on held-out examples, which are read and checked once.
+    """Measures parameters on held-out examples, which are opened and checked once.
 
     Attributes:
-      categories: of the examples, if the evaluation names them.
+      categories: categories of the examples, if the evaluation asks for them.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Evaluator:
         """Opens the held-out files.
 
         Args:
-          model: that is measured.
-          evaluation: what is measured of it.
-          given_before: ids of a text that is put before what each example is given.
-          examples: of these files, in place of all that they hold.
+          model: evaluated model.
+          evaluation: settings of the evaluation.
+          given_before: token ids of a text to insert before each example's input.
+          examples: examples to use instead of all examples of the files.
 
         Raises:
-          InputError: if the files cannot be used, or an example's completion is no
-            label.
+          InputError: if the files cannot be used, or the completion of an example is
+            not a label.
         """
         self._model, self._evaluation = model, evaluation
         self._given_before = list(given_before)
@@ -94,48 +94,48 @@ class Evaluator:
         self._check_room()
 
     def __call__(self, parameters: Parameters) -> dict[str, float]:
-        """Measures everything that was asked for.
+        """Computes all metrics of the evaluation.
 
         Returns:
-          what `metrics` names: `loss` (mean nats per weighted token) and `accuracy` (of
-          these tokens), and what else was asked for, most of it as shares of the
-          examples.
+          The metrics in `metric_names`: `loss` (mean nats per weighted token),
+          `accuracy` (of these tokens), and the others that the evaluation asks for,
+          most of them shares of the examples.
         """
-        tallies = self.measure(parameters).metrics
-        return {name: tallies[name].value for name in self.metric_names}
+        metrics = self.measure(parameters).metrics
+        return {name: metrics[name].value for name in self.metric_names}
 
     @property
     def metric_names(self) -> list[str]:
-        """What is measured, also in training."""
-        asked = self._evaluation
+        """Names of the metrics, also in the log of training."""
+        evaluation = self._evaluation
         names = ["loss", "accuracy"]
-        names += [PERPLEXITY] if PERPLEXITY in asked.metrics else []
-        names += ["exact_match"] if asked.exact_match else []
+        names += [PERPLEXITY] if PERPLEXITY in evaluation.metrics else []
+        names += ["exact_match"] if evaluation.exact_match else []
         names += [
-            name for metric in asked.text_metrics for name in METRIC_NAMES[metric]
+            name for metric in evaluation.text_metrics for name in METRIC_NAMES[metric]
         ]
         kinds = [*(["label"] if self._labels else [])]
-        kinds += ["calibrated"] if asked.calibrate else []
+        kinds += ["calibrated"] if evaluation.calibrate else []
         return names + [f"{k}_{m}" for k in kinds for m in ("accuracy", "macro_f1")]
 
     @property
     def skipped(self) -> int:
-        """Held-out rows that are left out because they are too long."""
+        """Number of held-out rows left out because they are too long."""
         return self._examples.skipped
 
     @property
     def uncounted(self) -> int:
-        """Tokens that are not measured for the sake of another model's numbers."""
+        """Number of tokens left out so that another model can be compared."""
         return self._examples.uncounted
 
     def __len__(self) -> int:
         return len(self._examples)
 
     def check_metric(self, name: str) -> None:
-        """Refuses to choose the best by a metric that is not measured.
+        """Checks that a metric, by which the best checkpoint is chosen, is measured.
 
         Raises:
-          InputError: with those that are.
+          InputError: if it is not, with the metrics that are.
         """
         if name not in self.metric_names:
             raise InputError(
@@ -145,47 +145,47 @@ class Evaluator:
             )
 
     def measure(self, parameters: Parameters) -> EvaluationResult:
-        """Measures everything, and keeps what each example adds to it."""
+        """Computes all metrics, with the contribution of each example."""
         tokens = measure_tokens(self._model, parameters, self._examples, self._plan)
-        tallies: dict[str, MetricSums] = dict(tokens.metrics())
-        made = self._generate(parameters) if self._evaluation.generates else None
-        if made is not None:
-            tallies |= self._tallies_of_texts(made)
+        metrics: dict[str, MetricSums] = dict(tokens.metrics())
+        generated = self._generate(parameters) if self._evaluation.generates else None
+        if generated is not None:
+            metrics |= self._text_metrics(generated)
         ranking = self._rank(parameters) if self._labels else None
         if ranking is not None:
-            tallies |= self._tallies_of_labels(ranking)
-        categories, parts = self.categories, {}
+            metrics |= self._label_metrics(ranking)
+        categories, by_category = self.categories, {}
         if categories is not None:
-            of_tokens = {
+            token_metrics = {
                 name: tokens.metrics(categories.target_categories == index)
                 for index, name in enumerate(categories.names)
             }
-            parts = split_by_category(tallies, of_tokens, categories)
-        return EvaluationResult(tallies, parts, ranking, made)
+            by_category = split_by_category(metrics, token_metrics, categories)
+        return EvaluationResult(metrics, by_category, ranking, generated)
 
-    def predictions(self, system: str, findings: EvaluationResult) -> list[str]:
-        """A line of JSON for each example; see `prediction_lines`.
+    def predictions(self, system: str, result: EvaluationResult) -> list[str]:
+        """Writes a line of JSON for each example; see `prediction_lines`.
 
         Raises:
-          InputError: if there is no tokenizer to tell texts by.
+          InputError: if the model has no tokenizer to decode texts with.
         """
-        rows, wanted, _ = self._rows
+        rows, completions, _ = self._rows
         tokenizer = self._model.needed_tokenizer()
         answers = AnswerTexts(
             [tokenizer.decode(self._words(row)) for row in rows],
-            self._texts(wanted),
-            None if findings.generated is None else self._texts(findings.generated),
+            self._texts(completions),
+            None if result.generated is None else self._texts(result.generated),
         )
-        return list(prediction_lines(system, findings, answers, self.categories))
+        return list(prediction_lines(system, result, answers, self.categories))
 
     @property
     def completion_lengths(self) -> list[int]:
-        """Tokens of each example's completion."""
+        """Number of tokens of each example's completion."""
         return [len(completion) for completion in self._rows[1]]
 
     @functools.cached_property
     def _rows(self) -> tuple[Rows, Rows, list[int] | None]:
-        """What is given of each example, what is wanted, and which prompt it has."""
+        """Inputs, completions, and the prompt of each example if there are several."""
         model, examples = self._model, self._examples
         parts = [
             (
@@ -203,7 +203,7 @@ class Evaluator:
         )
 
     def _read_references(self) -> list[list[str]] | None:
-        """The texts that generated ones are compared with, if they are."""
+        """Returns the reference texts of each example, if any metric needs them."""
         if not self._evaluation.text_metrics:
             return None
         if self._evaluation.references_key is not None:
@@ -211,7 +211,7 @@ class Evaluator:
         return [[text] for text in self._texts(self._rows[1])]
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
-        """Completions as texts that continue what was given."""
+        """Decodes completions as continuations of their inputs."""
         tokenizer = self._model.needed_tokenizer()
         if self._model.config.architecture == "encoder_decoder":
             return [tokenizer.decode(ids) for ids in completions]
@@ -221,11 +221,11 @@ class Evaluator:
         ]
 
     def _words(self, row: Sequence[int]) -> list[int]:
-        """A row without the ids that stand for vectors of a template's prompt."""
+        """Drops the ids that stand for prompt vectors of a template."""
         return [id for id in row if id < self._model.config.vocabulary_size]
 
     def _check_room(self) -> None:
-        """Refuses rows that an answer does not fit behind, before anything runs."""
+        """Checks that every answer fits after its row, before anything runs."""
         if self._labels:
             longest = max(len(label) for label in self._labels)
             room = longest + int(self._evaluation.data.add_eos)
@@ -245,16 +245,16 @@ class Evaluator:
             prompt_ids=prompt_ids,
         )
 
-    def _tallies_of_texts(self, made: Rows) -> dict[str, MetricSums]:
-        tallies = {}
+    def _text_metrics(self, generated: Rows) -> dict[str, MetricSums]:
+        metrics = {}
         if self._evaluation.exact_match:
-            right = [a == b for a, b in zip(made, self._rows[1], strict=True)]
-            tallies["exact_match"] = mean_metric(right)
+            right = [a == b for a, b in zip(generated, self._rows[1], strict=True)]
+            metrics["exact_match"] = mean_metric(right)
         if self._references is not None:
-            texts = self._texts(made)
+            texts = self._texts(generated)
             for name in self._evaluation.text_metrics:
-                tallies |= TEXT_METRICS[name](texts, self._references)
-        return tallies
+                metrics |= TEXT_METRICS[name](texts, self._references)
+        return metrics
 
     def _rank(self, parameters: Parameters) -> Ranking:
         rows, _, prompt_ids = self._rows
@@ -262,21 +262,21 @@ class Evaluator:
         labels = list(self._evaluation.labels or ())
         if not self._content_free:
             return Ranking(labels, nats)
-        # Every prompt is asked without content; each example has its own one's answer.
+        # Each prompt is calibrated by itself: [N, f, C], then one for each example.
         count = self._model.prompt_count
-        free = self._label_nats(
+        content_free = self._label_nats(
             parameters,
             self._content_free * count,
             None
             if prompt_ids is None
             else np.repeat(np.arange(count), len(self._content_free)).tolist(),
         ).reshape(count, len(self._content_free), len(labels))
-        own = np.zeros(len(rows), int) if prompt_ids is None else np.array(prompt_ids)
-        return Ranking(labels, nats, calibrate_nats(nats, free[own]))
+        prompts = np.array([0] * len(rows) if prompt_ids is None else prompt_ids)
+        return Ranking(labels, nats, calibrate_nats(nats, content_free[prompts]))
 
     @functools.cached_property
     def _content_free(self) -> Rows:
-        """Token ids of the inputs without content that labels are calibrated by."""
+        """Token ids of the inputs without content that calibrate the labels."""
         texts = self._evaluation.calibrate or ()
         template = self._evaluation.data.token_template(self._model)
         rows = [encode_given(self._model, text, template) for text in texts]
@@ -303,13 +303,13 @@ class Evaluator:
             prompt_ids=prompt_ids,
         )
 
-    def _tallies_of_labels(self, ranking: Ranking) -> Mapping[str, MetricSums]:
+    def _label_metrics(self, ranking: Ranking) -> Mapping[str, MetricSums]:
         ranked = {"label": ranking.nats, "calibrated": ranking.calibrated}
         return {
-            metric: tally
-            for start, nats in ranked.items()
+            name: metric
+            for prefix, nats in ranked.items()
             if nats is not None
-            for metric, tally in class_metrics(
-                nats.argmin(axis=1), self._gold, len(self._labels), start
+            for name, metric in class_metrics(
+                nats.argmin(axis=1), self._gold, len(self._labels), prefix
             ).items()
         }

@@ -1,7 +1,7 @@
-"""A metric is what each example adds to some sums, and a number made of the sums.
+"""Metrics as functions of sums over examples.
 
-So one way of drawing examples again serves them all: shares, means over tokens,
-macro-F1 and BLEU alike.
+Each example adds a row of numbers to the sums, and a score function turns the sums into
+the metric. One bootstrap therefore serves shares, means over tokens, macro-F1 and BLEU.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Integer
 
 LEVEL = 0.95
 DRAWN_AT_ONCE = 2**22
-"""Examples drawn before they are summed: 32 MB of their numbers."""
+"""Maximum number of counts drawn at once: 32 MB of them."""
 
 Sums = Float[np.ndarray, "*lead k"]
 Score = Callable[[Sums], Float[np.ndarray, "*lead"]]
@@ -23,10 +23,10 @@ class MetricSums:
     """One metric of some examples.
 
     Attributes:
-      rows: what each example adds to the sums, `[n, k]`.
-      score: the metric of sums `[..., k]`; nan where they are of nothing.
-      lower_is_better: whether less of it is better.
-      of_one: whether it means something for a single example.
+      rows: numbers that each example adds to the sums, `[n, k]`.
+      score: computes the metric from sums `[..., k]`; nan for sums of no examples.
+      lower_is_better: whether smaller values are better.
+      per_example: whether the metric is meaningful for a single example.
     """
 
     rows: Float[np.ndarray, "n k"]
@@ -36,107 +36,107 @@ class MetricSums:
 
     @property
     def value(self) -> float:
-        """The metric."""
+        """The metric over all examples."""
         return float(self.score(self.rows.sum(axis=0)))
 
     def each(self) -> Float[np.ndarray, "n"]:
-        """The metric of each example alone."""
+        """Computes the metric of each example alone."""
         return self.score(self.rows)
 
     def select(self, chosen: Bool[np.ndarray, "n"]) -> "MetricSums":
-        """The same of the chosen examples."""
+        """Returns the same metric for the chosen examples."""
         return dataclasses.replace(self, rows=self.rows[chosen])
 
 
 def ratio(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """The first sum over the second."""
+    """Divides the first sum by the second."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(sums[..., 0] / sums[..., 1])
 
 
 def exponential_ratio(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """`exp` of the first sum over the second: perplexity of nats over tokens."""
+    """Computes `exp` of the ratio: the perplexity, from nats and their weight."""
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(ratio(sums)))
 
 
 def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """The mean of the classes' F1, over those that were wanted or answered.
+    """Averages the F1 of all classes that are expected or answered at least once.
 
-    The F1 of a class is `2 r / (a + w)`: `r` right answers, `a` answers, `w` wanted.
+    The F1 of a class is `2 r / (a + g)`: `r` right answers, `a` answers, `g` examples
+    whose gold class it is.
 
     Args:
-      sums: `[..., 3 C]`, of each class `r`, then of each `a`, then of each `w`.
+      sums: `[..., 3 C]`: `r` of each class, then `a` of each, then `g` of each.
     """
-    right, answered, wanted = np.split(sums, 3, axis=-1)
-    either = answered + wanted
-    present = either > 0
-    each = np.divide(2 * right, either, out=np.zeros_like(right), where=present)
+    right, answered, gold = np.split(sums, 3, axis=-1)  # each [..., C]
+    total = answered + gold
+    present = total > 0
+    f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=present)
     with np.errstate(invalid="ignore"):
-        return np.asarray(each.sum(axis=-1) / present.sum(axis=-1))
+        return np.asarray(f1.sum(axis=-1) / present.sum(axis=-1))
 
 
 def mean_metric(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:
-    """The mean of one number of each example."""
-    found = np.asarray(values, np.float64)
-    return MetricSums(np.stack([found, np.ones_like(found)], axis=1), ratio)
+    """Averages one number of each example."""
+    numbers = np.asarray(values, np.float64)
+    return MetricSums(np.stack([numbers, np.ones_like(numbers)], axis=1), ratio)
 
 
 def class_metrics(
     answers: Integer[np.ndarray, "n"],
     gold: Integer[np.ndarray, "n"],
     classes: int,
-    start: str,
+    prefix: str,
 ) -> dict[str, MetricSums]:
-    """Accuracy and macro-F1 of answers that are one of some classes.
+    """Computes accuracy and macro-F1 of classified examples.
 
     Args:
-      answers: the class that was answered.
-      gold: the right one.
-      classes: how many there are, `C`.
-      start: what the metrics' names begin with.
+      answers: index of the answered class.
+      gold: index of the right class.
+      classes: number of classes, `C`.
+      prefix: start of the metrics' names.
     """
-    one = np.eye(classes)
-    rows = np.concatenate(
-        [one[answers] * (answers == gold)[:, None], one[answers], one[gold]], axis=1
-    )
+    one_hot = np.eye(classes)
+    right = one_hot[answers] * (answers == gold)[:, None]  # [n, C]
+    rows = np.concatenate([right, one_hot[answers], one_hot[gold]], axis=1)  # [n, 3 C]
     return {
-        f"{start}_accuracy": mean_metric(answers == gold),
-        f"{start}_macro_f1": MetricSums(rows, macro_f1, per_example=False),
+        f"{prefix}_accuracy": mean_metric(answers == gold),
+        f"{prefix}_macro_f1": MetricSums(rows, macro_f1, per_example=False),
     }
 
 
 def intervals(
-    tallies: Mapping[str, MetricSums], *, resamples: int, seed: int
+    metrics: Mapping[str, MetricSums], *, resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Where each metric lies in 95 % of data sets drawn from its examples.
+    """Estimates the 95 % confidence interval of each metric.
 
-    The percentile bootstrap (Efron and Tibshirani 1993, chapter 13). Examples are drawn
-    alike for all metrics of as many examples, here and in other calls with that seed.
+    The percentile bootstrap (Efron and Tibshirani 1993, chapter 13). All metrics with
+    the same number of examples share the draws, also across calls with the same seed.
 
     Args:
-      tallies: of any numbers of examples.
-      resamples: data sets that are drawn, each as large, with replacement.
-      seed: of the draws.
+      metrics: metrics, each of any number of examples.
+      resamples: number of data sets drawn with replacement, of the original size.
+      seed: seed of the draws.
 
     Returns:
-      both ends of each interval; nan where no data set has the metric.
+      Both ends of each interval; nan if the metric is undefined in every data set.
     """
-    found = {}
-    for count in {len(tally.rows) for tally in tallies.values()}:
-        alike = {n: tally for n, tally in tallies.items() if len(tally.rows) == count}
-        sizes = [tally.rows.shape[1] for tally in alike.values()]
-        rows = np.concatenate([tally.rows for tally in alike.values()], axis=1)
-        sums = np.split(
-            _drawn_sums(rows, resamples, seed), np.cumsum(sizes)[:-1], axis=1
-        )
-        for (name, tally), own in zip(alike.items(), sums, strict=True):
-            found[name] = _middle(tally.score(own))
-    return found
+    result = {}
+    for count in {len(metric.rows) for metric in metrics.values()}:
+        group = {n: each for n, each in metrics.items() if len(each.rows) == count}
+        widths = [metric.rows.shape[1] for metric in group.values()]
+        # Columns of all metrics side by side, [n, k], are drawn and summed at once.
+        rows = np.concatenate([metric.rows for metric in group.values()], axis=1)
+        all_sums = _resampled_sums(rows, resamples, seed)  # [r, k]
+        sums = np.split(all_sums, np.cumsum(widths)[:-1], axis=1)
+        for (name, metric), metric_sums in zip(group.items(), sums, strict=True):
+            result[name] = _central_interval(metric.score(metric_sums))
+    return result
 
 
-def _middle(values: Float[np.ndarray, "r"]) -> tuple[float, float]:
-    """Between what 95 % of the values lie, those aside that are not there."""
+def _central_interval(values: Float[np.ndarray, "r"]) -> tuple[float, float]:
+    """Returns the bounds of the central 95 % of the values that are not nan."""
     values = values[~np.isnan(values)]
     if not len(values):
         return np.nan, np.nan
@@ -144,10 +144,10 @@ def _middle(values: Float[np.ndarray, "r"]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _drawn_sums(
+def _resampled_sums(
     rows: Float[np.ndarray, "n k"], resamples: int, seed: int
 ) -> Float[np.ndarray, "r k"]:
-    """The sums of data sets drawn from the rows with replacement."""
+    """Sums the rows of data sets drawn from them with replacement."""
     random, count = np.random.default_rng(seed), len(rows)
     if not count:
         return np.zeros((resamples, rows.shape[1]))
@@ -155,6 +155,7 @@ def _drawn_sums(
     parts = []
     for start in range(0, resamples, at_once):
         size = min(at_once, resamples - start)
-        drawn = random.multinomial(count, np.full(count, 1 / count), size=size)
-        parts.append(drawn @ rows)
+        # How often each data set has each example, [size, n]
+        counts = random.multinomial(count, np.full(count, 1 / count), size=size)
+        parts.append(counts @ rows)
     return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Rank classification: the label that the model finds most likely (its verbalizer)."""
+"""Rank classification: the answer is the label that the model finds most likely."""
 
 from collections.abc import Sequence
 
@@ -32,28 +32,29 @@ def label_nats(
     batch_size: int = 64,
     prompt_ids: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "n C"]:
-    """The nats that each label costs after each given row; the least is the answer.
+    """Computes the cost in nats of each label for each example; the lowest wins.
 
     Args:
-      model: of which graph and config are used.
+      model: model that scores the labels.
       parameters: all parameters by path.
-      given: token ids of each example.
+      given: token ids of each example's input.
       labels: token ids of the `C` labels.
-      add_eos: whether the end-of-sequence token counts, which tells a label from a
-        longer one that begins with it.
-      length_normalize: whether a label costs the mean of its tokens' nats, not the sum.
-      batch_size: rows that run together.
-      prompt_ids: which prompt each example has, of a model with several; else None.
+      add_eos: whether the end-of-sequence token counts, which distinguishes a label
+        from a longer one that starts with it.
+      length_normalize: whether the cost is the mean over a label's tokens instead of
+        the sum.
+      batch_size: rows of a batch.
+      prompt_ids: prompt of each example if the model has several, else None.
 
     Raises:
       InputError: as `check_prompt_ids`.
     """
     check_prompt_ids(model, prompt_ids, len(given))
     labels = add_end(labels, model, add_eos)
-    tasks = [0] * len(given) if prompt_ids is None else prompt_ids
+    ids = [0] * len(given) if prompt_ids is None else prompt_ids
     examples = [
-        labelled(model.config.architecture, list(row), list(label), task)
-        for row, task in zip(given, tasks, strict=True)
+        labelled(model.config.architecture, list(row), list(label), prompt_id)
+        for row, prompt_id in zip(given, ids, strict=True)
         for label in labels
     ]
     nats = completion_nats(
@@ -75,16 +76,16 @@ def completion_nats(
     batch_size: int,
     prompt_ids: bool,
 ) -> Float[np.ndarray, "n"]:
-    """The nats that what carries weight in each example costs.
+    """Computes the summed negative log likelihood of each example's learned tokens.
 
     Args:
-      model: of which graph and config are used.
+      model: model that scores the examples.
       parameters: all parameters by path.
-      examples: as `labelled` makes them.
-      batch_size: rows that run together.
-      prompt_ids: whether the examples say which prompt they have.
+      examples: examples in which only the label is learned, see `labelled`.
+      batch_size: rows of a batch.
+      prompt_ids: whether the examples choose among several prompts.
     """
-    # Sorted by length, so that a batch is padded little and few shapes are compiled.
+    # Sorted by length, for little padding and few compiled shapes.
     order = np.argsort([len(example.inputs) for example in examples], kind="stable")
     nats = np.zeros(len(examples))
     most = max(int(np.count_nonzero(example.weights)) for example in examples)
@@ -103,15 +104,15 @@ def completion_nats(
         batch = build_batch(
             examples, planned, model.config.pad_id, prompt_ids=prompt_ids
         )
-        found = score_batch(row_nll, model, parameters, batch)
-        nats[rows] = np.asarray(found)[: len(rows)]
+        batch_nats = score_batch(row_nll, model, parameters, batch)
+        nats[rows] = np.asarray(batch_nats)[: len(rows)]
     return nats
 
 
 def add_end(
     labels: Sequence[Sequence[int]], model: PromptedModel, add_eos: bool
 ) -> list[list[int]]:
-    """The labels with the token that ends them, where it counts."""
+    """Appends the end-of-sequence token to each label, if it counts."""
     end = [model.config.eos_id] if add_eos and model.config.eos_id is not None else []
     return [[*label, *end] for label in labels]
 
@@ -119,24 +120,24 @@ def add_end(
 def build_candidates(
     model: PromptedModel, data: DataSource, examples: Examples, labels: Sequence[str]
 ) -> Candidates:
-    """The examples of a task with classes, each with every label.
+    """Combines every example with each label.
 
     Args:
-      model: that scores the labels.
-      data: how the examples were read.
-      examples: each of which has one of the labels for its completion.
+      model: model that scores the labels.
+      data: settings that the examples were read with.
+      examples: examples whose completions are labels.
       labels: verbalizers.
 
     Raises:
-      InputError: if a label gives no token, an example's completion is none of them,
-        or it does not fit with each.
+      InputError: if a label has no tokens, the completion of an example is not a label,
+        or an example with its longest label is too long.
     """
     encoded = encode_labels(model, data, labels)
-    wanted = [completion_tokens(examples[i], model) for i in range(len(examples))]
+    expected = [completion_tokens(examples[i], model) for i in range(len(examples))]
     return Candidates(
         examples,
         add_end(encoded, model, data.add_eos),
-        gold_label_indices(model, wanted, encoded, labels),
+        gold_label_indices(model, expected, encoded, labels),
         architecture=model.config.architecture,
         maximum_length=model.maximum_length,
         predicts_first_token=model.predicts_first_token,
@@ -147,10 +148,10 @@ def build_candidates(
 def encode_labels(
     model: PromptedModel, data: DataSource, labels: Sequence[str]
 ) -> list[list[int]]:
-    """Token ids of the labels as completions have them, without what ends them.
+    """Encodes labels as they are encoded in completions, without the end token.
 
     Raises:
-      InputError: if a label gives no token, or two the same.
+      InputError: if a label has no tokens, or two labels have the same.
     """
     tokenizer = model.needed_tokenizer()
     encoded: list[list[int]] = []
@@ -174,23 +175,23 @@ def encode_labels(
 
 def gold_label_indices(
     model: PromptedModel,
-    wanted: Sequence[list[int]],
+    completions: Sequence[list[int]],
     encoded: Sequence[list[int]],
     labels: Sequence[str],
 ) -> list[int]:
-    """Which of the labels each completion is.
+    """Finds the label that each completion is.
 
     Args:
-      model: gives the tokenizer.
-      wanted: token ids of the completions.
+      model: model whose tokenizer decodes completions for messages.
+      completions: token ids of the completions.
       encoded: token ids of the labels.
-      labels: their texts.
+      labels: texts of the labels.
 
     Raises:
-      InputError: for the first completion that is none of them.
+      InputError: for the first completion that is not a label.
     """
     gold = []
-    for index, ids in enumerate(wanted):
+    for index, ids in enumerate(completions):
         if ids not in encoded:
             text = model.needed_tokenizer().decode(ids)
             raise InputError(
@@ -202,12 +203,12 @@ def gold_label_indices(
 
 
 def given_tokens(example: Example, model: PromptedModel) -> list[int]:
-    """What the model is given of an example, to continue or to answer."""
+    """Returns the tokens of an example that the model continues or answers."""
     return given_part(example, model.config.architecture).tolist()
 
 
 def completion_tokens(example: Example, model: PromptedModel) -> list[int]:
-    """What is wanted of the model, without the token that ends it."""
-    # Nothing of an encoder-decoder's targets is given: its prefix length is 0.
+    """Returns the tokens of an example's completion, without the end token."""
+    # In an encoder-decoder all targets are learned: its prefix length is 0.
     targets = example.targets[example.prefix_length :]
     return strip_end(targets.tolist(), model.config.eos_id)

@@ -1,4 +1,4 @@
-"""What was found of one model on held-out examples, metric by metric and one by one."""
+"""Results of an evaluation: metrics, rankings, and one line for each example."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ from prompt_tuning.evaluation.metric_sums import MetricSums
 
 @dataclasses.dataclass(frozen=True)
 class AnswerTexts:
-    """What was said to each example, as texts.
+    """Inputs and answers of all examples, as texts.
 
     Attributes:
-      given: what the model was given.
-      wanted: the completion.
-      made: what it generated; None where it did not.
+      given: input of each example.
+      expected: completion of each example.
+      generated: text that the model generated for each; None if it generated nothing.
     """
 
     given: Sequence[str]
@@ -30,12 +30,12 @@ class AnswerTexts:
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """How the labels were ranked.
+    """Costs of all labels for all examples.
 
     Attributes:
-      labels: their texts.
-      nats: what each costs after each example, `[n, C]`; the least is the answer.
-      calibrated: the same after calibration, or None.
+      labels: texts of the labels.
+      nats: cost of each label for each example, `[n, C]`; the lowest is the answer.
+      calibrated: the costs after calibration, or None.
     """
 
     labels: Sequence[str]
@@ -44,20 +44,20 @@ class Ranking:
 
     @property
     def answers(self) -> Integer[np.ndarray, "n"]:
-        """The label that wins, calibrated where that was asked for."""
-        found = self.nats if self.calibrated is None else self.calibrated
-        return found.argmin(axis=1)
+        """Index of the winning label of each example, calibrated if possible."""
+        costs = self.nats if self.calibrated is None else self.calibrated
+        return costs.argmin(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """What was found of one model.
+    """Everything measured of one model.
 
     Attributes:
-      tallies: each metric, over all examples.
-      by_category: the same of each category's examples, by its name.
-      ranking: of the labels, if there are any.
-      made: token ids of what was generated, if anything was.
+      metrics: each metric over all examples, by name.
+      by_category: the metrics of each category, by its name.
+      ranking: costs of the labels, if the task has labels.
+      generated: token ids of the generated texts, if any were generated.
     """
 
     metrics: Mapping[str, MetricSums]
@@ -67,76 +67,76 @@ class EvaluationResult:
 
     @property
     def groups(self) -> dict[str, Mapping[str, MetricSums]]:
-        """All examples, under the empty name, and then each category."""
+        """Metrics of all examples, under the empty name, and of each category."""
         return {"": self.metrics, **self.by_category}
 
 
 def split_by_category(
-    tallies: Mapping[str, MetricSums],
-    of_tokens: Mapping[str, Mapping[str, MetricSums]],
+    metrics: Mapping[str, MetricSums],
+    token_metrics: Mapping[str, Mapping[str, MetricSums]],
     categories: Categories,
 ) -> dict[str, dict[str, MetricSums]]:
-    """Each category's tallies.
+    """Computes the metrics of each category.
 
     Args:
-      tallies: of all examples.
-      of_tokens: of each category those that were made of its tokens alone; the others
-        are of the examples that are of it.
-      categories: of the examples.
+      metrics: metrics over all examples.
+      token_metrics: for each category, the metrics that count only its tokens. Other
+        metrics count the examples whose first category it is.
+      categories: categories of the examples.
     """
-    found = {}
+    result = {}
     for index, name in enumerate(categories.names):
-        inside = categories.example_categories == index
-        own = of_tokens[name]
-        found[name] = {
-            metric: own[metric].select(own[metric].rows[:, 1] > 0)
-            if metric in own
-            else tally.select(inside)
-            for metric, tally in tallies.items()
+        in_category = categories.example_categories == index
+        from_tokens = token_metrics[name]
+        result[name] = {
+            # The second sum is the weight: 0 in examples without such a token.
+            metric: from_tokens[metric].select(from_tokens[metric].rows[:, 1] > 0)
+            if metric in from_tokens
+            else sums.select(in_category)
+            for metric, sums in metrics.items()
         }
-    return found
+    return result
 
 
 def prediction_lines(
     system: str,
-    findings: EvaluationResult,
-    answers: AnswerTexts,
+    result: EvaluationResult,
+    texts: AnswerTexts,
     categories: Categories | None,
 ) -> Iterator[str]:
-    """One line of JSON for each example.
+    """Writes one line of JSON for each example.
 
-    It has `system`, `example` (its number), `category` where there are any, `given`,
-    `wanted`, `made` (what was generated, else the label that won, else null), the
-    `label` that won and what each costs (`label_nats`) where labels were ranked, and
-    `scores`, each metric that means something of one example.
+    Its keys are `system`, `example` (its number), `category` if there are categories,
+    `given`, `wanted`, `made` (the generated text, else the winning label, else null),
+    the winning `label` and the cost of each (`label_nats`) if labels were ranked, and
+    `scores`, each metric that is meaningful for a single example.
 
     Args:
-      system: what was measured.
-      findings: of it.
-      answers: in text.
-      categories: of the examples, or None.
+      system: name of the measured model.
+      result: its evaluation.
+      texts: inputs and answers as texts.
+      categories: categories of the examples, or None.
     """
-    each = {
-        n: tally.each() for n, tally in findings.metrics.items() if tally.per_example
-    }
-    ranking = findings.ranking
-    for index, (given, wanted) in enumerate(
-        zip(answers.given, answers.expected, strict=True)
+    values = {n: each.each() for n, each in result.metrics.items() if each.per_example}
+    ranking = result.ranking
+    for index, (given, expected) in enumerate(
+        zip(texts.given, texts.expected, strict=True)
     ):
         line: dict[str, Any] = {"system": system, "example": index}
         if categories is not None:
-            of = int(categories.example_categories[index])
-            line["category"] = None if of == NO_CATEGORY else categories.names[of]
-        made = None if answers.generated is None else answers.generated[index]
-        line |= {"given": given, "wanted": wanted, "made": made}
+            number = int(categories.example_categories[index])
+            none = number == NO_CATEGORY
+            line["category"] = None if none else categories.names[number]
+        generated = None if texts.generated is None else texts.generated[index]
+        line |= {"given": given, "wanted": expected, "made": generated}
         if ranking is not None:
             label = ranking.labels[int(ranking.answers[index])]
             nats = map(float, ranking.nats[index])
             line |= {
-                "made": label if made is None else made,
+                "made": label if generated is None else generated,
                 "label": label,
                 "label_nats": dict(zip(ranking.labels, nats, strict=True)),
             }
-        scores = {name: float(values[index]) for name, values in each.items()}
+        scores = {name: float(each[index]) for name, each in values.items()}
         line["scores"] = {n: x for n, x in scores.items() if math.isfinite(x)}
         yield json.dumps(line, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""What each target token costs, and whether it scored highest."""
+"""Loss and correctness of every learned token of held-out examples."""
 
 import dataclasses
 
@@ -18,14 +18,14 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 @dataclasses.dataclass(frozen=True)
 class TokenOutcomes:
-    """The outcome at every target that carries weight, example after example.
+    """Loss and correctness of every learned token, in the order of the examples.
 
     Attributes:
-      examples: how many there are, `E`.
-      example: of which example each target is, `[t]`.
-      weight: of its loss, `[t]`.
-      nll: its negative log likelihood in nats, `[t]`.
-      correct: whether no token scored higher, `[t]`.
+      examples: number of examples, `E`.
+      example: index of each token's example, `[t]`.
+      weight: loss weight of each token, `[t]`.
+      nll: negative log likelihood of each token in nats, `[t]`.
+      correct: whether no other token scored higher, `[t]`.
     """
 
     examples: int
@@ -37,54 +37,56 @@ class TokenOutcomes:
     def metrics(
         self, chosen: Bool[np.ndarray, "t"] | None = None
     ) -> dict[str, MetricSums]:
-        """Loss, perplexity and accuracy, of all targets or of the chosen ones.
+        """Computes loss, perplexity and accuracy of all tokens, or of the chosen ones.
 
-        An example without a chosen target adds nothing.
+        An example without chosen tokens adds nothing.
         """
         weight = self.weight if chosen is None else self.weight * chosen
-        weights = self._sums(weight)
-        nats = np.stack([self._sums(weight * self.nll), weights], axis=1)
-        right = np.stack([self._sums(weight * self.correct), weights], axis=1)
+        weights = self._example_sums(weight)
+        # A weighted sum and the sum of the weights of each example, [E, 2]
+        nats = np.stack([self._example_sums(weight * self.nll), weights], axis=1)
+        right = np.stack([self._example_sums(weight * self.correct), weights], axis=1)
         return {
             "loss": MetricSums(nats, ratio, lower_is_better=True),
             "perplexity": MetricSums(nats, exponential_ratio, lower_is_better=True),
             "accuracy": MetricSums(right, ratio),
         }
 
-    def _sums(self, values: Float[np.ndarray, "t"]) -> Float[np.ndarray, "E"]:
+    def _example_sums(self, values: Float[np.ndarray, "t"]) -> Float[np.ndarray, "E"]:
         return np.bincount(self.example, values, minlength=self.examples)
 
 
 def measure_tokens(
     model: PromptedModel, parameters: Parameters, examples: Examples, plan: BatchPlan
 ) -> TokenOutcomes:
-    """Reads every example once.
+    """Computes the loss of every example once.
 
     Args:
-      model: of which graph and config are used.
-      parameters: all that are in memory, by path.
-      examples: what the plan's rows are numbers of.
-      plan: one pass over all of them.
+      model: evaluated model.
+      parameters: all parameters in memory, by path.
+      examples: examples that the plan refers to.
+      plan: one pass over all examples.
     """
     counts = examples.weight_counts
     starts = np.cumsum(counts) - counts
-    # Weight, nats, and whether it is right.
-    found = np.zeros((3, int(counts.sum())))
+    # Weight, nats, and correctness of all learned tokens, [3, t]
+    values = np.zeros((3, int(counts.sum())))
     batches = stream_batches(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
     for index, batch in enumerate(batches):
-        outcome = jax.device_get(score_batch(token_losses, model, parameters, batch))
-        arrays = np.stack([batch.loss_weights, outcome.nll, outcome.correct])
+        losses = jax.device_get(score_batch(token_losses, model, parameters, batch))
+        arrays = np.stack([batch.loss_weights, losses.nll, losses.correct])  # [3, B, m]
         rows = plan.batch(index).rows
-        for place, row in enumerate(rows.reshape(len(rows), -1).tolist()):
-            at = 0
-            for number in (number for number in row if number != FILLING):
+        # A row's learned tokens are those of its segments, one after the other.
+        for row, segments in enumerate(rows.reshape(len(rows), -1).tolist()):
+            offset = 0
+            for number in (number for number in segments if number != FILLING):
                 start, count = int(starts[number]), int(counts[number])
-                own = arrays[:, place, at : at + count]
-                found[:, start : start + count] = own
-                at += count
+                segment = arrays[:, row, offset : offset + count]
+                values[:, start : start + count] = segment
+                offset += count
     example = np.repeat(np.arange(len(examples)), counts)
     return TokenOutcomes(
-        len(examples), example, found[0], found[1], found[2].astype(bool)
+        len(examples), example, values[0], values[1], values[2].astype(bool)
     )

@@ -112,7 +112,7 @@ def test_each_category_has_its_own_examples(case):
         inside = [kind == name for kind in KINDS]
         assert own["loss"].value == pytest.approx(nats[inside].mean() / 3, rel=1e-5)
         assert len(own["loss"].rows) == sum(inside) == len(own["label_accuracy"].rows)
-    assert found.tallies["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
+    assert found.metrics["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
 
 
 def test_text_metrics_compare_what_is_generated_with_the_references(case):
@@ -169,7 +169,7 @@ def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
     found = decoder.evaluator(**options).measure(decoder.parameters)
     assert list(found.by_category) == ["4", "9"]
     letters, ends = (own["loss"].rows for own in found.by_category.values())
-    whole = np.delete(found.tallies["loss"].rows, 1, axis=0)
+    whole = np.delete(found.metrics["loss"].rows, 1, axis=0)
     np.testing.assert_allclose(letters + ends, whole)
     assert letters[:, 1].tolist() == [2] * 5 and ends[:, 1].tolist() == [1] * 5
     names = tmp_path / "category_to_id.json"
@@ -205,8 +205,8 @@ def test_articles_that_share_a_row_are_measured_one_by_one(decoder, tmp_path):
         decoder.evaluator(files=str(file), **options).measure(decoder.parameters)
         for file in (alone, together)
     ]
-    assert found[1].made == found[0].made
-    for expected, tallies in zip(*(one.parts.values() for one in found), strict=True):
+    assert found[1].generated == found[0].generated
+    for expected, tallies in zip(*(one.groups.values() for one in found), strict=True):
         for name, tally in tallies.items():
             np.testing.assert_allclose(tally.rows, expected[name].rows, rtol=1e-5)
 
