@@ -160,7 +160,7 @@ def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
         found.append(length_normalize)
         return np.zeros((3 * len(asked.rows), len(LABELS)))
 
-    monkeypatch.setattr(ensembles, "rank_labels", ranked)
+    monkeypatch.setattr(ensembles, "label_nats", ranked)
     assert asked.run.evaluation is not None
     for wanted in (True, False):
         evaluation = dataclasses.replace(
