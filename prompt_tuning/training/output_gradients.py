@@ -326,7 +326,7 @@ def _refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
 @jax.jit
 def _lost(gradient, batch):
     """The number of gradients where nothing is computed, and the first one's index."""
-    # [..., T]: a gradient is set, but `scatter_to_targets` writes no learned token there.
+    # [..., T]: set where `scatter_to_targets` writes no learned token.
     lost = (gradient != 0) & (
         scatter_to_targets(jnp.ones(batch.loss_weights.shape), batch) == 0
     )

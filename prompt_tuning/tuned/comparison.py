@@ -89,7 +89,7 @@ def open_comparison(
     """Opens and checks what is measured, the run's own model first.
 
     A first token that one of them has nothing to predict from counts in none; see
-    `same_targets`.
+    `align_examples`.
 
     Args:
       run: with neither prompts nor adapters, the frozen model is its own.

@@ -174,7 +174,7 @@ def test_predictions_without_a_tokenizer_are_refused_before_measuring(
         f"--gin.MODEL={str(bare)!r}",
     )
     output(capsys, *options)
-    monkeypatch.setattr(comparison, "open_systems", None)
+    monkeypatch.setattr(comparison, "open_comparison", None)
     file = tmp_path / "predictions.jsonl"
     found = refused(capsys, *options, "--predictions", file)
     assert "no tokenizer next to it; set Pretrained.tokenizer" in found

@@ -124,7 +124,7 @@ def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch
     # What wins is called right, so that another choice for any row is seen.
     left = iter(texts)
     monkeypatch.setattr(ensembles, "completion", lambda *_: next(left))
-    monkeypatch.setattr(ensembles, "gold_labels", lambda *_: labels)
+    monkeypatch.setattr(ensembles, "gold_label_indices", lambda *_: labels)
     opened = open_ensemble(asked.run, asked.prompts)
     found = evaluate_ensemble(*opened, asked.run.evaluation, vote)
     assert found["label_accuracy"].together == 1
