@@ -1,8 +1,8 @@
-"""The restore plan: what becomes of every parameter, decided before any is read.
+"""The restore plan: decides the source of every parameter before any is read.
 
-Each parameter is restored from named arrays of the checkpoint or fresh because an entry
-of the assignment map says so; each array that no parameter reads is ignored, by name.
-There is no fourth case: whatever else happens is an error.
+Each parameter is either restored from named arrays of the checkpoint, or fresh because
+an entry of the assignment map requires it. Each array that no parameter reads is
+reported as ignored. Everything else is an error.
 """
 
 import dataclasses
@@ -34,19 +34,19 @@ FreshBy = Mapping[str, str] | Callable[[str], str]
 
 PROMPT_IS_FRESH = (r".*/prompt/.*", None)
 TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
-LISTED = 10
+MAXIMUM_LISTED = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class RestorePlan:
-    """What becomes of every parameter of a model and every array of a checkpoint.
+    """Source of every parameter of a model, and use of every array of a checkpoint.
 
     Attributes:
-      origin: the file or folder that the checkpoint lies in.
+      origin: file or folder of the checkpoint.
       abstract: shape and dtype of every parameter.
-      restored: the recipes of those that are read.
-      fresh: what initialises the others.
-      stored: the checkpoint.
+      restored: recipes of the parameters that are read.
+      fresh: descriptions of the initializers of the other parameters.
+      stored: stored tensors of the checkpoint.
     """
 
     origin: str
@@ -57,25 +57,26 @@ class RestorePlan:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of the stored arrays that no parameter reads."""
+        """Names of stored arrays that no parameter reads."""
         used = {name for recipe in self.restored.values() for name in recipe.sources}
         return tuple(name for name in self.stored if name not in used)
 
     @property
     def quantized(self) -> tuple[str, ...]:
-        """Paths of the kernels that are kept in int8, restored or fresh."""
+        """Paths of the int8 kernels, restored or fresh."""
         return _quantized(self.abstract)
 
     def readers(
         self, dtype: DTypeLike | None = None
     ) -> Iterator[tuple[str, PartReader]]:
-        """What reads parts of each restored parameter.
+        """Yields a reader for each restored parameter, which reads blocks of it.
 
-        A kernel that the model has in int8 is quantised on its way in, and its scales
-        come after it.
+        Kernels of dtype int8 are quantized while they are read; the reader of the
+        scales follows that of the kernel.
 
         Args:
-          dtype: of all that are not quantised; that of each abstract leaf if None.
+          dtype: dtype of parameters that are not quantized; None keeps the dtype of
+            each abstract leaf.
         """
         kernels = self.quantized
         scales = set(map(scale_path, kernels))
@@ -87,15 +88,19 @@ class RestorePlan:
                 yield path, kernel.read
                 yield scale_path(path), kernel.read_scales
             elif path not in scales:
-                kept = np.dtype(leaf.dtype if dtype is None else dtype)
-                own = (path, shape, kept, recipe, self.stored)
-                yield path, functools.partial(assemble_parts, *own)
+                cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
+                yield (
+                    path,
+                    functools.partial(
+                        assemble_parts, path, shape, cast_to, recipe, self.stored
+                    ),
+                )
 
     def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Reads the restored parameters, one at a time, and keeps none.
+        """Yields the restored parameters one by one.
 
         Args:
-          dtype: as for `readers`.
+          dtype: see `readers`.
 
         Raises:
           InputError: if the checkpoint turns out to be damaged.
@@ -104,11 +109,11 @@ class RestorePlan:
             yield path, read([whole(self.abstract[path].shape)])[0]
 
     def restore(self, dtype: DTypeLike | None = None) -> dict[str, np.ndarray]:
-        """All that `read` gives, by path."""
+        """Reads all restored parameters, by path."""
         return dict(self.read(dtype))
 
     def report(self) -> str:
-        """A table of counts, then what is fresh and what is ignored, by name."""
+        """Returns a table of counts, followed by the fresh and the ignored arrays."""
         ignored = {name: self.stored[name] for name in self.ignored}
         lines = [
             f"checkpoint {self.origin}",
@@ -120,7 +125,7 @@ class RestorePlan:
             _count_row("ignored", list(ignored.values())),
         ]
         if self.fresh:
-            lines += ["fresh, initialised by:"]
+            lines += ["fresh, initialized by:"]
             lines += [
                 f"  {path} {tuple(self.abstract[path].shape)}: {by}"
                 for path, by in self.fresh.items()
@@ -140,7 +145,7 @@ class RestorePlan:
         if not kernels:
             return []
         row = _count_row(f"  {QUANTIZED}", kernels)
-        return [f"{row}   of these, quantised to one float32 scale a channel"]
+        return [f"{row}   of these, quantized with one float32 scale per channel"]
 
 
 def plan_restore(
@@ -152,30 +157,32 @@ def plan_restore(
     fallback_to_scratch: bool = True,
     fresh_by: FreshBy | None = None,
 ) -> RestorePlan:
-    r"""Decides what becomes of every parameter, and checks every shape.
+    r"""Decides the source of every parameter and checks every shape.
 
-    The assignment map has T5X's semantics (`t5x.state_utils.apply_assignment_map`): of
-    the first pattern that matches the whole path, None means that the parameter is not
-    read, and a string names what is read in its place: another of our paths, or a
-    stored array as it is; `\1` is the pattern's first group. A parameter without a
-    match is read by its own recipe. The scales of an int8 kernel share its fate: they
-    follow from its weights, and the map knows nothing of them.
+    The assignment map has the semantics of T5X
+    (`t5x.state_utils.apply_assignment_map`). The first pattern that matches the whole
+    path of a parameter determines its source: None makes it fresh, and a string names
+    another of our paths, or a stored array that is read unchanged; `\1` is the first
+    group of the pattern. A parameter without a match is read by its own recipe. The
+    scales of an int8 kernel are computed from its weights, so they follow its source
+    and are not subject to the map.
 
     Args:
       abstract: shape and dtype of every parameter, by path.
-      recipes: how the family makes parameters of stored arrays.
-      stored: the opened checkpoint.
+      recipes: recipes of the family, by path.
+      stored: stored tensors of the checkpoint, by name.
       assignment_map: (pattern, source) pairs; each pattern must match a parameter,
-        except those of `TUNED_ARE_FRESH`, since a model may have no prompt or adapter.
+        except the patterns in `TUNED_ARE_FRESH`, since not every model has a prompt or
+        an adapter.
       fallback_to_scratch: whether any parameter may be fresh.
-      fresh_by: what initialises a fresh parameter, for the report.
+      fresh_by: descriptions of the initializers of fresh parameters, for the report.
 
     Raises:
-      InputError: for a parameter without a source, a fresh one where none may be, a
-        shape that differs, and a pattern that is invalid or matches nothing.
+      InputError: for a parameter without a source, a fresh parameter although none may
+        be, a wrong shape, and a pattern that is invalid or matches nothing.
     """
     if not stored:
-        raise InputError("the checkpoint holds no arrays")
+        raise InputError("the checkpoint contains no arrays")
     scales = {scale_path(path): path for path in _quantized(abstract)}
     own = [path for path in abstract if path not in scales]
     _check_patterns(assignment_map, own)
@@ -207,8 +214,8 @@ def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
 def _refuse_fresh(fresh: list[str]) -> None:
     if fresh:
         raise InputError(
-            "fallback_to_scratch is False, but the assignment map reads these from "
-            "nowhere:\n" + "\n".join(_listed(fresh))
+            "fallback_to_scratch is False, but the assignment map gives these no "
+            "source:\n" + "\n".join(_listed(fresh))
         )
 
 
@@ -223,27 +230,27 @@ def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None
         if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, paths)):
             continue
         raise InputError(
-            f"the assignment map's pattern {entry[0]!r} matches no whole path of a "
+            f"the assignment map's pattern {entry[0]!r} matches no complete path of a "
             f"parameter; nearest: {_nearest(entry[0], paths)}"
         )
 
 
 def _assigned(path: str, assignment_map: AssignmentMap) -> str | None:
-    """What a parameter is read from; None if from nowhere."""
+    """Returns the source of a parameter; None if it is fresh."""
     for pattern, source in assignment_map:
         if match := re.fullmatch(pattern, path):
             try:
                 return None if source is None else match.expand(source)
             except (re.error, IndexError) as error:
                 raise InputError(
-                    f"the assignment map's source {source!r} does not go with its "
+                    f"the assignment map's source {source!r} does not fit its "
                     f"pattern {pattern!r}: {error}"
                 ) from error
     return path
 
 
 def _description(path: str, fresh_by: FreshBy | None) -> str:
-    default = "its own initialiser"
+    default = "its own initializer"
     if fresh_by is None:
         return default
     if isinstance(fresh_by, Mapping):
@@ -271,7 +278,7 @@ def _check_sources(
         raise InputError(
             f"{origin} has {len(stored)} arrays, but lacks {len(missing)} more:\n"
             + "\n".join(_listed(missing, describe))
-            + "\nTo initialise a parameter instead, give the assignment map an entry "
+            + "\nTo initialize a parameter instead, add to the assignment map an entry "
             "(pattern of its path, None)."
         )
 
@@ -282,9 +289,9 @@ def _nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def _listed(rows: Sequence, describe: Callable[..., str] = str) -> list[str]:
-    """The first rows, indented, and how many more there are."""
-    shown = [f"  {describe(row)}" for row in rows[:LISTED]]
-    more = len(rows) - LISTED
+    """Returns the first rows, indented, and the number of further ones."""
+    shown = [f"  {describe(row)}" for row in rows[:MAXIMUM_LISTED]]
+    more = len(rows) - MAXIMUM_LISTED
     return [*shown, f"  and {more} more"] if more > 0 else shown
 
 

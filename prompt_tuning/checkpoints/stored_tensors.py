@@ -1,7 +1,7 @@
-"""Stored arrays, and how a parameter of ours is made of them.
+"""Stored tensors, and recipes that make our parameters from them.
 
-A format gives `dict[name, StoredTensor]`, a model family gives `dict[path, Recipe]`;
-what puts the two together knows neither.
+A format provides `dict[name, StoredTensor]` and a model family `dict[path, Recipe]`;
+the functions here combine them without knowing either.
 """
 
 import abc
@@ -15,7 +15,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.slices import Block, extent, joined, relative, whole
 
 PartReader = Callable[[Sequence[Block]], list[np.ndarray]]
-"""Reads some parts of one parameter, and nothing else of it."""
+"""Reads blocks of one parameter, and nothing else of it."""
 
 FLOATING = ("float64", "float32", "bfloat16", "float16")
 ALIGNMENT = 64
@@ -24,15 +24,15 @@ TILE = 128
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """One array of a checkpoint, read when asked for.
+    """One array of a checkpoint, which is read on request.
 
     Attributes:
-      shape: its shape.
-      dtype: its dtype in the file; bfloat16 is that of `ml_dtypes`.
-      source: the file that it lies in, or the folder if it has one of its own.
-      read_block: reads a block of it, perhaps as a view of the file.
-      pieces: the shape of what is unpacked whole for any number in it; None where any
-        number can be read alone.
+      shape: shape of the array.
+      dtype: dtype in the file; bfloat16 is `ml_dtypes.bfloat16`.
+      source: file that contains the array, or its folder if it has a separate one.
+      read_block: reads a block of the array, possibly as a view of the file.
+      pieces: shape of the chunks that can only be decompressed as a whole; None if any
+        number can be read individually.
     """
 
     shape: tuple[int, ...]
@@ -43,54 +43,54 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes that it takes, uncompressed."""
+        """Uncompressed size in bytes."""
         return self.size * self.dtype.itemsize
 
     def read(self, block: Block | None = None) -> np.ndarray:
-        """Reads a block of it, or all of it."""
+        """Reads a block of the array, or all of it."""
         return np.asarray(
             self.read_block(whole(self.shape) if block is None else block)
         )
 
 
 class Transform(abc.ABC):
-    """What a stored array goes through: a rearrangement, which copies nothing."""
+    """A rearrangement of a stored array, without a copy."""
 
     @abc.abstractmethod
     def __call__(self, stored: np.ndarray) -> np.ndarray:
-        """What is made of a whole array, as a view."""
+        """Transforms a complete array; returns a view."""
 
     @abc.abstractmethod
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
-        """A block of what is made of an array, of which only that much is read."""
+        """Reads a block of the transformed array, and no more of the stored one."""
 
 
 class Identity(Transform):
-    """The array as it is stored."""
+    """Leaves the array as it is stored."""
 
     def __call__(self, stored: np.ndarray) -> np.ndarray:
-        """The array."""
+        """Returns the array."""
         return stored
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
-        """The same block."""
+        """Reads the same block."""
         return tensor.read(block)
 
 
 class Transpose(Transform):
-    """The array with its axes reversed: `[out, in]` to `[in, out]`."""
+    """Reverses the axes of the array: `[out, in]` to `[in, out]`."""
 
     def __call__(self, stored: np.ndarray) -> np.ndarray:
         """Reverses the axes."""
         return stored.T
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
-        """The block on the other side of the diagonal."""
+        """Reads the transposed block."""
         return tensor.read(block[::-1]).T
 
 
@@ -100,36 +100,36 @@ transpose = Transpose()
 
 @dataclasses.dataclass(frozen=True)
 class FusedPart(Transform):
-    """One of several equal parts that are stored side by side on the last axis.
+    """Takes one of several equal parts that are fused on the last axis.
 
     Attributes:
-      index: which part.
-      parts: how many there are.
+      index: index of the part.
+      parts: number of parts.
     """
 
     index: int
     parts: int
 
     def __call__(self, stored: np.ndarray) -> np.ndarray:
-        """Cuts the part out; `ValueError` if the last axis has no equal parts."""
+        """Returns the part; raises `ValueError` if the last axis is not divisible."""
         return np.split(stored, self.parts, axis=-1)[self.index]
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
-        """The block as far to the right as the part stands."""
+        """Reads the block at its offset in the fused array."""
         *others, last = block
         first = self.index * (tensor.shape[-1] // self.parts)
-        own = slice(first + last.start, first + last.stop)
-        return tensor.read((*others, own))
+        columns = slice(first + last.start, first + last.stop)
+        return tensor.read((*others, columns))
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How one parameter is made of stored arrays.
+    """Describes how one parameter is made from stored arrays.
 
     Attributes:
-      sources: names of the stored arrays: one, or one for each layer.
+      sources: names of the stored arrays: one, or one per layer.
       stacked: whether they are stacked on a leading axis `L`.
-      transform: what each goes through; it must return a view.
+      transform: transform applied to each stored array; must return a view.
     """
 
     sources: tuple[str, ...]
@@ -138,12 +138,12 @@ class Recipe:
 
 
 def layered(pattern: str, layers: int, transform: Transform = identity) -> Recipe:
-    """Stacks one stored array for each layer.
+    """Returns a recipe that stacks one stored array per layer.
 
     Args:
-      pattern: their name, with `{}` in the place of the layer's number.
-      layers: `L`.
-      transform: what each goes through.
+      pattern: name of the arrays, with `{}` for the number of the layer.
+      layers: number of layers `L`.
+      transform: transform applied to each array.
     """
     return Recipe(tuple(pattern.format(i) for i in range(layers)), True, transform)
 
@@ -154,16 +154,16 @@ def check_recipe(
     recipe: Recipe,
     stored: Mapping[str, StoredTensor],
 ) -> None:
-    """Compares the shape of a parameter with what its recipe makes, reading nothing.
+    """Checks that a recipe produces the shape of a parameter, without reading it.
 
     Args:
-      path: the parameter.
-      shape: its shape in the model.
-      recipe: how it is made; every source is in `stored`.
-      stored: the checkpoint.
+      path: path of the parameter.
+      shape: shape in the model.
+      recipe: recipe of the parameter, with all sources in `stored`.
+      stored: stored tensors by name.
 
     Raises:
-      InputError: for a shape that differs or for numbers that are not floating.
+      InputError: for another shape, or a dtype that is not floating-point.
     """
     if recipe.stacked and shape[:1] != (len(recipe.sources),):
         raise InputError(
@@ -176,28 +176,28 @@ def check_recipe(
         if tensor.dtype.name not in FLOATING:
             raise InputError(
                 f"{path}: {name} in {tensor.source} is {tensor.dtype.name}, expected "
-                f"one of {', '.join(FLOATING)}; quantised checkpoints are not read"
+                f"one of {', '.join(FLOATING)}; quantized weights are not supported"
             )
-        found = _transformed_shape(path, name, tensor, recipe.transform)
-        if found != expected:
+        transformed = _transformed_shape(path, name, tensor, recipe.transform)
+        if transformed != expected:
             raise InputError(
                 f"{path}: {name} in {tensor.source} has shape {tensor.shape}, which "
-                f"gives {found}, but the model expects {expected}; does the config "
-                "belong to this checkpoint?"
+                f"gives {transformed}, but the model expects {expected}; does the "
+                "config belong to this checkpoint?"
             )
 
 
 def _transformed_shape(
     path: str, name: str, tensor: StoredTensor, transform: Transform
 ) -> tuple[int, ...]:
-    # A view of one element stands for the array: shapes without memory.
+    # A broadcast view of one element has the shape but needs no memory.
     stand_in = np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape)
     try:
         return transform(stand_in).shape
     except ValueError as error:
         raise InputError(
             f"{path}: {name} in {tensor.source} has shape {tensor.shape}, which cannot "
-            f"be taken apart: {error}"
+            f"be split: {error}"
         ) from error
 
 
@@ -209,8 +209,8 @@ def assemble(
     stored: Mapping[str, StoredTensor],
 ) -> np.ndarray:
     """Reads one parameter; see `assemble_parts`."""
-    (found,) = assemble_parts(path, shape, dtype, recipe, stored, [whole(shape)])
-    return found
+    (parameter,) = assemble_parts(path, shape, dtype, recipe, stored, [whole(shape)])
+    return parameter
 
 
 def assemble_parts(
@@ -221,21 +221,21 @@ def assemble_parts(
     stored: Mapping[str, StoredTensor],
     parts: Sequence[Block],
 ) -> list[np.ndarray]:
-    """Reads some parts of one parameter, and of the checkpoint what these need.
+    """Reads blocks of one parameter, and only the data that they need.
 
-    The results are allocated once and filled layer by layer, each cast on its way in,
-    so that reading needs the parts and a part of one stored array of memory.
+    The results are allocated once and filled layer by layer, cast while copying, so
+    that reading needs memory for the blocks and for a block of one stored array.
 
     Args:
-      path: the parameter, for messages.
-      shape: its shape in the model.
-      dtype: its dtype in the model.
-      recipe: how it is made.
-      stored: the checkpoint.
-      parts: what is read, none twice.
+      path: path of the parameter, for messages.
+      shape: shape in the model.
+      dtype: dtype in the model.
+      recipe: recipe of the parameter.
+      stored: stored tensors by name.
+      parts: distinct blocks to read.
 
     Raises:
-      InputError: as `check_recipe` does.
+      InputError: see `check_recipe`.
     """
     check_recipe(path, shape, recipe, stored)
     results = [empty(extent(part), dtype) for part in parts]
@@ -251,49 +251,50 @@ def assemble_parts(
 def by_source(
     recipe: Recipe, results: Sequence[np.ndarray], parts: Sequence[Block]
 ) -> Iterator[tuple[str, list[tuple[np.ndarray, Block]]]]:
-    """What each stored array fills.
+    """Yields each stored array that blocks of a parameter need.
 
     Args:
-      recipe: of a parameter.
-      results: memory for parts of it.
-      parts: where these stand in it.
+      recipe: recipe of the parameter.
+      results: memory for the blocks.
+      parts: positions of the blocks in the parameter.
 
     Yields:
-      a stored array's name; for each part that has something of it the memory, and the
-      block of what the transform makes of the array.
+      The name of a stored array, with a list of the memory to fill from it and the
+      block of the transformed array to fill it with.
     """
     if not recipe.stacked:
         yield recipe.sources[0], list(zip(results, parts, strict=True))
         return
     for number, name in enumerate(recipe.sources):
-        filled = [
+        targets = [
             (result[number - layers.start], tuple(block))
             for result, (layers, *block) in zip(results, parts, strict=True)
             if layers.start <= number < layers.stop
         ]
-        if filled:
-            yield name, filled
+        if targets:
+            yield name, targets
 
 
 def read_blocks(
     tensor: StoredTensor, transform: Transform, blocks: Sequence[Block]
 ) -> list[np.ndarray]:
-    """Blocks of what a transform makes of an array.
+    """Reads blocks of a transformed array.
 
-    Those that fill a larger block are read as one: a compressed chunk that several of
-    them need is then unpacked once.
+    Blocks that fill a larger block are read as one, so that a compressed chunk that
+    several of them need is decompressed only once.
     """
-    around = joined(blocks)
-    if around is None:
+    bounds = joined(blocks)
+    if bounds is None:
         return [transform.read(tensor, block) for block in blocks]
-    made = transform.read(tensor, around)
-    return [made[relative(block, around)] for block in blocks]
+    array = transform.read(tensor, bounds)
+    return [array[relative(block, bounds)] for block in blocks]
 
 
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
-    """Indices of squares of the last two axes; of all there is below two.
+    """Yields indices of square tiles of the last two axes.
 
-    A transposed array is copied twice as fast in squares that fit a cache.
+    Copying a transposed array in tiles that fit the cache is twice as fast. An array of
+    fewer than two axes is a single tile.
     """
     if len(shape) < 2:
         yield (...,)
@@ -304,7 +305,7 @@ def tiles(shape: tuple[int, ...]) -> Iterator[tuple]:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory that JAX takes over on a CPU as it is: it copies what is less aligned."""
+    """Allocates an array so aligned that JAX uses it on a CPU without a copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

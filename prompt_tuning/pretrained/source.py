@@ -1,4 +1,4 @@
-"""Where a frozen model comes from: a checkpoint, opened without reading its arrays."""
+"""Configures the source of a frozen model, and opens it without reading arrays."""
 
 import dataclasses
 from pathlib import Path
@@ -23,26 +23,28 @@ BUNDLED_PREFIX = "bundled:"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """Where a frozen model comes from, and what it computes in.
+    """Source of a frozen model, and how it is stored and computed.
 
     Attributes:
       checkpoint: a Hugging Face folder, a T5X checkpoint, or the name of a bundled
         model such as "bundled:skills-decoder".
-      config: for a T5X checkpoint, which does not describe itself; None otherwise.
-      tokenizer: file or folder; the checkpoint's folder if None.
-      compute_dtype: of activations, "float32" or "bfloat16".
-      parameter_dtype: of the frozen weights, cast once on reading: "float32",
-        "bfloat16", or "int8" for the blocks' projections and bfloat16 for all else.
-      weights: where those of the blocks are kept: on the "device"; in "pinned_host"
-        memory, whence each block is brought to the device; or "streamed", layer by
-        layer from the checkpoint's files, where a model is larger than that too.
-      dropout_rate: in training.
-      rematerialization: what the backward pass computes again in place of keeping it;
-        nothing if None.
-      encoder_rematerialization: the same of an encoder; as in the decoder if None.
-      eos_id: the token that ends a text, where the checkpoint names several or none.
+      config: config of a T5X checkpoint, which contains none; None for a Hugging Face
+        folder.
+      tokenizer: file or folder of the tokenizer; the checkpoint's folder if None.
+      compute_dtype: dtype of activations, "float32" or "bfloat16".
+      parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
+        "bfloat16", or "int8" for the projections of the blocks and bfloat16 for the
+        other parameters.
+      weights: where the weights of the blocks are kept: "device" memory;
+        "pinned_host" memory, from which each block is copied to the device; or
+        "streamed" layer by layer from the files, for models larger than host memory.
+      dropout_rate: dropout rate in training.
+      rematerialization: activations that the backward pass recomputes; None for none.
+      encoder_rematerialization: the same for an encoder; as in the decoder if None.
+      eos_id: end-of-text token, if the checkpoint names several or none.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
-      fallback_to_scratch: whether parameters that the map gives no source may be fresh.
+      fallback_to_scratch: whether parameters to which the map assigns None may be
+        fresh.
     """
 
     checkpoint: str
@@ -63,10 +65,10 @@ class Pretrained:
 
     @property
     def path(self) -> Path:
-        """The checkpoint's place on the disk.
+        """Path of the checkpoint.
 
         Raises:
-          InputError: if there is no such bundled model.
+          InputError: if no bundled model has this name.
         """
         if not self.checkpoint.startswith(BUNDLED_PREFIX):
             return Path(self.checkpoint)
@@ -74,7 +76,7 @@ class Pretrained:
         if not (BUNDLED / name).is_dir():
             names = sorted(folder.name for folder in BUNDLED.glob("*-*"))
             raise InputError(
-                f"no model {name!r} is bundled; there are {', '.join(names)}"
+                f"no model {name!r} is bundled; available: {', '.join(names)}"
             )
         return BUNDLED / name
 
@@ -82,10 +84,13 @@ class Pretrained:
 def open_checkpoint(
     source: Pretrained,
 ) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
-    """Opens a checkpoint of either kind without reading its arrays.
+    """Opens a checkpoint of either format without reading its arrays.
 
     Returns:
-      the model's config, the recipes of its parameters, and the stored arrays.
+      The config of the model, the recipes of its parameters, and the stored tensors.
+
+    Raises:
+      InputError: if the checkpoint does not exist or cannot be opened.
     """
     choices = {
         "compute_dtype": source.compute_dtype,
@@ -104,7 +109,7 @@ def open_checkpoint(
     if (path / "config.json").exists():
         if source.config is not None:
             raise InputError(
-                f"{path} describes itself in config.json; let Pretrained.config be None"
+                f"{path} has a config.json; remove the binding of Pretrained.config"
             )
         config = read_config(path, **choices)
         stored = open_safetensors(path)
@@ -112,16 +117,16 @@ def open_checkpoint(
     if source.config is None:
         raise InputError(
             f"{path} has no config.json. If it is a T5X checkpoint, set "
-            "Pretrained.config, for example by models/t5_1_1_base.gin"
+            "Pretrained.config, for example with models/t5_1_1_base.gin"
         )
     config = dataclasses.replace(source.config, **choices)
     return config, t5x.t5x_recipes(config), t5x_checkpoint.open_t5x(path)
 
 
 def read_vocabulary(source: Pretrained) -> Vocabulary:
-    """The embedding table and the tokenizer of a checkpoint, and nothing else of it.
+    """Opens the embedding table and the tokenizer of a checkpoint.
 
-    The table's rows are read when they are asked for.
+    Rows of the table are read on request.
 
     Raises:
       InputError: if the checkpoint cannot be read.
@@ -131,7 +136,7 @@ def read_vocabulary(source: Pretrained) -> Vocabulary:
 
 
 def find_tokenizer(source: Pretrained) -> Tokenizer | None:
-    """The tokenizer that the source names or that lies beside it; None without one."""
+    """Loads the tokenizer of the source or the checkpoint; None if absent."""
     if source.tokenizer is not None:
         return load_tokenizer(Path(source.tokenizer))
     folder = source.path if source.path.is_dir() else source.path.parent
@@ -143,17 +148,17 @@ def find_tokenizer(source: Pretrained) -> Tokenizer | None:
 def open_embeddings(
     config: ModelConfig, recipes: dict[str, Recipe], stored: dict[str, StoredTensor]
 ) -> StoredTable:
-    """The embedding table among what `open_checkpoint` gave; nothing is read of it.
+    """Opens the embedding table, given the results of `open_checkpoint`.
 
     Raises:
-      InputError: if there is none, or its shape is not the config's.
+      InputError: if there is none, or its shape differs from the config.
     """
     path = "token_embedder/embedding"
     missing = [name for name in recipes[path].sources if name not in stored]
     if missing:
         raise InputError(
-            f"the checkpoint has no array {missing[0]}, the embedding table; it holds "
-            f"{', '.join(sorted(stored)[:5])}, ..."
+            f"the checkpoint has no array {missing[0]}, the embedding table; it "
+            f"contains {', '.join(sorted(stored)[:5])}, ..."
         )
     shape = (config.vocabulary_size, config.width)
     return StoredTable(path, shape, recipes[path], stored)

@@ -66,7 +66,7 @@ def test_the_scales_share_the_kernels_fate():
     found = plan(arrays(), assignment_map=((".*/kernel", None),))
     assert set(found.fresh) == set(PATHS[:2])
     assert set(found.restore()) == {"layers/bias"}
-    with pytest.raises(InputError, match="kernel_scale' matches no whole path"):
+    with pytest.raises(InputError, match="kernel_scale' matches no complete path"):
         plan(arrays(), assignment_map=((".*/kernel_scale", None),))
 
 
@@ -82,7 +82,7 @@ def test_weights_that_are_not_finite_are_refused(number):
     stored = arrays()
     stored["1.w"][3, 4] = number
     with pytest.raises(
-        InputError, match=r"layers/kernel: 1\.w in /ckpt/file holds num"
+        InputError, match=r"layers/kernel: 1\.w in /ckpt/file contains num"
     ):
         plan(stored).restore()
 

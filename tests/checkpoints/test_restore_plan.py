@@ -131,7 +131,7 @@ def test_a_source_may_be_another_of_our_paths():
 
 def test_only_a_whole_path_matches():
     with pytest.raises(
-        InputError, match=r"'embedder' matches no whole path.*embedding"
+        InputError, match=r"'embedder' matches no complete path.*embedding"
     ):
         plan(assignment_map=(("embedder", None), PROMPT_IS_FRESH))
 
@@ -187,7 +187,7 @@ def test_shapes_are_compared_before_anything_is_read():
         (
             shapes(w=(3, 0)),
             {"w": Recipe(("table",), transform=FusedPart(0, 3))},
-            r"table .* shape \(3, 2\), which cannot be taken apart",
+            r"table .* shape \(3, 2\), which cannot be split",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_recipes_that_do_not_fit_are_refused(model, recipes, expected):
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
-    [(("(", None), "invalid pattern"), ((".*", r"\3"), "does not go with")],
+    [(("(", None), "invalid pattern"), ((".*", r"\3"), "does not fit")],
 )
 def test_an_entry_that_is_no_regular_expression_is_refused(entry, expected):
     with pytest.raises(InputError, match=expected):

@@ -2,9 +2,9 @@
 
 A file is the length `N` of its header (8 bytes, little endian), the header (`N` bytes
 of JSON: name -> dtype, shape, offsets) and the data (https://github.com/huggingface/
-safetensors, "Format"). The header is read here so that a damaged file is refused with
-both sizes, and so that an array, or a block of one, is a view of the file until it is
-cast: of the file only the pages are read that the block lies in.
+safetensors, "Format"). The header is parsed here so that the error for a damaged file
+states both sizes, and so that an array, or a block of one, is a view of the file until
+it is cast: only the pages of the file that contain the block are read.
 """
 
 import functools
@@ -40,14 +40,14 @@ LENGTH_BYTES = 8
 
 
 def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
-    """Opens the arrays of a folder, in one file or several.
+    """Opens the arrays in a folder, in one file or several.
 
-    As Hugging Face does, `model.safetensors` goes first, then the files that
-    `model.safetensors.index.json` names; without either, every `*.safetensors`.
+    As in Hugging Face libraries, `model.safetensors` has priority over the files that
+    `model.safetensors.index.json` names; without either, all `*.safetensors` are read.
 
     Raises:
       InputError: for a folder or file that is missing, cut short or of another format,
-        for a name that is in two files, and for an index that names what is not there.
+        for a name that is in two files, and for an index with missing files or names.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -62,7 +62,7 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise InputError(
             f"{folder} has no *.safetensors, only {found}; other formats of weights "
-            "are not read (a *.bin is a pickle): convert them with transformers"
+            "are not supported (a *.bin is a pickle): convert them with transformers"
         )
     return _open_files(files)
 
@@ -94,12 +94,12 @@ def _open_indexed(index: Path) -> dict[str, StoredTensor]:
     stored = _open_files([index.parent / file for file in files])
     for name, file in weight_map.items():
         if name not in stored:
-            raise InputError(f"{index} says that {name} is in {file}, but it is not")
+            raise InputError(f"{index} lists {name} in {file}, which lacks it")
     return stored
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Opens the arrays of one file.
+    """Opens the arrays in one file.
 
     Raises:
       InputError: if the file is not a whole safetensors file.
@@ -107,24 +107,22 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     header, start = _header(file)
     header.pop("__metadata__", None)
     if not header:
-        raise InputError(f"{file} holds no tensors")
+        raise InputError(f"{file} contains no tensors")
     try:
         ends = [entry["data_offsets"][1] for entry in header.values()]
-        expected, found = start + max(ends), file.stat().st_size
-        if found != expected:
+        expected, size = start + max(ends), file.stat().st_size
+        if size != expected:
             raise InputError(
-                f"{file} has {found:,} bytes, but its header describes {expected:,}; "
+                f"{file} has {size:,} bytes, but its header describes {expected:,}; "
                 "the copy is incomplete or damaged: fetch it again"
             )
         return {name: _tensor(file, name, header[name], start) for name in header}
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(
-            f"{file} has a header entry that is not as the format has it: {error!r}"
-        ) from error
+        raise InputError(f"{file} has an invalid header entry: {error!r}") from error
 
 
 def _header(file: Path) -> tuple[dict, int]:
-    """The header, and where the data starts."""
+    """Returns the header, and the offset of the data."""
     if not file.is_file():
         raise InputError(f"{file} is not a file")
     size = file.stat().st_size
@@ -150,9 +148,9 @@ def _parse_json(file: Path, text: bytes) -> dict:
     try:
         parsed = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{file} does not hold valid JSON: {error}") from error
+        raise InputError(f"{file} does not contain valid JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise InputError(f"{file} holds JSON that is not an object")
+        raise InputError(f"{file} contains JSON that is not an object")
     return parsed
 
 
@@ -181,6 +179,6 @@ def _read(
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)[block]
-    # Mapped as bytes, since the format does not promise alignment.
+    # Mapped as bytes, since the format does not guarantee alignment.
     data = np.memmap(file, np.uint8, "r", begin, (size,))
     return data.view(dtype).reshape(shape)[block]

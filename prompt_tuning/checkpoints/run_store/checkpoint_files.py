@@ -1,18 +1,19 @@
-"""The files of one checkpoint of a run: what is in them, and whether they are whole.
+"""Writes, verifies and reads the files of one checkpoint of a run.
+
+Small checkpoints, such as those of a prompt, use NumPy's formats:
 
     checkpoint_{step}/
-      encoder.prompt.prompt.npy   each trained leaf, float32, its path with dots
-      optimizer.npz               optimiser leaves, by their place in the tree
+      encoder.prompt.prompt.npy   one file per trained leaf, float32, path with dots
+      optimizer.npz               optimizer leaves, by position in the tree
       state.json                  step, metrics, the caller's JSON, and the size and
-                                  SHA-256 of every file beside it
+                                  SHA-256 of every other file
 
-That is the form of a prompt. The other one is for what is too large to be put together
-in one place (see `sharded_arrays`):
+Checkpoints too large for one process use Orbax's format (see `orbax_arrays`):
 
     checkpoint_{step}/
-      arrays/                     orbax's files: trained leaves by path, optimiser
-                                  leaves by their place, each process's parts apart
-      state.json                  the same, with every leaf's own shape and type
+      arrays/                     Orbax's files: trained leaves by path, optimizer
+                                  leaves by position, with the shards of each process
+      state.json                  as above, with the unpadded shape and dtype of leaves
 
 Pickle is neither written nor read.
 """
@@ -45,22 +46,22 @@ OPTIMIZER_FILE = "optimizer.npz"
 AUTO, NUMPY, ORBAX = "auto", "numpy", "orbax"
 FORMS = (AUTO, NUMPY, ORBAX)
 LARGE = 256 * 2**20
-"""Bytes of trained and optimiser leaves from which on `auto` is orbax's form."""
+"""Total size in bytes of the leaves from which `auto` selects Orbax's format."""
 
 TRAINED, OPTIMIZER = "trained", "optimizer"
 Trained = Mapping[str, Any]
 
 
 def check_storable(trained: Trained, optimizer_state: Any) -> None:
-    """Refuses, before training, what a checkpoint could not hold.
+    """Checks, before training, that a checkpoint can store all leaves.
 
     Args:
       trained: leaves, or their `jax.ShapeDtypeStruct`s, by slash-joined path.
-      optimizer_state: a tree of the same.
+      optimizer_state: tree of the same.
 
     Raises:
-      InputError: for a trained leaf that is not float32, an optimiser leaf that NumPy
-        has no type for, a path that is no file name, or two with the same one.
+      InputError: for a trained leaf that is not float32, an optimizer leaf without a
+        NumPy dtype, and paths that give an invalid or the same file name.
     """
     names = [file_name(path) for path in trained]
     for name in names:
@@ -76,17 +77,17 @@ def check_storable(trained: Trained, optimizer_state: Any) -> None:
         _, dtype = kind(leaf)
         if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
             raise InputError(
-                f"optimiser leaf {name} is {dtype}, expected bool, integer or a "
-                "floating type of NumPy's own; does the optimiser keep bfloat16 "
-                "moments? Give it float32 ones"
+                f"optimizer leaf {name} is {dtype}, expected bool, integer or a "
+                "floating-point type of NumPy; does the optimizer keep bfloat16 "
+                "moments? Use float32 moments"
             )
 
 
 def file_name(path: str) -> str:
-    """The file of a trained leaf: its path with dots, `.npy`.
+    """Returns the file name of a trained leaf: its path with dots, and `.npy`.
 
     Raises:
-      InputError: if the path holds anything but letters, digits, `_`, `-`, `.`, `/`.
+      InputError: if the path contains anything but letters, digits, `_`, `-`, `.`, `/`.
     """
     if not re.fullmatch(r"\w[\w.\-]*(/\w[\w.\-]*)*", path):
         raise InputError(f"the parameter path {path!r} cannot become a file name")
@@ -96,16 +97,17 @@ def file_name(path: str) -> str:
 def write_files(
     directory: Path, trained: Trained, optimizer_state: Any, state: dict[str, Any]
 ) -> None:
-    """Fills an empty directory and syncs every file in it, `state.json` last.
+    """Writes the files of a checkpoint, `state.json` last, and syncs each of them.
 
     Args:
-      directory: where to write; it is empty and nobody reads it yet.
+      directory: empty directory that nobody reads yet.
       trained: float32 arrays by slash-joined path.
-      optimizer_state: any tree of arrays.
+      optimizer_state: tree of arrays.
       state: JSON, to which the leaves, files and checksum are added.
 
     Raises:
-      InputError: as `check_storable`; if `state` is not JSON.
+      InputError: if a leaf cannot be stored (see `check_storable`), or `state` is not
+        JSON.
     """
     check_storable(trained, optimizer_state)
     leaves = {}
@@ -125,12 +127,12 @@ def write_files(
 
 
 def is_sharded(form: str, trained: Trained, optimizer_state: Any) -> bool:
-    """Whether something is kept in orbax's form.
+    """Returns whether leaves are stored in Orbax's format.
 
     Args:
       form: one of `FORMS`.
       trained: leaves, or their `jax.ShapeDtypeStruct`s, by slash-joined path.
-      optimizer_state: a tree of the same.
+      optimizer_state: tree of the same.
     """
     if form != AUTO:
         return form == ORBAX
@@ -140,23 +142,23 @@ def is_sharded(form: str, trained: Trained, optimizer_state: Any) -> bool:
 
 
 def start_sharded(directory: Path, trained: Trained, optimizer_state: Any) -> Writing:
-    """Starts to fill an empty directory in orbax's form; all processes do so together.
+    """Starts to write a checkpoint in Orbax's format, together with all processes.
 
     Args:
-      directory: see `Writing`.
+      directory: empty directory; see `Writing`.
       trained: float32 arrays by slash-joined path, with the padding of their mesh.
-      optimizer_state: any tree of arrays.
+      optimizer_state: tree of arrays.
     """
     leaves = named_leaves(optimizer_state)
     return Writing(directory, {TRAINED: dict(trained), OPTIMIZER: leaves})
 
 
 def described(trained: Trained, optimizer_state: Any) -> dict[str, Any]:
-    """Shape and type of leaves, as JSON.
+    """Returns shape and dtype of leaves as JSON.
 
     Args:
       trained: arrays or `jax.ShapeDtypeStruct`s, by slash-joined path.
-      optimizer_state: a tree of the same.
+      optimizer_state: tree of the same.
     """
     groups = {TRAINED: trained, OPTIMIZER: named_leaves(optimizer_state)}
     return {
@@ -169,11 +171,12 @@ def described(trained: Trained, optimizer_state: Any) -> dict[str, Any]:
 
 
 def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
-    """Syncs a directory that all processes have filled, and writes `state.json`.
+    """Syncs a directory that all processes have written, and writes `state.json`.
 
     Args:
-      directory: that of `start_sharded`.
-      state: JSON with what is `described` in it, to which files and checksum are added.
+      directory: directory given to `start_sharded`.
+      state: JSON with the description of the leaves (see `described`), to which files
+        and checksum are added.
 
     Raises:
       InputError: if `state` is not JSON.
@@ -188,7 +191,7 @@ def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
 
 
 def _write_archive(file: IO[bytes], leaves: Mapping[str, Any]) -> None:
-    """Writes arrays in the .npz format; unlike NumPy's, without the time of day."""
+    """Writes arrays in .npz format, reproducibly: unlike NumPy, without timestamps."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, leaf in leaves.items():
             member = zipfile.ZipInfo(f"{name}.npy")
@@ -197,7 +200,7 @@ def _write_archive(file: IO[bytes], leaves: Mapping[str, Any]) -> None:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """Reads `state.json` and checks it against its own checksum.
+    """Reads `state.json` and verifies its checksum.
 
     Raises:
       InputError: if it is missing, damaged, or of another format.
@@ -213,11 +216,11 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def verify(directory: Path) -> dict[str, Any]:
-    """Checks size and SHA-256 of every file and returns the state.
+    """Verifies size and SHA-256 of every file and returns the state.
 
     Raises:
-      InputError: for the first file that is missing or damaged, with what was found
-        and what was expected.
+      InputError: for the first file that is missing or damaged, with the expected and
+        the actual values.
     """
     state = read_state(directory)
     for name, expected in state["files"].items():
@@ -226,40 +229,40 @@ def verify(directory: Path) -> dict[str, Any]:
             raise InputError(
                 f"{path} is missing, expected a file of {expected['bytes']} bytes"
             )
-        found = measured(path)
-        if found != expected:
+        actual = measured(path)
+        if actual != expected:
             raise InputError(
-                f"{path} is damaged: found {found['bytes']} bytes with SHA-256 "
-                f"{found['sha256']}, expected {expected['bytes']} bytes with "
+                f"{path} is damaged: found {actual['bytes']} bytes with SHA-256 "
+                f"{actual['sha256']}, expected {expected['bytes']} bytes with "
                 f"{expected['sha256']}"
             )
     return state
 
 
 def verify_own(directory: Path) -> dict[str, Any]:
-    """As `verify`, for each of several processes once the first has called that.
+    """Verifies what this process reads, after the first process has called `verify`.
 
-    Of orbax's files each reads its own parts; the state alone is checked again.
+    In Orbax's format each process reads its own shards, so only the state is verified.
     """
     state = read_state(directory)
     return state if state["format"] == SHARDED_FORMAT else verify(directory)
 
 
 def read_trained(directory: Path, state: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The trained leaves of a verified checkpoint by slash-joined path.
+    """Reads the trained leaves of a verified checkpoint, by slash-joined path.
 
     Raises:
-      InputError: if a file is no float32 array of the shape that the state says.
+      InputError: if a file is not a float32 array of the shape in the state.
     """
-    opened = open_trained(directory, state)
-    return {path: np.asarray(leaf) for path, leaf in opened.items()}
+    leaves = open_trained(directory, state)
+    return {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
 def open_trained(directory: Path, state: dict[str, Any]) -> dict[str, Leaf]:
-    """The same; in orbax's form each is read where it is put.
+    """Opens the trained leaves; in Orbax's format they are read on request.
 
     Raises:
-      InputError: as `read_trained`.
+      InputError: see `read_trained`.
     """
     if state["format"] == SHARDED_FORMAT:
         return _stored(directory, TRAINED, state)
@@ -270,30 +273,30 @@ def open_trained(directory: Path, state: dict[str, Any]) -> dict[str, Leaf]:
 
 
 def read_optimizer(directory: Path, template: Any) -> Any:
-    """The optimiser state of a verified checkpoint, as a tree like the template.
+    """Reads the optimizer state of a verified checkpoint, as a tree like the template.
 
-    Its leaves are those of `read_optimizer_leaves`.
+    See `read_optimizer_leaves` for its leaves.
 
     Raises:
       InputError: if a leaf is missing, left over, or of another shape or dtype.
     """
-    found, expected = read_optimizer_leaves(directory), named_leaves(template)
+    leaves, expected = read_optimizer_leaves(directory), named_leaves(template)
     stored = directory / OPTIMIZER_FILE
     if not stored.exists():
         stored = directory / orbax_arrays.FOLDER
-    check_leaves(f"{stored} (was the optimiser changed?)", found, expected)
+    check_leaves(f"{stored} (was the optimizer changed?)", leaves, expected)
     return jax.tree.unflatten(
-        jax.tree.structure(template), [found[name] for name in expected]
+        jax.tree.structure(template), [leaves[name] for name in expected]
     )
 
 
 def read_optimizer_leaves(directory: Path) -> dict[str, Leaf]:
-    """The leaves of a verified checkpoint's optimiser state; see `named_leaves`.
+    """Reads the optimizer leaves of a verified checkpoint, as named by `named_leaves`.
 
-    In orbax's form each is read where it is put.
+    In Orbax's format they are read on request.
 
     Raises:
-      InputError: if its file is no archive of arrays.
+      InputError: if the file is not an archive of arrays.
     """
     state = read_state(directory)
     if state["format"] == SHARDED_FORMAT:
@@ -303,11 +306,11 @@ def read_optimizer_leaves(directory: Path) -> dict[str, Leaf]:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no archive of arrays: {error}") from error
+        raise InputError(f"{path} is not an archive of arrays: {error}") from error
 
 
 def _stored(directory: Path, group: str, state: dict[str, Any]) -> dict[str, Leaf]:
-    """What orbax's folder holds, by name."""
+    """Returns the arrays of a group in Orbax's folder, by name."""
     return {
         name: StoredArray(
             directory, group, name, tuple(leaf["shape"]), np.dtype(leaf["dtype"])
@@ -317,22 +320,22 @@ def _stored(directory: Path, group: str, state: dict[str, Any]) -> dict[str, Lea
 
 
 def check_leaves(source: str, found: Trained, expected: Trained) -> None:
-    """Compares names, shapes and dtypes of leaves with those that a run needs.
+    """Checks names, shapes and dtypes of leaves.
 
     Args:
-      source: where the found ones come from, for the message.
+      source: origin of the leaves, for the message.
       found: arrays by name.
       expected: arrays or `jax.ShapeDtypeStruct`s by name.
 
     Raises:
-      InputError: with every missing and left-over name, or the first leaf that differs.
+      InputError: with all missing and unexpected names, or the first leaf that differs.
     """
     missing = sorted(expected.keys() - found.keys())
-    left_over = sorted(found.keys() - expected.keys())
-    if missing or left_over:
+    unexpected = sorted(found.keys() - expected.keys())
+    if missing or unexpected:
         raise InputError(
-            f"{source}: this run needs the leaves {missing}, which are not there, and "
-            f"has no place for {left_over}"
+            f"{source}: this run needs the leaves {missing}, which are missing, and "
+            f"has no use for {unexpected}"
         )
     for name, leaf in expected.items():
         (shape, dtype), (wanted, wanted_dtype) = kind(found[name]), kind(leaf)
@@ -344,21 +347,21 @@ def check_leaves(source: str, found: Trained, expected: Trained) -> None:
 
 
 def kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of an array, a `jax.ShapeDtypeStruct` or a number."""
+    """Returns shape and dtype of an array, a `jax.ShapeDtypeStruct` or a number."""
     leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return tuple(leaf.shape), leaf.dtype
 
 
 def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """One trained leaf.
+    """Reads one trained leaf.
 
     Raises:
-      InputError: if it is no float32 array of that shape.
+      InputError: if it is not a float32 array of that shape.
     """
     try:
         array = np.load(path, allow_pickle=False)
     except ValueError as error:
-        raise InputError(f"{path} is no array: {error}") from error
+        raise InputError(f"{path} is not an array: {error}") from error
     if array.shape != shape or array.dtype != np.float32:
         raise InputError(
             f"{path} has shape {array.shape} and dtype {array.dtype}, expected {shape} "
@@ -368,7 +371,7 @@ def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by their place in the tree, such as `[0].mu['encoder/prompt/prompt']`."""
+    """Returns leaves by position, such as `[0].mu['encoder/prompt/prompt']`."""
     return {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -1,4 +1,4 @@
-"""JSON that knows when it was damaged."""
+"""JSON files with a checksum."""
 
 import hashlib
 import json
@@ -10,13 +10,13 @@ from prompt_tuning.core.errors import InputError
 
 
 def sealed(content: dict[str, Any]) -> str:
-    """The text of a JSON file with a checksum of the rest in it.
+    """Returns JSON text that includes a checksum of its content.
 
     Raises:
       InputError: if the content is not JSON.
     """
     try:
-        # What a reader will see: string keys, lists for tuples.
+        # Normalize as reading does: string keys, and lists instead of tuples.
         content = json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InputError(
@@ -26,7 +26,7 @@ def sealed(content: dict[str, Any]) -> str:
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Writes and syncs such a file.
+    """Writes JSON with a checksum, and syncs the file.
 
     Raises:
       InputError: if the content is not JSON.
@@ -37,7 +37,7 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Reads such a file and checks it against its own checksum.
+    """Reads JSON with a checksum, and verifies it.
 
     Raises:
       InputError: if it is missing or damaged.
@@ -49,23 +49,23 @@ def read_sealed(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is damaged: not JSON ({error})") from error
     if not isinstance(state, dict) or "checksum" not in state:
-        raise InputError(f"{path} is no checkpoint's state: it holds no checksum")
-    expected, found = state.pop("checksum"), _checksum(state)
-    if found != expected:
+        raise InputError(f"{path} is not the state of a checkpoint: it has no checksum")
+    expected, actual = state.pop("checksum"), _checksum(state)
+    if actual != expected:
         raise InputError(
-            f"{path} is damaged: its content has SHA-256 {found}, expected {expected}"
+            f"{path} is damaged: its content has SHA-256 {actual}, expected {expected}"
         )
     return state
 
 
 def _checksum(state: dict[str, Any]) -> str:
-    """SHA-256 of the state's canonical JSON, white space aside."""
+    """Returns the SHA-256 of the canonical JSON, independent of white space."""
     canonical = json.dumps(state, sort_keys=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def measured(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file."""
+    """Returns size and SHA-256 of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}

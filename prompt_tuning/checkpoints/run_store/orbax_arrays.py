@@ -1,13 +1,13 @@
-"""Arrays in an orbax folder: each process writes and reads its own parts alone.
+"""Arrays in an Orbax folder, of which each process writes and reads its own shards.
 
-    arrays/            orbax's own files, a tree of two levels: group, name, array
+    arrays/            Orbax's files: a tree with the levels group, name, array
 
-An array is stored as it lies on its mesh, with what a vocabulary is padded by; its own
-shape is told beside it. A reader has a mesh of its own: what of the stored array lies
-beyond the shape that is asked for is dropped, and what is missing is zero (see
+An array is stored as it is sharded on its mesh, including the padding of a vocabulary;
+its unpadded shape is recorded separately. A reader may use another mesh: it drops what
+exceeds the requested shape and fills what is missing with zeros (see
 `orbax.checkpoint.ArrayRestoreArgs.global_shape`).
 
-orbax is imported where it is used: it takes longer than the rest of the package.
+Orbax is imported on use, because that takes longer than the rest of the package.
 """
 
 import contextlib
@@ -23,32 +23,33 @@ from prompt_tuning.core.errors import InputError
 
 FOLDER = "arrays"
 CHUNK = 32 * 2**20
-"""Bytes of the largest piece that is read and written at once, so that who has a small
-part of an array need not read what a larger part was written as."""
+"""Maximum size of a chunk in bytes, so that a process with a small shard of an array
+need not read the larger shard that another wrote."""
 
 LIMIT = 24 * 3600
-"""Seconds that processes wait for each other; what watches them ends them sooner."""
+"""Seconds that processes wait for each other; their heartbeat ends them sooner."""
 
 
 class Writing:
-    """Arrays on their way to the disk, of which each process writes its own parts.
+    """A write of arrays in progress, in which each process writes its own shards.
 
-    All processes make it, together, and wait for it. Once it is made, the arrays may be
-    donated: what is written has been copied to the host.
+    All processes create it together and wait for it. Once it is created, the arrays
+    have been copied to the host and may be donated.
     """
 
     def __init__(self, folder: Path, groups: Mapping[str, Mapping[str, jax.Array]]):
         """Starts to write.
 
         Args:
-          folder: an empty one that all processes see and nobody reads yet. They meet
-            under its name, which no other writing of theirs has at the time.
+          folder: empty folder that all processes see and nobody reads yet. Its name
+            identifies the barriers of the processes, so no two concurrent writes may
+            use folders of the same name.
           groups: arrays by name, by group.
         """
         import orbax.checkpoint as ocp
 
         together = ocp.options.MultiprocessingOptions(
-            # All by their numbers: then they meet without an operation of the devices.
+            # With explicit processes, Orbax's barriers need no device computation.
             active_processes=set(range(jax.process_count())),
             barrier_sync_key_prefix=folder.name,
         )
@@ -59,26 +60,26 @@ class Writing:
         )
         tree = {group: dict(arrays) for group, arrays in groups.items()}
         how = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), tree)
-        with _as_of_the_system():
+        with _raising_disk_errors():
             self._checkpointer.save(
                 (folder / FOLDER).absolute(), args=ocp.args.PyTreeSave(tree, how)
             )
 
     def wait(self) -> None:
-        """Waits until every process has written its parts.
+        """Waits until every process has written its shards.
 
         Raises:
-          OSError: if one could not.
+          OSError: if one of them failed.
         """
-        with _as_of_the_system():
+        with _raising_disk_errors():
             self._checkpointer.close()
 
 
 @contextlib.contextmanager
-def _as_of_the_system() -> Iterator[None]:
-    """Raises what orbax says of the disk as what it is.
+def _raising_disk_errors() -> Iterator[None]:
+    """Raises `OSError` for the disk errors that Orbax reports.
 
-    It comes as a ValueError, or as a plain Exception, with tensorstore's words in it.
+    Orbax raises a ValueError or a plain Exception with TensorStore's message.
     """
     try:
         yield
@@ -94,14 +95,14 @@ def _first_line(error: Exception) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array in such a folder, which is read when and where it is asked for.
+    """An array in an Orbax folder, which is read on request.
 
     Attributes:
-      folder: the one that holds `arrays/`.
-      group: of the array.
-      name: of the array.
-      shape: its own, without padding.
-      dtype: its type.
+      folder: folder that contains `arrays/`.
+      group: group of the array.
+      name: name of the array.
+      shape: shape without padding.
+      dtype: dtype of the array.
     """
 
     folder: Path
@@ -112,41 +113,41 @@ class StoredArray:
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Number of axes."""
         return len(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, on this process's host."""
+        """Reads the whole array to the host memory of this process."""
         import orbax.checkpoint as ocp
 
         if copy is False:
-            raise ValueError("what is in a checkpoint cannot be read without a copy")
-        stored = np.asarray(self._restored(ocp.RestoreArgs(restore_type=np.ndarray)))
+            raise ValueError("an array in a checkpoint cannot be read without a copy")
+        stored = np.asarray(self._restore(ocp.RestoreArgs(restore_type=np.ndarray)))
         return np.asarray(stored[tuple(map(slice, self.shape))], dtype)
 
     def restore(
         self, shape: tuple[int, ...], sharding: jax.sharding.Sharding
     ) -> jax.Array:
-        """The array on devices; of each process its own parts are read.
+        """Reads the array to devices; each process reads its own shards.
 
         Args:
-          shape: its own, or the longer one that it has on the mesh, with zeros there.
-          sharding: how it lies there.
+          shape: shape of the array, or the shape on the mesh, padded with zeros.
+          sharding: sharding on the mesh.
 
         Raises:
           InputError: if it cannot be read.
         """
         import orbax.checkpoint as ocp
 
-        return self._restored(
+        return self._restore(
             ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape, strict=False)
         )
 
-    def _restored(self, how: Any) -> Any:
+    def _restore(self, restore_args: Any) -> Any:
         import orbax.checkpoint as ocp
 
         number = jax.process_index()
-        # By itself: of several processes one may read what the others do not.
+        # Without barriers: a process may read an array that the others do not.
         alone = ocp.options.MultiprocessingOptions(
             primary_host=number,
             active_processes={number},
@@ -156,33 +157,33 @@ class StoredArray:
         leaf = jax.ShapeDtypeStruct(self.shape, self.dtype)
         wanted = ocp.args.PyTreeRestore(
             item={self.group: {self.name: leaf}},
-            restore_args={self.group: {self.name: how}},
+            restore_args={self.group: {self.name: restore_args}},
             partial_restore=True,
         )
         path = (self.folder / FOLDER).absolute()
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             try:
-                with _as_of_the_system():
-                    found = reader.restore(path, args=wanted)
+                with _raising_disk_errors():
+                    tree = reader.restore(path, args=wanted)
             except OSError as error:
                 raise InputError(
                     f"{path} cannot be read: {self.group} {self.name}: {error}; remove "
-                    f"{self.folder}, and the checkpoint before it is used"
+                    f"{self.folder} to use the checkpoint before it"
                 ) from error
-        return found[self.group][self.name]
+        return tree[self.group][self.name]
 
 
 Leaf = np.ndarray | StoredArray
-"""An array that was read, or one that is to be."""
+"""An array in memory, or one that is still to be read."""
 
 
-def like(found: Leaf, leaf: jax.Array) -> jax.Array:
-    """A stored array where another of its shape lies; one in memory on the device.
+def like(stored: Leaf, leaf: jax.Array) -> jax.Array:
+    """Puts a leaf on devices, with the sharding of another array if it is stored.
 
     Args:
-      found: what is to be there.
-      leaf: the one that lies where it is to be read to.
+      stored: leaf to put on devices.
+      leaf: array whose shape and sharding the result has.
     """
-    if isinstance(found, StoredArray):
-        return found.restore(leaf.shape, leaf.sharding)
-    return jax.numpy.array(found)
+    if isinstance(stored, StoredArray):
+        return stored.restore(leaf.shape, leaf.sharding)
+    return jax.numpy.array(stored)

@@ -327,7 +327,7 @@ def test_a_damaged_best_is_reported_and_the_next_best_used(tmp_path):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (optax.sgd(0.1).init(trained_at(1)), r"has no place for .*mu"),
+        (optax.sgd(0.1).init(trained_at(1)), r"has no use for .*mu"),
         (
             OPTIMIZER.init({PATH: jnp.zeros((5, 6))}),
             r"shape \(4, 6\) .* expected \(5, 6\)",
@@ -360,7 +360,7 @@ def test_bfloat16_is_refused_and_nothing_is_written(tmp_path):
     half = {PATH: jnp.zeros((4, 6), jnp.bfloat16)}
     with pytest.raises(InputError, match=r"encoder/prompt/prompt is bfloat16"):
         store.save(1, half, (), {})
-    with pytest.raises(InputError, match=r"optimiser leaf .* is bfloat16"):
+    with pytest.raises(InputError, match=r"optimizer leaf .* is bfloat16"):
         store.save(1, trained_at(1), half, {})
     assert not (tmp_path / "run").exists()
 

@@ -100,7 +100,7 @@ def test_what_is_saved_on_one_mesh_is_restored_on_another(tmp_path):
     assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(
         lambda x: x.sharding, there
     )
-    with pytest.raises(InputError, match=r"arrays \(was the optimiser changed\?\)"):
+    with pytest.raises(InputError, match=r"arrays \(was the optimizer changed\?\)"):
         store.load(3, {})
 
 
