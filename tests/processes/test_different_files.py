@@ -1,4 +1,4 @@
-"""Processes whose checkpoints differ are not one run."""
+"""Processes whose checkpoints differ are refused."""
 
 import shutil
 

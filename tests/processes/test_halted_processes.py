@@ -1,4 +1,4 @@
-"""Processes that are halted, not dead, and those that die when others are done."""
+"""Processes that are halted but alive, and processes that die when others are done."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 
 class HaltedStore:
-    """JAX's store while process 0 is halted: no call comes back until it goes on."""
+    """JAX's store while process 0 is halted: no call returns until it continues."""
 
     def __init__(self):
         self.goes_on = threading.Event()
@@ -45,7 +45,7 @@ def test_a_call_that_does_not_come_back_is_found_out():
     watcher.start()
     while not said and time.monotonic() < begun + 10:
         time.sleep(0.01)
-    # Not before the time, and not again once process 0 goes on.
+    # Not too early, and not again once process 0 continues.
     assert time.monotonic() - begun > 0.2
     assert said[0].startswith("process 0 of 2 has not answered for")
     store.goes_on.set()
@@ -58,7 +58,7 @@ def test_a_call_that_does_not_come_back_is_found_out():
 
 
 class SharedStore(dict):
-    """JAX's store, as all processes see it."""
+    """JAX's store, shared by all processes."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
         assert allow_overwrite
@@ -73,12 +73,12 @@ def test_who_dies_after_another_is_done_is_found_out():
     first, second = (HeartbeatMonitor(store, n, 2, 0.5, said.append) for n in range(2))
     first.start()
     second.start()
-    # The first has nothing left to do, and waits for the second, which lives, ...
+    # The first has nothing left to do and waits for the second, which is alive, ...
     waiting = threading.Thread(target=first.finish, daemon=True)
     waiting.start()
     time.sleep(0.8)
     assert waiting.is_alive() and not said
-    # ... and then says nothing more.
+    # ... and then sends no more heartbeats.
     second.leave("5")
     until = time.monotonic() + 10
     while not said and time.monotonic() < until:
@@ -115,7 +115,7 @@ def test_all_that_are_left_say_who_is_gone_and_process_0_hears_that_they_did():
 
 @pytest.fixture
 def coordinator():
-    """Process 0 of one, and where it listens."""
+    """A single process 0 and its address."""
     place = f"127.0.0.1:{several_processes.free_port()}"
     process = subprocess.Popen(
         [sys.executable, "-c", COORDINATE, place],
@@ -134,7 +134,7 @@ def test_a_halted_coordinator_does_not_answer(coordinator):
     process, place = coordinator
     assert answers(place, 60.0)
     process.send_signal(signal.SIGSTOP)
-    # Until it stands still.
+    # Until it is halted.
     os.waitpid(process.pid, os.WUNTRACED)
     assert not answers(place, 0.5)
     process.kill()

@@ -30,7 +30,7 @@ TEXTS = ["hello=", "a=", "world="]
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Starts processes, and ends what a test leaves of them."""
+    """Starts processes, and ends those that a test leaves running."""
     started = []
 
     def begin(*commands: list[str], devices: int = 1, **choices):
@@ -69,7 +69,7 @@ def test_two_processes_train_as_two_devices_of_one_do(files, start, of_two, tmp_
     start(training(files, tmp_path / "run"), devices=2).succeeded()
     np.testing.assert_allclose(prompt(of_two), prompt(tmp_path / "run"), atol=1e-6)
     np.testing.assert_allclose(losses(of_two), losses(tmp_path / "run"), rtol=1e-6)
-    # Each line once: the second process writes none.
+    # Each line once: only the first process writes.
     assert [x["step"] for x in logged(of_two) if "loss" in x] == [1, 2, 3, 4, 5, 6]
     assert losses(of_two)[0] != losses(of_two)[5]
 
@@ -139,7 +139,7 @@ def test_where_one_is_killed_the_others_end_and_say_so(killed, files, start, tmp
     codes = started.codes()
     assert time.monotonic() - before < 60
     other = 1 - killed
-    # JAX's runtime itself ends what has lost process 0.
+    # JAX's runtime itself ends a process that has lost process 0.
     assert codes[other] == 3 if killed else codes[other] not in (0, None)
     last = started.last_said(other)
     assert last.startswith(f"prompt-tuning: process {killed} of 2 has ")
@@ -215,7 +215,7 @@ def test_what_finds_out_and_what_tells_do_not_go_together(capsys):
 
 
 def last_said(written: bytes, number: int) -> str:
-    """What the script says of a process of two, nobody listening for the others."""
+    """The report about one of two processes when no coordinator listens."""
     address = f"127.0.0.1:{several_processes.free_port()}"
     done = subprocess.run(
         [sys.executable, crash_reporter.__file__, str(number), "2", address, "go on"],
@@ -233,7 +233,7 @@ def test_a_process_has_last_words_unless_it_takes_them_back():
 
 
 class Store(dict):
-    """What the others have written, in place of JAX's store."""
+    """Replaces JAX's store; it contains the words of the other processes."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
         assert allow_overwrite
@@ -258,7 +258,7 @@ def test_a_process_that_says_no_more_is_found_out(word, expected, monkeypatch):
     store["prompt_tuning/alive/2"] = word
     watcher.start()
     for beat in range(30):
-        # Process 1 goes on.
+        # Process 1 sends another heartbeat.
         store["prompt_tuning/alive/1"] = str(beat)
         time.sleep(0.05)
     watcher.leave(DONE)

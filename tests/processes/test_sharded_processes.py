@@ -1,4 +1,4 @@
-"""Several processes write one checkpoint, each its own parts."""
+"""Several processes write one checkpoint, each its own shards."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_what_two_processes_save_one_goes_on_from(files, tmp_path):
     checkpoints = [directory / FOLDER / f"checkpoint_{step}" for step in (2, 4)]
     parts = [checkpoints[0] / "arrays" / f"ocdbt.process_{number}" for number in (0, 1)]
     sizes = [sum(x.stat().st_size for x in part.rglob("d/*")) for part in parts]
-    # Of fully sharded parameters each has half, and of orbax's indices more or less.
+    # Each has half of the fully sharded parameters; Orbax's indices vary in size.
     assert 0.25 < sizes[0] / sum(sizes) < 0.75
     before, curve = read(checkpoints[1]), losses(directory)
     shutil.rmtree(checkpoints[1])

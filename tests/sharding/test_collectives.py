@@ -1,4 +1,4 @@
-"""What devices exchange in a compiled step."""
+"""The arrays that devices exchange in a compiled step."""
 
 import functools
 
@@ -16,14 +16,14 @@ D, L, P = 16, 2, dummies.P
 SUMS = 3  # loss, weight and correct of a batch, exchanged with the gradient
 ROWS = [(4, 3)] * 4
 TEXT = 4 * 7 * D
-"""Numbers of the text's hidden states in a decoder-only model."""
+"""The size of the text's hidden states in a decoder-only model."""
 
 
 @functools.cache
 def exchanges(
     family: str, *, data: int = 1, fsdp: int = 1, tensor: int = 1
 ) -> list[hlo.Collective]:
-    """Those of a step that trains a soft prompt."""
+    """The collectives of a step that trains a soft prompt."""
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config)
     groups = [
@@ -50,7 +50,7 @@ def exchanges(
 
 
 def in_blocks(found: list[hlo.Collective]) -> tuple[list[int], list[int]]:
-    """Sizes of what one block exchanges on the way forth, and on the way back."""
+    """Sizes of the arrays that one block exchanges, forward and backward."""
     loops = [x for x in found if x.runs > 1]
     assert all(x.runs == L and x.kind == "all-reduce" for x in loops)
     back = [x.size for x in loops if "transpose(" in x.scope]
@@ -62,15 +62,15 @@ def test_data_parallel_devices_exchange_the_prompts_gradient_once(family):
     found = exchanges(family, data=2)
     assert all(x.kind == "all-reduce" and x.runs == 1 for x in found)
     *small, gradient = sorted(x.size for x in found)
-    # With the batch's sums, and with its divisor where the compiler puts them together.
+    # With the batch's sums, and with its divisor if the compiler merges them.
     assert P * D + SUMS <= gradient <= P * D + SUMS + 1
     assert sum(small) <= 1
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_block_is_added_up_after_attention_and_after_its_feed_forward_layer(family):
-    # Both streams, the shared prompt and the text, in one exchange: two forth and two
-    # back, as in Shoeybi et al. 2019, section 3.
+    # Both streams, the shared prompt and the text, in one exchange: two forward and two
+    # backward, as in Shoeybi et al. 2019, section 3.
     streams = P * D + TEXT
     assert in_blocks(exchanges(family, tensor=2)) == ([streams] * 2, [streams] * 2)
 
@@ -93,6 +93,6 @@ def test_fully_sharded_blocks_are_put_together_one_at_a_time():
     largest = D * dummies.LLAMA.feed_forward_width
     gathered = [x for x in found if x.kind == "all-gather" and x.runs == L]
     assert max(x.size for x in gathered) == largest
-    # Seven kernels and two norms, forth and again back.
+    # Seven kernels and two norms, forward and again backward.
     assert len(gathered) == 2 * (7 + 2)
     assert not [x for x in found if x.kind == "all-reduce" and x.runs > 1]

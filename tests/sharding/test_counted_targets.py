@@ -1,4 +1,4 @@
-"""Rows that only fill a batch are no targets, for a loss that counts padding too."""
+"""Filler rows of a batch have no targets, even for a loss that counts padding."""
 
 import numpy as np
 import pytest

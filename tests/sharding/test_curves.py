@@ -1,4 +1,4 @@
-"""The same losses on any mesh, whatever is trained."""
+"""The losses are the same on any mesh, for all methods."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes, methods
 
 CONFIGS = {"decoder": dummies.LLAMA, "gpt2": dummies.GPT2, "t5": dummies.T5_GATED}
-# Of the model, which is no method's own; EVERY_MESH=1 runs all methods with it.
+# Settings of the model, not of a method; EVERY_MESH=1 runs all methods with it.
 DROPOUT = 0.1
 MESHES = {
     "one": MeshShape(data=1),
@@ -30,8 +30,8 @@ CASES = [
     for family in CONFIGS
     if family not in method.refused
 ]
-# Some ways in which what is trained meets what is split; EVERY_MESH=1 runs all methods
-# on all models and meshes.
+# Some combinations of trained and sharded parameters; EVERY_MESH=1 runs all methods on
+# all models and meshes.
 SOME = [
     ("several tasks: add", "decoder"),
     ("projected prefix", "decoder"),
@@ -55,7 +55,7 @@ def of_method(name: str, family: str, rate: float):
 
 @functools.cache
 def alone(name: str, family: str, rate: float) -> np.ndarray:
-    """The curve of one device."""
+    """The loss curve on one device."""
     return meshes.curve(*of_method(name, family, rate), None)
 
 

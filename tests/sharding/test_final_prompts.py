@@ -1,4 +1,4 @@
-"""Any split ends with the same prompt: what float32 leaves between them is rounding.
+"""Any mesh ends with the same prompt; in float32 only rounding differs.
 
 In float32 twenty steps of Adafactor end up to 3e-6 apart, since it divides by the root
 of a gradient's square: a small gradient's rounding is moved as far as a large gradient.
@@ -41,7 +41,7 @@ if os.environ.get("EVERY_MESH"):
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    """Everything is in float64, what the library computes in float32 by name too."""
+    """Computes everything in float64, even what the library casts to float32."""
     monkeypatch.setattr(jnp, "float32", jnp.float64)
     monkeypatch.setattr(ModelConfig, "dtype", jnp.dtype("float64"))
     with jax.enable_x64(True):
@@ -49,7 +49,7 @@ def wide(monkeypatch):
 
 
 def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
-    """The prompt after all steps with dropout; the start is always the same.
+    """The prompt after all steps with dropout, from a fixed start.
 
     Args:
       family: of the model.
@@ -74,7 +74,7 @@ def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
 
 @functools.cache
 def alone(family: str) -> np.ndarray:
-    """The prompt of one device."""
+    """The prompt that one device trains."""
     return final_prompt(family, None)
 
 

@@ -1,4 +1,4 @@
-"""Meshes and rules: what is split how, and what is refused."""
+"""Meshes and rules: how dimensions are sharded, and which settings are refused."""
 
 import dataclasses
 

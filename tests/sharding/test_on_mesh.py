@@ -1,4 +1,4 @@
-"""Evaluation and generation on a mesh, and what is dropped there."""
+"""Evaluation, generation and dropout on a mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ SAMPLERS = {"greedy": temperature_sampler(0.0), "sampled": temperature_sampler(1
 
 
 def on_mesh(family: str):
-    """A model on one device, and on a mesh that splits all that can be split."""
+    """A model on one device, and on a mesh that shards every dimension it can."""
     graph, parameters = dummies.prompted(dummies.FAMILIES[family])
     shape = MeshShape(data=1, fsdp=2, tensor=4)
     layout = meshes.layout_of(shape, dummies.FAMILIES[family])
@@ -43,7 +43,7 @@ def test_rows_are_continued_alike(family, sampler):
             graph=graph,
             new_tokens=6,
             sampler=SAMPLERS[sampler],
-            # Ends some rows before others, on different devices.
+            # Some rows end before others, on different devices.
             eos_id=11,
             pad_id=0,
             layout=layout,

@@ -1,4 +1,4 @@
-"""Named outputs and any gradients of theirs, on meshes of host devices."""
+"""Named outputs and their gradients on meshes of host devices."""
 
 import dataclasses
 
@@ -13,12 +13,12 @@ from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
 from tests.support import dummies, meshes
 
-# 37 tokens do not divide.
+# A vocabulary of 37 tokens cannot be divided evenly.
 CASES = [("llama", MeshShape(fsdp=2, tensor=2)), ("t5_gated", MeshShape(data=2))]
 
 
 def prepared(family):
-    """Micro-batches of unequal rows, of a model whose table is trained too."""
+    """Micro-batches of unequal rows, for a model whose embedding table is trained."""
     config = dataclasses.replace(dummies.FAMILIES[family], vocabulary_size=37)
     graph, parameters = dummies.prompted(config)
     path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"

@@ -1,4 +1,4 @@
-"""Batches on a mesh of eight devices: rows that can be divided among them, or not."""
+"""Batches on a mesh of eight devices, with rows that can be divided or not."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_rows_that_cannot_be_divided_are_refused_at_the_start(
 
 
 def test_what_cannot_be_divided_evenly_is_filled_up(files, tmp_path):
-    """Five examples to measure, and as many rows to train on as a budget has room for.
+    """Five held-out examples, and as many training rows as fit a token budget.
 
     Every loss and what is measured is that of one device.
     """

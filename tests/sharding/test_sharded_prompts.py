@@ -1,4 +1,4 @@
-"""Prompts and adapters that a mesh splits: the same run, a part on each device."""
+"""Sharded prompts and adapters: the run is the same as with replicated ones."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from tests.support import dummies, meshes, methods
 CONFIGS = {
     "decoder": dummies.with_dropout(dummies.LLAMA, 0.1),
     "gpt2": dummies.with_dropout(dummies.GPT2, 0.1),
-    # Heads of a width that can be divided.
+    # The head width can be divided.
     "t5": dataclasses.replace(dummies.T5_GATED, dropout_rate=0.1, head_width=4),
 }
 METHODS = {method.name: method for method in methods.METHODS}
@@ -65,7 +65,7 @@ if os.environ.get("EVERY_MESH"):
         for family in CONFIGS
         if family not in method.refused
     ]
-# Between them they train parameters of all kinds.
+# Together they train all kinds of parameters.
 KINDS = [
     *("LoRA", "IA3", "MLP over a prompt", "deep prompt", "projected prefix"),
     *("key/value prefix", "several tasks: project", "several tasks: factorized"),
@@ -74,7 +74,7 @@ KINDS = [
 
 @functools.cache
 def of_method(name: str, family: str):
-    """A model that a method tunes, rows for it, and the curve of one device."""
+    """A model for a method, rows for it, and the loss curve on one device."""
     soft = 4 if name.startswith("template") else 0
     sizes = [size.replace("{soft:1}", "{soft:2}") for size in METHODS[name].sizes]
     # Wayward prompts are as long as their text.
@@ -105,7 +105,7 @@ def test_every_dimension_that_is_trained_alone_has_a_name():
         own = {p: x for p, x in placement.axes.items() if _is_trained(p)}
         assert own, name
         found |= {name for axes in own.values() for name in axes.names}
-        # What no rule speaks of is whole, but for what is split as its kernel is.
+        # Without a rule: replicated, or sharded like the kernel.
         assert not any("fsdp" in placement.shardings[p].spec for p in own)
     assert found >= set(TRAINED_NAMES)
     assert found <= {*NAMES, "layers"}
@@ -167,7 +167,7 @@ def test_a_device_has_its_part_of_the_prompt_and_of_its_averages(files, tmp_path
     state, _ = training.advance(training.start, next(iter(batches)))
     leaves = jax.tree.leaves((state.trained, state.optimizer_state))
     found = [leaf for leaf in leaves if leaf.shape == (4, 16)]
-    # The prompt, and Adam's two averages.
+    # The prompt and Adam's two moments.
     assert len(found) == 3
     for leaf in found:
         assert leaf.sharding.spec == Spec("tensor", "fsdp")

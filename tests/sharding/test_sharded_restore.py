@@ -1,4 +1,4 @@
-"""Parameters that are read straight into their parts on a mesh."""
+"""Parameters that are read directly into their shards on a mesh."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ CASES = [(name, mesh) for name in (*FOLDERS, *TOYS) for mesh in MESHES]
 
 
 class BytesRead:
-    """Counts what is asked of all stored arrays, in their files' bytes."""
+    """Counts the bytes that are requested from all stored arrays."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.count = 0
@@ -75,7 +75,7 @@ def bytes_read(monkeypatch) -> BytesRead:
 
 
 def opened(name: str, shape: MeshShape, dtype: str = "float32") -> PromptedModel:
-    """A model on the first devices, as many as the mesh takes."""
+    """A model on as many of the first devices as the mesh needs."""
     config = TOYS.get(name)
     folder = T5X / name if config else FOLDERS[name]
     if config:
@@ -88,7 +88,7 @@ def opened(name: str, shape: MeshShape, dtype: str = "float32") -> PromptedModel
 
 
 def assert_is(found: jax.Array, whole: np.ndarray):
-    """Equal in every number and bit, with nothing but zeros behind the vocabulary."""
+    """Checks that arrays are bitwise equal, with zeros after the vocabulary."""
     inside = tuple(map(slice, whole.shape))
     padded = np.zeros(found.shape, whole.dtype)
     padded[inside] = whole
@@ -107,7 +107,7 @@ def test_parts_are_those_of_the_whole_and_each_is_read_once(name, mesh, bytes_re
     assert set(found) == set(restored)
     for path, array in found.items():
         assert_is(array, restored[path])
-    # However many devices have a part: they are all of one process.
+    # Independent of how many devices have a shard: all belong to one process.
     assert bytes_read.count == sum(array.nbytes for array in restored.values())
 
 
@@ -147,7 +147,7 @@ def test_int8_parts_are_those_of_the_whole(name, mesh, bytes_read):
     for path, array in found.items():
         assert_is(array, restored[path])
     weights = set(found) - set(map(scale_path, model.plan.quantized))
-    # All columns are here, so that their scales take no further reading.
+    # All columns are local, so their scales need no further read.
     assert bytes_read.count == sum(4 * restored[path].size for path in weights)
 
 
@@ -168,5 +168,5 @@ def test_of_a_padded_vocabulary_only_what_there_is_is_asked_for(size):
     assert found.shape == (-(-size // 4) * 4, config.width)
     assert_is(found, table)
     rows = sorted((part[0].start, part[0].stop) for part in asked)
-    # Of 9 rows three go to each device, and the last one has padding alone.
+    # Each device has three of 9 rows; the last device has only padding.
     assert rows[-2:] == {31: [(16, 24), (24, 31)], 9: [(6, 9), (9, 9)]}[size]

@@ -1,4 +1,4 @@
-"""A prompt of which each of two processes has a part, and goes on from another run."""
+"""A prompt sharded between two processes that starts from another run."""
 
 from pathlib import Path
 

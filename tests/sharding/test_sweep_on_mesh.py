@@ -13,7 +13,7 @@ NAMES = ("loss", "accuracy", "evaluation/loss", "evaluation/accuracy")
 
 
 def test_each_member_has_the_losses_of_one_device(files, tmp_path):
-    """Prompts of two lengths, each with batches of its own."""
+    """Prompts of two lengths, each with its own batches."""
     vary = ("--vary", "Run.seed,PROMPT_LENGTH=(0,4),(1,2)")
     found = []
     for number, mesh in enumerate(MESHES):

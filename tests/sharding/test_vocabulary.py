@@ -1,4 +1,4 @@
-"""The cross-entropy of a vocabulary that is divided among devices."""
+"""The cross-entropy of a vocabulary that is sharded over devices."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ def numbers(rows: int = B, vocabulary: int = V) -> tuple[jax.Array, ...]:
 
 
 def divided(layout: MeshLayout, function, *, gradients: int = 2):
-    """A function of hidden states and head that gives a number, and its gradients."""
+    """Runs a scalar function of hidden states and head, with its gradients."""
     head = layout.spec("head/kernel", ("vocab", "embed"))
     specs = (layout.row_spec, head, layout.row_spec, layout.row_spec)
 
@@ -68,7 +68,7 @@ def divided(layout: MeshLayout, function, *, gradients: int = 2):
 
 
 def padded(layout: MeshLayout, head):
-    """The head with rows of no token, as many as divide."""
+    """The head, padded to a number of rows that can be divided."""
     rows = layout.padded_shape(("vocab", "embed"), head.shape)[0]
     return jnp.pad(head, [(0, rows - len(head)), (0, 0)])
 
@@ -122,12 +122,12 @@ def test_a_divided_teacher_is_heard_alike():
 
 
 LARGE = 250_112
-"""mT5's vocabulary."""
+"""The size of mT5's vocabulary."""
 
 
 @functools.cache
 def large_program() -> jax.stages.Compiled:
-    """The loss of 2,560 positions, a frozen head divided among 4 devices."""
+    """The loss of 2,560 positions with a frozen head sharded over 4 devices."""
 
     def total(hidden, head, targets, weights):
         return jnp.sum(weights * token_loss(hidden, head, targets).nll)
@@ -142,7 +142,7 @@ def large_program() -> jax.stages.Compiled:
 
 
 def numbers_like(rows: int) -> tuple[jax.Array, ...]:
-    """Of the shapes that `numbers` gives for a large vocabulary."""
+    """The shapes of `numbers` for a large vocabulary."""
     return (
         jnp.zeros((rows, M, D)),
         jnp.zeros((LARGE, D)),
@@ -168,5 +168,5 @@ def test_devices_exchange_a_few_numbers_for_each_position():
     (hidden,) = (x for x in found if x.size * x.runs == positions * D)
     assert hidden.kind == "all-reduce"  # the gradient that each has a part of
     others = sum(x.size * x.runs for x in found if x is not hidden)
-    # Highest logit twice (of the sum and of the accuracy), sum, and target twice.
+    # Maximum logit twice (for the sum and the accuracy), sum, and target twice.
     assert others <= 5 * positions

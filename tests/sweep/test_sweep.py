@@ -1,4 +1,4 @@
-"""A sweep from its arguments to its directories, and cut off anywhere between."""
+"""A sweep from its arguments to its directories, and interrupted in between."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ def test_a_member_equals_its_own_run(
 
 
 def relevant(directory: Path) -> list[str]:
-    """The config but for the directory's name."""
+    """The config without the directory's name."""
     text = (directory / CONFIG_FILE).read_text().replace("\\\n", "")
     return [
         line
@@ -141,16 +141,16 @@ def prepared(files) -> Callable[[Path], Sweep]:
 
 @pytest.fixture(scope="module")
 def unkilled(prepared, tmp_path_factory) -> Path:
-    """The same sweep without a stop."""
+    """The same sweep without an interruption."""
     directory = tmp_path_factory.mktemp("unkilled") / "sweep"
     sweep = prepared(directory)
-    # The batches have one shape, so that there is one program to compile.
+    # All batches have one shape, so that only one program is compiled.
     assert sweep.step.programs == 1
     return directory
 
 
 def bits(directory: Path) -> dict[str, object]:
-    """All files of a sweep, the logs without what depends on the clock."""
+    """All files of a sweep; logs without values that depend on the clock."""
     found: dict[str, object] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and "tensorboard" not in path.parts:

@@ -1,4 +1,4 @@
-"""One step of many prompts gives each what a step of its own would."""
+"""One step of many prompts gives each the result of a separate step."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ STEPS = 3
 
 
 def in_double(config: ModelConfig) -> ModelConfig:
-    """The config computing in float64, which no run may ask for."""
+    """The config with float64 computation, which runs do not support."""
     made = dataclasses.replace(config)
     object.__setattr__(made, "compute_dtype", "float64")
     return made
@@ -55,7 +55,7 @@ def random_prompts(config: ModelConfig, lengths) -> list[jax.Array]:
 
 
 def make_batches(config: ModelConfig, count: int) -> list[Batch]:
-    """As many batches of other rows, some of them longer."""
+    """The same number of batches with other rows, some of them longer."""
     return [
         dummies.make_batch(
             config, dummies.random_rows([(a + i % 2, b) for a, b in SIZES], seed=i)
@@ -65,7 +65,7 @@ def make_batches(config: ModelConfig, count: int) -> list[Batch]:
 
 
 def padded_graph(config: ModelConfig, length: int) -> nnx.GraphDef:
-    """The structure of a model with room for that many vectors."""
+    """The structure of a model with a prompt of that maximum length."""
     prompt = PaddedPrompt(jnp.zeros((length, config.width), "float32"), length)
     return dummies.abstract(lambda key: build_model(key, config, prompt))[0]
 
@@ -128,7 +128,7 @@ def check_equal(together, alone, tolerance: float, loss_tolerance: float) -> Non
 
 
 def members(family: str, lengths, own: bool, double: bool) -> tuple:
-    """The config, and each member's optimiser, start and batches."""
+    """The config, and each member's optimizer, start and batches."""
     config = dummies.FAMILIES[family]
     config = in_double(config) if double else config
     chosen = optimizers()
@@ -146,7 +146,7 @@ def members(family: str, lengths, own: bool, double: bool) -> tuple:
 
 @functools.cache
 def each_alone(family: str, lengths, own: bool, double: bool) -> list:
-    """What each member's own run gives."""
+    """The results of each member's separate run."""
     _, chosen, starts, each = members(family, lengths, own, double)
     return [
         run_alone(graph, state, frozen, optimizer, pad_to_widest(batches, 0))
@@ -162,7 +162,7 @@ def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> N
     together = [batches[0] for batches in steps]
     if own:
         padded = [pad_to_widest(batches, 0) for batches in steps]
-        # One shape for all steps, so that what compiles once can be told.
+        # One shape for all steps, so that a second compilation would be noticed.
         flat = pad_to_widest([batch for batches in padded for batch in batches], 0)
         count = len(chosen)
         together = [
@@ -184,14 +184,14 @@ def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> N
 
 @pytest.fixture
 def double(monkeypatch):
-    """Everything in float64, what is float32 by name too."""
+    """Computes everything in float64, even what is cast to float32."""
     monkeypatch.setattr(jnp, "float32", jnp.float64)
     with jax.enable_x64(True):
         yield
 
 
 CASES = [
-    # family, lengths of the prompts, whether each member has batches of its own
+    # family, lengths of the prompts, whether each member has its own batches
     ("llama", (3, 3), False),
     ("llama", (2, 5), False),
     ("llama", (5, 2), True),
@@ -266,11 +266,11 @@ def test_members_drop_out_by_keys_of_their_own():
 
 
 def test_clipping_and_second_moments_stay_with_each_member():
-    """An optimiser over the stacked prompts would give other numbers; this one not."""
+    """An optimizer over the stacked prompts would give different numbers."""
     config, _, starts = two_starts()
     optimizer = parameter_groups.adafactor(0.3)
     graph, _, frozen = starts[0]
-    # The second prompt is far out, where gradients are small and grow as it moves.
+    # The second prompt is far away, where gradients are small and grow as it moves.
     states = [state for _, state, _ in starts]
     path = PROMPT_PATH["llama"]
     far = {path: states[1].trained[path] * 30}
@@ -309,10 +309,10 @@ def test_a_member_without_finite_numbers_leaves_the_others_alone():
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_the_program_has_one_copy_of_the_frozen_weights(family):
-    """No more than K times the products of one run, on weights that are there once."""
+    """At most K times the products of one run, with one copy of the weights."""
     config, optimizer = dummies.FAMILIES[family], parameter_groups.adafactor(0.3)
     (batch,) = make_batches(config, 1)
-    # Rows of text and prompt together are then not as many as the vocabulary is large.
+    # The number of positions then differs from the size of the vocabulary.
     (prompt,) = random_prompts(config, (4,))
     graph, state, frozen = start(config, family, prompt, optimizer)
     alone = compile_step(graph, optimizer, dropout=False)

@@ -1,4 +1,4 @@
-"""A run that has had enough stops, says why, and does so too after a kill."""
+"""A run that no longer improves stops with a reason, even after a kill."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ REASON = "loss was best at step 6 (3.0000) and not better in 2 evaluations since
 
 @pytest.fixture(autouse=True)
 def losses(monkeypatch) -> None:
-    """Stands for the held-out data: what it says follows from the step alone."""
+    """Replaces the evaluator: its values depend only on the step."""
     measure = loop.Recorder._evaluate
 
     def evaluate(self, done, state):

@@ -1,4 +1,4 @@
-"""What an optimiser has averaged goes on in another one, and schedules begin again."""
+"""Optimizer moments are carried over to another optimizer; schedules begin anew."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SHAPES = {PROMPT: (4, 8), LORA: (1, 8, 2)}
 
 
 def numbers(seed: int, *paths: str) -> dict[str, jax.Array]:
-    """Of each path what the seed says, whatever other paths there are."""
+    """Random values for each path, independent of the other paths."""
 
     def drawn(path: str) -> jax.Array:
         random = np.random.default_rng([seed, len(path)])
@@ -27,7 +27,7 @@ def numbers(seed: int, *paths: str) -> dict[str, jax.Array]:
 
 
 def grouped(paths, *groups):
-    """One optimiser of some parameters, from groups of (regex, optimiser)."""
+    """One optimizer of some parameters, from groups of (regex, optimizer)."""
     made = [
         parameter_groups.ParameterGroup([regex], optimizer)
         for regex, optimizer in groups
@@ -36,7 +36,7 @@ def grouped(paths, *groups):
 
 
 def stepped(optimizer, state, parameters: Any, seeds) -> tuple[Any, Any]:
-    """State and parameters after steps along gradients that seeds draw."""
+    """State and parameters after steps with random gradients."""
     for seed in seeds:
         updates, state = optimizer.update(numbers(seed, *parameters), state, parameters)
         parameters = optax.apply_updates(parameters, updates)
@@ -44,7 +44,7 @@ def stepped(optimizer, state, parameters: Any, seeds) -> tuple[Any, Any]:
 
 
 def saved(state) -> dict[str, np.ndarray]:
-    """Leaves by place, as a checkpoint has them."""
+    """Leaves by key path, as in a checkpoint."""
     return {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
 
 

@@ -1,4 +1,4 @@
-"""Steps as named outputs whose gradients are set when they run."""
+"""Steps with named outputs whose gradients are set when they run."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
 B, T, M, V = 4, 7, 5, dummies.V
 RANDOM = np.random.default_rng(0)
 LEARNED = np.array([[g <= t < g + n for t in range(T)] for g, n in SIZES])
-"""Which targets of a decoder-only batch carry weight: those behind the given ones."""
+"""Weighted targets of a decoder-only batch: those after the given ones."""
 
 
 def prepared(family="llama", **changes):
@@ -102,7 +102,7 @@ def test_output_gradients_are_set_without_a_new_compile_and_add_up():
 
 
 def plain_outputs(graph, parameters, batch):
-    """The outputs again, of all logits and without a backward pass of ours."""
+    """The outputs from all logits, without a custom backward pass."""
     model: Any = merge(graph, parameters)
     hidden = model.hidden(batch)
     logits = model.logits(hidden)
@@ -242,7 +242,7 @@ def test_a_gradient_where_nothing_is_computed_is_refused():
 
 
 def test_a_target_that_a_row_learns_first_is_not_hidden_by_padding():
-    """Each row fills `loss_positions` up with 0, which is a learned target here."""
+    """Each row pads `loss_positions` with 0, which is a learned target here."""
     config = dummies.LLAMA
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows([(0, 2), (0, 4)]))
@@ -266,7 +266,7 @@ def test_a_target_that_a_row_learns_first_is_not_hidden_by_padding():
 
 
 def first_vector(model, batch):
-    """An output of the user's own: squared numbers of the first prompt vector."""
+    """An added output: the squares of the first prompt vector."""
     del batch
     return {"first_vector": jnp.square(model.decoder.prompt()[0])}
 

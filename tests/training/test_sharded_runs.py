@@ -119,7 +119,7 @@ def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
     training = open_run(first)
     with monkeypatch.context() as patched:
         # Nothing of it is put together, neither to be looked at nor to be saved.
-        patched.setattr(Placement, "whole", None)
+        patched.setattr(Placement, "replicate", None)
         outcome = train(training)
     placement = training.model.placement
     assert placement is not None

@@ -28,7 +28,7 @@ def whole_batch(config):
 
 
 def prepared(family, regex, optimizer=None):
-    """Structure, optimiser, state and frozen parameters of a run about to start."""
+    """Structure, optimizer, state and frozen parameters of a run before its start."""
     graph, parameters = dummies.prompted(dummies.FAMILIES[family])
     groups = [
         parameter_groups.ParameterGroup(
@@ -149,7 +149,7 @@ def test_metrics_are_those_of_the_batch_before_the_update():
 
 
 def test_the_norm_of_prompts_is_of_vectors_alone():
-    """Not of what else a prompt is made of, nor of a weight of one number."""
+    """Other parameters of a prompt, and scalars, do not count."""
     leaves = {
         "encoder/prompt/prompt": jnp.array([[3.0, 4.0], [6.0, 8.0]]),
         "decoder/prompt/prompt": jnp.array([[[5.0, 12.0]]]),

@@ -1,4 +1,4 @@
-"""What the meter says of a run whose times are known."""
+"""The measurements of the meter for a run whose times are known."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from prompt_tuning.training import throughput
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that advances only when it is told to."""
 
     def __init__(self):
         self.now = 100.0
@@ -27,7 +27,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def batch(lengths: list[int]) -> Batch:
-    """Rows of 10, of which those of length 0 are filling."""
+    """Rows of 10 tokens; rows of length 0 are fillers."""
     count = len(lengths)
     weights = np.zeros((count, 1), np.float32)
     weights[np.array(lengths) > 0] = 1
