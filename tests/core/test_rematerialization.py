@@ -258,7 +258,9 @@ def test_weights_that_devices_gather_are_not_kept_for_the_way_back(family, how):
 
 
 def test_gathered_weights_would_be_kept_of_every_block(monkeypatch):
-    monkeypatch.setattr(transformer.collectives, "needs_gather", lambda *_: False)
+    monkeypatch.setattr(
+        transformer.parameter_gathering, "needs_gather", lambda *_: False
+    )
     found, blocks = gathered_bytes("llama", Rematerialization())
     assert found > blocks
 
