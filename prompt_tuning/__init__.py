@@ -1,7 +1,117 @@
-"""Adapts frozen language models in JAX by training a few kilobytes in front of them.
+"""Tunes prompts and adapters in front of frozen language models, in JAX.
 
-The package imports nothing by itself, so that the command's help is instant; import
-what you need from its parts (`prompt_tuning.prompts`, `.models`, `.training`, ...).
+    import prompt_tuning as pt
+
+    model = pt.load("path/to/llama")
+    tuned = pt.tune(model, pt.SoftPrompt(length=20), data=[("hello=", "ello"), ...])
+    tuned.generate(["world="])
+
+Names are imported when they are first used: `import prompt_tuning` loads nothing.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+MODULES = {
+    "load": "api",
+    "tune": "api",
+    "load_tuned": "api",
+    "Model": "model",
+    "TunedModel": "model",
+    "InputError": "core.errors",
+    "Batch": "core.batch",
+    "Run": "config.run",
+    "TrainState": "training.state",
+    "train_step": "training.step",
+    "gradients": "training.step",
+    "update": "training.step",
+    "open_run": "training.run_plan",
+    "train": "training.loop",
+    "TrainingResult": "training.loop",
+}
+"""The module of each public name."""
+
+CONFIGURABLE = (
+    "AddMultiTaskPrompt",
+    "AddedDeepPrompt",
+    "AxisRules",
+    "ClassObjective",
+    "ConcatFeaturesMultiTaskPrompt",
+    "ConcatTimeMultiTaskPrompt",
+    "ContextDistillation",
+    "DataSource",
+    "DeepPrompt",
+    "DroppedPrompt",
+    "Evaluation",
+    "FactorizedMultiTaskPrompt",
+    "IA3",
+    "InferenceOnlyPrompt",
+    "KeyValuePrefix",
+    "LoRA",
+    "MLPPrompt",
+    "MeshShape",
+    "ParameterGroup",
+    "PolicyGradient",
+    "Pretrained",
+    "ProjectMultiTaskPrompt",
+    "ProjectedKeyValuePrefix",
+    "Prompting",
+    "Rematerialization",
+    "ResidualPrompt",
+    "SoftPrompt",
+    "TokenObjective",
+    "WaywardPrompt",
+    "adafactor",
+    "adamw",
+    "factors_of_ones",
+    "from_class_labels",
+    "from_file",
+    "from_sampled_vocabulary",
+    "from_template",
+    "from_text",
+    "normal",
+    "normal_factors",
+    "t5_config",
+    "uniform",
+    "warmup_linear_decay",
+)
+"""Settings under the names that configs use; called with what is to be set."""
+
+__all__ = ["__version__", *MODULES, *CONFIGURABLE]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from prompt_tuning.api import load as load
+    from prompt_tuning.api import load_tuned as load_tuned
+    from prompt_tuning.api import tune as tune
+    from prompt_tuning.config.run import Run as Run
+    from prompt_tuning.core.batch import Batch as Batch
+    from prompt_tuning.core.errors import InputError as InputError
+    from prompt_tuning.model import Model as Model
+    from prompt_tuning.model import TunedModel as TunedModel
+    from prompt_tuning.training.loop import TrainingResult as TrainingResult
+    from prompt_tuning.training.loop import train as train
+    from prompt_tuning.training.run_plan import open_run as open_run
+    from prompt_tuning.training.state import TrainState as TrainState
+    from prompt_tuning.training.step import gradients as gradients
+    from prompt_tuning.training.step import train_step as train_step
+    from prompt_tuning.training.step import update as update
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used."""
+    if name in MODULES:
+        value = getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
+    elif name in CONFIGURABLE:
+        from prompt_tuning.config.configured import Configurable
+
+        value = Configurable(name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

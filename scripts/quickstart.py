@@ -124,6 +124,10 @@ class FirstStep:
         """Passes the message on."""
         self._reporter.say(text)
 
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Passes the evaluation on."""
+        self._reporter.evaluated(step, metrics)
+
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Passes the step on."""
         if not self._said:

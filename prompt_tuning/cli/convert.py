@@ -68,7 +68,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Reads an adapter in one form and writes it in another."""
-    from prompt_tuning.cli.conversion import convert
+    from prompt_tuning.tuned.conversion import (
+        default_form,
+        open_source,
+        write_adapters,
+    )
 
-    convert(options)
+    source = open_source(options.source, options.base_model, options.bindings)
+    form = "merged" if options.merge else options.to
+    lines = write_adapters(
+        source,
+        options.target,
+        form or default_form(options.source, options.target),
+        only=options.only or (),
+        task_type=options.task_type,
+        force=options.force,
+    )
+    print("\n".join(lines))
     return 0

@@ -1,18 +1,16 @@
 """The run that the options of a command select."""
 
 import argparse
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from prompt_tuning import __version__, processes
 from prompt_tuning.config import gin_files
-from prompt_tuning.config.run import Run
+from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_summary import best_member
-from prompt_tuning.training.run_directory import CONFIG_FILE, relevant_lines
+from prompt_tuning.training.run_directory import relevant_lines
 
 PROCESS_OPTIONS = ("coordinator", "process", "texts", "gin_file", "bindings", "run")
 """Options that may differ between processes: paths of files with the same contents, and
@@ -33,26 +31,7 @@ def read_run(options: argparse.Namespace) -> Run:
         raise InputError(
             f"{directory} has no {CONFIG_FILE}, so it is not a run directory"
         )
-    return read_run_directory(directory, options.bindings, files)
-
-
-def read_run_directory(
-    directory: Path, bindings: Sequence[str], files: Sequence[str] = ()
-) -> Run:
-    """Reads the run of a directory.
-
-    Args:
-      directory: a run directory with its config.
-      bindings: override the config, as `files` do.
-      files: gin files.
-
-    Raises:
-      InputError: if the config cannot be used.
-    """
-    config = str(directory / CONFIG_FILE)
-    run = gin_files.read_run([config, *files], bindings)
-    # The directory may have been moved since the run wrote its config.
-    return dataclasses.replace(run, directory=str(directory))
+    return gin_files.read_run_directory(directory, options.bindings, files)
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:

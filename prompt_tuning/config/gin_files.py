@@ -21,7 +21,9 @@ import gin
 from gin import config as gin_config
 
 from prompt_tuning import losses
-from prompt_tuning.config.run import DataSource, Evaluation, Run
+from prompt_tuning.config.configured import factory_signature
+from prompt_tuning.config.python_objects import set_in_python
+from prompt_tuning.config.run import CONFIG_FILE, DataSource, Evaluation, Run
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
@@ -52,6 +54,7 @@ FACTORIES = (
         getattr(import_module(module), name)
         for name, module in losses.FACTORIES.items()
     ),
+    set_in_python,
     MeshShape,
     AxisRules,
     parameter_groups.ParameterGroup,
@@ -102,6 +105,22 @@ PROBLEMS = (
 
 
 @functools.cache
+def factory_names() -> frozenset[str]:
+    """Returns the names that a config can refer to."""
+    return frozenset(factory.__name__ for factory in FACTORIES)
+
+
+@functools.cache
+def prompt_names() -> frozenset[str]:
+    """Returns the names of prompt classes, which a run calls with its vocabulary."""
+    return frozenset(
+        factory.__name__
+        for factory in FACTORIES
+        if "vocabulary" in factory_signature(factory).parameters
+    )
+
+
+@functools.cache
 def register() -> None:
     """Makes the package's factories known to gin, once."""
     for factory in FACTORIES:
@@ -146,6 +165,24 @@ def read_run(
         prompt=run.prompt and _Explained(run.prompt),
         decoder_prompt=run.decoder_prompt and _Explained(run.decoder_prompt),
     )
+
+
+def read_run_directory(
+    directory: Path, bindings: Sequence[str] = (), files: Sequence[str] = ()
+) -> Run:
+    """Reads the run of a directory.
+
+    Args:
+      directory: a run directory with its config.
+      bindings: override the config, as `files` do.
+      files: gin files.
+
+    Raises:
+      InputError: if the config cannot be used.
+    """
+    run = read_run([str(directory / CONFIG_FILE), *files], bindings)
+    # The directory may have been moved since the run wrote its config.
+    return dataclasses.replace(run, directory=str(directory))
 
 
 def _check_macros(bindings: Sequence[str]) -> None:

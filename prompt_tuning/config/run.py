@@ -17,6 +17,9 @@ from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.sharding.mesh import MeshShape
 
+CONFIG_FILE = "config.gin"
+"""The config in a run directory."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:

@@ -1,7 +1,7 @@
 """Errors caused by user input or by the environment."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 MAXIMUM_LINES = 12
 
@@ -35,3 +35,10 @@ def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
     diff = difflib.unified_diff(before, after, n=0, lineterm="")
     lines = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
     return lines[:MAXIMUM_LINES]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Ends a message about an unknown name with the known names nearest to it."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3) or sorted(names)
+    return f"; expected {' or '.join(close)}"

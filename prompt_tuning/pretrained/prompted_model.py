@@ -72,10 +72,14 @@ class PromptedModel:
         """Layout of the model on a mesh; None on one device."""
         return None if self.placement is None else self.placement.layout
 
-    def read_parameters(self) -> Parameters:
+    def read_parameters(self, reuse: Mapping[str, Array] | None = None) -> Parameters:
         """Restores or initializes all parameters that are not streamed, by path.
 
         On a mesh each process reads the slices of the checkpoint that its devices hold.
+
+        Args:
+          reuse: parameters of the same checkpoint that were read before; on one device
+            the restored ones are taken from here.
 
         Raises:
           InputError: if the checkpoint is damaged, or contains other numbers than
@@ -83,8 +87,11 @@ class PromptedModel:
         """
         processes.check_same("weights in its checkpoint", lambda: sampled(self.plan))
         parameters = self.initialize()
+        known = (reuse or {}) if self.placement is None else {}
         for path, read in self.plan.readers():
-            if path not in self.weight_storage.streamed:
+            if path in known:
+                parameters[path] = known[path]
+            elif path not in self.weight_storage.streamed:
                 # One at a time, so that a host never holds all parameters that it
                 # passes on to its devices.
                 parameters[path] = self._restore(path, read).block_until_ready()

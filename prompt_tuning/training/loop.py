@@ -7,7 +7,8 @@ step number, and a checkpoint holds everything else that a step reads.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
+from prompt_tuning.config.written_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
@@ -26,7 +28,12 @@ from prompt_tuning.training.early_stopping import (
     record_stop,
 )
 from prompt_tuning.training.metrics_log import open_log
-from prompt_tuning.training.progress import Reporter
+from prompt_tuning.training.progress import (
+    Callback,
+    CallbackReporter,
+    Reporter,
+    python_reporter,
+)
 from prompt_tuning.training.recorder import Recorder, save_due
 from prompt_tuning.training.run_directory import claim, open_store
 from prompt_tuning.training.signals import StopDue, stop_signals
@@ -58,9 +65,10 @@ class TrainingResult:
 def train(
     training: Trainer,
     *,
-    config: str = "",
+    config: str | None = None,
     record: dict[str, Any] | None = None,
-    make_reporter: Callable[[int], Reporter],
+    make_reporter: Callable[[int], Reporter] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainingResult:
     """Trains until the last step, early stopping, SIGTERM or SIGINT.
 
@@ -68,9 +76,13 @@ def train(
 
     Args:
       training: the opened run.
-      config: operative config, written to the run directory.
+      config: operative config, written to the run directory; None writes the run's
+        own fields.
       record: JSON values written next to it, such as compiler flags.
-      make_reporter: makes the progress display, given the number of completed steps.
+      make_reporter: makes the progress display, given the number of completed steps;
+        None shows a bar or lines.
+      callbacks: functions called with a step and its logged metrics; where one returns
+        true, the run saves and stops.
 
     Raises:
       InputError: if the directory belongs to another run.
@@ -78,6 +90,8 @@ def train(
     """
     run = training.run
     directory = Path(run.directory)
+    config = run_config(run) if config is None else config
+    make_reporter = make_reporter or functools.partial(python_reporter, run.steps)
     frozen_model = training.fingerprint
     processes.check_same("frozen parameters", lambda: [frozen_model])
     processes.run_on_first(lambda: claim(directory, config, frozen_model, record or {}))
@@ -95,7 +109,13 @@ def train(
         for message in messages:
             reporter.say(message)
         recorder = Recorder(training, store, log, patience)
-        return _Loop(training, recorder, reporter, stopping).run_from(state)
+        watching = CallbackReporter(reporter, callbacks)
+        return _Loop(
+            training,
+            recorder,
+            watching,
+            lambda step: stopping(step) or watching.stopped,
+        ).run_from(state)
 
 
 def resume(
@@ -212,5 +232,4 @@ class _Loop:
         with self._recorder.meter.stopped():
             measured = self._recorder.measure_and_save(done, state)
         if measured:
-            shown = "  ".join(f"{name} {x:.4f}" for name, x in measured.items())
-            self._reporter.say(f"evaluation after step {done}: {shown}")
+            self._reporter.evaluated(done, measured)

@@ -1,7 +1,7 @@
 """Progress display: a live bar on a terminal, plain lines elsewhere."""
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -28,6 +28,10 @@ class Reporter(Protocol):
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Shows that a step is done; `metrics` is None unless they were logged."""
+        ...
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the metrics of an evaluation."""
         ...
 
 
@@ -59,6 +63,10 @@ class LiveReporter:
         """Prints above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints the metrics above the bar."""
+        self.say(evaluation_line(step, metrics))
+
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Moves the bar."""
         self._progress.update(self._task, completed=step)
@@ -82,6 +90,10 @@ class LineReporter:
         """Prints a line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints the metrics."""
+        self.say(evaluation_line(step, metrics))
+
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Prints the step's metrics."""
         if metrics is not None:
@@ -93,6 +105,121 @@ def make_reporter(console: Console, steps: int, done: int) -> Reporter:
     if console.is_terminal:
         return LiveReporter(console, steps, done)
     return LineReporter(console, steps)
+
+
+class QuietReporter:
+    """Shows nothing; base of reporters that show only some things."""
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Does nothing."""
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Does nothing."""
+
+
+class NotebookReporter(QuietReporter):
+    """A bar in the output of a notebook's cell, updated where metrics are logged."""
+
+    def __init__(self, steps: int, done: int):
+        from IPython.display import HTML, display
+
+        self._html, self._steps, self._evaluation = HTML, steps, ""
+        self._handle: Any = display(HTML(""), display_id=True)
+        self.advance(done, {})
+
+    def say(self, text: str) -> None:
+        """Prints below the bar."""
+        print(text)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the metrics next to the bar from now on."""
+        self._evaluation = f" (evaluation: {_values(metrics)})"
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Moves the bar."""
+        if metrics is not None or step == self._steps:
+            self._handle.update(
+                self._html(
+                    f"<progress value='{step}' max='{self._steps}'></progress> "
+                    f"{step}/{self._steps} {brief(metrics or {})}{self._evaluation}"
+                )
+            )
+
+
+Callback = Callable[[int, Mapping[str, float]], Any]
+"""Called with a step and its logged metrics; a true result stops the run."""
+
+
+class CallbackReporter:
+    """Calls functions with logged metrics, next to another reporter.
+
+    Attributes:
+      stopped: whether one of them returned true.
+    """
+
+    def __init__(self, reporter: Reporter, callbacks: Sequence[Callback]):
+        self._reporter, self._callbacks = reporter, callbacks
+        self.stopped = False
+
+    def __enter__(self) -> "CallbackReporter":
+        self._reporter.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._reporter.__exit__(*exception)
+
+    def say(self, text: str) -> None:
+        """Passes the message on."""
+        self._reporter.say(text)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Calls the functions with the metrics as `evaluation/NAME`."""
+        self._reporter.evaluated(step, metrics)
+        self._call(step, {f"evaluation/{name}": x for name, x in metrics.items()})
+
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Calls the functions where metrics were logged."""
+        self._reporter.advance(step, metrics)
+        if metrics is not None:
+            self._call(step, metrics)
+
+    def _call(self, step: int, metrics: Mapping[str, float]) -> None:
+        for callback in self._callbacks:
+            self.stopped |= bool(callback(step, metrics))
+
+
+def python_reporter(steps: int, done: int, progress: bool = True) -> Reporter:
+    """Makes the display of a run that was started from Python.
+
+    Args:
+      steps: number of steps of the run.
+      done: number of completed steps.
+      progress: whether to show any; a bar in a notebook or terminal, lines elsewhere.
+    """
+    if not progress:
+        return QuietReporter()
+    console = Console()
+    if console.is_jupyter:
+        return NotebookReporter(steps, done)
+    return make_reporter(console, steps, done)
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Formats the metrics of an evaluation."""
+    return f"evaluation after step {step}: {_values(metrics)}"
+
+
+def _values(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 def brief(metrics: Mapping[str, float]) -> str:

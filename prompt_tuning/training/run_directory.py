@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.config.run import Run
+from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, differences
 from prompt_tuning.processes.group import is_first, run_on_first
 
-CONFIG_FILE = "config.gin"
 IDENTITY_FILE = "run.json"
 
 _COMPUTATION = re.compile(

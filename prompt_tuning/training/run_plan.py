@@ -6,11 +6,13 @@ estimate stop there or share what follows among runs.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
@@ -35,8 +37,12 @@ from prompt_tuning.training.trainer import Step, Trainer
 from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
 
 
-def open_run(run: Run) -> Trainer:
+def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     """Opens and checks everything that a run needs, then reads the frozen model.
+
+    Args:
+      run: configuration of the run.
+      reuse: parameters of the frozen model, if it was read before.
 
     Raises:
       InputError: if something cannot be used; nothing has been written then.
@@ -52,7 +58,7 @@ def open_run(run: Run) -> Trainer:
     resumes = processes.run_on_first(lambda: holds_checkpoints(run.directory))
     transfer = None if resumes else plan.transfer()
     # Only now is the frozen model read.
-    parameters = plan.model.read_parameters()
+    parameters = plan.model.read_parameters(reuse)
     _, frozen = parameter_groups.partition(parameters, plan.labels)
     return Trainer(
         run=run,

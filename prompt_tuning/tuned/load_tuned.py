@@ -55,6 +55,15 @@ def load_tuned(
     return model, parameters | model.put(trained)
 
 
+def load_trained(run: Run, model: PromptedModel) -> Parameters:
+    """Loads the trained parameters of a run's best checkpoint onto its devices.
+
+    Raises:
+      InputError: if there is no checkpoint, or it does not fit the model.
+    """
+    return model.put(_own(run, model))
+
+
 def _own(run: Run, model: PromptedModel) -> dict[str, Leaf]:
     """What the run trained; nothing where the model alone is asked for."""
     bare = not any(map(_is_beside, model.plan.abstract))

@@ -1,6 +1,5 @@
 """Reads adapters from a run, checkpoint, PEFT folder or file, and writes them again."""
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,19 +14,21 @@ from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
-from prompt_tuning.cli.selected_run import read_run_directory
+from prompt_tuning.config.gin_files import read_run_directory
+from prompt_tuning.config.run import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import merge
+from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.prompts.prompting import Prompting
 from prompt_tuning.sweep.sweep_summary import best_member
-from prompt_tuning.training.run_directory import CONFIG_FILE
 from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
 from prompt_tuning.tuned.load_tuned import load_tuned
 
+FORMS = ("peft", "checkpoint", "npy", "safetensors", "t5x", "merged")
 SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 
 
@@ -36,6 +37,7 @@ class ConversionSource:
     """Adapters to convert, and the model that they belong to.
 
     Attributes:
+      origin: path that the adapters were read from.
       adapters: one adapter of each method.
       config: the model's config; None if unknown.
       base: folder or name of the frozen model; None if unknown.
@@ -43,6 +45,7 @@ class ConversionSource:
       prompting: how a run combines its prompt with the text; None without a run.
     """
 
+    origin: str
     adapters: Sequence[Adapter]
     config: ModelConfig | None
     base: str | None
@@ -50,33 +53,7 @@ class ConversionSource:
     prompting: Prompting | None = None
 
 
-def convert(options: argparse.Namespace) -> None:
-    """Converts adapters as the options of `prompt-tuning convert` describe.
-
-    Raises:
-      InputError: if the source cannot be read, or has no such form.
-    """
-    path, target = options.source, options.target
-    if not path.exists():
-        raise InputError(f"{path} does not exist; expected an adapter or a run")
-    form = "merged" if options.merge else options.to or _default_form(path, target)
-    source = _open_source(path, options)
-    if not source.adapters:
-        raise InputError(
-            f"{path} has neither prompt nor adapters: it trained weights of the model "
-            "itself, which have no other form than its checkpoints; name it in "
-            "Run.start_from to continue from them"
-        )
-    adapters = [
-        x for x in source.adapters if not options.only or x.kind in options.only
-    ]
-    if form == "merged":
-        _merge(target, adapters, source, options)
-    else:
-        _write(form, target, _single(adapters, path), source, options)
-
-
-def _default_form(source: Path, target: Path) -> str:
+def default_form(source: Path, target: Path) -> str:
     """Chooses the form by the target's suffix, else a checkpoint for PEFT or PEFT."""
     if target.suffix in SUFFIXES:
         return SUFFIXES[target.suffix]
@@ -84,21 +61,47 @@ def _default_form(source: Path, target: Path) -> str:
     return "checkpoint" if is_peft else "peft"
 
 
-def _open_source(path: Path, options: argparse.Namespace) -> ConversionSource:
+def open_source(
+    path: Path, base_model: str | None = None, bindings: Sequence[str] = ()
+) -> ConversionSource:
+    """Reads the adapters of a run, checkpoint, PEFT folder or file.
+
+    Args:
+      path: where they are.
+      base_model: frozen model of adapters that do not belong to a run.
+      bindings: override the config of a run.
+
+    Raises:
+      InputError: if there are none, or they cannot be read.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected an adapter or a run")
     directory = _find_run(path)
     if directory is not None:
-        return _open_run(directory, path, options)
-    if options.bindings:
+        source = _open_run(directory, path, base_model, bindings)
+    elif bindings:
         raise InputError(
-            f"{path} does not belong to a run, so no config uses {options.bindings}; "
+            f"{path} does not belong to a run, so no config uses {bindings}; "
             "name the model by --base_model"
         )
-    config, base = None, options.base_model
+    else:
+        source = _open_adapter(path, base_model)
+    if not source.adapters:
+        raise InputError(
+            f"{path} has neither prompt nor adapters: it trained weights of the model "
+            "itself, which have no other form than its checkpoints; name it in "
+            "Run.start_from to continue from them"
+        )
+    return source
+
+
+def _open_adapter(path: Path, base: str | None) -> ConversionSource:
+    config = None
     if base is not None and (Pretrained(checkpoint=base).path / "config.json").exists():
         base = str(Pretrained(checkpoint=base).path)
         config = read_config(base)
     adapter = adapter_files.read_adapter(path, config)
-    return ConversionSource(adapters=[adapter], config=config, base=base)
+    return ConversionSource(str(path), [adapter], config, base)
 
 
 def _find_run(path: Path) -> Path | None:
@@ -113,36 +116,113 @@ def _find_run(path: Path) -> Path | None:
 
 
 def _open_run(
-    directory: Path, path: Path, options: argparse.Namespace
+    directory: Path, path: Path, base_model: str | None, bindings: Sequence[str]
 ) -> ConversionSource:
     """Opens a run with its best trained parameters, or with those of a checkpoint."""
     # One process reads all parameters, on whatever mesh the run was trained.
-    run = read_run_directory(directory, options.bindings)
-    described, parameters = load_tuned(dataclasses.replace(run, mesh=None))
+    run = read_run_directory(directory, bindings)
+    model, parameters = load_tuned(dataclasses.replace(run, mesh=None))
     if (path / checkpoint_files.STATE_FILE).is_file():
         state = checkpoint_files.verify(path)
         trained = checkpoint_files.read_trained(path, state)
         parameters |= {name: jnp.asarray(leaf) for name, leaf in trained.items()}
-    leaves: Any = described.weight_storage.abstract_streamed() | parameters
-    model = merge(described.graph, leaves)
+    return source_of_model(str(path), model, parameters, run.model.path, base_model)
+
+
+def source_of_model(
+    origin: str,
+    prompted: PromptedModel,
+    parameters: Parameters,
+    folder: Path,
+    base_model: str | None = None,
+) -> ConversionSource:
+    """Takes the adapters out of a model.
+
+    Args:
+      origin: name of the run, for messages.
+      prompted: the opened model.
+      parameters: all of its parameters, with the trained ones.
+      folder: checkpoint of the frozen model.
+      base_model: name of the frozen model in what is written; `folder` if None.
+
+    Raises:
+      InputError: for a deep prompt of a model whose weights are streamed.
+    """
+    leaves: Any = prompted.weight_storage.abstract_streamed() | parameters
+    model = merge(prompted.graph, leaves)
     assert isinstance(model, LanguageModel)
     adapters = adapters_of(model)
     if any(adapter.kind in (DEEP, ADDED_DEEP) for adapter in adapters):
-        described.weight_storage.reject_streamed(
+        prompted.weight_storage.reject_streamed(
             "converting a deep prompt needs all weights"
         )
-    folder = run.model.path
     base = str(folder) if (folder / "config.json").is_file() else None
     return ConversionSource(
+        origin=origin,
         adapters=adapters,
-        config=described.config,
-        base=options.base_model or base,
+        config=prompted.config,
+        base=base_model or base,
         model=model,
-        prompting=described.prompting,
+        prompting=prompted.prompting,
     )
 
 
-def _single(adapters: Sequence[Adapter], path: Path) -> Adapter:
+def write_adapters(
+    source: ConversionSource,
+    target: Path,
+    form: str,
+    *,
+    only: Sequence[str] = (),
+    task_type: str | None = None,
+    force: bool = False,
+) -> list[str]:
+    """Writes adapters in another form.
+
+    Args:
+      source: adapters and their model.
+      target: file or folder to write.
+      form: one of `FORMS`.
+      only: kinds of adapters to write; all if empty.
+      task_type: task type of a PEFT folder; chosen by the model if None.
+      force: whether to replace an existing target.
+
+    Returns:
+      lines that describe what was written.
+
+    Raises:
+      InputError: if the adapters have no such form, or the target exists.
+    """
+    if form not in FORMS:
+        raise InputError(f"the form is {form!r}, expected one of {', '.join(FORMS)}")
+    adapters = [x for x in source.adapters if not only or x.kind in only]
+    if form == "merged":
+        return _merge(target, adapters, source, force)
+    adapter = _single(adapters, source.origin)
+    arrays = adapter.parameters
+    if form == "peft":
+        adapter = as_peft_has_it(adapter, source.model, source.prompting)
+        folder = to_peft(
+            adapter, source.config, base_model=source.base, task_type=task_type
+        )
+        write_folder(target, folder, force=force)
+        arrays = folder.tensors
+    elif form == "checkpoint":
+        adapter_files.write_checkpoint(target, adapter, source.origin)
+    elif form == "t5x":
+        adapter_files.write_t5x(target, adapter, force=force)
+    else:
+        _check_suffix(form, target)
+        adapter_files.write_array(target, adapter, force=force)
+    lines = [f"{target}: {adapter.kind}"]
+    lines += [f"  {name} {list(array.shape)}" for name, array in arrays.items()]
+    if adapter.kind in (DEEP, ADDED_DEEP):
+        lines.append(
+            "  (a prompt for each block, which PEFT and servers do not support)"
+        )
+    return lines
+
+
+def _single(adapters: Sequence[Adapter], origin: str) -> Adapter:
     """Returns the only adapter.
 
     Raises:
@@ -152,7 +232,7 @@ def _single(adapters: Sequence[Adapter], path: Path) -> Adapter:
         return adapters[0]
     kinds = ", ".join(adapter.kind for adapter in adapters) or "none"
     raise InputError(
-        f"{path} has adapters of these kinds: {kinds}; one can be written at a time: "
+        f"{origin} has adapters of these kinds: {kinds}; one can be written at a time: "
         "choose it by --only"
     )
 
@@ -161,8 +241,8 @@ def _merge(
     target: Path,
     adapters: Sequence[Adapter],
     source: ConversionSource,
-    options: argparse.Namespace,
-) -> None:
+    force: bool,
+) -> list[str]:
     """Writes the frozen model with LoRA and IA3 merged into its weights."""
     others = [x.kind for x in adapters if x.kind not in (LORA, IA3)]
     if others or not adapters:
@@ -176,42 +256,9 @@ def _merge(
             "--merge needs the frozen model as a Hugging Face folder: --base_model PATH"
         )
     base = Pretrained(checkpoint=source.base).path
-    write_merged(target, base, adapters, force=options.force)
+    write_merged(target, base, adapters, force=force)
     kinds = " and ".join(adapter.kind for adapter in adapters)
-    print(f"{target}: the model of {base} with {kinds} in its weights")
-
-
-def _write(
-    form: str,
-    target: Path,
-    adapter: Adapter,
-    source: ConversionSource,
-    options: argparse.Namespace,
-) -> None:
-    """Writes one adapter in a form, and prints what was written."""
-    arrays = adapter.parameters
-    if form == "peft":
-        adapter = as_peft_has_it(adapter, source.model, source.prompting)
-        folder = to_peft(
-            adapter,
-            source.config,
-            base_model=source.base,
-            task_type=options.task_type,
-        )
-        write_folder(target, folder, force=options.force)
-        arrays = folder.tensors
-    elif form == "checkpoint":
-        adapter_files.write_checkpoint(target, adapter, str(options.source))
-    elif form == "t5x":
-        adapter_files.write_t5x(target, adapter, force=options.force)
-    else:
-        _check_suffix(form, target)
-        adapter_files.write_array(target, adapter, force=options.force)
-    print(f"{target}: {adapter.kind}")
-    for name, array in arrays.items():
-        print(f"  {name} {list(array.shape)}")
-    if adapter.kind in (DEEP, ADDED_DEEP):
-        print("  (a prompt for each block, which PEFT and servers do not support)")
+    return [f"{target}: the model of {base} with {kinds} in its weights"]
 
 
 def _check_suffix(form: str, target: Path) -> None:

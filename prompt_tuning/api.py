@@ -1,0 +1,141 @@
+"""The Python interface: load a frozen model, tune it, use and save the result.
+
+Everything goes through the configuration and the run directories of the command line,
+so that either can continue what the other began.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.config.configured import Configurable, Configured
+from prompt_tuning.config.gin_files import operative_config, read_run_directory
+from prompt_tuning.config.python_runs import remove, tune_request
+from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.model import Model, TunedModel
+from prompt_tuning.training.loop import train
+from prompt_tuning.training.progress import Callback, python_reporter
+from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.tuned.load_tuned import load_trained
+from prompt_tuning.tuned.load_tuned import load_tuned as load_run
+
+Method = Configured | Sequence[Configured]
+
+
+def load(checkpoint: str | Path, **settings: Any) -> Model:
+    """Opens a frozen model; its weights are read when they are first needed.
+
+    Args:
+      checkpoint: Hugging Face folder, T5X checkpoint, or the name of a bundled model
+        such as "bundled:skills-decoder".
+      settings: further fields of `Pretrained`, such as `parameter_dtype="bfloat16"`.
+
+    Raises:
+      InputError: if the checkpoint cannot be read.
+    """
+    parameters = {"checkpoint": str(checkpoint), **settings}
+    return Model.open(Configurable("Pretrained")(**parameters), (), 0)
+
+
+def tune(
+    model: Model | str | Path,
+    method: Method,
+    data: Any,
+    *,
+    steps: int = 1000,
+    learning_rate: Any = None,
+    optimizer: Any = None,
+    objective: Any = None,
+    evaluation: Any = None,
+    directory: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> TunedModel:
+    """Trains prompts or adapters in front of a frozen model.
+
+    A run that was interrupted resumes if the same call names the same directory.
+
+    Args:
+      model: result of `load`, or what `load` takes.
+      method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
+      data: pairs `(prompt, completion)`, mappings with these keys (a
+        `datasets.Dataset`, for example), or paths of jsonl or HDF5 files.
+      steps: number of optimizer steps.
+      learning_rate: number or schedule; by default the method's recipe: Adafactor at
+        0.3 for prompts, AdamW at 0.001 for LoRA, 0.01 for IA3, 0.02 for prefixes.
+      optimizer: settings such as `adamw()`, or any optax transformation.
+      objective: settings such as `TokenObjective(label_smoothing=0.1)`, or a function
+        `(logits [B, m, V], targets [B, m]) -> losses [B, m]`.
+      evaluation: held-out data in the forms of `data`, or settings of `Evaluation`.
+      directory: run directory; None for a temporary one.
+      callbacks: functions called with the step and its logged metrics; a run stops
+        after its checkpoint where one returns true.
+      progress: whether to show a progress bar.
+      settings: further fields of `Run` (`save_every=50`, `seed=1`, ...) and of
+        `DataSource` (`batch_size=16`, `joiner=" "`, ...).
+
+    Raises:
+      InputError: if an argument or the data cannot be used; nothing is written then.
+    """
+    base = model if isinstance(model, Model) else load(model)
+    temporary = None
+    if directory is None:
+        temporary = tempfile.TemporaryDirectory(prefix="prompt-tuning-")
+        directory = Path(temporary.name) / "run"
+    methods = [method] if isinstance(method, Configured) else list(method)
+    request = tune_request(
+        base.settings,
+        methods,
+        data,
+        directory=Path(directory),
+        evaluation=evaluation,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        objective=objective,
+        settings={"steps": steps, **settings},
+    )
+    try:
+        run = request.read()
+        trainer = open_run(run, reuse=base.loaded)
+    except BaseException:
+        remove(request.written)
+        raise
+    result = train(
+        trainer,
+        config=operative_config(),
+        make_reporter=lambda done: python_reporter(run.steps, done, progress),
+        callbacks=callbacks,
+    )
+    trained = load_trained(run, trainer.model)
+    tuned = TunedModel(base.settings, run, trainer.model, trainer.parameters(trained))
+    tuned.result, tuned._temporary = result, temporary
+    return tuned
+
+
+def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
+    """Loads what a run trained, or an adapter in a file or PEFT folder.
+
+    Args:
+      path: run directory, checkpoint, PEFT folder, or prompt file.
+      base: frozen model of an adapter; a run knows its own.
+
+    Raises:
+      InputError: if it cannot be read, or the base model is missing or another.
+    """
+    path = Path(path)
+    if (path / CONFIG_FILE).is_file() and base is None:
+        run = read_run_directory(path)
+        model, parameters = load_run(run)
+        settings = Configured("Pretrained", vars(run.model))
+        return TunedModel(settings, run, model, parameters)
+    if base is None:
+        raise InputError(
+            f"{path} is not a run directory (it has no {CONFIG_FILE}): name the frozen "
+            "model that the adapter belongs to, load_tuned(path, base=...)"
+        )
+    frozen = load(base)
+    model, parameters = load_run(frozen.run, path)
+    return TunedModel(frozen.settings, frozen.run, model, parameters)

@@ -1,0 +1,127 @@
+"""Settings given from Python, kept as names and values until a run is opened.
+
+`SoftPrompt(length=20)` in gin is a pair of bindings, and in Python a `Configured`: the
+name of a factory and some of its parameters. Nothing heavy is imported to make one.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prompt_tuning.core.errors import InputError, nearest
+
+GIVEN_BY_THE_RUN = ("self", "key", "vocabulary")
+"""Parameters of a prompt class that the run passes and a user never sets."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Configured:
+    """A factory's name and some of its parameters.
+
+    Attributes:
+      name: name that gin knows the factory by, such as "SoftPrompt".
+      parameters: values by parameter name; may hold further `Configured`.
+      scope: gin scope to use where a config needs one; chosen by position if empty.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scope: str = ""
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self)
+        return f"{self.name}({given})"
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.parameters.items())
+
+    def replace(self, **parameters: Any) -> "Configured":
+        """Returns a copy with other values of some parameters."""
+        return Configured(self.name, {**self.parameters, **parameters}, self.scope)
+
+    @property
+    def factory(self) -> Any:
+        """The class or function of this name."""
+        return factory_named(self.name)
+
+
+class Configurable:
+    """A factory that is called with the parameters to set, and builds nothing yet.
+
+    Its signature and documentation are the factory's, without what a run passes.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *arguments: Any, **parameters: Any) -> Configured:
+        """Checks the parameters' names and returns the settings.
+
+        Raises:
+          InputError: for a parameter that the factory does not have.
+        """
+        known = parameter_names(self.name)
+        if len(arguments) > len(known):
+            raise InputError(
+                f"{self.name} takes {len(known)} parameters, found {len(arguments)}"
+            )
+        given = dict(zip(known, arguments, strict=False))
+        for name in parameters:
+            if name not in known:
+                raise InputError(
+                    f"{self.name} has no parameter {name!r}{nearest(name, known)}"
+                )
+            if name in given:
+                raise InputError(f"{self.name} is given {name!r} twice")
+        return Configured(self.name, given | parameters)
+
+    def __repr__(self) -> str:
+        return f"<configurable {self.name}>"
+
+    @property
+    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return inspect.getdoc(factory_named(self.name))
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = factory_signature(factory_named(self.name))
+        given = [
+            parameter
+            for name, parameter in signature.parameters.items()
+            if name not in GIVEN_BY_THE_RUN
+        ]
+        return signature.replace(
+            parameters=given, return_annotation=inspect.Signature.empty
+        )
+
+
+@functools.cache
+def factory_named(name: str) -> Any:
+    """Returns the factory that gin knows by a name.
+
+    Raises:
+      InputError: if there is none.
+    """
+    from prompt_tuning.config.gin_files import FACTORIES
+
+    factories = {factory.__name__: factory for factory in FACTORIES}
+    if name not in factories:
+        raise InputError(f"there is no setting {name!r}{nearest(name, factories)}")
+    return factories[name]
+
+
+def factory_signature(factory: Any) -> inspect.Signature:
+    """Returns a factory's signature; a class of Flax hides its constructor's."""
+    if isinstance(factory, type):
+        return inspect.signature(factory.__init__)
+    return inspect.signature(factory)
+
+
+@functools.cache
+def parameter_names(name: str) -> tuple[str, ...]:
+    """Returns the parameters of a factory that a user may set."""
+    signature = factory_signature(factory_named(name))
+    return tuple(n for n in signature.parameters if n not in GIVEN_BY_THE_RUN)

@@ -1,0 +1,282 @@
+"""Runs configured from Python: the arguments of `tune` as a config.
+
+Arguments become `Configured` settings, these become gin bindings, and the bindings are
+read like those of a config file. Objects that a config cannot hold (an optax
+transformation, a loss function) are put into the run afterwards.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.config.configured import Configured, parameter_names
+from prompt_tuning.config.gin_files import prompt_names, read_run
+from prompt_tuning.config.gin_text import gin_bindings
+from prompt_tuning.config.run import Run
+from prompt_tuning.config.written_config import stand_in
+from prompt_tuning.core.errors import InputError, nearest
+from prompt_tuning.core.parameter_groups import ParameterGroup
+from prompt_tuning.data.rows.python_rows import is_files, write_rows
+from prompt_tuning.losses.function_objective import FunctionObjective
+from prompt_tuning.prompts.projection_adapters import AdapterSpec
+
+PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
+RECIPES = {"KeyValuePrefix": 0.02, "ProjectedKeyValuePrefix": 0.02, "IA3": 0.01}
+"""Learning rates of AdamW for methods that the defaults below do not suit."""
+SET_BY_TUNE = ("model", "prompt", "adapters", "groups", "objective", "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneRequest:
+    """The arguments of `tune`, checked.
+
+    Attributes:
+      settings: the run's settings.
+      replacements: objects by field of `Run` that a config cannot hold.
+      written: data files that were made for the run.
+    """
+
+    settings: Configured
+    replacements: Mapping[str, Any]
+    written: Sequence[Path]
+
+    def read(self) -> Run:
+        """Builds the run through gin, so that its operative config is complete."""
+        run = read_run([], gin_bindings(self.settings, prompt_names()))
+        return dataclasses.replace(run, **self.replacements)
+
+
+def tune_request(
+    model: Configured,
+    methods: Sequence[Configured],
+    data: Any,
+    *,
+    directory: Path,
+    evaluation: Any,
+    learning_rate: Any,
+    optimizer: Any,
+    objective: Any,
+    settings: Mapping[str, Any],
+) -> TuneRequest:
+    """Turns the arguments of `tune` into a run's settings; writes data given in memory.
+
+    Args:
+      model: settings of `Pretrained`.
+      methods: prompts and adapters.
+      data: training data; see `tune`.
+      directory: run directory.
+      evaluation: held-out data or settings of `Evaluation`; None for none.
+      learning_rate: see `tune`.
+      optimizer: see `tune`.
+      objective: see `tune`.
+      settings: further fields of `Run` and `DataSource`.
+
+    Raises:
+      InputError: for an argument that cannot be used.
+    """
+    of_run, of_data = _sort_settings(settings)
+    replacements: dict[str, Any] = {}
+    fields: dict[str, Any] = {"directory": str(directory), "model": model}
+    fields |= attachments(methods) | of_run
+    if not any(fields.get(name) for name in ("prompt", "adapters", "groups")):
+        raise InputError(
+            "no method was given: expected a prompt or adapter such as "
+            "SoftPrompt(length=20) or LoRA(rank=8), or groups=[ParameterGroup(...)]"
+        )
+    if "groups" not in fields:
+        fields["groups"] = _groups(methods, learning_rate, optimizer, replacements)
+    elif learning_rate is not None or optimizer is not None:
+        raise InputError("give learning_rate and optimizer, or groups, not both")
+    if objective is not None:
+        fields["objective"] = _objective(objective, replacements)
+    files = _DataFiles(directory / "data", of_data)
+    try:
+        fields["data"] = files.source(data, "train")
+        if evaluation is not None:
+            fields["evaluation"] = files.evaluation(evaluation)
+    except BaseException:
+        remove(files.written)
+        raise
+    return TuneRequest(Configured("Run", fields), replacements, tuple(files.written))
+
+
+def remove(files: Sequence[Path]) -> None:
+    """Removes data files of a run that could not be opened, and emptied folders."""
+    for file in files:
+        file.unlink(missing_ok=True)
+        for folder in (file.parent, file.parent.parent):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def build(value: Any) -> Any:
+    """Builds the object that settings describe, without gin."""
+    if isinstance(value, Configured):
+        built = {name: build(inner) for name, inner in value}
+        if value.name in prompt_names():
+            return functools.partial(value.factory, **built)
+        try:
+            return value.factory(**built)
+        except TypeError as problem:
+            raise InputError(f"{value.name} cannot be made: {problem}") from problem
+    if isinstance(value, list | tuple):
+        return type(value)(build(inner) for inner in value)
+    return value
+
+
+def _sort_settings(
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divides further settings into fields of `Run` and of `DataSource`."""
+    of_run = [n for n in parameter_names("Run") if n not in SET_BY_TUNE]
+    of_run += ["groups"]
+    of_data = [n for n in parameter_names("DataSource") if n != "files"]
+    for name in settings:
+        if name not in of_run and name not in of_data:
+            raise InputError(
+                f"tune has no argument {name!r}{nearest(name, [*of_run, *of_data])}"
+            )
+    return (
+        {name: value for name, value in settings.items() if name in of_run},
+        {name: value for name, value in settings.items() if name in of_data},
+    )
+
+
+def attachments(methods: Sequence[Configured]) -> dict[str, Any]:
+    """Assigns methods to `Run.prompt` and `Run.adapters`.
+
+    Raises:
+      InputError: for a value that is not a method, or several prompts.
+    """
+    for method in methods:
+        if not isinstance(method, Configured):
+            raise InputError(
+                f"a method is {method!r}, expected one such as SoftPrompt(length=20)"
+            )
+    prompts = [method for method in methods if method.name in prompt_names()]
+    adapters = [method for method in methods if _is_adapter(method)]
+    for method in methods:
+        if method not in prompts and method not in adapters:
+            raise InputError(f"{method} is neither a prompt nor an adapter")
+    if len(prompts) > 1:
+        raise InputError(
+            f"found {len(prompts)} prompts, expected at most one; the prompt of an "
+            "encoder-decoder's decoder is decoder_prompt=..."
+        )
+    fields: dict[str, Any] = {"prompt": prompts[0]} if prompts else {}
+    return fields | ({"adapters": adapters} if adapters else {})
+
+
+def _is_adapter(method: Configured) -> bool:
+    factory = method.factory
+    return isinstance(factory, type) and issubclass(factory, AdapterSpec)
+
+
+def _groups(
+    methods: Sequence[Configured],
+    learning_rate: Any,
+    optimizer: Any,
+    replacements: dict[str, Any],
+) -> list[Configured]:
+    """Makes the parameter groups: one for prompts, one for adapters."""
+    kinds: dict[str, list[Configured]] = {}
+    for method in methods:
+        kinds.setdefault(ADAPTERS if _is_adapter(method) else PROMPTS, []).append(
+            method
+        )
+    if optimizer is not None and not isinstance(optimizer, Configured):
+        if learning_rate is not None:
+            raise InputError(
+                "optimizer is an optax transformation, which has its own learning "
+                "rate: leave learning_rate out"
+            )
+        return [_given_group(list(kinds), optimizer, replacements)]
+    groups = []
+    for regex, members in kinds.items():
+        chosen = optimizer or _recipe(members[0])
+        if learning_rate is not None:
+            chosen = chosen.replace(learning_rate=learning_rate)
+        groups.append(
+            Configured("ParameterGroup", {"regexes": [regex], "optimizer": chosen})
+        )
+    return groups
+
+
+def _given_group(
+    regexes: list[str], optimizer: Any, replacements: dict[str, Any]
+) -> Configured:
+    """Makes the only group of an optax transformation that Python made."""
+    replacements["groups"] = [ParameterGroup(regexes, optimizer)]
+    return Configured(
+        "ParameterGroup",
+        {"regexes": regexes, "optimizer": stand_in(optimizer)},
+    )
+
+
+def _recipe(method: Configured) -> Configured:
+    """Chooses the optimizer of a method: what its shipped config uses."""
+    if method.name in RECIPES or _is_adapter(method):
+        rate = RECIPES.get(method.name, 1e-3)
+        return Configured("adamw", {"learning_rate": rate})
+    return Configured("adafactor", {"learning_rate": 0.3})
+
+
+def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:
+    """Returns an objective's settings; a function is put into the run afterwards."""
+    if isinstance(objective, Configured):
+        return objective
+    if not callable(objective):
+        raise InputError(
+            f"objective is {objective!r}, expected settings such as TokenObjective() "
+            "or a function (logits, targets) -> losses"
+        )
+    replacements["objective"] = FunctionObjective(function=objective)
+    return stand_in(objective)
+
+
+class _DataFiles:
+    """Data of a run as files: given ones by their paths, others written.
+
+    Attributes:
+      written: files that were made.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        self._folder, self._settings = folder, settings
+        self.written: list[Path] = []
+
+    def source(self, data: Any, name: str) -> Configured:
+        """Returns the settings of `DataSource` for some data."""
+        if isinstance(data, Configured) and data.name == "DataSource":
+            files = self._files(data.parameters.get("files"), name)
+            return Configured("DataSource", {**data.parameters, "files": files}, name)
+        files = self._files(data, name)
+        return Configured("DataSource", {"files": files, **self._settings}, name)
+
+    def evaluation(self, data: Any) -> Configured:
+        """Returns the settings of `Evaluation` for held-out data, or with it."""
+        if isinstance(data, Configured) and data.name == "Evaluation":
+            source = self.source(data.parameters.get("data"), "evaluation")
+            return data.replace(data=source)
+        source = self.source(data, "evaluation")
+        return Configured("Evaluation", {"data": source})
+
+    def _files(self, data: Any, name: str) -> list[str]:
+        if data is None:
+            raise InputError(f"the {name} data is None, expected rows or files")
+        if is_files(data):
+            paths = [data] if isinstance(data, str | Path) else data
+            return [str(path) for path in paths]
+        file = (self._folder / f"{name}.jsonl").resolve()
+        fresh = not file.exists()
+        write_rows(
+            data,
+            file,
+            self._settings.get("prompt_key", "prompt"),
+            self._settings.get("completion_key", "completion"),
+        )
+        if fresh:
+            self.written.append(file)
+        return [str(file)]

@@ -1,0 +1,62 @@
+"""The config of a run that was built from Python objects, for its directory."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.gin_files import factory_names, prompt_names
+from prompt_tuning.config.gin_text import gin_bindings
+from prompt_tuning.config.run import Run
+
+
+def run_config(run: Run) -> str:
+    """Writes a run's fields as a config that reads back as the same run.
+
+    Objects that a config cannot hold, such as an optax transformation, are replaced by
+    `set_in_python`, which evaluation and generation do not need.
+    """
+    return "\n".join(gin_bindings(_described(run), prompt_names())) + "\n"
+
+
+def stand_in(value: Any) -> Configured:
+    """Returns the settings that stand for an object that a config cannot hold."""
+    name = getattr(value, "__name__", None) or f"a {type(value).__name__}"
+    return Configured("set_in_python", {"description": name})
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Configured):
+        return value
+    if dataclasses.is_dataclass(value) and type(value).__name__ in factory_names():
+        return Configured(
+            type(value).__name__,
+            {
+                field.name: _described(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+                if field.init and not _is_default(field, getattr(value, field.name))
+            },
+        )
+    if isinstance(value, functools.partial):
+        name = getattr(value.func, "__name__", "")
+        if name in factory_names() and not value.args:
+            settings = {key: _described(x) for key, x in value.keywords.items()}
+            return Configured(name, settings)
+    if isinstance(value, type) and value.__name__ in factory_names():
+        return Configured(value.__name__)
+    if isinstance(value, Mapping):
+        return {key: _described(x) for key, x in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_described(x) for x in value)
+    if isinstance(value, Sequence | Path | bool | int | float) and not hasattr(
+        value, "_fields"
+    ):
+        return value
+    return None if value is None else stand_in(value)
+
+
+def _is_default(field: dataclasses.Field, value: Any) -> bool:
+    default = field.default
+    return default is not dataclasses.MISSING and (default is value or default == value)

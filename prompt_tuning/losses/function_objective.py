@@ -1,0 +1,60 @@
+"""An objective from a function of logits and targets."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.objective import (
+    LossSums,
+    Objective,
+    add_up,
+    learned_targets,
+)
+from prompt_tuning.sharding import collectives
+
+LossFunction = Callable[[Float[Array, "B m V"], Int[Array, "B m"]], Float[Array, "B m"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionObjective(Objective):
+    """Averages a function's losses of the learned tokens, by their loss weights.
+
+    It computes the logits of all learned tokens at once, `[B, m, V]` in float32, where
+    the built-in objectives compute them in chunks.
+
+    Attributes:
+      function: `(logits [B, m, V], targets [B, m]) -> losses [B, m]`, in JAX.
+    """
+
+    function: LossFunction
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Sums the losses of a batch; see `Objective`.
+
+        Raises:
+          ValueError: if the function returns another shape than `[B, m]`.
+        """
+        del parameters
+        targets = learned_targets(batch)  # [B, m]
+        # [B, m, v] on each device, then [B, m, V] where the vocabulary is sharded.
+        shard = jnp.einsum("bmd,vd->bmv", hidden, head.astype(hidden.dtype))
+        logits = collectives.gather_vocabulary(shard).astype(jnp.float32)
+        losses = self.function(logits, targets)
+        if losses.shape != targets.shape:
+            name = getattr(self.function, "__name__", repr(self.function))
+            raise ValueError(
+                f"the loss function {name} returned shape {losses.shape}, expected "
+                f"{targets.shape}: one loss for each target, without a mean"
+            )
+        correct = logits.argmax(axis=-1) == targets
+        return add_up(losses, batch.loss_weights, batch.loss_weights, correct)

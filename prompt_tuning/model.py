@@ -1,0 +1,336 @@
+"""Models as Python objects: a frozen model, and one with trained parameters."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.python_runs import attachments, build
+from prompt_tuning.config.run import DataSource, Run
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameter_groups import match_any
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.rows.python_rows import is_files, write_rows
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.generation.sampling import temperature as at_temperature
+from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.models.scoring import merged_model
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.prompts.tools.inspection import vectors_of
+from prompt_tuning.training.loop import TrainingResult
+from prompt_tuning.tuned.conversion import SUFFIXES, source_of_model, write_adapters
+
+TRAINED = (".*/prompt/.*", ".*/adapters/.*")
+"""Paths of the parameters that prompts and adapters add to a frozen model."""
+
+
+class Model:
+    """A frozen model, with untrained prompts and adapters if some are attached.
+
+    Attributes:
+      settings: settings of `Pretrained`.
+      run: configuration that data and texts are read by.
+      prompted: the opened model: structure, restore plan, prompts.
+    """
+
+    def __init__(
+        self,
+        settings: Configured,
+        run: Run,
+        prompted: PromptedModel,
+        parameters: Parameters | None = None,
+    ):
+        self.settings, self.run, self.prompted = settings, run, prompted
+        self.loaded = parameters
+
+    @classmethod
+    def open(
+        cls, settings: Configured, methods: Sequence[Configured] = (), seed: int = 0
+    ) -> "Model":
+        """Opens a checkpoint without reading its weights.
+
+        Args:
+          settings: settings of `Pretrained`.
+          methods: prompts and adapters to attach.
+          seed: seed of their initial values.
+        """
+        fields = attachments(methods)
+        run: Run = build(Configured("Run", {"model": settings, "seed": seed, **fields}))
+        key = jax.random.key(seed)
+        return cls(settings, run, open_pretrained(run.model, run.tuning, key=key))
+
+    def attach(self, *methods: Configured, seed: int = 0) -> "Model":
+        """Returns the model with fresh prompts and adapters, for a training loop.
+
+        Args:
+          methods: prompts and adapters.
+          seed: seed of their initial values.
+        """
+        attached = Model.open(self.settings, methods, seed)
+        if self.loaded is not None:
+            attached.loaded = attached.prompted.read_parameters(self.loaded)
+        return attached
+
+    @property
+    def config(self) -> ModelConfig:
+        """Architecture of the model."""
+        return self.prompted.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+          InputError: if the checkpoint has none.
+        """
+        return self.prompted.needed_tokenizer()
+
+    @property
+    def graph(self) -> Any:
+        """Structure of the model, an argument of `train_step` and `gradients`."""
+        return self.prompted.graph
+
+    @property
+    def parameters(self) -> Parameters:
+        """All parameters by path, such as `decoder/layers/mlp/up/kernel`; read once."""
+        if self.loaded is None:
+            self.loaded = self.prompted.read_parameters()
+        return self.loaded
+
+    def partition(
+        self, regexes: Sequence[str] = TRAINED
+    ) -> tuple[Parameters, Parameters]:
+        """Divides the parameters into `(trained, frozen)`.
+
+        Args:
+          regexes: expressions that match whole paths; prompts and adapters by default.
+        """
+        matches = match_any(regexes)
+        trained = {p: x for p, x in self.parameters.items() if matches(p)}
+        frozen = {p: x for p, x in self.parameters.items() if not matches(p)}
+        return trained, frozen
+
+    def hidden(
+        self,
+        batch: Batch,
+        parameters: Parameters | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B m D"]:
+        """Computes the hidden states that predict the learned tokens of a batch.
+
+        Args:
+          batch: one batch; see `batches`.
+          parameters: parameters by path; the model's own if None.
+          key: key of dropout; None for none.
+        """
+        chosen = self.parameters if parameters is None else parameters
+        return merged_model(self.graph, chosen).hidden(batch, key)
+
+    def batches(
+        self,
+        data: Any,
+        *,
+        batch_size: int = 32,
+        steps: int | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> Iterator[Batch]:
+        """Yields shuffled batches of some data.
+
+        Args:
+          data: data in the forms of `tune`.
+          batch_size: rows of a batch.
+          steps: number of batches; None for one pass.
+          seed: seed of the order.
+          settings: further fields of `DataSource`.
+        """
+        source = DataSource(files=(), batch_size=batch_size, **settings)
+        with _data_files(data, source) as files:
+            source = dataclasses.replace(source, files=files)
+            examples = source.load(self.prompted)
+            plan = source.plan(self.prompted, examples, seed=seed, shuffle=True)
+            count = plan.batches_per_epoch if steps is None else steps
+            yield from stream_batches(
+                examples, plan, 0, count, pad_id=self.config.pad_id
+            )
+
+    def generate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        new_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        batch_size: int = 32,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> Any:
+        """Continues texts.
+
+        Args:
+          texts: one text, or a list of them.
+          new_tokens: maximum number of tokens to generate.
+          temperature: sampling temperature; 0 is greedy.
+          seed: seed of sampling.
+          batch_size: number of texts that are continued together.
+          prompt_ids: prompt of each text, for a model with several.
+
+        Returns:
+          the continuation of one text, or a list of continuations.
+
+        Raises:
+          InputError: if a text cannot be continued.
+        """
+        rows = [texts] if isinstance(texts, str) else list(texts)
+        continuations = continue_texts(
+            self.prompted,
+            self.parameters,
+            rows,
+            new_tokens=new_tokens,
+            batch_size=batch_size,
+            sampler=at_temperature(temperature),
+            seed=seed,
+            prompt_ids=prompt_ids,
+            template=self.run.source.token_template(self.prompted),
+        )
+        return continuations[0] if isinstance(texts, str) else continuations
+
+    def evaluate(self, data: Any = None, **settings: Any) -> dict[str, float]:
+        """Evaluates on held-out data; reads it the way that the run's data is read.
+
+        Args:
+          data: data in the forms of `tune`; None for the run's own held-out data.
+          settings: fields of `Evaluation`, such as `exact_match=True`, and of
+            `DataSource`.
+
+        Returns:
+          metrics by name, such as `loss` (mean nats per learned token).
+
+        Raises:
+          InputError: if the data or a setting cannot be used.
+        """
+        names = {field.name for field in dataclasses.fields(Evaluation)}
+        of_data = {k: x for k, x in settings.items() if k not in names}
+        of_evaluation = {k: x for k, x in settings.items() if k in names}
+        given = self.run.evaluation
+        if data is None and given is None:
+            raise InputError("no held-out data was given: evaluate(data)")
+        with contextlib.ExitStack() as stack:
+            source = self.run.source if given is None else given.data
+            if data is not None:
+                source = dataclasses.replace(self.run.source, **of_data)
+                files = stack.enter_context(_data_files(data, source))
+                source = dataclasses.replace(source, files=files)
+            else:
+                source = dataclasses.replace(source, **of_data)
+            if given is None:
+                evaluation = Evaluation(data=source, **of_evaluation)
+            else:
+                evaluation = dataclasses.replace(given, data=source, **of_evaluation)
+            return Evaluator(self.prompted, evaluation)(self.parameters)
+
+    def prompt_vectors(self) -> dict[str, Float[np.ndarray, "P D"]]:
+        """Returns the prompt vectors by path, such as `decoder/prompt`.
+
+        Raises:
+          InputError: if what is tuned has no vectors among the input.
+        """
+        model = merged_model(self.graph, self.parameters)
+        return vectors_of(model.prompts())
+
+    def report(self) -> str:
+        """Lists which parameters are restored, fresh and ignored, and their bytes."""
+        return self.prompted.plan.report()
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"{type(self).__name__}({self._name()}: {config.architecture}, "
+            f"{config.layers} layers, width {config.width}, vocabulary "
+            f"{config.vocabulary_size:,}{self._details()})"
+        )
+
+    def _name(self) -> str:
+        return str(self.settings.parameters["checkpoint"])
+
+    def _details(self) -> str:
+        fresh = self.prompted.plan.fresh
+        return f", {len(fresh)} fresh parameters" if fresh else ""
+
+
+class TunedModel(Model):
+    """A frozen model with trained prompts or adapters.
+
+    Attributes:
+      result: outcome of training; None for a model that was loaded.
+    """
+
+    result: TrainingResult | None = None
+    _temporary: Any = None
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None for an adapter that was loaded from a file."""
+        return Path(self.run.directory) if self.run.directory else None
+
+    @property
+    def trained(self) -> Parameters:
+        """Trained parameters by path."""
+        return self.partition()[0]
+
+    def save(
+        self, target: str | Path, form: str | None = None, *, force: bool = False
+    ) -> Path:
+        """Saves what was trained.
+
+        Args:
+          target: file or folder to write.
+          form: "peft", "npy", "safetensors", "checkpoint", "t5x", or "merged" for the
+            whole model with LoRA or IA3 in its weights; None chooses by the target's
+            suffix, PEFT without one.
+          force: whether to replace an existing target.
+
+        Raises:
+          InputError: if what was trained has no such form.
+        """
+        target = Path(target)
+        source = source_of_model(
+            self._name(), self.prompted, self.parameters, self.run.model.path
+        )
+        form = form or SUFFIXES.get(target.suffix, "peft")
+        write_adapters(source, target, form, force=force)
+        return target
+
+    def _details(self) -> str:
+        trained = self.trained
+        count = sum(int(np.prod(leaf.shape)) for leaf in trained.values())
+        parts = [f", {count:,} trained parameters in {len(trained)} arrays"]
+        if self.result is not None:
+            parts.append(f", step {self.result.step}")
+            parts += [f", {n} {x:.4g}" for n, x in self.result.metrics.items()]
+        if self.directory is not None and self._temporary is None:
+            parts.append(f", {self.directory}")
+        return "".join(parts)
+
+
+@contextlib.contextmanager
+def _data_files(data: Any, source: Any) -> Iterator[list[str]]:
+    """Yields data as file names; rows in memory are written to a temporary file."""
+    if is_files(data):
+        yield [str(data)] if isinstance(data, str | Path) else [str(x) for x in data]
+        return
+    with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as folder:
+        file = Path(folder) / "rows.jsonl"
+        write_rows(data, file, source.prompt_key, source.completion_key)
+        yield [str(file)]
