@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.config.configured import Configured
-from prompt_tuning.config.python_runs import attachments, build
+from prompt_tuning.config.python_runs import attachments
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
@@ -67,7 +67,9 @@ class Model:
           seed: seed of their initial values.
         """
         fields = attachments(methods)
-        run: Run = build(Configured("Run", {"model": settings, "seed": seed, **fields}))
+        run: Run = Configured(
+            "Run", {"model": settings, "seed": seed, **fields}
+        ).build()
         key = jax.random.key(seed)
         return cls(settings, run, open_pretrained(run.model, run.tuning, key=key))
 
@@ -82,6 +84,15 @@ class Model:
         if self.loaded is not None:
             attached.loaded = attached.prompted.read_parameters(self.loaded)
         return attached
+
+    def with_parameters(self, parameters: Parameters) -> "Model":
+        """Returns the model with other values of some parameters.
+
+        Args:
+          parameters: values by path, such as the trained ones of a training loop.
+        """
+        values = {path: parameters.get(path, x) for path, x in self.parameters.items()}
+        return Model(self.settings, self.run, self.prompted, values)
 
     @property
     def config(self) -> ModelConfig:

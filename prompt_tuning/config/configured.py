@@ -46,6 +46,29 @@ class Configured:
         """The class or function of this name."""
         return factory_named(self.name)
 
+    def build(self) -> Any:
+        """Builds the object; a prompt class with its parameters set, for a run to call.
+
+        Raises:
+          InputError: if a parameter is missing or cannot be used.
+        """
+        values = {name: built(value) for name, value in self}
+        if "vocabulary" in factory_signature(self.factory).parameters:
+            return functools.partial(self.factory, **values)
+        try:
+            return self.factory(**values)
+        except TypeError as problem:
+            raise InputError(f"{self.name} cannot be built: {problem}") from problem
+
+
+def built(value: Any) -> Any:
+    """Builds the settings in a value; other values stay as they are."""
+    if isinstance(value, Configured):
+        return value.build()
+    if isinstance(value, list | tuple):
+        return type(value)(built(item) for item in value)
+    return value
+
 
 class Configurable:
     """A factory that is called with the parameters to set, and builds nothing yet.

@@ -6,7 +6,6 @@ transformation, a loss function) are put into the run afterwards.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,21 +108,6 @@ def remove(files: Sequence[Path]) -> None:
         for folder in (file.parent, file.parent.parent):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
-
-
-def build(value: Any) -> Any:
-    """Builds the object that settings describe, without gin."""
-    if isinstance(value, Configured):
-        built = {name: build(inner) for name, inner in value}
-        if value.name in prompt_names():
-            return functools.partial(value.factory, **built)
-        try:
-            return value.factory(**built)
-        except TypeError as problem:
-            raise InputError(f"{value.name} cannot be made: {problem}") from problem
-    if isinstance(value, list | tuple):
-        return type(value)(build(inner) for inner in value)
-    return value
 
 
 def _sort_settings(

@@ -164,6 +164,7 @@ class LoRA(AdapterSpec):
       rank_stabilized: by `alpha / sqrt(r)` in its place (Kalajdzievski 2023).
     """
 
+    regexes: Sequence[str] = (r".*/(query|value)",)
     rank: int = 8
     alpha: float = 16.0
     rank_stabilized: bool = False

@@ -1,0 +1,158 @@
+"""The structure and the English of the package, held to their bounds."""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "prompt_tuning"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {file: ast.parse(file.read_text()) for file in FILES}
+
+
+def module_of(file: Path) -> str:
+    """The dotted name of a file."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+def imported_modules(file: Path) -> set[str]:
+    """The package's modules that a file imports."""
+    modules = set()
+    for node in ast.walk(TREES[file]):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                modules.add(name if name in MODULES else node.module)
+    return {name for name in modules if name in MODULES}
+
+
+def folder_of(module: str, depth: int) -> str:
+    """The folder of a module, at most `depth` levels below the package."""
+    file = MODULES[module]
+    folder = file.parent.relative_to(PACKAGE).parts[:depth]
+    return "/".join(folder)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_folders_import_downwards_only(depth):
+    graph = defaultdict(set)
+    for module, file in MODULES.items():
+        importer = folder_of(module, depth)
+        for other in imported_modules(file):
+            folder = folder_of(other, depth)
+            # A folder and the folders in it are one subject.
+            nested = importer.startswith(folder) or folder.startswith(importer)
+            if folder and importer and not nested:
+                graph[importer].add(folder)
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as problem:
+        pytest.fail(f"folders import each other: {' -> '.join(problem.args[1])}")
+
+
+def test_file_names_are_unique():
+    names = Counter(file.name for file in FILES if file.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_class_names_are_unique():
+    names = Counter(
+        node.name
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def function_lengths() -> dict[str, int]:
+    """Lines of each function, without its docstring."""
+    lengths = {}
+    for file, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                documented = (ast.get_docstring(node) or "").count("\n")
+                lines = (node.end_lineno or 0) - node.lineno + 1 - documented
+                lengths[f"{file.relative_to(ROOT)}:{node.name}"] = lines
+    return lengths
+
+
+def test_files_and_functions_are_short():
+    long_files = {
+        str(file.relative_to(ROOT)): lines
+        for file in FILES
+        if (lines := file.read_text().count("\n")) > 400
+    }
+    assert long_files == {}
+    lengths = function_lengths()
+    assert np.percentile(list(lengths.values()), 90) <= 25
+    assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
+
+
+# Occurrences per 10,000 words of docstrings and comments: twice the most that six
+# well-kept code bases of this field reach.
+WORDS = {
+    r"(?:^|[.!?]\s+)What\b(?![^.?!]*\?)": 0.4,
+    r"\b[Ss]ays?\b|\bsaid\b": 1.6,
+    r"\bplaces?\b": 9.4,
+    r"\b(?:is|are|be) no \w+": 5.4,
+    r"\b[Bb]eside\b": 0.4,
+    r"\b[Tt]hose of\b": 2.6,
+    r"\bgo(?:es)? on\b": 0.4,
+    r"\bof (?:its|their) own\b": 0.8,
+    r"\bbehind\b": 2.0,
+    r"\bin place of\b": 0.8,
+    r"\bforth\b": 0.8,
+}
+
+
+def prose_of(file: Path) -> str:
+    """The docstrings and comments of a file."""
+    documented = (
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.Module,
+    )
+    texts = [
+        ast.get_docstring(node) or ""
+        for node in ast.walk(TREES[file])
+        if isinstance(node, documented)
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
+    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join(texts)
+
+
+def test_english_uses_standard_words():
+    prose = "\n".join(prose_of(file) for file in FILES)
+    words = len(prose.split())
+    rates = {
+        pattern: 1e4 * len(re.findall(pattern, prose, re.MULTILINE)) / words
+        for pattern in WORDS
+    }
+    assert {p: round(r, 1) for p, r in rates.items() if r > WORDS[p]} == {}
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys, prompt_tuning as pt; pt.SoftPrompt; "
+        "print([m for m in ('jax', 'numpy', 'gin', 'h5py') if m in sys.modules])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert shown.stdout.strip() == "[]", shown.stderr
