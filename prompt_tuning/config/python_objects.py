@@ -1,18 +1,34 @@
-"""A stand-in, in a config, for an object that only Python can make."""
+"""Stand-ins, in a config, for objects that only Python can make.
+
+Every command reads the directory of a run that Python configured. Only its training
+needs the objects themselves, so training refuses the stand-ins.
+"""
 
 import dataclasses
 from typing import Any, NoReturn
+
+import optax
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.objective import Objective
 
 
-@dataclasses.dataclass(frozen=True)
-class set_in_python(Objective):
-    """Stands in a config for an optimizer or objective that was given from Python.
+def optimizer_from_python(description: str) -> optax.GradientTransformation:
+    """Stands for an optax transformation.
 
-    Every command reads the directory of such a run; only its training needs the object
-    itself, so that training refuses the stand-in.
+    Args:
+      description: name of the object.
+    """
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        _refuse(description)
+
+    return optax.GradientTransformation(init=refuse, update=refuse)
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveFromPython(Objective):
+    """Stands for an objective.
 
     Attributes:
       description: name of the object.
@@ -20,11 +36,14 @@ class set_in_python(Objective):
 
     description: str
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise InputError(
-            f"this run was configured from Python with {self.description}, which its "
-            "config cannot hold: continue it by prompt_tuning.tune with the same "
-            "arguments and directory"
-        )
+    def sums(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuses to train."""
+        _refuse(self.description)
 
-    init = update = sums = _refuse
+
+def _refuse(description: str) -> NoReturn:
+    raise InputError(
+        f"this run was configured from Python with {description}, which its config "
+        "cannot hold: continue it by prompt_tuning.tune with the same arguments and "
+        "directory"
+    )

@@ -8,7 +8,7 @@ transformation, a loss function) are put into the run afterwards.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prompt_tuning.config.configured import Configured, parameter_names
 from prompt_tuning.config.gin_files import prompt_names, read_run
@@ -18,7 +18,7 @@ from prompt_tuning.config.written_config import stand_in
 from prompt_tuning.core.errors import InputError, nearest
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import is_files, write_rows
-from prompt_tuning.losses.function_objective import FunctionObjective
+from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 
 PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
@@ -216,7 +216,9 @@ def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:
             f"objective is {objective!r}, expected settings such as TokenObjective() "
             "or a function (logits, targets) -> losses"
         )
-    replacements["objective"] = FunctionObjective(function=objective)
+    replacements["objective"] = FunctionObjective(
+        function=cast(LossFunction, objective)
+    )
     return stand_in(objective)
 
 

@@ -16,15 +16,20 @@ def run_config(run: Run) -> str:
     """Writes a run's fields as a config that reads back as the same run.
 
     Objects that a config cannot hold, such as an optax transformation, are replaced by
-    `set_in_python`, which evaluation and generation do not need.
+    stand-ins, which evaluation and generation do not need.
     """
     return "\n".join(gin_bindings(_described(run), prompt_names())) + "\n"
 
 
 def stand_in(value: Any) -> Configured:
     """Returns the settings that stand for an object that a config cannot hold."""
+    factory = "optimizer_from_python" if _is_optimizer(value) else "ObjectiveFromPython"
     name = getattr(value, "__name__", None) or f"a {type(value).__name__}"
-    return Configured("set_in_python", {"description": name})
+    return Configured(factory, {"description": name})
+
+
+def _is_optimizer(value: Any) -> bool:
+    return hasattr(value, "init") and hasattr(value, "update")
 
 
 def _described(value: Any) -> Any:
