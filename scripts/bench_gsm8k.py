@@ -19,6 +19,8 @@ from prompt_tuning.cli.main import set_up_process
 from prompt_tuning.config import gin_files
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.loop import train
@@ -67,8 +69,8 @@ def main() -> None:
 def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
     """Mean nats over whole questions, and over the first tokens of each."""
     model, parameters = load_tuned(run)
-    examples = data.load(model)
-    plan = data.plan(model, examples, shuffle=False)
+    examples = load_examples(data, model.interface)
+    plan = plan_batches(data, model.interface, examples, shuffle=False)
     sums = np.zeros(4)
     losses = compiled_losses(model)
     for planned in plan.one_pass():

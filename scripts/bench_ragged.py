@@ -20,6 +20,8 @@ from prompt_tuning.config.run import DataSource
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.buckets import round_up
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from scripts.bench_cases import LLAMA
@@ -72,7 +74,7 @@ class Ragged:
             add_eos=False,
             on_too_long="skip",
         )
-        self.examples = self._source.load(self.model)
+        self.examples = load_examples(self._source, self.model.interface)
 
     def measure(self, rounds: int) -> Answer:
         """Times one batch of each way in turn; programs are compiled before.
@@ -92,7 +94,9 @@ class Ragged:
         }
         ways = {"random": Way(self, padded)}
         for name, source in sources.items():
-            plan = source.plan(self.model, self.examples, shuffle=True)
+            plan = plan_batches(
+                source, self.model.interface, self.examples, shuffle=True
+            )
             ways[name] = Way(self, list(plan.one_pass()))
         for way in ways.values():
             way.compile(rounds)

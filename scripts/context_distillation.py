@@ -28,11 +28,13 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, SEPARATOR
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.data.text.tokenizers import given_ids
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.generation.sampling import temperature_sampler
 from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.distillation import make_teacher
@@ -96,7 +98,7 @@ def distil(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
 def context_ids(model: PromptedModel, context: str) -> list[int]:
     """BOS and the tokens of a context."""
     tokenizer = model.needed_tokenizer()
-    return [*given_ids(tokenizer, ""), *tokenizer.encode(context)]
+    return [*encode_prompt(tokenizer, ""), *tokenizer.encode(context)]
 
 
 def sample(
@@ -178,8 +180,8 @@ def nats(
     data: DataSource, model: PromptedModel, graph: nnx.GraphDef, parameters: Parameters
 ) -> float:
     """The mean over all learned tokens of what each costs."""
-    examples = data.load(model)
-    plan = data.plan(model, examples, shuffle=False)
+    examples = load_examples(data, model.interface)
+    plan = plan_batches(data, model.interface, examples, shuffle=False)
     pad_id = model.config.pad_id
     total = np.zeros(3)
     for batch in stream_batches(

@@ -31,6 +31,8 @@ from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -158,9 +160,11 @@ def with_prompt(run: Run, prompt: Path, skill: str) -> tuple[Reading, float]:
 
 def read(model: PromptedModel, parameters: Parameters, data: DataSource) -> Reading:
     """Reads every row once."""
-    examples = data.load(model)
+    examples = load_examples(data, model.interface)
     nats, predicted = [], []
-    for planned in data.plan(model, examples, shuffle=False).one_pass():
+    for planned in plan_batches(
+        data, model.interface, examples, shuffle=False
+    ).one_pass():
         batch = build_batch(examples, planned, model.config.pad_id)
         weighted = batch.loss_weights > 0
         nll, best = jax.device_get(outcome(model.graph, parameters, batch))

@@ -207,7 +207,7 @@ def check_decoded(
       the shortest row and its continuation.
     """
     model = training.model
-    template = training.run.source.token_template(model)
+    template = training.run.source.token_template(model.interface)
     rows = [encode_given(model, text, template) for text in TEXTS]
     assert len({len(row) for row in rows}) == len(rows)
     tasks = None if model.prompt_count == 1 else [0, 1, 0]

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         sampler=temperature_sampler(options.temperature),
         seed=options.seed,
         prompt_ids=None if task is None else [task] * len(texts),
-        template=run.source.token_template(model),
+        template=run.source.token_template(model.interface),
     )
     if not is_first():
         return 0

@@ -8,9 +8,9 @@ from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import ParameterGroup
+from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.losses.objective import ObjectiveConfig
-from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import PromptFactory, Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec

@@ -44,8 +44,8 @@ class AlignedExamples(Examples):
         chosen = np.isin(_places(own), _places(other))
         super().__init__(
             own.rows,
-            own.reading,
-            dataclasses.replace(own.spans.select(chosen), **counts),
+            own.reader,
+            dataclasses.replace(own.index.select(chosen), **counts),
             own.skipped,
             has_prompt_ids=own.has_prompt_ids,
             columns=own.columns,
@@ -75,7 +75,7 @@ def align_weights(
 
 def _places(table: Examples) -> Int64[np.ndarray, "E"]:
     """A number for the row and the first token of each example, in their order."""
-    spans = table.spans
+    spans = table.index
     # More than there are tokens in any row.
     return spans.rows * np.int64(2**31) + spans.starts
 

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Int
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.examples.example_table import JSONL_SUFFIX, Examples
+from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
-from prompt_tuning.data.rows.jsonl import Line, read_lines
-from prompt_tuning.data.rows.row_sources import file_list
+from prompt_tuning.data.rows.jsonl import JsonLine, read_lines
+from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 
 NO_CATEGORY = -1
@@ -60,9 +60,9 @@ def read_categories(
     assert key is not None
     if _holds_text(evaluation):
         return _of_lines(evaluation, examples, key)
-    column, parts = _Column(file_list(evaluation.data.files), key), []
+    column, parts = _Column(list_files(evaluation.data.files), key), []
     for index in range(len(examples)):
-        found = column.read(*examples.span(index))
+        found = column.read(*examples.locate(index))
         weights = examples[index].weights
         of_tokens = np.full(len(weights), _first(found), np.int64)
         if not separate and not column.by_row:
@@ -89,28 +89,28 @@ def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str
             "the completions"
         )
     lines = _lines(evaluation)
-    return [_texts(lines[examples.span(i)[0]], key) for i in range(len(examples))]
+    return [_texts(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
 
 
 def _holds_text(evaluation: Evaluation) -> bool:
-    return file_list(evaluation.data.files)[0].suffix == JSONL_SUFFIX
+    return list_files(evaluation.data.files)[0].suffix == JSONL_SUFFIX
 
 
-def _lines(evaluation: Evaluation) -> list[Line]:
+def _lines(evaluation: Evaluation) -> list[JsonLine]:
     """The lines that rows were made of, in the rows' order."""
-    paths = file_list(evaluation.data.files)
+    paths = list_files(evaluation.data.files)
     return [line for path in paths for line in read_lines(path)]
 
 
-def _texts(line: Line, key: str) -> list[str]:
+def _texts(line: JsonLine, key: str) -> list[str]:
     value = line.value(key, "Evaluation.references_key")
     texts = [value] if isinstance(value, str) else value
     if not (
         isinstance(texts, list) and texts and all(isinstance(x, str) for x in texts)
     ):
         raise InputError(
-            f"{line.place}: {key!r} is {json.dumps(value)[:60]}, expected a text or a "
-            "list of at least one"
+            f"{line.location}: {key!r} is {json.dumps(value)[:60]}, expected a text or "
+            "a list of at least one"
         )
     return texts
 
@@ -123,7 +123,7 @@ def _of_lines(evaluation: Evaluation, examples: Examples, key: str) -> Categorie
             "the names out"
         )
     lines = _lines(evaluation)
-    found = [_category(lines[examples.span(i)[0]], key) for i in range(len(examples))]
+    found = [_category(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
     names = tuple(sorted({name for name in found if name is not None}))
     of_examples = np.array(
         [NO_CATEGORY if x is None else names.index(x) for x in found]
@@ -133,13 +133,13 @@ def _of_lines(evaluation: Evaluation, examples: Examples, key: str) -> Categorie
     )
 
 
-def _category(line: Line, key: str) -> str | None:
+def _category(line: JsonLine, key: str) -> str | None:
     value: Any = line.value(key, "Evaluation.category_key")
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value in (None, NO_CATEGORY) else str(value)
     raise InputError(
-        f"{line.place}: {key!r} is a {type(value).__name__}, expected the category's "
-        "name or number, or null for none"
+        f"{line.location}: {key!r} is a {type(value).__name__}, expected the "
+        "category's name or number, or null for none"
     )
 
 

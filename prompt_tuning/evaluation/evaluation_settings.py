@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS, check_library
-from prompt_tuning.pretrained.data_source import DataSource
 
 PERPLEXITY = "perplexity"
 

@@ -8,6 +8,8 @@ from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.categories import read_categories, read_references
@@ -53,7 +55,7 @@ class Evaluator:
         model: PromptedModel,
         evaluation: Evaluation,
         *,
-        given_before: Sequence[int] = (),
+        context_ids: Sequence[int] = (),
         examples: Examples | None = None,
     ):
         """Opens the held-out files.
@@ -61,7 +63,7 @@ class Evaluator:
         Args:
           model: evaluated model.
           evaluation: settings of the evaluation.
-          given_before: token ids of a text to insert before each example's input.
+          context_ids: token ids of a text to insert before each example's input.
           examples: examples to use instead of all examples of the files.
 
         Raises:
@@ -69,12 +71,12 @@ class Evaluator:
             not a label.
         """
         self._model, self._evaluation = model, evaluation
-        self._given_before = list(given_before)
+        self._context_ids = list(context_ids)
         data = evaluation.data
         if examples is None:
-            examples = data.load(model, given_before=given_before)
+            examples = load_examples(data, model.interface, context_ids=context_ids)
         self._examples = examples
-        self._plan = data.plan(model, self._examples, shuffle=False)
+        self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
         texts = evaluation.labels or ()
         self._labels = encode_labels(model, data, texts) if texts else []
         self._gold = np.zeros(0, np.int64)
@@ -84,12 +86,12 @@ class Evaluator:
         self._references = self._read_references()
         self.categories = None
         if evaluation.category_key is not None:
-            tasks = data.tasks(model)
+            tasks = data.tasks(model.interface)
             self.categories = read_categories(
                 evaluation,
                 self._examples,
                 separate=model.config.architecture == "encoder_decoder",
-                dropped=tasks.token.at if tasks and tasks.token else None,
+                dropped=tasks.token.position if tasks and tasks.token else None,
             )
         self._check_room()
 
@@ -278,13 +280,13 @@ class Evaluator:
     def _content_free(self) -> Rows:
         """Token ids of the inputs without content that calibrate the labels."""
         texts = self._evaluation.calibrate or ()
-        template = self._evaluation.data.token_template(self._model)
+        template = self._evaluation.data.token_template(self._model.interface)
         rows = [encode_given(self._model, text, template) for text in texts]
         bos = self._model.config.bos_id
         return [
-            [*row[:1], *self._given_before, *row[1:]]
+            [*row[:1], *self._context_ids, *row[1:]]
             if row[:1] == [bos]
-            else [*self._given_before, *row]
+            else [*self._context_ids, *row]
             for row in rows
         ]
 

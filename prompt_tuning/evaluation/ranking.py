@@ -10,14 +10,18 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.buckets import round_up
-from prompt_tuning.data.examples.candidates import Candidates, given_part, labelled
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.class_examples import (
+    ClassExamples,
+    label_example,
+    prompt_part,
+)
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.generation.engine import strip_end
 from prompt_tuning.generation.text_generation import check_prompt_ids
 from prompt_tuning.models.scoring import row_nll
-from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
@@ -53,7 +57,7 @@ def label_nats(
     labels = add_end(labels, model, add_eos)
     ids = [0] * len(given) if prompt_ids is None else prompt_ids
     examples = [
-        labelled(model.config.architecture, list(row), list(label), prompt_id)
+        label_example(model.config.architecture, list(row), list(label), prompt_id)
         for row, prompt_id in zip(given, ids, strict=True)
         for label in labels
     ]
@@ -81,7 +85,7 @@ def completion_nats(
     Args:
       model: model that scores the examples.
       parameters: all parameters by path.
-      examples: examples in which only the label is learned, see `labelled`.
+      examples: examples in which only the label is learned, see `label_example`.
       batch_size: rows of a batch.
       prompt_ids: whether the examples choose among several prompts.
     """
@@ -119,7 +123,7 @@ def add_end(
 
 def build_candidates(
     model: PromptedModel, data: DataSource, examples: Examples, labels: Sequence[str]
-) -> Candidates:
+) -> ClassExamples:
     """Combines every example with each label.
 
     Args:
@@ -134,13 +138,11 @@ def build_candidates(
     """
     encoded = encode_labels(model, data, labels)
     expected = [completion_tokens(examples[i], model) for i in range(len(examples))]
-    return Candidates(
+    return ClassExamples(
         examples,
         add_end(encoded, model, data.add_eos),
         gold_label_indices(model, expected, encoded, labels),
-        architecture=model.config.architecture,
-        maximum_length=model.maximum_length,
-        predicts_first_token=model.predicts_first_token,
+        model.interface,
         skip_too_long=data.on_too_long == "skip",
     )
 
@@ -204,7 +206,7 @@ def gold_label_indices(
 
 def given_tokens(example: Example, model: PromptedModel) -> list[int]:
     """Returns the tokens of an example that the model continues or answers."""
-    return given_part(example, model.config.architecture).tolist()
+    return prompt_part(example, model.config.architecture).tolist()
 
 
 def completion_tokens(example: Example, model: PromptedModel) -> list[int]:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import Tokenizer, given_ids
+from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
 from prompt_tuning.generation.engine import continue_rows, pad_rows, strip_end
 from prompt_tuning.generation.sampling import Sampler, greedy
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -207,6 +207,6 @@ def encode_given(
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(text) if template is None else template.given_text(text)
     if model.config.architecture == "decoder_only":
-        return [*given_ids(tokenizer, ""), *ids]
+        return [*encode_prompt(tokenizer, ""), *ids]
     eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
     return ids if eos is None else [*ids, eos]

@@ -20,7 +20,9 @@ from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Build, Parameters, describe, named_key, split
+from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.slices import whole
+from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
@@ -158,18 +160,35 @@ class PromptedModel:
         in_input = isinstance(self.prompts.prompt, InputPrompt)
         return in_input and self.prompting.placement == "prefix"
 
+    @property
+    def interface(self) -> ModelInterface:
+        """The properties of the model that determine how it reads data."""
+        rows = ONE_PART
+        if self.layout is not None:
+            rows = RowDivision(self.layout.row_parts, tuple(self.layout.row_axes))
+        return ModelInterface(
+            architecture=self.config.architecture,
+            vocabulary_size=self.config.vocabulary_size,
+            tokenizer=self.tokenizer,
+            origin=str(self.plan.origin),
+            bos_id=self.config.bos_id,
+            eos_id=self.config.eos_id,
+            maximum_length=self.maximum_length,
+            predicts_first_token=self.predicts_first_token,
+            prompt_length=self.prompt_length,
+            prompt_count=self.prompt_count,
+            placement=self.prompting.placement,
+            prefix_attention=self.prompting.prefix_attention,
+            rows=rows,
+        )
+
     def needed_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer.
 
         Raises:
-          InputError: if there is none.
+          InputError: if the checkpoint has none.
         """
-        if self.tokenizer is None:
-            raise InputError(
-                f"{self.plan.origin} has no tokenizer next to it; set "
-                "Pretrained.tokenizer to a tokenizer.json, a .model file or a folder"
-            )
-        return self.tokenizer
+        return self.interface.require_tokenizer()
 
 
 def open_pretrained(

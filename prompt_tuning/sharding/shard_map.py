@@ -9,8 +9,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import ParameterAxes, Parameters, logical_axes, merge
+from prompt_tuning.core.row_division import RowDivision
 from prompt_tuning.sharding import collectives, parameter_gathering
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
@@ -192,12 +192,7 @@ def check_row_count(layout: MeshLayout, rows: int) -> None:
     Raises:
       InputError: with both numbers, if it cannot.
     """
-    if rows % layout.row_parts:
-        raise InputError(
-            f"a batch of {rows} rows cannot be divided among {layout.row_parts} "
-            f"devices along {' and '.join(layout.row_axes)}; choose a multiple of "
-            f"{layout.row_parts} as DataSource.batch_size"
-        )
+    RowDivision(layout.row_parts, tuple(layout.row_axes)).check(rows)
 
 
 def _specs(

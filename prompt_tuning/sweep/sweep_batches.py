@@ -11,7 +11,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.training.loop import Trainer
 from prompt_tuning.training.run_plan import RunPlan
@@ -31,7 +31,7 @@ class SweepBatch:
     members: tuple[Batch, ...]
 
 
-def load_shared_examples(members: Sequence[RunPlan]) -> Examples | Candidates:
+def load_shared_examples(members: Sequence[RunPlan]) -> Examples | ClassExamples:
     """Loads the training examples, which must be the same for all members.
 
     Raises:

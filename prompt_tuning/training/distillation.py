@@ -14,9 +14,9 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.text.tokenizers import given_ids
+from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -72,7 +72,7 @@ def open_teacher(
     context: str,
     model: PromptedModel,
     trained: Collection[str],
-    examples: Examples | Candidates,
+    examples: Examples | ClassExamples,
 ) -> Teacher:
     """Builds the teacher of a run that distills a context.
 
@@ -100,7 +100,7 @@ def open_teacher(
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(context)
     if not after_bos and model.config.architecture == "decoder_only":
-        ids = [*given_ids(tokenizer, ""), *ids]
+        ids = [*encode_prompt(tokenizer, ""), *ids]
     placement = "after_bos" if after_bos else "prefix"
     teacher = make_teacher(model.config, ids, placement)
     shared = sorted(set(teacher.paths) & set(trained))

@@ -23,7 +23,7 @@ from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.training.run_plan import RunPlan, plan_run
@@ -77,7 +77,7 @@ class MemoryEstimate:
     """
 
     opened: RunPlan
-    examples: Examples | Candidates
+    examples: Examples | ClassExamples
     batch: Batch
     shape: str
 

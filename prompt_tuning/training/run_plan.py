@@ -22,7 +22,9 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.data.batching.batch_plan import BatchPlan
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
@@ -123,19 +125,19 @@ class RunPlan:
             raise InputError("Run.data is None: there is nothing to train on")
         return self.run.data
 
-    def examples(self) -> Examples | Candidates:
+    def examples(self) -> Examples | ClassExamples:
         """Opens the training examples, with one row per label if labels are compared.
 
         Raises:
           InputError: if a file or a row cannot be used.
         """
-        examples = self.data.load(self.model)
+        examples = load_examples(self.data, self.model.interface)
         labels = (self.run.objective or NATS_PER_WEIGHT).candidate_labels
         if labels is None:
             return examples
         return build_candidates(self.model, self.data, examples, labels)
 
-    def objective(self, examples: Examples | Candidates) -> Objective:
+    def objective(self, examples: Examples | ClassExamples) -> Objective:
         """Builds the training objective.
 
         Args:
@@ -151,10 +153,11 @@ class RunPlan:
             lambda context: open_teacher(context, self.model, self.labels, examples)
         )
 
-    def batch_plan(self, examples: Examples | Candidates) -> BatchPlan:
+    def batch_plan(self, examples: Examples | ClassExamples) -> BatchPlan:
         """Plans the order in which the run reads the examples."""
-        return self.data.plan(
-            self.model,
+        return plan_batches(
+            self.data,
+            self.model.interface,
             examples,
             seed=self.run.order_seed,
             shuffle=True,

@@ -9,7 +9,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import BatchPlan
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -42,7 +42,7 @@ class Trainer:
     frozen: Parameters
     start: TrainState
     step: Step
-    examples: Examples | Candidates
+    examples: Examples | ClassExamples
     batch_plan: BatchPlan
     evaluator: Evaluator | None
     transfer: Transfer | None = None

@@ -13,13 +13,14 @@ import jax
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.examples.example_table import JSONL_SUFFIX, Examples
-from prompt_tuning.data.rows.row_sources import file_list
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
 from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
-from prompt_tuning.pretrained.data_source import DataSource
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.placement import TEMPLATE
@@ -38,26 +39,26 @@ class PlannedModel:
       model: that answers.
       evaluation: what is measured of it.
       read: gives all of its parameters.
-      given_before: ids of a text that is put before what each example is given.
+      context_ids: ids of a text that is put before what each example is given.
     """
 
     name: str
     model: PromptedModel
     evaluation: Evaluation
     read: Callable[[], Parameters]
-    given_before: Sequence[int] = ()
+    context_ids: Sequence[int] = ()
 
     def examples(self) -> Examples:
         """All that its files hold."""
         data = self.evaluation.data
-        return data.load(self.model, given_before=self.given_before)
+        return load_examples(data, self.model.interface, context_ids=self.context_ids)
 
     def open(self, examples: Examples) -> "ComparedModel":
         """The system that answers some of them."""
         evaluator = Evaluator(
             self.model,
             self.evaluation,
-            given_before=self.given_before,
+            context_ids=self.context_ids,
             examples=examples,
         )
         return ComparedModel(self.name, evaluator, self.read)
@@ -150,7 +151,7 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     data, name = evaluation.data, f"text {text!r}"
     if not text:
         raise InputError("--text_prompt is empty; --baseline measures without a text")
-    if file_list(data.files)[0].suffix == JSONL_SUFFIX:
+    if list_files(data.files)[0].suffix == JSONL_SUFFIX:
         with_text = dataclasses.replace(data, template=_template(data, text))
         return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
     model = _open_frozen(run, None)

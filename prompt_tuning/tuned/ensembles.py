@@ -19,7 +19,8 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.examples.candidates import labelled
+from prompt_tuning.data.examples.class_examples import label_example
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.evaluation.ranking import (
     add_end,
     completion_nats,
@@ -142,7 +143,7 @@ def evaluate_ensemble(
             "Evaluation.labels, or Evaluation.exact_match = True"
         )
     one = _as_one(model)
-    examples = evaluation.data.load(one)
+    examples = load_examples(evaluation.data, one.interface)
     rows = [given_tokens(examples[i], one) for i in range(len(examples))]
     wanted = [completion_tokens(examples[i], one) for i in range(len(examples))]
     outcomes = {}
@@ -242,7 +243,7 @@ def _elect(
     candidates = [_distinct(own) for own in found]
     contested = [row for row, own in enumerate(candidates) if len(own) > 1]
     examples = [
-        labelled(model.config.architecture, rows[row], answer, prompt)
+        label_example(model.config.architecture, rows[row], answer, prompt)
         for row in contested
         for prompt in range(count)
         for answer in _ended(candidates[row], model, evaluation.new_tokens)

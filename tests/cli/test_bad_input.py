@@ -107,7 +107,8 @@ def test_a_data_set_is_missing(refused, rows):
 def test_a_data_set_of_another_shape(refused, rows):
     found = refused(TRAIN_FILES=replace(rows, token_type_ids=np.zeros((2, 9), "i4")))
     assert (
-        "token_type_ids has shape (2, 9), expected that of input_ids, (2, 24)" in found
+        "token_type_ids has shape (2, 9), expected (2, 24), the shape of input_ids"
+        in found
     )
 
 
@@ -129,7 +130,7 @@ def test_an_unknown_token_type(refused, rows):
 def test_rows_with_nothing_to_learn(refused, rows):
     types = np.zeros((2, 24), "i4")
     found = refused(TRAIN_FILES=replace(rows, token_type_ids=types))
-    assert "row 0: no token carries weight, expected at least one" in found
+    assert "row 0: no token has a loss weight, expected at least one" in found
 
 
 def test_a_row_longer_than_the_positions_beside_the_prompt(refused, tmp_path):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from prompt_tuning.cli import show as show_command
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.rows.row_sources import Hdf5Rows
+from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.data.tools.row_display import ShownRow, ShownToken, token_texts
 from tests.support.shared_data import SHARED, needs_shared

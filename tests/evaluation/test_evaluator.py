@@ -12,6 +12,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
@@ -83,7 +84,7 @@ def decoder(files, tmp_path_factory) -> Case:
 def completion_nats(case: Case) -> np.ndarray:
     """The nats of each example's completion and the token that ends it."""
     evaluation = case.evaluation()
-    examples = evaluation.data.load(case.model)
+    examples = load_examples(evaluation.data, case.model.interface)
     rows = [given_tokens(examples[i], case.model) for i in range(len(examples))]
     labels = encode_labels(case.model, evaluation.data, LABELS)
     nats = label_nats(case.model, case.parameters, rows, labels, add_eos=True)
@@ -142,7 +143,9 @@ def test_calibration_divides_by_what_a_text_without_content_gives(case):
     file.write_text(
         "".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in free)
     )
-    examples = dataclasses.replace(data, files=str(file)).load(case.model)
+    examples = load_examples(
+        dataclasses.replace(data, files=str(file)), case.model.interface
+    )
     rows = [given_tokens(examples[i], case.model) for i in range(2)]
     labels = encode_labels(case.model, data, LABELS)
     without = label_nats(case.model, case.parameters, rows, labels, add_eos=True)

@@ -6,6 +6,7 @@ import pytest
 import sacrebleu
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.metric_sums import intervals
 from prompt_tuning.evaluation.text_metrics import (
@@ -17,7 +18,6 @@ from prompt_tuning.evaluation.text_metrics import (
     squad,
     word_f1,
 )
-from prompt_tuning.pretrained.data_source import DataSource
 
 MADE = ["the cat sat on a mat today", "hello there big world", "x"]
 REFERENCES = [["the cat sat on the mat today"], ["hello there, world", "hi"], ["y x"]]

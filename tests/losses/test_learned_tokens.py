@@ -19,10 +19,10 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
-from prompt_tuning.data.examples.example_table import load_examples
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.training.step import gradients
 from tests.support import dummies
+from tests.support.example_tables import load_for
 
 PAD = 69
 CONFIG = dataclasses.replace(dummies.LLAMA, vocabulary_size=70)
@@ -39,7 +39,7 @@ def read(path, input_ids, types=None, **choices):
         file["input_ids"] = np.array([input_ids], np.int32)
         if types is not None:
             file["token_type_ids"] = np.array([types], np.int32)
-    examples = load_examples(
+    examples = load_for(
         path,
         architecture="decoder_only",
         tokenizer=None,
@@ -176,7 +176,7 @@ def test_loss_weights_move_tokens_by_as_much(tmp_path):
     factors = np.array([[1, 1, 1, 0.25, 0, 2, 1]], np.float32)
     with h5py.File(path, "a") as file:
         file["loss_weights"] = factors
-    examples = load_examples(
+    examples = load_for(
         path, architecture="decoder_only", tokenizer=None, vocabulary_size=70
     )
     planned = PlannedBatch(np.array([0]), 7, 7, 3, True)

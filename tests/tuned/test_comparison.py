@@ -9,12 +9,12 @@ import pytest
 
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.examples.example_table import load_examples
-from prompt_tuning.data.examples.row_readers import DecoderOnlyReading
-from prompt_tuning.data.examples.text_prefix import PrecededReading
+from prompt_tuning.data.examples.context_reader import ContextRowReader
+from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
 from prompt_tuning.evaluation import aligned_examples
 from prompt_tuning.tuned.comparison import open_comparison
 from scripts import random_model, skills
+from tests.support.example_tables import load_for
 from tests.support.small_runs import DECODER, LENGTH, write_pairs
 
 # Nothing stands before the first and the last row's first token but the prompt.
@@ -139,8 +139,8 @@ def test_targets_are_compared_from_the_right():
 
 def test_a_text_stands_before_the_end_of_an_article_and_behind_bos():
     """GPT-2 has one id for both, which types tell apart."""
-    own = DecoderOnlyReading(True, 0.0, True, bos_id=2)
-    reading = PrecededReading(own, (8, 9), 2)
+    own = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
+    reading = ContextRowReader(own, (8, 9), 2)
     ids = np.array([2, 5, 2], np.int32)
     behind = reading.example(ids, np.array([0, 1, 3], np.int32))
     assert behind.inputs.tolist() == [2, 8, 9, 5, 2]
@@ -153,7 +153,7 @@ def test_tables_of_other_examples_or_tokens_are_refused(tmp_path):
     def table(name, rows, **choices):
         file = write_rows(tmp_path / f"{name}.hdf5", rows, [0] * len(rows))
         common = {"tokenizer": None, "vocabulary_size": 70}
-        found = load_examples(file, architecture="decoder_only", **common, **choices)
+        found = load_for(file, architecture="decoder_only", **common, **choices)
         return name, found
 
     one = table("one", ["abc", "nu"])

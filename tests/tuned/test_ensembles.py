@@ -11,6 +11,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
 from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -89,7 +90,7 @@ def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
         np.save(file, 3 * random.standard_normal((LENGTH, 16)).astype("f4"))
     alone = [load_tuned(run, file) for file in prompts]
     first = alone[0][0]
-    examples = run.evaluation.data.load(first)
+    examples = load_examples(run.evaluation.data, first.interface)
     rows = [given_tokens(examples[i], first) for i in range(len(examples))]
     labels = encode_labels(first, run.evaluation.data, LABELS)
     ranked = [label_nats(*one, rows, labels, add_eos=True) for one in alone]

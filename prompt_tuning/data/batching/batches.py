@@ -9,43 +9,43 @@ import numpy as np
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan, PlannedBatch
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 
 
 def build_batch(
-    examples: Examples | Candidates | Sequence[Example],
+    examples: Examples | ClassExamples | Sequence[Example],
     planned: PlannedBatch,
     pad_id: int,
     *,
     prompt_ids: bool = False,
     columns: Collection[str] = (),
 ) -> Batch:
-    """Reads the planned rows and pads them; filling rows carry no weight.
+    """Reads the planned rows and pads them; rows without an example have no weight.
 
-    In a packed batch `segment_ids` tell the examples of a row apart, and positions of
-    the loss count from the row's start. Of candidates all rows of an example are read.
+    In a packed batch `segment_ids` number the examples of each row, and loss positions
+    count from the row's start. Examples with classes take one row for each class.
 
     Args:
-      examples: what the planned rows are numbers of.
-      planned: the rows, and the shape they go into.
-      pad_id: fills rows.
-      prompt_ids: whether the examples say which prompt they have.
-      columns: names of the columns that an objective reads.
+      examples: examples that the plan numbers.
+      planned: examples of each row, and the shape to pad to.
+      pad_id: token id that fills rows.
+      prompt_ids: whether the examples select their prompts.
+      columns: names of the columns that the objective reads.
     """
-    if isinstance(examples, Candidates):
-        return _candidate_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
+    if isinstance(examples, ClassExamples):
+        return _build_class_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
     count, packed = len(planned.rows), planned.rows.ndim == 2
-    tokens = np.full((count, planned.input_length), pad_id, np.int32)
-    targets = np.full((count, planned.target_length), pad_id, np.int32)
+    tokens = np.full((count, planned.input_length), pad_id, np.int32)  # [B, T]
+    targets = np.full((count, planned.target_length), pad_id, np.int32)  # [B, U]
     batch = Batch(
         tokens=tokens,
         lengths=np.ones(count, np.int32),
         targets=targets,
-        loss_positions=np.zeros((count, planned.positions), np.int32),
+        loss_positions=np.zeros((count, planned.positions), np.int32),  # [B, m]
         loss_weights=np.zeros((count, planned.positions), np.float32),
-        prefix_lengths=np.zeros(planned.rows.shape, np.int32),
+        prefix_lengths=np.zeros(planned.rows.shape, np.int32),  # [B] or [B, n]
         segment_ids=np.zeros_like(tokens) if packed else None,
         prompt_ids=np.zeros(planned.rows.shape, np.int32) if prompt_ids else None,
         target_segment_ids=(
@@ -56,70 +56,73 @@ def build_batch(
             name: np.zeros((count, planned.positions), np.float32) for name in columns
         },
     )
-    for place, row in enumerate(planned.rows.reshape(count, -1).tolist()):
-        found = [examples[number] for number in row if number != FILLING]
-        if found:
-            _fill_row(batch, place, found)
-            _describe_segments(batch, place, found)
+    for row, numbers in enumerate(planned.rows.reshape(count, -1).tolist()):
+        segments = [examples[number] for number in numbers if number != FILLING]
+        if segments:
+            _fill_row(batch, row, segments)
+            _describe_segments(batch, row, segments)
     return batch
 
 
-def _candidate_batch(
-    candidates: Candidates, planned: PlannedBatch, pad_id: int, *, prompt_ids: bool
+def _build_class_batch(
+    examples: ClassExamples, planned: PlannedBatch, pad_id: int, *, prompt_ids: bool
 ) -> Batch:
-    """The rows of each planned example, and which of them is right."""
+    """Reads the rows of each planned example, and the index of the correct one."""
     real = planned.rows != FILLING
     numbers = planned.rows[real]
-    rows = [row for number in numbers.tolist() for row in candidates[number]]
-    places = np.full((len(real), candidates.classes), FILLING)
-    places[real] = np.arange(len(rows)).reshape(-1, candidates.classes)
-    planned = dataclasses.replace(planned, rows=places.reshape(-1))
+    rows = [row for number in numbers.tolist() for row in examples[number]]
+    # [B, C]: the entry of `rows` for each example and class.
+    row_numbers = np.full((len(real), examples.rows_per_example), FILLING)
+    row_numbers[real] = np.arange(len(rows)).reshape(-1, examples.rows_per_example)
+    planned = dataclasses.replace(planned, rows=row_numbers.reshape(-1))
     gold = np.full(len(real), FILLING, np.int32)
-    gold[real] = candidates.gold[numbers]
+    gold[real] = examples.gold[numbers]
     weights = np.zeros(len(real), np.float32)
-    weights[real] = candidates.weights[numbers]
+    weights[real] = examples.weights[numbers]
     batch = build_batch(rows, planned, pad_id, prompt_ids=prompt_ids)
     return dataclasses.replace(batch, gold=gold, example_weights=weights)
 
 
-def _fill_row(batch: Batch, place: int, found: Sequence[Example]) -> None:
-    """Writes examples into a row, one after the other."""
-    inputs = np.concatenate([example.inputs for example in found])
-    targets = np.concatenate([example.targets for example in found])
-    weights = np.concatenate([example.weights for example in found])
-    batch.tokens[place, : len(inputs)] = inputs
-    batch.lengths[place] = len(inputs)
-    batch.targets[place, : len(targets)] = targets
+def _fill_row(batch: Batch, row: int, segments: Sequence[Example]) -> None:
+    """Writes the tokens of a row's examples, one after the other."""
+    inputs = np.concatenate([example.inputs for example in segments])
+    targets = np.concatenate([example.targets for example in segments])
+    weights = np.concatenate([example.weights for example in segments])
+    batch.tokens[row, : len(inputs)] = inputs
+    batch.lengths[row] = len(inputs)
+    batch.targets[row, : len(targets)] = targets
+    # Only targets with a loss weight get one of the row's `m` loss positions.
     positions = np.flatnonzero(weights)
-    batch.loss_positions[place, : len(positions)] = positions
-    batch.loss_weights[place, : len(positions)] = weights[positions]
+    batch.loss_positions[row, : len(positions)] = positions
+    batch.loss_weights[row, : len(positions)] = weights[positions]
     for name, column in batch.columns.items():
-        values = np.concatenate([example.columns[name] for example in found])
-        column[place, : len(positions)] = values[positions]
+        values = np.concatenate([example.columns[name] for example in segments])
+        column[row, : len(positions)] = values[positions]
 
 
-def _describe_segments(batch: Batch, place: int, found: Sequence[Example]) -> None:
-    """Writes what is known of each example of a row, the only one if not packed."""
+def _describe_segments(batch: Batch, row: int, segments: Sequence[Example]) -> None:
+    """Writes the properties of each example of a row; only one if not packed."""
     for name in ("prefix_length", "prompt_id"):
-        of_rows = getattr(batch, f"{name}s")
-        if of_rows is not None:
-            # One column to a segment, and a single one where rows are not packed.
-            of_segments = of_rows.reshape(len(of_rows), -1)[place]
-            of_segments[: len(found)] = [getattr(example, name) for example in found]
+        array = getattr(batch, f"{name}s")
+        if array is not None:
+            # [B, n], with a single column if rows are not packed.
+            columns = array.reshape(len(array), -1)[row]
+            columns[: len(segments)] = [getattr(example, name) for example in segments]
     if batch.segment_ids is not None:
-        _number(batch.segment_ids[place], [len(x.inputs) for x in found])
+        _number_segments(batch.segment_ids[row], [len(x.inputs) for x in segments])
     if batch.target_segment_ids is not None:
-        _number(batch.target_segment_ids[place], [len(x.targets) for x in found])
+        lengths = [len(x.targets) for x in segments]
+        _number_segments(batch.target_segment_ids[row], lengths)
 
 
-def _number(segment_ids: np.ndarray, lengths: Sequence[int]) -> None:
-    """Numbers the segments of a row of so many tokens each, from 1."""
+def _number_segments(segment_ids: np.ndarray, lengths: Sequence[int]) -> None:
+    """Numbers the segments of a row from 1, given their lengths."""
     numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     segment_ids[: len(numbers)] = numbers
 
 
 def stream_batches(
-    examples: Examples | Candidates,
+    examples: Examples | ClassExamples,
     plan: BatchPlan,
     start: int,
     stop: int,
@@ -127,19 +130,19 @@ def stream_batches(
     pad_id: int,
     prefetch: int = 4,
 ) -> Generator[Batch, None, None]:
-    """Batches `start` to `stop - 1` of the plan, in its order, read ahead by threads.
+    """Yields batches `start` to `stop - 1` of a plan in order, prefetched by threads.
 
-    With `plan.accumulate` above 1 the arrays of a batch are `[A, B, ...]`. What a
-    reading thread raises is raised here. Close the iterator to stop the threads early.
+    If `plan.accumulate` is above 1, the arrays of a batch are `[A, B, ...]`. Errors of
+    a reading thread are raised here. Close the iterator to stop the threads early.
 
     Args:
-      examples: what the plan's rows are numbers of.
-      plan: the order.
+      examples: examples that the plan numbers.
+      plan: order of the batches.
       start: index of the first batch.
-      stop: one past the index of the last.
-      pad_id: fills rows.
-      prefetch: batches that are read ahead, and threads that read them; 0 reads each
-        when it is asked for.
+      stop: index after the last batch.
+      pad_id: token id that fills rows.
+      prefetch: number of batches to prefetch, and of threads that read them; 0 to read
+        each batch on demand.
     """
     import grain
 
@@ -151,7 +154,9 @@ def stream_batches(
             prompt_ids=examples.has_prompt_ids,
             columns=examples.columns,
         )
-        return batch if plan.accumulate == 1 else _stacked(batch, plan.accumulate)
+        if plan.accumulate == 1:
+            return batch
+        return _split_micro_batches(batch, plan.accumulate)
 
     options = grain.ReadOptions(num_threads=prefetch, prefetch_buffer_size=prefetch)
     order = grain.MapDataset.range(start, stop).map(read)
@@ -159,7 +164,9 @@ def stream_batches(
         yield from batches
 
 
-def _stacked(batch: Batch, accumulate: int) -> Batch:
+def _split_micro_batches(batch: Batch, accumulate: int) -> Batch:
+    """Reshapes the arrays of a batch from `[A * B, ...]` to `[A, B, ...]`."""
+
     def split(array: np.ndarray) -> np.ndarray:
         return array.reshape(accumulate, -1, *array.shape[1:])
 
@@ -167,6 +174,6 @@ def _stacked(batch: Batch, accumulate: int) -> Batch:
 
 
 def real_token_share(batch: Batch) -> float:
-    """Real tokens over all tokens of a batch's inputs: 1 where nothing is padding."""
+    """Returns the share of a batch's inputs that are not padding, between 0 and 1."""
     real_rows = np.any(batch.loss_weights != 0, axis=-1)
     return float(np.sum(batch.lengths * real_rows) / batch.tokens.size)

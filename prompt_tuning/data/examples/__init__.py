@@ -1,1 +1,1 @@
-"""Rows cut into examples."""
+"""Examples, and how rows are read as examples."""

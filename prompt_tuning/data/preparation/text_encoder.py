@@ -6,7 +6,7 @@ from prompt_tuning.data.preparation.word_encoder import word_encoder
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
-    continued_runs,
+    encode_consecutive,
 )
 
 _PROBES = (" ", "\n", "\t")
@@ -37,7 +37,7 @@ class TextEncoder:
           InputError: if a text cannot be encoded.
         """
         if not self._independent:
-            return [continued_runs(self._tokenizer, parts) for parts in texts]
+            return [encode_consecutive(self._tokenizer, parts) for parts in texts]
         if self._words is not None:
             return [[self._word_ids(part) for part in parts] for parts in texts]
         assert isinstance(self._tokenizer, HuggingFaceTokenizer)

@@ -1,1 +1,1 @@
-"""Rows of token ids and types, read from files."""
+"""Rows of token ids, read from HDF5 and jsonl files."""

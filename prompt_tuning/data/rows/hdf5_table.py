@@ -19,15 +19,15 @@ TOKEN_TYPE_IDS = "token_type_ids"
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Hdf5Table:
     """The open data sets of one file.
 
     Attributes:
-      path: of the file.
-      input_ids: `[n, length]`.
-      columns: what else is read, by what it is: "token_types", "prompt_ids" and the
-        fields of `TokenColumns`.
-      names: of the columns' data sets.
+      path: path of the file.
+      input_ids: token ids, `[n, length]`.
+      columns: further data sets by role: "token_types", "prompt_ids" and the fields of
+        `TokenColumns`.
+      names: names of the columns' data sets, by role.
     """
 
     path: Path
@@ -39,15 +39,15 @@ class Table:
         return len(self.input_ids)
 
     def read(self, rows: slice, tokens: slice = slice(None)) -> dict[str, np.ndarray]:
-        """The columns of some rows, "input_ids" among them; of some of their tokens.
+        """Reads all columns, "input_ids" included, of some rows and tokens.
 
         Raises:
-          InputError: if the file is damaged there.
+          InputError: if this part of the file is damaged.
         """
         try:
             return {
-                name: data[rows, tokens] if data.ndim == 2 else data[rows]
-                for name, data in {INPUT_IDS: self.input_ids, **self.columns}.items()
+                role: data[rows, tokens] if data.ndim == 2 else data[rows]
+                for role, data in {INPUT_IDS: self.input_ids, **self.columns}.items()
             }
         except OSError as error:
             raise InputError(
@@ -56,60 +56,72 @@ class Table:
             ) from error
 
 
-def open_table(
-    path: Path, prompt_ids: str | None = None, columns: TokenColumns | None = None
-) -> Table:
-    """Opens a file and checks the shapes and types of what is read of it.
-
-    Args:
-      path: of the file.
-      prompt_ids: the data set of each row's prompt; None if there is one prompt.
-      columns: what else is read; None for no more than `loss_weights`.
+def open_hdf5(path: Path) -> h5py.File:
+    """Opens an HDF5 file for reading.
 
     Raises:
-      InputError: if it is cut off, not HDF5, or holds something else.
+      InputError: if it is truncated or not HDF5.
     """
     try:
-        file = h5py.File(path, "r")
+        return h5py.File(path, "r")
     except OSError as error:
         raise InputError(
-            f"{path} cannot be opened as HDF5 (is it cut off, or of another kind?): "
+            f"{path} cannot be opened as HDF5 (is it truncated, or of another kind?): "
             f"{error}"
         ) from error
+
+
+def open_table(
+    path: Path, prompt_ids: str | None = None, columns: TokenColumns | None = None
+) -> Hdf5Table:
+    """Opens a file and checks the shapes and types of the data sets to read.
+
+    Args:
+      path: path of the file.
+      prompt_ids: name of the data set of each row's task; None if there is only one
+        prompt.
+      columns: further columns to read; by default only `loss_weights`.
+
+    Raises:
+      InputError: if it is truncated, not HDF5, or has other data sets.
+    """
+    file = open_hdf5(path)
     if INPUT_IDS not in file:
         raise InputError(
             f"{path} has the data sets {sorted(file)}, expected {INPUT_IDS!r} and "
             f"perhaps {TOKEN_TYPE_IDS!r}"
         )
-    input_ids = _checked_data_set(path, file, INPUT_IDS)
+    input_ids = _check_data_set(path, file, INPUT_IDS)
     columns = columns or TokenColumns()
-    names = _names(path, file, prompt_ids, columns)
-    found = {}
+    names = _column_names(path, file, prompt_ids, columns)
+    data_sets = {}
     for role, name in names.items():
-        number = role in (LOSS_WEIGHTS, "example_weights", *columns.columns)
-        of_rows = role in ("prompt_ids", "example_weights")
-        one_axis = len(getattr(file[name], "shape", None) or ()) == 1
-        either = role in ("balance", *columns.columns) and one_axis
-        axes = ("rows",) if of_rows or either else ("rows", "length")
-        found[role] = _checked_data_set(path, file, name, axes, "iuf"[: 2 + number])
-        _check_shape(path, name, found[role], input_ids)
-    return Table(path, input_ids, found, names)
+        per_row = role in ("prompt_ids", "example_weights")
+        if role in ("balance", *columns.columns):
+            per_row = len(getattr(file[name], "shape", None) or ()) == 1
+        axes = ("rows",) if per_row else ("rows", "length")
+        is_float = role in (LOSS_WEIGHTS, "example_weights", *columns.columns)
+        kinds = "iuf" if is_float else "iu"
+        data_sets[role] = _check_data_set(path, file, name, axes, kinds)
+        _check_shape(path, name, data_sets[role], input_ids)
+    return Hdf5Table(path, input_ids, data_sets, names)
 
 
-def _names(
+def _column_names(
     path: Path, file: h5py.File, prompt_ids: str | None, columns: TokenColumns
 ) -> dict[str, str]:
-    """The data sets that are read, by what they are.
+    """Returns the names of the data sets to read, by role.
 
     Raises:
-      InputError: if one that is named is not there.
+      InputError: if one that a setting names is missing.
     """
     names = {}
     if TOKEN_TYPE_IDS in file:
         names["token_types"] = TOKEN_TYPE_IDS
     if columns.loss_weights and LOSS_WEIGHTS in file:
         names[LOSS_WEIGHTS] = LOSS_WEIGHTS
-    asked = {
+    # Name and explanation of each column that a setting names.
+    required = {
         "prompt_ids": (
             prompt_ids,
             "the task of each row; DataSource.prompt_id_key names it (usually "
@@ -119,52 +131,54 @@ def _names(
         role: (key, f"which {setting} names")
         for role, (key, setting) in columns.keys.items()
     }
-    for role, (name, what) in asked.items():
+    for role, (name, explanation) in required.items():
         if name is None:
             continue
         if name not in file:
             raise InputError(
-                f"{path} has the data sets {sorted(file)}, expected {name!r}, {what}"
+                f"{path} has the data sets {sorted(file)}, expected {name!r}, "
+                f"{explanation}"
             )
         names[role] = name
     return names
 
 
 def _check_shape(
-    path: Path, name: str, found: h5py.Dataset, input_ids: h5py.Dataset
+    path: Path, name: str, data: h5py.Dataset, input_ids: h5py.Dataset
 ) -> None:
-    if found.shape == input_ids.shape:
+    if data.shape == input_ids.shape:
         return
-    if found.ndim == 1 and len(found) == len(input_ids):
+    if data.ndim == 1 and len(data) == len(input_ids):
         return
-    if found.ndim == 1:
+    if data.ndim == 1:
         raise InputError(
-            f"{path}: {name} has {len(found)} rows, expected {len(input_ids)}, as many "
+            f"{path}: {name} has {len(data)} rows, expected {len(input_ids)}, as many "
             f"as {INPUT_IDS}"
         )
     raise InputError(
-        f"{path}: {name} has shape {found.shape}, expected that of {INPUT_IDS}, "
-        f"{input_ids.shape}"
+        f"{path}: {name} has shape {data.shape}, expected {input_ids.shape}, the shape "
+        f"of {INPUT_IDS}"
     )
 
 
-def _checked_data_set(
+def _check_data_set(
     path: Path,
     file: h5py.File,
     name: str,
     axes: tuple[str, ...] = ("rows", "length"),
     kinds: str = "iu",
 ) -> h5py.Dataset:
-    found = file[name]
-    if not isinstance(found, h5py.Dataset):
+    """Returns a data set of the given axes and NumPy kinds of numbers."""
+    data = file[name]
+    if not isinstance(data, h5py.Dataset):
         raise InputError(f"{path}: {name} is a group, expected a data set")
-    # An empty data set, a form of its own in HDF5, has the shape None.
-    if len(found.shape or ()) != len(axes) or 0 in found.shape:
+    # The shape is None for HDF5's special form of an empty data set.
+    if len(data.shape or ()) != len(axes) or 0 in data.shape:
         raise InputError(
-            f"{path}: {name} has shape {found.shape}, expected [{', '.join(axes)}], "
+            f"{path}: {name} has shape {data.shape}, expected [{', '.join(axes)}], "
             f"{'both ' if len(axes) == 2 else ''}at least 1"
         )
-    if found.dtype.kind not in kinds:
-        wanted = "a number" if "f" in kinds else "an integer type"
-        raise InputError(f"{path}: {name} has type {found.dtype}, expected {wanted}")
-    return found
+    if data.dtype.kind not in kinds:
+        expected = "a number" if "f" in kinds else "an integer type"
+        raise InputError(f"{path}: {name} has type {data.dtype}, expected {expected}")
+    return data

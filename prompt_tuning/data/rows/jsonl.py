@@ -1,4 +1,4 @@
-"""Files of JSON lines: objects whose values are texts."""
+"""The lines of jsonl files: JSON objects whose values are text."""
 
 import dataclasses
 import json
@@ -8,18 +8,19 @@ from typing import Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
 
 PairEncoder = Callable[[Tokenizer, str, str], tuple[list[int], list[int]]]
+"""Encodes a prompt and its completion."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class JsonLine:
     """One object of a file.
 
     Attributes:
-      path: the file.
-      number: of the line, from 1.
+      path: path of the file.
+      number: number of the line, from 1.
       content: the object.
     """
 
@@ -28,39 +29,44 @@ class Line:
     content: dict[str, Any]
 
     @property
-    def place(self) -> str:
-        """Where it stands, for messages."""
+    def location(self) -> str:
+        """File and line, for messages."""
         return f"{self.path}, line {self.number}"
 
-    def value(self, key: str, named_by: str) -> Any:
-        """What the line has under a key.
+    def value(self, key: str, setting: str) -> Any:
+        """Returns the value of a key.
+
+        Args:
+          key: the key.
+          setting: name of the setting that contains the key, for the message.
 
         Raises:
-          InputError: if it has no such key; the message says what named it.
+          InputError: if the line does not have the key.
         """
         if key not in self.content:
             raise InputError(
-                f"{self.place}: found the keys {sorted(self.content)}, expected "
-                f"{key!r}; name the keys with {named_by}"
+                f"{self.location}: found the keys {sorted(self.content)}, expected "
+                f"{key!r}; name the keys with {setting}"
             )
         return self.content[key]
 
-    def text(self, key: str, named_by: str = "prompt_key and completion_key") -> str:
-        """The string that the line has under a key.
+    def text(self, key: str, setting: str = "prompt_key and completion_key") -> str:
+        """Returns the string value of a key; see `value`.
 
         Raises:
-          InputError: if there is none.
+          InputError: if the line does not have the key, or its value is not a string.
         """
-        found = self.value(key, named_by)
-        if not isinstance(found, str):
+        value = self.value(key, setting)
+        if not isinstance(value, str):
             raise InputError(
-                f"{self.place}: {key!r} is a {type(found).__name__}, expected a string"
+                f"{self.location}: {key!r} is a {type(value).__name__}, expected a "
+                "string"
             )
-        return found
+        return value
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file that are not empty.
+def read_lines(path: Path) -> Iterator[JsonLine]:
+    """Yields the lines of a file that are not empty.
 
     Raises:
       InputError: at a line that is not a JSON object.
@@ -68,58 +74,59 @@ def read_lines(path: Path) -> Iterator[Line]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield Line(path, number, _object(f"{path}, line {number}", line))
+                content = _parse_object(f"{path}, line {number}", line)
+                yield JsonLine(path, number, content)
 
 
-def _object(place: str, line: bytes) -> dict[str, Any]:
+def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     try:
         content = json.loads(line.decode("utf-8"))
     except ValueError as error:
-        raise InputError(f"{place}: not JSON in UTF-8: {error}") from error
+        raise InputError(f"{location}: not JSON in UTF-8: {error}") from error
     if not isinstance(content, dict):
         raise InputError(
-            f"{place}: found a {type(content).__name__}, expected an object whose "
-            "values are texts"
+            f"{location}: found a {type(content).__name__}, expected an object whose "
+            "values are text"
         )
     return content
 
 
 @dataclasses.dataclass(frozen=True)
-class LinePairs:
-    """How a line becomes the ids of what is given, and of what completes it.
+class LineEncoder:
+    """Encodes the prompt and the completion of a line.
 
     Attributes:
-      tokenizer: from text to ids.
-      prompt_key: key of the given text; None where there is none.
-      completion_key: key of the text to learn.
-      joiner: put before the completion where something is given; texts are otherwise
-        taken as they are.
-      encode_pair: the ids of a prompt and its completion.
-      template: what is given, in place of the text under `prompt_key`; it encodes both.
+      tokenizer: encodes the text.
+      prompt_key: key of the prompt; None if lines have no prompt.
+      completion_key: key of the completion.
+      joiner: text inserted before a completion that follows a prompt.
+      encode_pair: encodes both: `continued_pair` for one text in two parts, or
+        `separate_pair` for two texts.
+      template: template of the prompt, which replaces `prompt_key` and `encode_pair`;
+        None for no template.
     """
 
     tokenizer: Tokenizer
-    prompt_key: str | None
-    completion_key: str
-    joiner: str
-    encode_pair: PairEncoder
-    template: TokenTemplate | None
+    prompt_key: str | None = "prompt"
+    completion_key: str = "completion"
+    joiner: str = ""
+    encode_pair: PairEncoder = continued_pair
+    template: TokenTemplate | None = None
 
-    def __call__(self, line: Line) -> tuple[list[int], list[int]]:
-        """The pair of a line.
+    def __call__(self, line: JsonLine) -> tuple[list[int], list[int]]:
+        """Returns the ids of the prompt and of the completion of a line.
 
         Raises:
-          InputError: if the line has not the keys, or a text cannot be encoded.
+          InputError: if the line lacks a key, or its text cannot be encoded.
         """
         if self.template is not None:
             keys = self.template.template.keys
-            named_by = "DataSource.template"
-            texts = {key: line.text(key, named_by) for key in keys}
+            texts = {key: line.text(key, "DataSource.template") for key in keys}
             completion = self.joiner + line.text(self.completion_key)
             try:
                 return self.template.pair(texts, completion)
             except InputError as error:
-                raise InputError(f"{line.place}: {error}") from error
+                raise InputError(f"{line.location}: {error}") from error
         prompt = "" if self.prompt_key is None else line.text(self.prompt_key)
         completion = line.text(self.completion_key)
         joiner = self.joiner if prompt else ""

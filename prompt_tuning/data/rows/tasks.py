@@ -1,4 +1,4 @@
-"""Which of the `N` prompts of a multi-task model an example has: its task."""
+"""How the examples of a multi-task model select one of its `N` prompts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,64 +10,68 @@ from jaxtyping import Int64, Integer
 from prompt_tuning.core.errors import InputError
 
 PROMPT_IDS = "prompt_ids"
-"""The HDF5 data set that says it, unless another is named."""
+"""Usual name of the HDF5 data set of each row's task."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskToken:
-    """A token at the head of each example that says its task, and is no text.
+    """A token at the start of each example that selects its task.
 
-    The token is dropped where the example is read, so lengths and weights are those of
-    the rest. Its id is the task, or a sentinel's: `end - 1` stands for task 0, the id
-    before it for task 1 and so on (T5's `<extra_id_0>` is 32,099).
+    The token is removed when the example is read; lengths and weights do not include
+    it. Its id is either the task or a sentinel: id `sentinel_end - 1` selects task 0,
+    the id before it task 1, and so on (`<extra_id_0>` of T5 is 32,099).
 
     Attributes:
-      end: one more than the id of the first sentinel; None where ids are tasks.
-      at: where the token stands: behind BOS (1) where the tokenizer puts it before
-        every text, else first.
+      sentinel_end: one more than the id of the first sentinel; None if the ids are the
+        tasks.
+      position: position of the token: 1 if the tokenizer puts BOS before every text,
+        else 0.
     """
 
-    end: int | None = None
-    at: int = 0
+    sentinel_end: int | None = None
+    position: int = 0
 
-    def tasks(self, ids: Integer[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
-        """The tasks that tokens stand for, not checked yet."""
+    def decode(self, ids: Integer[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
+        """Returns the tasks that token ids select, without checking their range."""
         numbers = ids.astype(np.int64)
-        return numbers if self.end is None else np.asarray(self.end - 1 - numbers)
+        if self.sentinel_end is None:
+            return numbers
+        return np.asarray(self.sentinel_end - 1 - numbers)
 
-    def taken(
+    def split(
         self, ids: Integer[np.ndarray, "*rows n"]
     ) -> tuple[Int64[np.ndarray, "*rows"], Integer[np.ndarray, "*rows _"]]:
-        """The task of each row, and the row without the token.
+        """Returns the task of each row, and the rows without the token.
 
         Raises:
-          InputError: if the rows are too short to have one.
+          InputError: if the rows are too short to contain the token.
         """
-        if ids.shape[-1] <= self.at:
+        if ids.shape[-1] <= self.position:
             raise InputError(
-                f"{ids.shape[-1]} tokens, and token {self.at} was to say the task "
-                "(DataSource.task_token)"
+                f"{ids.shape[-1]} tokens, but token {self.position} should be the task "
+                "token (DataSource.task_token)"
             )
-        return self.tasks(ids[..., self.at]), self.without(ids)
+        return self.decode(ids[..., self.position]), self.remove(ids)
 
-    def without(self, row: Integer[np.ndarray, "*rows n"]) -> np.ndarray:
-        """What is known of each token, but for the one that says the task."""
-        return np.delete(row, self.at, axis=-1)
+    def remove(self, values: Integer[np.ndarray, "*rows n"]) -> np.ndarray:
+        """Removes the task token's entry from values of each token."""
+        return np.delete(values, self.position, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """Where data says which prompt each example has.
+    """How each example selects its prompt.
 
     Attributes:
-      count: `N`, prompts that there are.
-      key: of a `.jsonl` line, or an HDF5 data set `[rows]`; None where `token` says it.
-      names: of the tasks in order, where lines name them; None where they number them.
-      token: at the head of each example; None where `key` says it.
+      count: `N`, number of prompts.
+      key: jsonl key or HDF5 data set `[rows]` of the task; None if `token` is set.
+      names: names of the tasks in order, if lines contain names; None if they contain
+        numbers.
+      token: task token at the start of each example; None if `key` is set.
 
     Raises:
-      InputError: unless one of key and token is given, or if there are not as many
-        different names as prompts.
+      InputError: unless exactly one of `key` and `token` is set, or if the names are
+        not `count` different ones.
     """
 
     count: int
@@ -78,14 +82,15 @@ class Tasks:
     def __post_init__(self):
         if (self.key is None) == (self.token is None):
             raise InputError(
-                "an example's task is said by prompt_id_key or by task_token: set one "
-                "of them"
+                "an example's task is selected by prompt_id_key or by task_token: set "
+                "one of them"
             )
         if self.names is None:
             return
         if self.key is None:
             raise InputError(
-                "prompt_id_names are given, but no prompt_id_key whose values they are"
+                "prompt_id_names are set, but not the prompt_id_key whose values they "
+                "are"
             )
         names = [] if isinstance(self.names, str) else list(self.names)
         if len(set(names)) != self.count or len(names) != self.count:
@@ -94,38 +99,47 @@ class Tasks:
                 "different names, one for each prompt"
             )
 
-    def behind_bos(self) -> "Tasks":
-        """The same where BOS stands before every example, and so before the token."""
+    def after_bos(self) -> "Tasks":
+        """Returns the same tasks for rows in which BOS precedes the task token."""
         if self.token is None:
             return self
-        return dataclasses.replace(self, token=dataclasses.replace(self.token, at=1))
+        return dataclasses.replace(
+            self, token=dataclasses.replace(self.token, position=1)
+        )
 
-    def number(self, value: Any, place: str) -> int:
-        """The task that a `.jsonl` line says, a name or a number not checked yet.
+    def parse(self, value: Any, location: str) -> int:
+        """Returns the task that a jsonl value selects, without checking its range.
+
+        Args:
+          value: name or number of the task.
+          location: file and line, for the message.
 
         Raises:
-          InputError: if the value is neither.
+          InputError: if the value is neither a known name nor an integer.
         """
         if self.names is not None and value in self.names:
             return list(self.names).index(value)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        wanted = "an integer; or set DataSource.prompt_id_names for names"
+        expected = "an integer; or set DataSource.prompt_id_names for names"
         if self.names is not None:
-            wanted = f"one of {list(self.names)} or its number"
-        raise InputError(f"{place}: {self.key!r} is {value!r}, expected {wanted}")
+            expected = f"one of {list(self.names)} or its number"
+        raise InputError(f"{location}: {self.key!r} is {value!r}, expected {expected}")
 
-    def explain(self, task: int) -> str:
-        """What is wrong with a task that is out of range."""
-        wrong = f"the task is {task}, expected 0 to {self.count - 1}"
+    def range_error(self, task: int) -> str:
+        """Returns the message for a task that is out of range."""
+        message = f"the task is {task}, expected 0 to {self.count - 1}"
         if self.token is None:
-            return f"{wrong} ({self.key!r}), for the prompts that there are"
-        if self.token.end is None:
-            return f"{wrong}, which token {self.token.at} says (task_token 'index')"
-        first = self.token.end - 1
+            return f"{message} ({self.key!r}), the prompts of the model"
+        if self.token.sentinel_end is None:
+            return (
+                f"{message}; it is the id of token {self.token.position} "
+                "(task_token 'index')"
+            )
+        first = self.token.sentinel_end - 1
         return (
-            f"{wrong}; token {self.token.at} is {first - task}, and task 0 is {first} "
-            "(task_token 'sentinel'). DataSource.sentinel_vocabulary_size is 32100 for "
-            "T5, whose spiece.model has no sentinels: with that file, say the task by "
-            "prompt_id_key"
+            f"{message}; token {self.token.position} is {first - task}, and task 0 is "
+            f"{first} (task_token 'sentinel'). DataSource.sentinel_vocabulary_size is "
+            "32100 for T5, whose spiece.model has no sentinels: with that file, select "
+            "the task by prompt_id_key"
         )

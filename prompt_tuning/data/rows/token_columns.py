@@ -1,8 +1,8 @@
 """Data columns besides ids and types: weights, and numbers that an objective reads.
 
-Whether a column has one number for each token or one for each row, it becomes a number
-for each token: a factor of the loss weight that the token's type gives, or a value for
-the objective, such as an advantage.
+A column has one number for each token or for each row. Either way it becomes a number
+for each token: a factor of the loss weight that its type gives, or a value for the
+objective, such as an advantage.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from jaxtyping import Float32, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING
-from prompt_tuning.data.rows.jsonl import Line
+from prompt_tuning.data.rows.jsonl import JsonLine
 
 LOSS_WEIGHTS = "loss_weights"
-"""The HDF5 data set `[rows, length]` of a factor for each token."""
+"""The HDF5 data set `[rows, length]` with a factor for each token."""
 
 ADVANTAGES = "advantages"
 """The column that `DataSource.advantages_key` names."""
@@ -31,7 +31,7 @@ class TokenValues(NamedTuple):
     """Numbers of some tokens, float32: `[n]` for one row, `[c, n]` for several.
 
     Attributes:
-      loss_weights: factor of the weight of each token's type; None for 1.
+      loss_weights: factor of the loss weight that each token's type gives; None for 1.
       columns: numbers that an objective reads, by the column's name.
     """
 
@@ -46,27 +46,27 @@ class TokenValues(NamedTuple):
             {name: function(column) for name, column in self.columns.items()},
         )
 
-    def weighted(self, weights: Float32[np.ndarray, "..."]) -> np.ndarray:
-        """The weights of the types times these."""
+    def scale(self, weights: Float32[np.ndarray, "..."]) -> np.ndarray:
+        """Multiplies weights by `loss_weights`."""
         return weights if self.loss_weights is None else weights * self.loss_weights
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenColumns:
-    """Which columns of the data are read; HDF5 data sets or keys of jsonl lines.
+    """The columns of the data to read: HDF5 data sets or keys of jsonl lines.
 
     Attributes:
-      loss_weights: whether the data set `loss_weights [rows, length]` multiplies the
-        weights of the types, where an HDF5 file has it.
-      example_weights: what each row weighs, above 0, `[rows]`; None for 1.
-      balance: the class of each row, `[rows]`, or in HDF5 of each token, `[rows,
-        length]` and negative for none: tokens of rare classes weigh more, so that each
-        class weighs the same in all. None for no balance.
+      loss_weights: whether to read the data set `loss_weights [rows, length]`, if an
+        HDF5 file contains it.
+      example_weights: column of each row's weight, above 0, `[rows]`; None for 1.
+      balance: column of each row's class, `[rows]`, or in HDF5 of each token's,
+        `[rows, length]`, negative for none. Tokens of rare classes get larger weights,
+        so that all classes have the same total. None for no balancing.
       columns: key of each column that an objective reads, by the column's name; one
         number for each row, `[rows]`, or in HDF5 for each token.
 
     Raises:
-      InputError: if the name of a column is one that the rows need themselves.
+      InputError: if a column has the name of one that rows use themselves.
     """
 
     loss_weights: bool = True
@@ -91,27 +91,28 @@ class TokenColumns:
             "balance": (self.balance, "DataSource.balance_key"),
         } | columns
 
-    def of_line(self, line: Line) -> dict[str, Any]:
-        """What a line says under the keys that are asked for, by the field's name.
+    def read_line(self, line: JsonLine) -> dict[str, Any]:
+        """Returns the values of a jsonl line, by column name.
 
         Raises:
-          InputError: if a key is missing, a number is none or out of range, or a class
-            is neither a text nor an integer.
+          InputError: if a key is missing, a number is of another type or out of range,
+            or a class is neither a string nor an integer.
         """
-        found = {}
-        for name, (key, setting) in self.keys.items():
+        values = {}
+        for role, (key, setting) in self.keys.items():
             if key is None:
                 continue
-            value = found[name] = line.value(key, setting)
-            wanted = (str, int) if name == "balance" else (int, float)
-            if isinstance(value, bool) or not isinstance(value, wanted):
-                kinds = " or ".join(kind.__name__ for kind in wanted)
+            value = values[role] = line.value(key, setting)
+            accepted = (str, int) if role == "balance" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, accepted):
+                names = " or ".join(kind.__name__ for kind in accepted)
                 raise InputError(
-                    f"{line.place}: {key!r} is {value!r}, expected {kinds} ({setting})"
+                    f"{line.location}: {key!r} is {value!r}, expected {names} "
+                    f"({setting})"
                 )
-            if name != "balance":
-                check_column(name, key, np.array([value]), lambda row: line.place)
-        return found
+            if role != "balance":
+                check_column(role, key, np.array([value]), lambda row: line.location)
+        return values
 
 
 RESERVED = (
@@ -122,7 +123,7 @@ RESERVED = (
     "example_weights",
     "balance",
 )
-"""Columns of rows that are not an objective's."""
+"""Names of columns that rows use themselves, which an objective cannot use."""
 
 
 def column_setting(name: str) -> str:
@@ -136,101 +137,106 @@ def check_column(
     role: str,
     name: str,
     values: np.ndarray,
-    place: Callable[[int], str],
+    describe_row: Callable[[int], str],
     token_types: Integer[np.ndarray, "c n"] | None = None,
 ) -> None:
-    """Refuses numbers that cannot be weights, or are not finite.
+    """Checks that the values of a column are finite, and are weights if it is of them.
 
     Args:
-      role: a field of `TokenColumns`, or the name of an objective's column.
-      name: of the column, for the message.
+      role: field of `TokenColumns`, or the name of an objective's column.
+      name: name of the column, for the message.
       values: `[c]` or `[c, n]`.
-      place: where each row stands.
-      token_types: `[c, n]`, where the values are of tokens and these have types.
+      describe_row: returns the location of a row.
+      token_types: types of the tokens, `[c, n]`, if the values are of tokens.
 
     Raises:
-      InputError: at the first number that cannot be used, with its row.
+      InputError: at the first invalid number; the message gives its row.
     """
-    wanted = {
+    expected = {
         "loss_weights": "a finite number of 0 or more",
-        "example_weights": "a finite number above 0; leave the row out in place of 0",
+        "example_weights": "a finite number above 0; leave the row out instead of 0",
     }.get(role, "a finite number")
-    bad = ~np.isfinite(values)
+    invalid = ~np.isfinite(values)
     if role == "loss_weights":
-        bad |= values < 0
+        invalid |= values < 0
     elif role == "example_weights":
-        bad |= values <= 0
-    if not bad.any() and role == "loss_weights" and token_types is not None:
-        bad = (values != 0) & (token_types == PADDING)
-        wanted = "0: the token is padding (type 2), which is never learned"
-    if bad.any():
-        row, *token = np.argwhere(bad)[0].tolist()
-        where = place(row) + (f", token {token[0]}" if token else "")
-        raise InputError(f"{where}: {name} is {values[bad][0]}, expected {wanted}")
+        invalid |= values <= 0
+    if not invalid.any() and role == "loss_weights" and token_types is not None:
+        invalid = (values != 0) & (token_types == PADDING)
+        expected = "0: the token is padding (type 2), which is never learned"
+    if invalid.any():
+        row, *token = np.argwhere(invalid)[0].tolist()
+        location = describe_row(row) + (f", token {token[0]}" if token else "")
+        raise InputError(
+            f"{location}: {name} is {values[invalid][0]}, expected {expected}"
+        )
 
 
-class Balance:
-    """What the tokens of each class weigh, so that all classes weigh the same.
+class ClassBalance:
+    """Weights of classes that give all of them the same total.
 
-    A class that has `n` of `N` rows, or whose tokens weigh `n` of `N`, among `C`
-    classes, weighs `N / (C * n)`: the mean over all is 1.
+    A class with `n` of `N` rows, or whose tokens have `n` of a total weight of `N`, has
+    the weight `N / (C * n)` among `C` classes; the mean over all is 1.
+
+    Args:
+      totals: number of rows or total weight of each class. Negative numbers stand for
+        no class.
     """
 
-    def __init__(self, counts: Mapping[Any, int | float]):
-        """Takes what each class comes to; negative numbers stand for no class."""
-        real = {k: n for k, n in counts.items() if isinstance(k, str) or k >= 0}
+    def __init__(self, totals: Mapping[Any, int | float]):
+        real = {k: n for k, n in totals.items() if isinstance(k, str) or k >= 0}
         total = sum(real.values())
         self._weights = {k: total / (len(real) * n) for k, n in real.items()}
 
     def __getitem__(self, name: Any) -> float:
-        """The weight of a class; 1 for none."""
+        """Returns the weight of a class; 1 for no class."""
         return self._weights.get(name, 1.0)
 
-    def of(self, classes: Integer[np.ndarray, "..."]) -> np.ndarray:
-        """The weight of each of some classes, which are numbers."""
-        kinds, places = np.unique(classes, return_inverse=True)
-        weights = np.array([self[int(kind)] for kind in kinds])
-        return weights[places].reshape(classes.shape)
+    def weights(self, classes: Integer[np.ndarray, "..."]) -> np.ndarray:
+        """Returns the weight of each of an array of class numbers."""
+        distinct, inverse = np.unique(classes, return_inverse=True)
+        weights = np.array([self[int(number)] for number in distinct])
+        return weights[inverse].reshape(classes.shape)
 
 
-def class_weights(
+def class_totals(
     classes: Integer[np.ndarray, "*shape"],
     weights: Float32[np.ndarray, "*shape"] | None = None,
 ) -> dict[int, float]:
-    """What each class comes to, among rows `[c]` or tokens `[c, n]`.
+    """Returns the total weight of each class among rows `[c]` or tokens `[c, n]`.
 
-    A class whose tokens all weigh nothing is left out.
+    Classes with a total of 0 are left out.
 
     Args:
-      classes: of rows, or of tokens.
-      weights: of each; None to count them.
+      classes: class of each row or token.
+      weights: weight of each; None to count them.
     """
-    kinds, places = np.unique(classes, return_inverse=True)
-    each = np.ones(classes.size) if weights is None else weights.ravel()
-    sums = np.bincount(places.ravel(), each, minlength=len(kinds))
-    found = zip(kinds.tolist(), sums.tolist(), strict=True)
-    return {kind: total for kind, total in found if total}
+    distinct, inverse = np.unique(classes, return_inverse=True)
+    flat = np.ones(classes.size) if weights is None else weights.ravel()
+    totals = np.bincount(inverse.ravel(), flat, minlength=len(distinct))
+    pairs = zip(distinct.tolist(), totals.tolist(), strict=True)
+    return {number: total for number, total in pairs if total}
 
 
-def token_values(
+def combine_columns(
     shape: tuple[int, int],
     factors: Mapping[str, np.ndarray | None],
     columns: Mapping[str, np.ndarray],
 ) -> TokenValues:
-    """Columns of rows or of tokens as numbers of each token.
+    """Combines columns of rows or of tokens into numbers for each token.
 
     Args:
-      shape: rows and tokens, `(c, n)`.
-      factors: what is multiplied, each `[c]` or `[c, n]`, or None.
+      shape: number of rows and of tokens, `(c, n)`.
+      factors: columns to multiply, each `[c]` or `[c, n]`, or None.
       columns: numbers that an objective reads, each `[c]` or `[c, n]`.
     """
 
-    def spread(column: np.ndarray) -> np.ndarray:
-        whole = column if column.ndim == 2 else column[:, None]
-        return np.broadcast_to(whole, shape).astype(np.float32)
+    def broadcast(column: np.ndarray) -> np.ndarray:
+        table = column if column.ndim == 2 else column[:, None]
+        return np.broadcast_to(table, shape).astype(np.float32)
 
-    given = [spread(column) for column in factors.values() if column is not None]
+    present = [broadcast(column) for column in factors.values() if column is not None]
     return TokenValues(
-        np.prod(given, axis=0, dtype=np.float32) if given else None,
-        {name: spread(column) for name, column in columns.items()},
+        np.prod(present, axis=0, dtype=np.float32) if present else None,
+        {name: broadcast(column) for name, column in columns.items()},
     )

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.text.tokenizers import Tokenizer, continued_runs
+from prompt_tuning.data.text.tokenizers import Tokenizer, encode_consecutive
 
 _WORDS = r'"(?:[^"\\]|\\.)*"'
 _SOFT = re.compile(rf"\{{soft:(?:(\d+)(?::({_WORDS}))?|({_WORDS}))\}}", re.DOTALL)
@@ -268,7 +268,7 @@ class TokenTemplate:
         """The ids of what is given, and of its completion.
 
         Text between two soft pieces is encoded as one string; all of it together, soft
-        pieces aside, decodes to the exact text, as by `continued_runs`.
+        pieces aside, decodes to the exact text, as by `encode_consecutive`.
 
         Args:
           texts: by key.
@@ -292,7 +292,7 @@ class TokenTemplate:
         return given
 
     def _encode(self, runs: Sequence[str]) -> list[list[int]]:
-        encoded = continued_runs(self.tokenizer, runs)
+        encoded = encode_consecutive(self.tokenizer, runs)
         largest = max((id for run in encoded for id in run), default=0)
         if largest >= self.vocabulary_size:
             raise InputError(

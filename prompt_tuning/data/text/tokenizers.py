@@ -213,7 +213,7 @@ def _encode_after(tokenizer: Tokenizer, anchor: _Anchor | None, text: str) -> li
     return ids[len(anchor.ids) :]
 
 
-def given_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """The ids that a decoder-only model is given: BOS if it expects one, the prompt."""
     begin = [tokenizer.bos_id] if tokenizer.add_bos else []
     return [*(i for i in begin if i is not None), *tokenizer.encode(prompt)]
@@ -227,11 +227,11 @@ def continued_pair(
     The prompt's ids are those of `encode(prompt)`. Where that drops trailing spaces
     (many sentencepiece models do), the completion's ids begin with them.
     """
-    prompt_ids, completion_ids = continued_runs(tokenizer, [prompt, completion])
+    prompt_ids, completion_ids = encode_consecutive(tokenizer, [prompt, completion])
     return prompt_ids, completion_ids
 
 
-def continued_runs(tokenizer: Tokenizer, runs: Sequence[str]) -> list[list[int]]:
+def encode_consecutive(tokenizer: Tokenizer, runs: Sequence[str]) -> list[list[int]]:
     """The ids of texts each of which continues those before it; empty ones have none.
 
     Trailing spaces that the ids of one run leave out are put before the next.

@@ -8,7 +8,10 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, token_weights
-from prompt_tuning.data.rows.row_sources import Hdf5Rows, JsonlRows, RowSource
+from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
+from prompt_tuning.data.rows.jsonl import LineEncoder
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows
+from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, RowSource
 from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
 
 MOST_IDS = 16
@@ -52,22 +55,25 @@ class ShownRow:
     typed: bool
 
 
-def open_rows(path: Path, tokenizer: Tokenizer | None, **keys) -> RowSource:
+def open_rows(
+    path: Path, tokenizer: Tokenizer | None, *, add_eos: bool = True, **keys
+) -> RowSource:
     """Opens a file of rows.
 
     Args:
-      path: an HDF5 or a jsonl file.
-      tokenizer: encodes the texts of jsonl.
-      **keys: how lines are read; arguments of `JsonlRows`.
+      path: path of an HDF5 or a jsonl file.
+      tokenizer: encodes the text of a jsonl file.
+      add_eos: whether to append EOS to each row of a jsonl file.
+      **keys: keys of a jsonl file; arguments of `LineEncoder`.
 
     Raises:
-      InputError: if it cannot be read, or there is no tokenizer for its texts.
+      InputError: if the file cannot be read, or a tokenizer is missing for its text.
     """
-    if path.suffix != ".jsonl":
+    if path.suffix != JSONL_SUFFIX:
         return Hdf5Rows(path)
     if tokenizer is None:
-        raise InputError(f"{path} holds text: name a --tokenizer to encode it with")
-    return JsonlRows(path, tokenizer, **keys)
+        raise InputError(f"{path} contains text: name a --tokenizer to encode it with")
+    return JsonlRows(path, LineEncoder(tokenizer, **keys), add_eos=add_eos)
 
 
 def shown_row(
@@ -90,10 +96,10 @@ def shown_row(
     """
     if not 0 <= number < len(rows):
         raise InputError(f"row {number}: expected 0 to {len(rows) - 1}")
-    row, where = rows[number], rows.place(number)
+    row, where = rows[number], rows.describe(number)
     ids, types = row.input_ids, row.token_types
     try:
-        weights = row.values.weighted(
+        weights = row.values.scale(
             token_weights(
                 types,
                 ids.shape,

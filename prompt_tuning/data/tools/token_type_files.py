@@ -18,7 +18,7 @@ from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
-from prompt_tuning.data.rows.row_sources import ROWS_PER_BLOCK, Files, file_list
+from prompt_tuning.data.rows.row_sources import ROWS_PER_BLOCK, Files, list_files
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
@@ -56,7 +56,7 @@ def add_token_types(
       InputError: if a file cannot be used, has types already, or the rule does not
         apply to a row; that file and those after it are as they were.
     """
-    paths = [path.resolve() for path in file_list(files)]
+    paths = [path.resolve() for path in list_files(files)]
     if len(set(paths)) < len(paths):
         raise InputError(f"a file is named twice: {', '.join(map(str, paths))}")
     rows = [_check(path, replace) for path in paths]

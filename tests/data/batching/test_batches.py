@@ -13,8 +13,7 @@ from prompt_tuning.data.batching.batches import (
     stream_batches,
 )
 from prompt_tuning.data.batching.packed_plan import PackedPlan
-from prompt_tuning.data.examples.example_table import load_examples
-from prompt_tuning.data.rows.tasks import Tasks
+from tests.support.example_tables import load_for
 from tests.support.shared_data import SHARED, needs_shared
 
 TUNING = SHARED / "data/data_prep/generative_tuning/data_prepped_generative_tuning.hdf5"
@@ -36,7 +35,7 @@ def plan_of(examples, **choices):
 
 
 def test_a_decoder_only_batch(two_rows):
-    examples = load_examples(
+    examples = load_for(
         two_rows,
         architecture="decoder_only",
         tokenizer=None,
@@ -70,7 +69,7 @@ def test_a_decoder_only_batch(two_rows):
 
 
 def test_a_packed_batch(two_rows):
-    examples = load_examples(
+    examples = load_for(
         two_rows, architecture="decoder_only", tokenizer=None, vocabulary_size=70
     )
     rows = np.array([[0, 1], [-1, -1], [1, -1]])
@@ -102,7 +101,7 @@ def test_a_packed_batch(two_rows):
 
 
 def test_an_encoder_decoder_batch(two_rows):
-    examples = load_examples(
+    examples = load_for(
         two_rows,
         architecture="encoder_decoder",
         tokenizer=None,
@@ -120,7 +119,7 @@ def test_an_encoder_decoder_batch(two_rows):
 
 
 def test_a_packed_encoder_decoder_batch(two_rows):
-    examples = load_examples(
+    examples = load_for(
         two_rows,
         architecture="encoder_decoder",
         tokenizer=None,
@@ -165,12 +164,13 @@ def test_a_packed_encoder_decoder_batch(two_rows):
 def test_tasks_of_rows_and_of_the_examples_of_packed_rows(two_rows):
     with h5py.File(two_rows, "a") as file:
         file["prompt_ids"] = [2, 1]
-    examples = load_examples(
+    examples = load_for(
         two_rows,
         architecture="decoder_only",
         tokenizer=None,
         vocabulary_size=70,
-        tasks=Tasks(3, "prompt_ids"),
+        prompt_count=3,
+        prompt_id_key="prompt_ids",
     )
     rows = np.array([1, -1, 0])
     batch = build_batch(examples, PlannedBatch(rows, 8, 8, 8), PAD, prompt_ids=True)
@@ -189,7 +189,7 @@ def test_tasks_of_rows_and_of_the_examples_of_packed_rows(two_rows):
 
 
 def test_a_batch_passes_through_a_compiled_function(two_rows):
-    examples = load_examples(
+    examples = load_for(
         two_rows, architecture="decoder_only", tokenizer=None, vocabulary_size=70
     )
     batch = build_batch(examples, PlannedBatch(np.array([0, 1]), 8, 8, 8), PAD)
@@ -200,7 +200,7 @@ def test_a_batch_passes_through_a_compiled_function(two_rows):
 
 @pytest.fixture(scope="module")
 def tuning():
-    return load_examples(
+    return load_for(
         TUNING, architecture="decoder_only", tokenizer=None, vocabulary_size=50257
     )
 

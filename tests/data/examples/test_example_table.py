@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import Architecture
-from prompt_tuning.data.examples.example_table import Limits, load_examples
-from prompt_tuning.data.examples.row_readers import turns
-from prompt_tuning.data.rows.tasks import Tasks, TaskToken
-from prompt_tuning.data.text.templates import TokenTemplate, parse_template
+from prompt_tuning.data.examples.example_table import Limits
+from prompt_tuning.data.examples.row_splitting import find_turns
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.dummies import LetterTokenizer
+from tests.support.example_tables import load_for as load
 from tests.support.shared_data import SHARED, needs_shared
 
 PREPARED = SHARED / "data/data_prep"
@@ -31,11 +29,6 @@ def write(path, input_ids, token_types=None):
             types = np.array(token_types, np.int32)
             file.create_dataset("token_type_ids", data=types)
     return path
-
-
-def load(path, architecture: Architecture = "decoder_only", **choices: Any):
-    choices = {"tokenizer": None, "vocabulary_size": 70} | choices
-    return load_examples(path, architecture=architecture, **choices)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +126,7 @@ def test_each_turn_of_a_row_is_an_example_of_an_encoder_decoder(tmp_path):
 
 def test_turns_begin_where_a_prompt_follows_a_completion():
     types = np.array([0, 0, 1, 2, 3, 2, 0, 2, 0, 1])
-    assert turns(types) == [(0, 6), (6, 10)]
+    assert find_turns(types) == [(0, 6), (6, 10)]
 
 
 @needs_shared
@@ -207,14 +200,14 @@ BAD_ROWS = [
         "row 1, token 1: token_type_ids is 4, exp",
     ),
     ([[9, 5]], [[0, -1]], {}, "row 0, token 1: token_type_ids is -1, expected 0 to 3"),
-    ([[9, 5], [9, 5]], [[0, 1], [0, 0]], {}, "row 1: no token carries weight"),
-    ([[9, 5], [9, 5]], [[0, 1], [2, 2]], {}, "row 1: no token carries weight"),
-    ([[9, 5]], [[1, 0]], {"bos_id": 9}, "row 0: no token carries weight"),
+    ([[9, 5], [9, 5]], [[0, 1], [0, 0]], {}, "row 1: no token has a loss weight"),
+    ([[9, 5], [9, 5]], [[0, 1], [2, 2]], {}, "row 1: no token has a loss weight"),
+    ([[9, 5]], [[1, 0]], {"bos_id": 9}, "row 0: no token has a loss weight"),
     (
         [[9, 5]],
         [[1, 0]],
         {"predicts_first_token": False},
-        "row 0: no token carries weight",
+        "row 0: no token has a loss weight",
     ),
     ([[9, 5]], None, {}, "row 0: use_token_type_ids is set, but the data has no"),
     ([[9, 5]], [[0, 1]], {"prompt_loss_weight": -1.0}, "prompt_loss_weight is -1"),
@@ -222,7 +215,7 @@ BAD_ROWS = [
         [[9, 5]],
         [[0, 1]],
         {"maximum_length": 1, "on_too_long": "skip"},
-        "row 0, and all 1 rows: longer than the 1 tokens",
+        "row 0, and all 1 rows: longer than the maximum of 1",
     ),
 ]
 
@@ -237,13 +230,13 @@ def test_rows_that_cannot_be_used_are_refused(tmp_path, ids, types, choices, mes
 BAD_TURNS = [
     ([[1, 1, 3]], {}, "row 0, from token 0: no prompt .type 0. before the completion"),
     ([[1, 0, 1]], {}, "row 0, from token 0: no prompt .type 0. before the completion"),
-    ([[0, 1, 0]], {}, "row 0, from token 2: no token carries weight"),
-    ([[0, 0, 0]], {}, "row 0, from token 0: no token carries weight"),
+    ([[0, 1, 0]], {}, "row 0, from token 2: no token has a loss weight"),
+    ([[0, 0, 0]], {}, "row 0, from token 0: no token has a loss weight"),
     (None, {}, "row 0: no token_type_ids, which an encoder-decoder model needs"),
     ([[0, 1, 3]], {"prompt_loss_weight": 0.1}, "prompt_loss_weight is 0.1, but"),
     ([[0, 1, 3]], {"use_token_type_ids": False}, "use_token_type_ids is False, but"),
     ([[0, 1, 3]], {"joiner": " "}, "joiner is ' ', but prompt and completion"),
-    ([[0, 1, 3]], {"eos_id": None}, "neither the tokenizer nor eos_id says"),
+    ([[0, 1, 3]], {"eos_id": None}, "neither the tokenizer nor"),
 ]
 
 
@@ -297,13 +290,13 @@ def tasks_of(examples):
 def test_a_column_of_tasks(tmp_path):
     rows, types = [[9, 5, 6, 7], [9, 5, 2, 6]], [[0, 1, 0, 1], [0, 1, 2, 2]]
     path = with_column(write(tmp_path / "a.hdf5", rows, types), "prompt_ids", [2, 0])
-    tasks = Tasks(3, "prompt_ids")
-    examples = load(path, tasks=tasks)
+    tasks = {"prompt_count": 3, "prompt_id_key": "prompt_ids"}
+    examples = load(path, **tasks)
     assert examples.has_prompt_ids
     assert tasks_of(examples) == [2, 0]
     assert examples[0].inputs.tolist() == [9, 5, 6, 7]
     # Each turn of a row is of the row's task.
-    turned = load(path, "encoder_decoder", eos_id=2, tasks=tasks)
+    turned = load(path, "encoder_decoder", eos_id=2, **tasks)
     assert tasks_of(turned) == [2, 2, 0]
     plain = load(path)
     assert not plain.has_prompt_ids
@@ -324,7 +317,8 @@ def test_a_column_of_tasks(tmp_path):
 def test_columns_that_name_no_prompt_are_refused(tmp_path, column, message):
     path = write(tmp_path / "a.hdf5", [[9, 5], [9, 6]], [[0, 1], [0, 1]])
     with pytest.raises(InputError, match=r"a\.hdf5.*" + message):
-        load(with_column(path, *column.popitem()), tasks=Tasks(3, "prompt_ids"))
+        path = with_column(path, *column.popitem())
+        load(path, prompt_count=3, prompt_id_key="prompt_ids")
 
 
 def test_a_token_that_says_the_task_is_no_part_of_a_row(tmp_path):
@@ -332,16 +326,15 @@ def test_a_token_that_says_the_task_is_no_part_of_a_row(tmp_path):
     rows = [[68, *FIRST], [67, 9, 5, 10, 2, 0, 0, 0]]
     types = [[0, 0, 0, 0, 1, 1, 1, 3], [0, 0, 1, 1, 3, 2, 2, 2]]
     path = write(tmp_path / "a.hdf5", rows, types)
-    examples = load(path, tasks=Tasks(2, token=TaskToken(69)))
+    sentinel = {"task_token": "sentinel", "sentinel_vocabulary_size": 69}
+    examples = load(path, prompt_count=2, **sentinel)
     assert tasks_of(examples) == [0, 1]
     assert [examples[i].inputs.tolist() for i in (0, 1)] == [FIRST, [9, 5, 10, 2]]
     assert examples[0].weights.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert [examples[i].prefix_length for i in (0, 1)] == [3, 1]
     assert examples.input_lengths.tolist() == [7, 4]
     assert examples.weight_counts.tolist() == [4, 3]
-    without = load(
-        path, "encoder_decoder", eos_id=2, tasks=Tasks(2, token=TaskToken(69))
-    )
+    without = load(path, "encoder_decoder", eos_id=2, prompt_count=2, **sentinel)
     assert tasks_of(without) == [0, 1]
     assert without[1].inputs.tolist() == [9, 2]
     assert without.input_lengths.tolist() == [4, 2]
@@ -350,7 +343,7 @@ def test_a_token_that_says_the_task_is_no_part_of_a_row(tmp_path):
 def test_each_turn_says_its_own_task(tmp_path):
     ids = [[1, 9, 10, 2, 0, 6, 8, 2]]
     path = write(tmp_path / "a.hdf5", ids, [[0, 0, 1, 3, 0, 0, 1, 3]])
-    choices = {"eos_id": 2, "tasks": Tasks(2, token=TaskToken())}
+    choices = {"eos_id": 2, "prompt_count": 2, "task_token": "index"}
     examples = load(path, "encoder_decoder", **choices)
     assert tasks_of(examples) == [1, 0]
     assert [examples[i].inputs.tolist() for i in (0, 1)] == [[9, 2], [6, 2]]
@@ -358,8 +351,8 @@ def test_each_turn_says_its_own_task(tmp_path):
 
 def test_rows_without_types_lose_their_task_token_too(tmp_path):
     path = write(tmp_path / "a.hdf5", [[1, 9, 5], [0, 6, 7]])
-    tasks = Tasks(2, token=TaskToken())
-    examples = load(path, use_token_type_ids=False, bos_id=9, tasks=tasks)
+    tasks = {"prompt_count": 2, "task_token": "index"}
+    examples = load(path, use_token_type_ids=False, bos_id=9, **tasks)
     assert tasks_of(examples) == [1, 0]
     # BOS stands behind the token, and is given.
     assert examples[0].inputs.tolist() == [9, 5]
@@ -382,28 +375,28 @@ def lines(path, *objects):
 
 def test_a_task_token_of_a_line_stands_behind_bos(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"prompt": "bxy", "completion": "z"})
-    tasks = Tasks(2, token=TaskToken())
-    example = load(path, tokenizer=Beginning(), tasks=tasks)[0]
+    tasks = {"prompt_count": 2, "task_token": "index"}
+    example = load(path, tokenizer=Beginning(), **tasks)[0]
     assert example.prompt_id == 1
     assert example.inputs.tolist() == [26, 23, 24, 25, 27]
     assert example.weights.tolist() == [0, 0, 0, 1, 1]
-    separate = load(path, "encoder_decoder", tokenizer=Beginning(), tasks=tasks)[0]
+    separate = load(path, "encoder_decoder", tokenizer=Beginning(), **tasks)[0]
     assert (separate.prompt_id, separate.inputs.tolist()) == (1, [23, 24, 27])
 
 
 @pytest.mark.parametrize(
     ("ids", "types", "architecture", "message"),
     [
-        ([[5, 9]], [[0, 1]], "decoder_only", "row 0: the task is 5, .*token 0 says"),
-        ([[1]], [[1]], "decoder_only", "row 0: no token carries weight"),
-        ([[1, 2]], [[2, 2]], "decoder_only", "row 0: token 0 was to say the task"),
+        ([[5, 9]], [[0, 1]], "decoder_only", "row 0: the task is 5, .*id of token 0"),
+        ([[1]], [[1]], "decoder_only", "row 0: no token has a loss weight"),
+        ([[1, 2]], [[2, 2]], "decoder_only", "row 0: token 0 should be the task"),
         ([[1, 9]], [[0, 1]], "encoder_decoder", "no prompt .type 0. after the task"),
     ],
 )
 def test_rows_without_a_task_are_refused(tmp_path, ids, types, architecture, message):
     path = write(tmp_path / "a.hdf5", ids, types)
     with pytest.raises(InputError, match=message):
-        load(path, architecture, eos_id=2, tasks=Tasks(2, token=TaskToken()))
+        load(path, architecture, eos_id=2, prompt_count=2, task_token="index")
 
 
 def test_lines_name_their_task(tmp_path):
@@ -412,40 +405,43 @@ def test_lines_name_their_task(tmp_path):
         {"prompt": "a", "completion": "b", "task": "rte"},
         {"prompt": "a", "completion": "b", "task": "boolq"},
     )
-    tasks = Tasks(2, "task", ["boolq", "rte"])
-    examples = load(path, tokenizer=Beginning(), tasks=tasks)
+    count = {"prompt_count": 2, "tokenizer": Beginning()}
+    tasks = {"prompt_id_key": "task", "prompt_id_names": ["boolq", "rte"]}
+    examples = load(path, **count, **tasks)
     assert tasks_of(examples) == [1, 0]
     with pytest.raises(InputError, match=r"a\.jsonl, line 1: 'task' is 'rte', expect"):
-        load(path, tokenizer=Beginning(), tasks=Tasks(2, "task"))
+        load(path, prompt_id_key="task", **count)
     with pytest.raises(InputError, match=r"line 1: found the keys .* expected 'id'"):
-        load(path, tokenizer=Beginning(), tasks=Tasks(2, "id"))
+        load(path, prompt_id_key="id", **count)
     numbered = lines(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b", "t": 4})
     with pytest.raises(InputError, match="line 1: the task is 4, expected 0 to 1"):
-        load(numbered, tokenizer=Beginning(), tasks=Tasks(2, "t"))
+        load(numbered, prompt_id_key="t", **count)
     table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
     with pytest.raises(InputError, match=r"prompt_id_names are .* numbers its tasks"):
-        load(table, tasks=tasks)
+        load(table, **count, **tasks)
 
 
 TEMPLATE = "{soft:2}a{text}{soft:1}"
 
 
-def template_of(text, separate=False):
-    return TokenTemplate(parse_template(text), Beginning(), 28, separate)
+IN_TEMPLATE: dict[str, Any] = {
+    "placement": "template",
+    "prompt_length": 3,
+    "tokenizer": Beginning(),
+}
 
 
 def test_vectors_of_a_template_stand_in_the_row_and_are_not_learned(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
-    choices = {"tokenizer": Beginning(), "vocabulary_size": 28}
-    template = template_of(TEMPLATE)
-    example = load(path, template=template, **choices)[0]
+    choices = {"template": TEMPLATE, "vocabulary_size": 28, **IN_TEMPLATE}
+    example = load(path, **choices)[0]
     assert example.inputs.tolist() == [26, 28, 29, 0, 1, 2, 30, 3, 4, 27]
     assert example.weights.tolist() == [0] * 7 + [1] * 3
     assert example.prefix_length == 7
     # Given text may be learned, vectors not.
-    learned = load(path, template=template, prompt_loss_weight=0.5, **choices)[0]
+    learned = load(path, prompt_loss_weight=0.5, **choices)[0]
     assert learned.weights.tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 1, 1, 1]
-    every = load(path, template=template, use_token_type_ids=False, **choices)
+    every = load(path, use_token_type_ids=False, **choices)
     assert every[0].weights.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 1, 1]
     assert every.weight_counts.tolist() == [6]
 
@@ -455,9 +451,9 @@ def test_an_encoder_reads_a_template_with_eos_behind_it(tmp_path):
     examples = load(
         path,
         "encoder_decoder",
-        tokenizer=Beginning(),
         vocabulary_size=28,
-        template=template_of(TEMPLATE, separate=True),
+        template=TEMPLATE,
+        **IN_TEMPLATE,
     )
     assert examples[0].inputs.tolist() == [28, 29, 0, 1, 2, 30, 27]
     assert examples[0].targets.tolist() == [3, 4, 27]
@@ -465,12 +461,12 @@ def test_an_encoder_reads_a_template_with_eos_behind_it(tmp_path):
 
 def test_a_template_takes_texts_of_lines_alone(tmp_path):
     table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
-    with pytest.raises(InputError, match="holds token ids, not texts"):
-        load(table, template=template_of(TEMPLATE))
+    with pytest.raises(InputError, match="contains token ids, not text"):
+        load(table, template=TEMPLATE, **IN_TEMPLATE)
     path = lines(tmp_path / "a.jsonl", {"txt": "bc", "completion": "de"})
-    choices = {"tokenizer": Beginning(), "vocabulary_size": 28}
+    choices = {"template": TEMPLATE, "vocabulary_size": 28, **IN_TEMPLATE}
     with pytest.raises(InputError, match=r"line 1: found .* with DataSource\.templ"):
-        load(path, template=template_of(TEMPLATE), **choices)
-    small = TokenTemplate(parse_template("{txt}{soft:1}"), Beginning(), 2)
+        load(path, **choices)
     with pytest.raises(InputError, match="line 1: a text gives token 4, expected 0 to"):
-        load(path, template=small, tokenizer=Beginning(), vocabulary_size=2)
+        small = IN_TEMPLATE | {"prompt_length": 1, "vocabulary_size": 2}
+        load(path, template="{txt}{soft:1}", **small)

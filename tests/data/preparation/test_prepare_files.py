@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from prompt_tuning.data.examples.example_table import load_examples
 from prompt_tuning.data.preparation.preparation import prepare
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -19,8 +18,9 @@ from prompt_tuning.data.preparation.preparation_settings import (
     TextFormat,
     TokenizerChoice,
 )
-from prompt_tuning.data.rows.row_sources import Hdf5Rows
+from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support.example_tables import load_for
 from tests.support.prepared_files import (
     columns,
     pairs,
@@ -232,8 +232,8 @@ def test_examples_are_those_of_the_jsonl_file(tmp_path, make, tokenizer):
         "vocabulary_size": 262,
         "use_token_type_ids": True,
     }
-    direct = load_examples(source, joiner=" ", **standard)
-    prepared = load_examples(output / "train_1_of_1.hdf5", **standard)
+    direct = load_for(source, joiner=" ", **standard)
+    prepared = load_for(output / "train_1_of_1.hdf5", **standard)
     assert len(direct) == len(prepared) == 9
     for index in range(9):
         ours, theirs = prepared[index], direct[index]

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.rows.row_sources import Hdf5Rows, JsonlRows
+from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
+from prompt_tuning.data.rows.jsonl import LineEncoder
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.text.tokenizers import load_tokenizer, separate_pair
 from tests.support.shared_data import SHARED, needs_shared
 
@@ -35,6 +37,10 @@ class Letters:
 
     def token(self, id):
         return chr(id - 3 + ord("a"))
+
+
+def open_lines(path, tokenizer, *, add_eos=True, **keys):
+    return JsonlRows(path, LineEncoder(tokenizer, **keys), add_eos=add_eos)
 
 
 def typed_row(rows, index):
@@ -67,7 +73,7 @@ def test_prepared_files_are_read_as_they_were_written():
     assert set(ids[types >= 2].tolist()) == {50256}
     # The pretraining file has no prompt; its rows follow the first file's.
     assert typed_row(rows, 99)[1][0] == 1
-    assert rows.place(99) == f"{PRETRAINING}, row 0"
+    assert rows.describe(99) == f"{PRETRAINING}, row 0"
     counts = np.zeros(4, int)
     for block in rows.blocks():
         assert block.token_types is not None
@@ -86,7 +92,7 @@ def test_lines_become_the_rows_that_generative_data_prep_made_of_them(tmp_path):
     ]
     file = write_lines(tmp_path / "pairs.jsonl", *map(json.dumps, stripped))
     tokenizer = load_tokenizer(SHARED / "data/tokenizers/gpt2")
-    rows = JsonlRows(file, tokenizer, joiner=" ")
+    rows = open_lines(file, tokenizer, joiner=" ")
     every = [typed_row(rows, index) for index in range(len(rows))]
     fitting = [row for row in every if len(row[0]) <= 1024]
     assert len(fitting) == 99
@@ -102,7 +108,7 @@ def test_a_line_of_the_story_model_reads_back_as_its_text(tmp_path):
     line = json.dumps({"prompt": "hello=", "completion": "olleh"})
     file = write_lines(tmp_path / "pairs.jsonl", line)
     tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
-    ids, types = typed_row(JsonlRows(file, tokenizer), 0)
+    ids, types = typed_row(open_lines(file, tokenizer), 0)
     assert (ids[0], types[0]) == (1, 0)
     assert (ids[-1], types[-1]) == (2, 3)
     assert tokenizer.decode(ids) == "hello=olleh"
@@ -112,13 +118,13 @@ def test_a_line_of_the_story_model_reads_back_as_its_text(tmp_path):
 def test_a_pair_becomes_ids_and_types(tmp_path):
     line = json.dumps({"prompt": "ab", "completion": "ba"})
     file = write_lines(tmp_path / "pairs.jsonl", line, "", line)
-    rows = JsonlRows(file, Letters())
+    rows = open_lines(file, Letters())
     assert len(rows) == 2
     ids, types = typed_row(rows, 0)
     assert ids.tolist() == [1, 3, 4, 4, 3, 2]
     assert types.tolist() == [0, 0, 0, 1, 1, 3]
-    assert rows.place(1) == f"{file}, line 3"
-    open_ended = JsonlRows(file, Letters(), add_eos=False, joiner="z")
+    assert rows.describe(1) == f"{file}, line 3"
+    open_ended = open_lines(file, Letters(), add_eos=False, joiner="z")
     ids, types = typed_row(open_ended, 0)
     assert ids.tolist() == [1, 3, 4, 28, 4, 3]
     assert types.tolist() == [0, 0, 0, 1, 1, 1]
@@ -126,7 +132,7 @@ def test_a_pair_becomes_ids_and_types(tmp_path):
 
 def test_texts_without_a_prompt(tmp_path):
     file = write_lines(tmp_path / "texts.jsonl", '{"question": "abc", "answer": 7}')
-    rows = JsonlRows(
+    rows = open_lines(
         file, Letters(), prompt_key=None, completion_key="question", joiner="z"
     )
     ids, types = typed_row(rows, 0)
@@ -139,13 +145,13 @@ def test_the_answer_to_an_encoder_is_a_text_of_its_own(tmp_path):
     line = json.dumps({"prompt": "good movie", "completion": "positive"})
     file = write_lines(tmp_path / "pairs.jsonl", line)
     tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
-    ids, types = typed_row(JsonlRows(file, tokenizer, encode_pair=separate_pair), 0)
+    ids, types = typed_row(open_lines(file, tokenizer, encode_pair=separate_pair), 0)
     assert [tokenizer.token(int(i)) for i in ids[types == 1]] == ["\u2581positive"]
 
 
 def test_blocks_fill_shorter_rows_with_padding(tmp_path):
     lines = [json.dumps({"prompt": "", "completion": text}) for text in ("abc", "a")]
-    (block,) = JsonlRows(write_lines(tmp_path / "a.jsonl", *lines), Letters()).blocks()
+    (block,) = open_lines(write_lines(tmp_path / "a.jsonl", *lines), Letters()).blocks()
     assert block.token_types is not None
     assert block.token_types.tolist() == [[0, 1, 1, 1, 3], [0, 1, 3, 2, 2]]
 
@@ -178,7 +184,7 @@ ROWS = np.zeros((2, 3), np.int32)
         ({"input_ids": ROWS.astype(float)}, "has type float64, expected an integer"),
         (
             {"input_ids": ROWS, "token_type_ids": ROWS[:, :2]},
-            r"token_type_ids has shape \(2, 2\), expected that of input_ids, \(2, 3\)",
+            r"token_type_ids has shape \(2, 2\), expected \(2, 3\), the shape of",
         ),
     ],
 )
@@ -238,25 +244,25 @@ def test_lines_that_are_no_pair_are_refused(tmp_path, line, message):
     good = '{"prompt": "a", "completion": "b"}'
     path = write_lines(tmp_path / "pairs.jsonl", good, line, good)
     with pytest.raises(InputError, match=r"pairs\.jsonl, " + message):
-        JsonlRows(path, Letters())
+        open_lines(path, Letters())
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes('{"completion": "é"}'.encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.jsonl, line 1: not JSON in UTF-8"):
-        JsonlRows(path, Letters())
+        open_lines(path, Letters())
 
 
 def test_empty_files_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"empty\.jsonl has no line"):
-        JsonlRows(write_lines(tmp_path / "empty.jsonl"), Letters())
+        open_lines(write_lines(tmp_path / "empty.jsonl"), Letters())
 
 
 def test_a_row_cannot_be_closed_without_eos(tmp_path):
     endless = Letters()
     endless.eos_id = None
     path = write_lines(tmp_path / "a.jsonl", '{"prompt": "a", "completion": "b"}')
-    with pytest.raises(InputError, match="names no EOS"):
-        JsonlRows(path, endless)
-    assert JsonlRows(path, endless, add_eos=False)[0].input_ids.tolist() == [1, 3, 4]
+    with pytest.raises(InputError, match="defines no EOS"):
+        open_lines(path, endless)
+    assert open_lines(path, endless, add_eos=False)[0].input_ids.tolist() == [1, 3, 4]

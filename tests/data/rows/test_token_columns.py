@@ -11,13 +11,15 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
-from prompt_tuning.data.examples.candidates import Candidates
-from prompt_tuning.data.examples.example_table import load_examples
-from prompt_tuning.data.rows.token_columns import Balance, TokenColumns
+from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.token_columns import ClassBalance, TokenColumns
 from tests.support import dummies
+from tests.support.example_tables import load_for
 
 IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 11, 0], [12, 13, 14, 15, 16]], np.int32)
 TYPES = np.array([[0, 0, 1, 1, 3], [0, 1, 1, 3, 2], [0, 1, 1, 1, 3]], np.int32)
+DECODER = ModelInterface(architecture="decoder_only", vocabulary_size=31)
 LEARNED = np.isin(TYPES, (1, 3))
 WEIGHTS = np.where(TYPES == 2, 0, np.arange(1, 16).reshape(3, 5) / 8).astype("f4")
 
@@ -30,21 +32,9 @@ def write(path, **columns):
     return path
 
 
-READING = ("prompt_loss_weight", "use_token_type_ids", "bos_id", "predicts_first_token")
-
-
 def load(path, architecture: Architecture = "decoder_only", **choices: Any):
-    reading = {name: choices.pop(name) for name in READING if name in choices}
-    return load_examples(
-        path,
-        architecture=architecture,
-        tokenizer=dummies.LetterTokenizer(),
-        vocabulary_size=31,
-        eos_id=7,
-        add_eos=False,
-        columns=TokenColumns(**choices) if choices else None,
-        **reading,
-    )
+    model = {"tokenizer": dummies.LetterTokenizer(), "vocabulary_size": 31, "eos_id": 7}
+    return load_for(path, architecture, add_eos=False, **model, **choices)
 
 
 def weights(examples):
@@ -61,7 +51,7 @@ def test_loss_weights_multiply_the_weights_of_the_types(tmp_path):
     examples = load(path, prompt_loss_weight=0.5)
     assert weights(examples) == without_padding(expected)
     assert examples.weight_counts.tolist() == [5, 4, 5]
-    plain = load(path, loss_weights=False)
+    plain = load(path, use_loss_weights=False)
     assert weights(plain) == without_padding(LEARNED.astype("f4"))
 
 
@@ -92,7 +82,7 @@ def test_an_encoder_decoder_weighs_its_targets(tmp_path):
 def test_every_row_weighs_what_the_data_says(tmp_path):
     of_rows = np.array([2.0, 0.5, 1.0])
     path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS, example_weights=of_rows)
-    examples = load(path, example_weights="example_weights")
+    examples = load(path, example_weight_key="example_weights")
     expected = np.where(LEARNED, WEIGHTS * of_rows[:, None], 0)
     assert weights(examples) == without_padding(expected)
     assert weights(load(path)) == without_padding(np.where(LEARNED, WEIGHTS, 0))
@@ -113,7 +103,7 @@ def test_lines_say_weights_classes_and_advantages(tmp_path):
     )
     assert weights(load(path)) == [[0, 0, 1, 1]] * 3
     examples = load(
-        path, example_weights="w", balance="label", columns={"advantages": "a"}
+        path, example_weight_key="w", balance_key="label", advantages_key="a"
     )
     # Two of "x" and one of "y": 3 / (2 * 2) and 3 / (2 * 1).
     assert weights(examples) == [[0, 0, w, w] for w in (1.5, 0.375, 1.5)]
@@ -127,7 +117,7 @@ def test_lines_say_weights_classes_and_advantages(tmp_path):
 
 def test_all_classes_weigh_the_same_together(tmp_path):
     labels = np.array([4, 7, 7])
-    examples = load(write(tmp_path / "a.hdf5", label=labels), balance="label")
+    examples = load(write(tmp_path / "a.hdf5", label=labels), balance_key="label")
     each = [max(row) for row in weights(examples)]
     np.testing.assert_allclose(each, [3 / 2, 3 / 4, 3 / 4])
     assert sum(each) == 3
@@ -136,7 +126,7 @@ def test_all_classes_weigh_the_same_together(tmp_path):
 def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
     categories = np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, -1], [1, 0, 0, 0, 0]])
     path = write(tmp_path / "a.hdf5", category_ids=categories)
-    examples = load(path, balance="category_ids")
+    examples = load(path, balance_key="category_ids")
     # Of ten learned tokens two are of category 1.
     table = np.where(categories == 1, 10 / (2 * 2), 10 / (2 * 8))
     expected = np.where(LEARNED, table, 0).astype("f4")
@@ -149,10 +139,10 @@ def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
     [
         {},
         {"prompt_loss_weight": 0.5},
-        {"use_token_type_ids": False, "loss_weights": False},
-        {"use_token_type_ids": False, "bos_id": 8, "loss_weights": False},
+        {"use_token_type_ids": False, "use_loss_weights": False},
+        {"use_token_type_ids": False, "bos_id": 8, "use_loss_weights": False},
         {"prompt_loss_weight": 0.5, "predicts_first_token": False},
-        {"example_weights": "of_rows"},
+        {"example_weight_key": "of_rows"},
         {"architecture": "encoder_decoder"},
     ],
 )
@@ -170,11 +160,11 @@ def test_classes_of_tokens_weigh_the_same_whatever_says_the_weights(tmp_path, re
         file["input_ids"][:] = ids  # pyright: ignore
     plain, balanced = (
         load(path, **reading),
-        load(path, balance="category_ids", **reading),
+        load(path, balance_key="category_ids", **reading),
     )
     total = dict.fromkeys((0, 5), 0.0)
     for index in range(len(balanced)):
-        row, start, stop = balanced.span(index)
+        row, start, stop = balanced.locate(index)
         of_row = categories[row, start:stop]
         if reading.get("architecture"):
             of_row = of_row[LEARNED[row, start:stop]]
@@ -185,9 +175,9 @@ def test_classes_of_tokens_weigh_the_same_whatever_says_the_weights(tmp_path, re
 
 
 def test_no_class_weighs_one():
-    balance = Balance({-1: 50, 0: 1, 1: 3})
+    balance = ClassBalance({-1: 50, 0: 1, 1: 3})
     np.testing.assert_allclose(
-        balance.of(np.array([[-1, 0], [1, 1]])), [[1, 2], [2 / 3, 2 / 3]]
+        balance.weights(np.array([[-1, 0], [1, 1]])), [[1, 2], [2 / 3, 2 / 3]]
     )
 
 
@@ -195,7 +185,7 @@ def test_no_class_weighs_one():
 def test_advantages_go_where_the_targets_are(tmp_path, of_tokens):
     given = np.arange(15).reshape(3, 5) - 7.0 if of_tokens else np.array([2.0, 0, -1])
     path = write(tmp_path / "a.hdf5", advantages=given)
-    examples = load(path, columns={"advantages": "advantages"})
+    examples = load(path, advantages_key="advantages")
     assert examples.columns == ("advantages",)
     rows = np.array([2, 1])
     planned = PlannedBatch(rows, 5, 5, 4, True)
@@ -208,8 +198,8 @@ def test_advantages_go_where_the_targets_are(tmp_path, of_tokens):
 def test_examples_with_classes_weigh_what_their_answers_do(tmp_path):
     of_rows = np.array([2.0, 0.5, 1.0])
     path = write(tmp_path / "a.hdf5", example_weights=of_rows)
-    examples = load(path, example_weights="example_weights", prompt_loss_weight=0.1)
-    found = Candidates(examples, [[1], [2]], [0, 1, 0], architecture="decoder_only")
+    examples = load(path, example_weight_key="example_weights", prompt_loss_weight=0.1)
+    found = ClassExamples(examples, [[1], [2]], [0, 1, 0], DECODER)
     assert found.weights.tolist() == [2, 0.5, 1]
     rows = np.array([1, -1, 0])
     batch = build_batch(found, PlannedBatch(rows, 4, 4, 1, True), 0)
@@ -241,22 +231,22 @@ def test_what_is_no_loss_weight_is_refused(tmp_path, value, row, token, message)
 def test_what_is_no_example_weight_is_refused(tmp_path, value):
     path = write(tmp_path / "a.hdf5", example_weights=np.array([1, 1, value]))
     with pytest.raises(InputError, match=r"a.hdf5, row 2: example_weights is"):
-        load(path, example_weights="example_weights")
+        load(path, example_weight_key="example_weights")
     lines = write_lines(tmp_path / "a.jsonl", {"w": 1}, {"w": value})
     with pytest.raises(InputError, match=r"a.jsonl, line 2: w is"):
-        load(lines, example_weights="w")
+        load(lines, example_weight_key="w")
 
 
 def test_columns_that_are_missing_or_of_another_kind_are_refused(tmp_path):
     path = write(tmp_path / "a.hdf5", label=np.array([0.5, 1, 2]), short=np.ones(2))
     with pytest.raises(InputError, match=r"'w', which DataSource.example_weight_key"):
-        load(path, example_weights="w")
+        load(path, example_weight_key="w")
     with pytest.raises(
         InputError, match=r"label has type float64, expected an integer"
     ):
-        load(path, balance="label")
+        load(path, balance_key="label")
     with pytest.raises(InputError, match=r"short has 2 rows, expected 3"):
-        load(path, columns={"advantages": "short"})
+        load(path, advantages_key="short")
     other = write(tmp_path / "b.hdf5", loss_weights=WEIGHTS)
     with pytest.raises(InputError, match=r"only one has loss_weights"):
         load([path, other])
@@ -264,21 +254,21 @@ def test_columns_that_are_missing_or_of_another_kind_are_refused(tmp_path):
     with pytest.raises(
         InputError, match=r"line 1: 'w' is 'much', expected int or float"
     ):
-        load(lines, example_weights="w")
+        load(lines, example_weight_key="w")
     with pytest.raises(InputError, match=r"line 1: 'label' is \[1\], expected str or"):
-        load(lines, balance="label")
+        load(lines, balance_key="label")
     with pytest.raises(
         InputError, match=r"name the keys with DataSource.advantages_key"
     ):
-        load(lines, columns={"advantages": "a"})
+        load(lines, advantages_key="a")
 
 
 def test_a_row_whose_weights_are_all_zero_is_refused(tmp_path):
     bad = WEIGHTS * (np.arange(3) != 1)[:, None]
     path = write(tmp_path / "a.hdf5", loss_weights=bad)
-    with pytest.raises(InputError, match=r"row 1: no token carries weight"):
+    with pytest.raises(InputError, match=r"row 1: no token has a loss weight"):
         load(path)
-    with pytest.raises(InputError, match=r"row 1, from token 0: no token carries"):
+    with pytest.raises(InputError, match=r"row 1, from token 0: no token has"):
         load(path, "encoder_decoder")
 
 

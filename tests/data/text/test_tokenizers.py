@@ -6,7 +6,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.tokenizers import (
     continued_pair,
-    given_ids,
+    encode_prompt,
     load_tokenizer,
     separate_pair,
 )
@@ -91,8 +91,8 @@ def test_separate_texts_each_begin_a_text(t5):
 
 @needs_shared
 def test_given_ids_begin_with_bos_where_the_model_expects_it(stories, gpt2):
-    assert given_ids(stories, "Once upon a time") == [1, 403, 407, 261, 378]
-    assert given_ids(gpt2, "Hello world") == [15496, 995]
+    assert encode_prompt(stories, "Once upon a time") == [1, 403, 407, 261, 378]
+    assert encode_prompt(gpt2, "Hello world") == [15496, 995]
 
 
 @needs_shared

@@ -8,7 +8,7 @@ import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.rows.row_sources import Hdf5Rows
+from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.tools import token_type_files
 from prompt_tuning.data.tools.token_type_files import add_token_types
 from prompt_tuning.data.tools.type_rules import AllCompletion, GivenTypes, PromptLengths

@@ -1,5 +1,6 @@
 """Data files opened for a model: the plans that come of them, and what is refused."""
 
+import dataclasses
 import functools
 import json
 
@@ -12,7 +13,9 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batch_plan import BucketPlan
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.packed_plan import PackedPlan
-from prompt_tuning.data.examples.candidates import Candidates
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import PromptFactory, Tuning
@@ -49,7 +52,12 @@ def source(files, **choices):
 
 
 def planned(data, model, **choices):
-    return data.plan(model, data.load(model), **({"shuffle": True} | choices))
+    return plan_batches(
+        data,
+        model.interface,
+        load_examples(data, model.interface),
+        **({"shuffle": True} | choices),
+    )
 
 
 def test_batches_have_batch_size_rows(files, decoder):
@@ -94,8 +102,8 @@ def test_examples_are_packed_wherever_the_prompt_stands(files):
 def test_an_encoder_decoder_has_inputs_and_targets_packed(files):
     model = opened(files.t5)
     data = source(files, packing=True, packed_length=40, batch_size=2)
-    examples = data.load(model)
-    plan = data.plan(model, examples, shuffle=True)
+    examples = load_examples(data, model.interface)
+    plan = plan_batches(data, model.interface, examples, shuffle=True)
     (shape,) = plan.shapes()
     batches = [build_batch(examples, planned, 0) for planned in plan.one_pass()]
     assert shape.input_length == 40
@@ -122,39 +130,41 @@ def test_each_example_says_which_prompt_it_has(files, tmp_path):
     path = write_lines(tmp_path / "a.jsonl", **texts, task=["wic", "rte"])
     names = ["rte", "boolq", "wic"]
     data = DataSource(files=str(path), prompt_id_key="task", prompt_id_names=names)
-    examples = data.load(model)
+    examples = load_examples(data, model.interface)
     assert [examples[i].prompt_id for i in (0, 1)] == [2, 0]
     # "a" and "c" are tokens 3 and 5, so sentinels from 6 down number them 2 and 0.
     token = DataSource(
         files=str(path), task_token="sentinel", sentinel_vocabulary_size=6
     )
-    examples = token.load(model)
+    examples = load_examples(token, model.interface)
     assert [examples[i].prompt_id for i in (0, 1)] == [2, 0]
     assert len(examples[0].inputs) == 1 + 1 + 1 + 1
     with pytest.raises(
         InputError, match=r"task is -2, .*token 1 is 5, and task 0 is 3"
     ):
-        DataSource(
-            files=str(path), task_token="sentinel", sentinel_vocabulary_size=4
-        ).load(model)
+        load_examples(
+            dataclasses.replace(token, sentinel_vocabulary_size=4), model.interface
+        )
     # Where nothing else is said, the last token of the vocabulary is the first task.
     with pytest.raises(InputError, match=f"task 0 is {len(skills.VOCABULARY) - 1}"):
-        DataSource(files=str(path), task_token="sentinel").load(model)
+        load_examples(
+            dataclasses.replace(token, sentinel_vocabulary_size=None), model.interface
+        )
 
 
 def test_data_and_prompt_agree_on_tasks(files, decoder):
     several = opened(files.decoder, prompt=multitask)
-    with pytest.raises(InputError, match="3 prompts, and the data does not say"):
-        source(files).load(several)
+    with pytest.raises(InputError, match="3 prompts, and the data does not select"):
+        load_examples(source(files), several.interface)
     with pytest.raises(InputError, match=r"prompt_id_key is 'task', but .* one prompt"):
-        source(files, prompt_id_key="task").load(decoder)
+        load_examples(source(files, prompt_id_key="task"), decoder.interface)
     with pytest.raises(InputError, match=r"task_token is 'index', but .* one prompt"):
-        source(files, task_token="index").load(decoder)
+        load_examples(source(files, task_token="index"), decoder.interface)
     both = source(files, prompt_id_key="task", task_token="index")
     with pytest.raises(InputError, match="set one of them"):
-        both.load(several)
+        load_examples(both, several.interface)
     with pytest.raises(InputError, match="task_token is 'first', expected 'index'"):
-        source(files, task_token="first").load(several)
+        load_examples(source(files, task_token="first"), several.interface)
 
 
 IN_TEMPLATE = Prompting(placement="template")
@@ -163,30 +173,31 @@ IN_TEMPLATE = Prompting(placement="template")
 def test_a_template_goes_with_a_prompt_of_its_length(files, decoder):
     model = opened(files.decoder, prompting=IN_TEMPLATE)
     data = source(files, template="{soft:3}A: {prompt}{soft:1}")
-    example = data.load(model)[0]
+    example = load_examples(data, model.interface)[0]
     first = model.config.vocabulary_size
     soft = [id for id in example.inputs.tolist() if id >= first]
     assert soft == [first, first + 1, first + 2, first + 3]
     # The prompt's vectors are among the tokens, which have all positions.
     assert model.maximum_length == 64
     with pytest.raises(InputError, match=r"set and Prompting.placement is 'prefix'"):
-        data.load(decoder)
+        load_examples(data, decoder.interface)
     with pytest.raises(InputError, match=r"None and Prompting.placement is 'template'"):
-        source(files).load(model)
+        load_examples(source(files), model.interface)
     with pytest.raises(InputError, match=r"5 soft vectors \(5\), but the prompt has 4"):
-        source(files, template="{soft:5}{prompt}").load(model)
+        load_examples(source(files, template="{soft:5}{prompt}"), model.interface)
     with pytest.raises(InputError, match=r"character 8, '{soft:x}'"):
-        source(files, template="{text} {soft:x}").load(model)
+        load_examples(source(files, template="{text} {soft:x}"), model.interface)
     rows = DataSource(files=str(files.train_rows), template="{soft:4}{prompt}")
-    with pytest.raises(InputError, match="holds token ids"):
-        rows.load(model)
+    with pytest.raises(InputError, match="contains token ids"):
+        load_examples(rows, model.interface)
 
 
 def test_the_model_alone_reads_the_templates_text(files):
     model = opened(files.decoder, prompt=None, prompting=IN_TEMPLATE)
     data = source(files, template="A: {prompt}{soft:4}")
-    words = source(files, joiner="").load(opened(files.decoder, prompt=None))[0]
-    example = data.load(model)[0]
+    bare = opened(files.decoder, prompt=None)
+    words = load_examples(source(files, joiner=""), bare.interface)[0]
+    example = load_examples(data, model.interface)[0]
     begin, *rest = words.inputs.tolist()
     assert example.inputs.tolist() == [begin, *skills.encode("A: "), *rest]
 
@@ -194,18 +205,22 @@ def test_the_model_alone_reads_the_templates_text(files):
 def test_a_task_is_not_taken_out_of_a_template(files):
     model = opened(files.decoder, prompt=multitask, prompting=IN_TEMPLATE)
     data = source(files, template="{soft:4}{prompt}", task_token="index")
-    with pytest.raises(InputError, match=r"say the task by DataSource.prompt_id_key"):
-        data.load(model)
+    with pytest.raises(InputError, match=r"the task by DataSource.prompt_id_key"):
+        load_examples(data, model.interface)
 
 
 def test_a_weight_of_the_given_text_is_refused_beside_classes(files, decoder):
     data = source(files, prompt_loss_weight=0.5)
-    found = Candidates(
-        data.load(decoder), [[5], [6]], [0] * 32, architecture="decoder_only"
+    found = ClassExamples(
+        load_examples(data, decoder.interface), [[5], [6]], [0] * 32, decoder.interface
     )
     with pytest.raises(InputError, match=r"prompt_loss_weight is 0.5, but .* labels"):
-        data.plan(decoder, found, shuffle=True)
-    assert len(source(files).plan(decoder, found, shuffle=True).batch(0).rows)
+        plan_batches(data, decoder.interface, found, shuffle=True)
+    assert len(
+        plan_batches(source(files), decoder.interface, found, shuffle=True)
+        .batch(0)
+        .rows
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,4 +235,4 @@ def test_a_weight_of_the_given_text_is_refused_beside_classes(files, decoder):
 )
 def test_sizes_that_cannot_be_are_refused(files, decoder, choices, message):
     with pytest.raises(InputError, match=message):
-        source(files, **choices).load(decoder)
+        load_examples(source(files, **choices), decoder.interface)

@@ -1,19 +1,14 @@
 """Rows of several articles, each closed by a separator (type 3)."""
 
-from typing import Any
-
 import h5py
 import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.packed_plan import PackedPlan
-from prompt_tuning.data.examples.example_table import load_examples
-from prompt_tuning.data.rows.tasks import Tasks, TaskToken
-from prompt_tuning.data.rows.token_columns import TokenColumns
+from tests.support.example_tables import load_for as load
 from tests.support.shared_data import SHARED, needs_shared
 
 PRETRAINING = SHARED / "data/data_prep/pretraining/data_prepped_pretraining.hdf5"
@@ -32,11 +27,6 @@ def write(path, input_ids, token_types=None, **columns):
         for name, values in columns.items():
             file[name] = values
     return path
-
-
-def load(path, architecture: Architecture = "decoder_only", **choices: Any):
-    choices = {"tokenizer": None, "vocabulary_size": 70} | choices
-    return load_examples(path, architecture=architecture, **choices)
 
 
 def read(examples):
@@ -59,7 +49,7 @@ def test_each_article_of_a_row_is_an_example(tmp_path):
     assert examples.input_lengths.tolist() == [4, 3, 8]
     assert examples.target_lengths.tolist() == [4, 3, 8]
     assert examples.weight_counts.tolist() == [2, 2, 5]
-    assert [examples.span(i) for i in range(3)] == [(0, 0, 4), (0, 4, 7), (1, 0, 8)]
+    assert [examples.locate(i) for i in range(3)] == [(0, 0, 4), (0, 4, 7), (1, 0, 8)]
 
 
 def test_articles_that_are_not_separated_are_one_example_to_a_row(tmp_path):
@@ -86,7 +76,7 @@ def test_padding_between_articles_is_of_neither(tmp_path):
     ids, types = [[5, 2, 0, 0, 6, 7, 2, 0]], [[1, 3, 2, 2, 0, 1, 3, 2]]
     path = write(tmp_path / "a.hdf5", ids, types)
     examples = load(path)
-    assert [examples.span(i)[1] for i in range(2)] == [0, 4]
+    assert [examples.locate(i)[1] for i in range(2)] == [0, 4]
     assert inputs(examples) == [[5, 2], [6, 7, 2]]
     # Where types say no weights, all that the row has is learned, padding too.
     every = load(path, use_token_type_ids=False)
@@ -100,7 +90,7 @@ def test_an_article_in_which_nothing_is_learned_is_left_out(tmp_path):
     path = write(tmp_path / "a.hdf5", ids[:1], types[:1])
     assert inputs(load(path)) == [[5, 6, 7, 2]]
     path = write(tmp_path / "b.hdf5", ids, types)
-    with pytest.raises(InputError, match="row 1: no token carries weight"):
+    with pytest.raises(InputError, match="row 1: no token has a loss weight"):
         load(path)
 
 
@@ -128,10 +118,11 @@ def test_what_a_row_says_is_of_each_of_its_articles(tmp_path):
         advantages=np.arange(16.0).reshape(2, 8),
         example_weights=[2.0, 0.5],
     )
-    columns = TokenColumns(
-        columns={"advantages": "advantages"}, example_weights="example_weights"
-    )
-    found = read(load(path, tasks=Tasks(3, "prompt_ids"), columns=columns))
+    columns = {
+        "advantages_key": "advantages",
+        "example_weight_key": "example_weights",
+    }
+    found = read(load(path, prompt_count=3, prompt_id_key="prompt_ids", **columns))
     assert [example.prompt_id for example in found] == [2, 2, 0]
     assert [max(example.weights) for example in found] == [2, 2, 0.5]
     said = [example.columns["advantages"] for example in found]
@@ -140,16 +131,16 @@ def test_what_a_row_says_is_of_each_of_its_articles(tmp_path):
 
 def test_each_article_says_its_own_task(tmp_path):
     ids, types = [[1, 9, 10, 2, 0, 6, 8, 2]], [[0, 0, 1, 3, 0, 0, 1, 3]]
-    tasks = Tasks(2, token=TaskToken())
-    examples = load(write(tmp_path / "a.hdf5", ids, types), tasks=tasks)
+    tasks = {"prompt_count": 2, "task_token": "index"}
+    examples = load(write(tmp_path / "a.hdf5", ids, types), **tasks)
     assert [example.prompt_id for example in read(examples)] == [1, 0]
     assert inputs(examples) == [[9, 10, 2], [6, 8, 2]]
     assert weights(examples) == [[0, 1, 1], [0, 1, 1]]
     assert examples.input_lengths.tolist() == [3, 3]
     assert examples.weight_counts.tolist() == [2, 2]
     ended = write(tmp_path / "b.hdf5", [[1, 9, 2, 2]], [[0, 1, 3, 3]])
-    with pytest.raises(InputError, match="row 0: token 3 was to say the task"):
-        load(ended, tasks=tasks)
+    with pytest.raises(InputError, match="row 0: token 3 should be the task"):
+        load(ended, **tasks)
 
 
 def test_long_rows_of_short_articles_fit(tmp_path):

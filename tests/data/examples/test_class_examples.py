@@ -9,7 +9,8 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batch_plan import FILLING, BucketPlan, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch, stream_batches
-from prompt_tuning.data.examples.candidates import Candidates, labelled
+from prompt_tuning.data.examples.class_examples import ClassExamples, label_example
+from prompt_tuning.data.model_interface import ModelInterface
 
 LABELS = [[20], [21, 22], [23, 24, 25]]
 GIVEN = [[3, 4], [5], [6, 7, 8, 9], [3, 5, 7]]
@@ -17,22 +18,25 @@ GOLD = [2, 0, 1, 1]
 PAD = 1
 
 
-def table(architecture, **choices):
+def table(architecture, *, maximum_length=None, **choices):
+    model = ModelInterface(
+        architecture=architecture, vocabulary_size=70, maximum_length=maximum_length
+    )
     rows = [
-        labelled(architecture, row, LABELS[gold])
+        label_example(architecture, row, LABELS[gold])
         for row, gold in zip(GIVEN, GOLD, strict=True)
     ]
-    return Candidates(rows, LABELS, GOLD, architecture=architecture, **choices)
+    return ClassExamples(rows, LABELS, GOLD, model, **choices)
 
 
-def plan_of(candidates, *, same_tokens, **choices):
+def plan_of(examples, *, same_tokens, **choices):
     return BucketPlan(
-        candidates.input_lengths,
-        candidates.target_lengths,
-        candidates.weight_counts,
+        examples.input_lengths,
+        examples.target_lengths,
+        examples.weight_counts,
         seed=0,
         same_tokens=same_tokens,
-        rows_per_example=candidates.classes,
+        rows_per_example=examples.rows_per_example,
         **choices,
     )
 
@@ -72,14 +76,14 @@ def test_an_encoder_reads_what_is_given_and_the_decoder_each_label():
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 def test_the_lengths_are_those_of_the_longest_row(architecture):
-    candidates = table(architecture)
-    assert len(candidates) == 4
+    examples = table(architecture)
+    assert len(examples) == 4
     for index in range(4):
-        rows = candidates[index]
+        rows = examples[index]
         found = [
-            candidates.input_lengths[index],
-            candidates.target_lengths[index],
-            candidates.weight_counts[index],
+            examples.input_lengths[index],
+            examples.target_lengths[index],
+            examples.weight_counts[index],
         ]
         longest = [
             max(len(row.inputs) for row in rows),
@@ -92,15 +96,15 @@ def test_the_lengths_are_those_of_the_longest_row(architecture):
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_epoch_holds_each_example_once_with_all_its_labels(architecture, accumulate):
-    candidates = table(architecture)
+    examples = table(architecture)
     plan = plan_of(
-        candidates,
+        examples,
         same_tokens=architecture == "decoder_only",
         batch_size=3,
         accumulate=accumulate,
     )
     stop = plan.batches_per_epoch
-    batches = list(stream_batches(candidates, plan, 0, stop, pad_id=PAD))
+    batches = list(stream_batches(examples, plan, 0, stop, pad_id=PAD))
     met = []
     for batch in batches:
         if accumulate == 2:
@@ -115,13 +119,13 @@ def test_an_epoch_holds_each_example_once_with_all_its_labels(architecture, accu
 
 
 def test_a_budget_of_tokens_is_of_all_rows():
-    candidates = table("decoder_only")
-    plan = plan_of(candidates, same_tokens=True, batch_tokens=60)
+    examples = table("decoder_only")
+    plan = plan_of(examples, same_tokens=True, batch_tokens=60)
     for planned in itertools.islice(plan.one_pass(), 9):
-        batch = build_batch(candidates, planned, PAD)
+        batch = build_batch(examples, planned, PAD)
         assert batch.tokens.size <= 60
     with pytest.raises(InputError, match=r"batch_tokens is 23, but .* has 24 tokens"):
-        plan_of(candidates, same_tokens=True, batch_tokens=23)
+        plan_of(examples, same_tokens=True, batch_tokens=23)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_a_budget_of_tokens_is_of_all_rows():
 def test_what_does_not_fit_with_each_label_is_refused_or_left_out(
     architecture, room, first
 ):
-    message = f"example {first} has 4 given tokens, and the longest label 3: expected"
+    message = f"example {first} has 4 prompt tokens, and the longest label 3: expected"
     with pytest.raises(InputError, match=message):
         table(architecture, maximum_length=room)
     kept = table(architecture, maximum_length=room, skip_too_long=True)
@@ -143,11 +147,14 @@ def test_what_does_not_fit_with_each_label_is_refused_or_left_out(
 
 
 def test_a_label_that_nothing_stands_before_is_refused():
-    rows = [labelled("decoder_only", [], [20])]
+    rows = [label_example("decoder_only", [], [20])]
 
     def build(**choices):
-        return Candidates(rows, LABELS, [0], architecture="decoder_only", **choices)
+        model = ModelInterface(
+            architecture="decoder_only", vocabulary_size=70, **choices
+        )
+        return ClassExamples(rows, LABELS, [0], model)
 
     assert len(build()) == 1
-    with pytest.raises(InputError, match="example 0 has no given token, and no prompt"):
+    with pytest.raises(InputError, match="example 0 has no prompt token, and neither"):
         build(predicts_first_token=False)

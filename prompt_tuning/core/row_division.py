@@ -1,0 +1,34 @@
+"""Division of a batch's rows among devices."""
+
+from typing import NamedTuple
+
+from prompt_tuning.core.errors import InputError
+
+
+class RowDivision(NamedTuple):
+    """The devices that the rows of a batch are divided among.
+
+    Attributes:
+      parts: number of parts of equal size.
+      axes: names of the mesh axes that the rows are divided along.
+    """
+
+    parts: int = 1
+    axes: tuple[str, ...] = ()
+
+    def check(self, rows: int) -> None:
+        """Checks that a batch of `rows` rows divides evenly.
+
+        Raises:
+          InputError: if it does not; the message gives both numbers.
+        """
+        if rows % self.parts:
+            raise InputError(
+                f"a batch of {rows} rows cannot be divided among {self.parts} "
+                f"devices along {' and '.join(self.axes)}; choose a multiple of "
+                f"{self.parts} as DataSource.batch_size"
+            )
+
+
+ONE_PART = RowDivision()
+"""The division on a single device."""

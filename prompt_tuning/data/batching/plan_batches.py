@@ -1,0 +1,109 @@
+"""Plans the batches of a data source's examples."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from prompt_tuning import processes
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.batching.batch_plan import BatchPlan, BucketPlan
+from prompt_tuning.data.batching.packed_plan import PackedPlan
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.model_interface import ModelInterface
+
+SAMPLES = 64
+"""Number of examples whose tokens the processes compare."""
+
+
+def plan_batches(
+    source: DataSource,
+    model: ModelInterface,
+    examples: Examples | ClassExamples,
+    *,
+    seed: int = 0,
+    shuffle: bool,
+    accumulate: int = 1,
+) -> BatchPlan:
+    """Plans batches in random order for training, or in one pass for evaluation.
+
+    Args:
+      source: sizes of the batches.
+      model: properties of the model that reads them.
+      examples: examples of the source.
+      seed: seed of the order.
+      shuffle: whether to shuffle; if not, no batch is larger than the number of
+        examples.
+      accumulate: number of micro-batches of a batch.
+
+    Raises:
+      InputError: if the examples do not fit the sizes, rows cannot be divided among the
+        devices, prompt tokens would be learned in examples with classes, or another
+        process has different examples.
+    """
+    if source.batch_tokens is None:
+        model.rows.check(source.batch_size)
+    processes.check_same("examples", lambda: _fingerprint(source.files, examples))
+    if examples.has_classes and source.prompt_loss_weight > 0:
+        raise InputError(
+            f"prompt_loss_weight is {source.prompt_loss_weight}, but Run.objective "
+            "is a ClassObjective, which scores only labels and learns no prompt "
+            "tokens: set DataSource.prompt_loss_weight = 0.0, or use a TokenObjective"
+        )
+    return _plan_class(source, model, examples)(
+        examples.input_lengths,
+        weight_counts=examples.weight_counts,
+        batch_size=source.batch_size if source.batch_tokens is None else None,
+        batch_tokens=source.batch_tokens,
+        seed=seed,
+        shuffle=shuffle,
+        maximum_length=model.maximum_length,
+        accumulate=accumulate,
+        row_parts=model.rows.parts,
+    )
+
+
+def _plan_class(
+    source: DataSource, model: ModelInterface, examples: Examples | ClassExamples
+) -> Callable[..., BatchPlan]:
+    """Returns the kind of plan, with the arguments that only this kind has."""
+    same_tokens = model.architecture == "decoder_only"
+    if source.packing:
+        return functools.partial(
+            PackedPlan,
+            target_lengths=None if same_tokens else examples.target_lengths,
+            length=source.packed_length,
+        )
+    return functools.partial(
+        BucketPlan,
+        target_lengths=examples.target_lengths,
+        same_tokens=same_tokens,
+        buckets=source.buckets,
+        rows_per_example=examples.rows_per_example,
+    )
+
+
+def _fingerprint(
+    files: Sequence[str] | str, examples: Examples | ClassExamples
+) -> list[str]:
+    """Returns lines that differ if two processes read different examples."""
+    tables = (examples.input_lengths, examples.target_lengths, examples.weight_counts)
+    lengths, tokens = hashlib.sha256(), hashlib.sha256()
+    for table in tables:
+        lengths.update(np.asarray(table, np.int64).tobytes())
+    count = len(examples)
+    # The tokens of all examples would take as long to read as an epoch.
+    for number in np.linspace(0, count - 1, min(SAMPLES, count)).astype(int).tolist():
+        rows = examples[number]
+        for row in rows if isinstance(rows, list) else [rows]:
+            tokens.update(np.asarray(row.inputs, np.int64).tobytes())
+            tokens.update(np.asarray(row.targets, np.int64).tobytes())
+    return [
+        f"{count} examples of {files}",
+        f"{int(np.sum(tables[0]))} inputs and {int(np.sum(tables[2]))} learned targets",
+        f"digest of their lengths: {lengths.hexdigest()[:16]}",
+        f"digest of {min(SAMPLES, count)} of them: {tokens.hexdigest()[:16]}",
+    ]

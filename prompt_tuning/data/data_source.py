@@ -1,0 +1,262 @@
+"""The settings of a data set: its files, and how these are read and batched."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
+from prompt_tuning.data.rows.token_columns import ADVANTAGES, TokenColumns
+from prompt_tuning.data.text.templates import TokenTemplate, parse_template
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """Data files, how they are read as examples, and how these are batched.
+
+    A data set consists of HDF5 files, whose rows are token ids with optional token
+    types (0 prompt, 1 completion, 2 padding, 3 separator), or of jsonl files, whose
+    lines are objects with a prompt and a completion as text.
+
+    Attributes:
+      files: HDF5 files (`.hdf5`, `.h5`) or jsonl files (`.jsonl`); all of one kind.
+      batch_size: number of rows of a batch, over all devices; must be a multiple of the
+        number of devices that the rows are divided among.
+      batch_tokens: maximum number of tokens of a batch, padding included. If set, it
+        replaces `batch_size`: batches of shorter rows hold more rows. `batch_size`
+        then applies only to rows that are generated from or ranked.
+      buckets: maximum number of lengths that rows are padded to. The lengths are chosen
+        to minimize padding; each of them is compiled once.
+      packing: whether a row holds several examples, each of which attends only to
+        itself and its prompt. All batches then have the same shape, and `batch_size`
+        counts packed rows.
+      packed_length: number of tokens of a packed row (of its inputs in an
+        encoder-decoder); None for four times the average length of an example.
+      use_token_type_ids: whether token types determine which tokens are learned. If
+        False, every token is learned, including the padding of HDF5 rows.
+      prompt_loss_weight: loss weight of prompt tokens (type 0) if token types are used.
+      separate_articles: whether a decoder-only model reads each part of an HDF5 row
+        that ends with a separator (type 3) as a separate example, which does not attend
+        to the others and is generated or ranked from its own prompt. If False, each row
+        is one example, so that texts are learned in the context of those before them.
+      use_loss_weights: whether loss weights are multiplied by the HDF5 data set
+        `loss_weights [rows, length]`, if the files contain it.
+      example_weight_key: jsonl key or HDF5 data set `[rows]` (usually
+        `example_weights`) that contains the weight of each example; None for equal
+        weights.
+      balance_key: jsonl key or HDF5 data set that contains the class of each example,
+        `[rows]`, or in HDF5 of each token, `[rows, length]` (such as `category_ids`).
+        Loss weights are scaled so that all classes have the same total weight over the
+        files. None for no balancing.
+      advantages_key: jsonl key or HDF5 data set that contains the advantage of each
+        example, `[rows]`, or in HDF5 of each token, `[rows, length]`; required by
+        `PolicyGradient`.
+      columns: further columns of numbers that an objective reads, each as in
+        `advantages_key`: a dict of jsonl keys or HDF5 data sets by the name that the
+        objective gives the column.
+      prompt_key: jsonl key of the prompt; None if lines have no prompt.
+      completion_key: jsonl key of the completion, which is learned.
+      joiner: text inserted between prompt and completion.
+      template: prompt of each example as a template of text, keys of the line and
+        prompt vectors, such as "{soft:20} Review: {text} {soft:5} Mood:"; replaces
+        `prompt_key`. Requires `Prompting.placement = 'template'`. The format is
+        described in `prompt_tuning.data.text.templates`.
+      prompt_id_key: jsonl key or HDF5 data set `[rows]` (usually `prompt_ids`) that
+        selects each example's prompt in a multi-task prompt.
+      prompt_id_names: names of the prompts in order, if jsonl lines contain names
+        instead of numbers.
+      task_token: "index" or "sentinel" if the first token of each example (after the
+        BOS that the tokenizer adds) selects its prompt, instead of `prompt_id_key`. The
+        token is the prompt's number, or `<extra_id_k>` of T5 for prompt `k`, and is
+        removed from the example.
+      sentinel_vocabulary_size: one more than the id of `<extra_id_0>`: 32100 for T5;
+        None for the size of the tokenizer's vocabulary.
+      add_eos: whether the end-of-sequence token is appended to each completion and
+        learned.
+      on_too_long: "error" to reject examples that exceed the model's positions, or
+        "skip" to leave them out and count them.
+      maximum_examples: number of examples to use, from the first; None for all.
+    """
+
+    files: Sequence[str] | str
+    batch_size: int = 32
+    batch_tokens: int | None = None
+    buckets: int = 8
+    packing: bool = False
+    packed_length: int | None = None
+    use_token_type_ids: bool = True
+    prompt_loss_weight: float = 0.0
+    separate_articles: bool = True
+    use_loss_weights: bool = True
+    example_weight_key: str | None = None
+    balance_key: str | None = None
+    advantages_key: str | None = None
+    columns: Mapping[str, str] | None = None
+    prompt_key: str | None = "prompt"
+    completion_key: str = "completion"
+    joiner: str = ""
+    template: str | None = None
+    prompt_id_key: str | None = None
+    prompt_id_names: Sequence[str] | None = None
+    task_token: str | None = None
+    sentinel_vocabulary_size: int | None = None
+    add_eos: bool = True
+    on_too_long: Literal["error", "skip"] = "error"
+    maximum_examples: int | None = None
+
+    def __post_init__(self):
+        check_fields(self)
+        columns = self.columns
+        if columns is not None and not (
+            isinstance(columns, Mapping)
+            and all(isinstance(text, str) for pair in columns.items() for text in pair)
+        ):
+            raise InputError(
+                f"DataSource.columns is {columns!r}, expected a dict of names and keys "
+                "such as {'margins': 'margin'}, or None"
+            )
+
+    def check(self, model: ModelInterface) -> None:
+        """Checks the sizes, and that the settings fit the model and each other.
+
+        Raises:
+          InputError: if a setting is out of range or contradicts another one.
+        """
+        self._check_sizes()
+        if model.architecture == "encoder_decoder":
+            self._check_encoder_decoder()
+        if model.prefix_attention and (
+            self.prompt_loss_weight > 0 or not self.use_token_type_ids
+        ):
+            raise InputError(
+                "Prompting.prefix_attention lets prompt tokens attend to each other, "
+                "and this data asks to learn them: each would see its own target. Set "
+                "DataSource.use_token_type_ids = True and prompt_loss_weight = 0.0"
+            )
+
+    def _check_sizes(self) -> None:
+        for name in ("batch_size", "batch_tokens", "buckets", "packed_length"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise InputError(f"{name} is {size}, expected at least 1")
+        if self.packed_length is not None and not self.packing:
+            raise InputError(
+                f"packed_length is {self.packed_length}, but rows are not packed: set "
+                "DataSource.packing = True as well, or leave it out"
+            )
+
+    def _check_encoder_decoder(self) -> None:
+        """Rejects settings that only decoder-only models support."""
+        if not self.use_token_type_ids:
+            raise InputError(
+                "use_token_type_ids is False, but an encoder-decoder model needs the "
+                "types to tell its input from its target: set it to True"
+            )
+        if self.prompt_loss_weight:
+            raise InputError(
+                f"prompt_loss_weight is {self.prompt_loss_weight}, but an "
+                "encoder-decoder model never predicts prompt tokens: set it to 0"
+            )
+        if not self.separate_articles:
+            raise InputError(
+                "separate_articles is False, but an encoder-decoder model reads each "
+                "turn of a row as a separate example: leave it out"
+            )
+        if self.joiner:
+            raise InputError(
+                f"joiner is {self.joiner!r}, but prompt and completion of an "
+                "encoder-decoder model are two texts: set it to the empty string"
+            )
+
+    @property
+    def objective_columns(self) -> dict[str, str]:
+        """The key of each column that an objective reads, by the column's name."""
+        columns = dict(self.columns or {})
+        if self.advantages_key is not None:
+            columns[ADVANTAGES] = self.advantages_key
+        return columns
+
+    def token_columns(self) -> TokenColumns:
+        """Returns the columns to read besides ids and types."""
+        return TokenColumns(
+            self.use_loss_weights,
+            self.example_weight_key,
+            self.balance_key,
+            self.objective_columns,
+        )
+
+    def token_template(self, model: ModelInterface) -> TokenTemplate | None:
+        """Returns the template as token ids of the model; None if none is set.
+
+        The soft parts are removed for a model without a prompt.
+
+        Raises:
+          InputError: if the template cannot be parsed, or does not fit the model's
+            prompt.
+        """
+        if (self.template is None) == (model.placement == "template"):
+            state = "None" if self.template is None else "set"
+            raise InputError(
+                f"DataSource.template is {state} and Prompting.placement is "
+                f"{model.placement!r}: a template determines where the prompt vectors "
+                "stand, so set both (data/template.gin does), or neither"
+            )
+        if self.template is None:
+            return None
+        if self.task_token is not None:
+            raise InputError(
+                "DataSource.task_token is set, but every example begins with the "
+                "template: select the task by DataSource.prompt_id_key"
+            )
+        parsed = parse_template(self.template)
+        template = TokenTemplate(
+            parsed if model.prompt_length else parsed.without_soft(),
+            model.require_tokenizer(),
+            model.vocabulary_size,
+            separate=model.architecture == "encoder_decoder",
+        )
+        template.check_length(model.prompt_length)
+        return template
+
+    def tasks(self, model: ModelInterface) -> Tasks | None:
+        """Returns how each example selects its prompt; None if the model has one.
+
+        Raises:
+          InputError: if the data selects no prompt where the model has several, or
+            selects one where it has not.
+        """
+        by_token = self.task_token is not None
+        selects = by_token or self.prompt_id_key is not None
+        if model.prompt_count == 1:
+            if selects:
+                name = "task_token" if by_token else "prompt_id_key"
+                raise InputError(
+                    f"DataSource.{name} is {getattr(self, name)!r}, but the model has "
+                    "one prompt for all tasks: leave it out, or use a multi-task prompt"
+                )
+            return None
+        if not selects:
+            raise InputError(
+                f"the model has {model.prompt_count} prompts, and the data does not "
+                "select one for each example: set DataSource.prompt_id_key to a jsonl "
+                f"key or an HDF5 data set ({PROMPT_IDS!r}), or DataSource.task_token"
+            )
+        token = TaskToken(self._sentinel_end(model)) if by_token else None
+        return Tasks(
+            model.prompt_count, self.prompt_id_key, self.prompt_id_names, token
+        )
+
+    def _sentinel_end(self, model: ModelInterface) -> int | None:
+        """Returns one more than the id of task 0's sentinel; None for "index"."""
+        if self.task_token not in ("index", "sentinel"):
+            raise InputError(
+                f"DataSource.task_token is {self.task_token!r}, expected 'index' or "
+                "'sentinel'"
+            )
+        if self.task_token == "index":
+            return None
+        if self.sentinel_vocabulary_size is not None:
+            return self.sentinel_vocabulary_size
+        return model.require_tokenizer().vocabulary_size

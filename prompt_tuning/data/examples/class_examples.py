@@ -1,0 +1,171 @@
+"""Examples of a task with classes: each prompt once with the label of every class."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.model_interface import ModelInterface
+
+
+class ClassExamples:
+    """`E` examples of `C` rows each: the example's prompt with each of `C` labels.
+
+    A batch plan treats it as a table of examples whose lengths are those of their
+    longest rows; `build_batch` puts the rows of an example one after the other.
+
+    Attributes:
+      gold: index of the correct label of each example, `[E]`.
+      weights: weight of each example: the mean nonzero loss weight of its tokens, which
+        is 1 unless the data contains weights; float32 `[E]`.
+      skipped: number of examples left out because they are too long.
+      has_prompt_ids: whether the data selects the prompt of each example.
+      columns: names of the columns for an objective; always empty.
+      has_classes: whether an example consists of a row for each class; always True.
+    """
+
+    columns: tuple[str, ...] = ()
+    has_classes = True
+
+    def __init__(
+        self,
+        examples: Examples | Sequence[Example],
+        labels: Sequence[Sequence[int]],
+        gold: Sequence[int],
+        model: ModelInterface,
+        *,
+        skip_too_long: bool = False,
+    ):
+        """Reads each example once to measure it.
+
+        Args:
+          examples: examples whose prompts are used; their completions are ignored.
+          labels: token ids of the `C` labels, including the token that ends them.
+          gold: index of the correct label of each example.
+          model: properties of the model that scores the labels.
+          skip_too_long: whether to leave out examples that do not fit with the longest
+            label.
+
+        Raises:
+          InputError: if nothing precedes a label to predict it from, or an example is
+            too long.
+        """
+        self._examples, self._labels = examples, labels
+        self._architecture: Architecture = model.architecture
+        lengths, weights = zip(
+            *(_measure(examples[i], model.architecture) for i in range(len(examples))),
+            strict=True,
+        )
+        self._prompt_lengths = np.array(lengths, np.int64)
+        if model.architecture == "decoder_only" and not model.predicts_first_token:
+            _check_prompts(self._prompt_lengths)
+        fits = self._fits(model.maximum_length)
+        if (not skip_too_long and not fits.all()) or not fits.any():
+            first = int(np.argmin(fits))
+            raise InputError(
+                f"example {first} has {lengths[first]} prompt tokens, and the longest "
+                f"label {self._longest}: expected at most {model.maximum_length} in a "
+                "row (the model's positions minus the prompt vectors), whichever the "
+                "label; shorten it, or set on_too_long='skip' to leave such rows out"
+            )
+        self._numbers = np.flatnonzero(fits)
+        self._prompt_lengths = self._prompt_lengths[fits]
+        self.gold = np.asarray(gold, np.int32)[fits]
+        self.weights = np.array(weights, np.float32)[fits]
+        self.skipped = int(np.count_nonzero(~fits)) + getattr(examples, "skipped", 0)
+        self.has_prompt_ids = getattr(examples, "has_prompt_ids", False)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns the rows of one example, one for each label."""
+        example = self._examples[int(self._numbers[number])]
+        prompt = prompt_part(example, self._architecture).tolist()
+        return [
+            label_example(self._architecture, prompt, list(label), example.prompt_id)
+            for label in self._labels
+        ]
+
+    @property
+    def rows_per_example(self) -> int:
+        """Number of rows of a batch that an example takes, `C`."""
+        return len(self._labels)
+
+    @property
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of inputs of each example's longest row."""
+        if self._architecture == "encoder_decoder":
+            return self._prompt_lengths
+        return self._prompt_lengths + self._longest
+
+    @property
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each example's longest row."""
+        if self._architecture == "encoder_decoder":
+            return self.weight_counts
+        return self.input_lengths
+
+    @property
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Maximum number of targets of a row with nonzero loss weight."""
+        return np.full(len(self), self._longest, np.int64)
+
+    @property
+    def _longest(self) -> int:
+        return max(len(label) for label in self._labels)
+
+    def _fits(self, maximum_length: int | None) -> Bool[np.ndarray, "E"]:
+        if maximum_length is None:
+            return np.ones(len(self._prompt_lengths), bool)
+        if self._architecture == "encoder_decoder":
+            return np.maximum(self._prompt_lengths, self._longest) <= maximum_length
+        return self._prompt_lengths + self._longest <= maximum_length
+
+
+def _measure(example: Example, architecture: Architecture) -> tuple[int, float]:
+    """Returns the number of prompt tokens and the weight of the completion."""
+    weights = example.weights[example.prefix_length :]
+    weight = float(np.mean(weights[weights > 0])) if np.any(weights > 0) else 1.0
+    return len(prompt_part(example, architecture)), weight
+
+
+def _check_prompts(lengths: Int64[np.ndarray, "E"]) -> None:
+    if not lengths.all():
+        raise InputError(
+            f"example {int(np.argmin(lengths))} has no prompt token, and neither a "
+            "prompt vector nor a beginning-of-sequence token precedes its label, so "
+            "there is nothing to predict it from"
+        )
+
+
+def prompt_part(example: Example, architecture: Architecture) -> np.ndarray:
+    """Returns the token ids of an example that the model continues or answers."""
+    if architecture == "encoder_decoder":
+        return example.inputs
+    return example.inputs[: example.prefix_length]
+
+
+def label_example(
+    architecture: Architecture,
+    prompt: list[int],
+    label: list[int],
+    prompt_id: int = 0,
+) -> Example:
+    """Returns an example in which only the tokens of the label have a loss weight."""
+    if architecture == "encoder_decoder":
+        return Example(
+            np.array(prompt, np.int32),
+            np.array(label, np.int32),
+            np.ones(len(label), np.float32),
+            0,
+            prompt_id,
+        )
+    row = np.array([*prompt, *label], np.int32)
+    weights = np.zeros(len(row), np.float32)
+    weights[len(prompt) :] = 1
+    return Example(row, row, weights, len(prompt), prompt_id)

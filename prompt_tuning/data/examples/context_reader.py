@@ -1,0 +1,71 @@
+"""Reads rows as examples with a text inserted before each prompt."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int32
+
+from prompt_tuning.data.examples.row_readers import (
+    NO_VALUES,
+    Example,
+    ExampleIndex,
+    RowReader,
+)
+from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
+from prompt_tuning.data.rows.token_columns import TokenValues
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextRowReader:
+    """Reads the examples of another reader, with a text inserted before each.
+
+    Attributes:
+      reader: reads the rows themselves.
+      ids: token ids of the text; inserted after BOS, and not learned.
+      bos_id: id of BOS, or None.
+    """
+
+    reader: RowReader
+    ids: tuple[int, ...]
+    bos_id: int | None
+
+    @property
+    def targets_are_inputs(self) -> bool:
+        """See `RowReader`."""
+        return self.reader.targets_are_inputs
+
+    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+        """Returns the other reader's index with longer inputs; see `RowReader`."""
+        index = self.reader.scan(block, describe_row)
+        lengths = {"input_lengths": index.input_lengths + len(self.ids)}
+        if self.targets_are_inputs:
+            lengths["target_lengths"] = index.target_lengths + len(self.ids)
+        return dataclasses.replace(index, **lengths)
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NO_VALUES,
+    ) -> Example:
+        """Builds the other reader's example and inserts the text; see `RowReader`."""
+        example = self.reader.example(input_ids, token_types, values)
+        inputs, weights = example.inputs, example.weights
+        # If the first token is learned, it is the EOS that ends an example, not BOS.
+        begins_with_bos = example.prefix_length > 0 and inputs[0] == self.bos_id
+        position = int(begins_with_bos)
+        inputs = np.insert(inputs, position, np.array(self.ids, np.int32))
+        if not self.targets_are_inputs:
+            return dataclasses.replace(example, inputs=inputs)
+        zeros = np.zeros(len(self.ids), np.float32)
+        return dataclasses.replace(
+            example,
+            inputs=inputs,
+            targets=inputs,
+            weights=np.insert(weights, position, zeros),
+            prefix_length=example.prefix_length + len(self.ids),
+            columns={
+                name: np.insert(column, position, zeros)
+                for name, column in example.columns.items()
+            },
+        )

@@ -1,0 +1,205 @@
+"""Reads rows as the examples of a decoder-only model."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, Int64, Integer
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.token_weights import PADDING, PROMPT, SEPARATOR, token_weights
+from prompt_tuning.data.examples.row_readers import NO_VALUES, Example, ExampleIndex
+from prompt_tuning.data.examples.row_splitting import (
+    ExampleBounds,
+    RowSplitter,
+    split_at_separators,
+    stored_tokens,
+)
+from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
+from prompt_tuning.data.rows.tasks import TaskToken
+from prompt_tuning.data.rows.token_columns import TokenValues
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderOnlyRowReader:
+    """Reads each row, or each part that a separator ends, as one example.
+
+    The targets of an example are its inputs. Target `i` is predicted from the tokens
+    before token `i`, and target 0 from the last prompt vector; without one it has no
+    weight. BOS is never learned, unless its type marks it as the EOS that ends an
+    example (GPT-2 uses one id for both). Neither are the prompt vectors of a template.
+
+    Attributes:
+      use_token_type_ids: whether the types determine the loss weights; if not, every
+        token is learned, including padding that the data contains.
+      prompt_loss_weight: loss weight of prompt tokens (type 0) if types are used.
+      predicts_first_token: whether a prompt vector stands before each example.
+      bos_id: id of BOS, or None.
+      task_token: token at the start of each example that selects its prompt, or None.
+      first_soft_id: first of the ids that represent prompt vectors of a template; None
+        if every id is a token.
+      split: splits rows into examples: `split_at_separators` or `keep_whole_rows`.
+    """
+
+    use_token_type_ids: bool
+    prompt_loss_weight: float
+    predicts_first_token: bool
+    bos_id: int | None
+    task_token: TaskToken | None = None
+    first_soft_id: int | None = None
+    split: RowSplitter = split_at_separators
+
+    @property
+    def targets_are_inputs(self) -> bool:
+        """See `RowReader`."""
+        return True
+
+    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+        """Returns the examples with at least one learned token; see `RowReader`."""
+        bounds = self._bounds(block)
+        tasks = self._tasks(block, bounds, describe_row)
+        try:
+            weights = self._block_weights(block, bounds)
+        except InputError as error:
+            raise InputError(f"{describe_row(block.start)}: {error}") from error
+        learned = np.count_nonzero(weights, axis=1)
+        if not learned.all():
+            raise InputError(
+                f"{describe_row(block.start + int(np.argmin(learned)))}: no token has "
+                "a loss weight, expected at least one learned token (BOS is never "
+                "learned, nor is the first token of an example in a model without a "
+                "prompt)"
+            )
+        # Learned tokens of each example, `[E]`, counted in the flattened rows.
+        begins = bounds.rows * weights.shape[1] + bounds.starts
+        counts = np.add.reduceat(weights.ravel() != 0, begins, dtype=np.int64)
+        rows, starts, stops = bounds
+        lengths = stops - starts - int(self.task_token is not None)
+        index = ExampleIndex(
+            block.start + rows, starts, stops, lengths, lengths, counts, tasks
+        )
+        return index.select(counts > 0)
+
+    def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
+        """Returns the loss weight of each token of a block.
+
+        Raises:
+          InputError: if token types are needed but missing or out of range.
+        """
+        return self._block_weights(block, self._bounds(block))
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NO_VALUES,
+    ) -> Example:
+        """Builds one example; see `RowReader`."""
+        if self.task_token is not None:
+            input_ids = self.task_token.remove(input_ids)
+            values = values.map(self.task_token.remove)
+            if token_types is not None:
+                token_types = self.task_token.remove(token_types)
+        types = None if token_types is None else token_types[None]
+        first = np.array([0])
+        weights = self._weights(input_ids[None], types, values, (first, first))[0]
+        return Example(
+            input_ids,
+            input_ids,
+            weights,
+            self._prefix_length(input_ids, token_types),
+            columns=values.columns,
+        )
+
+    def _bounds(self, block: RowBlock) -> ExampleBounds:
+        included = stored_tokens(block)
+        if self.use_token_type_ids and block.token_types is not None:
+            included = block.token_types != PADDING
+        return self.split(block.token_types, included)
+
+    def _block_weights(
+        self, block: RowBlock, bounds: ExampleBounds
+    ) -> Float32[np.ndarray, "c n"]:
+        """Returns the loss weight of each token, given the bounds of the examples."""
+        rows, firsts = bounds.rows, bounds.starts
+        if self.task_token is not None and self.task_token.position == 0:
+            firsts = firsts + 1
+        # An example may end before its first token, if it is only a task token.
+        nonempty = firsts < bounds.stops
+        heads = rows[nonempty], firsts[nonempty]
+        weights = self._weights(block.input_ids, block.token_types, block.values, heads)
+        weights[~stored_tokens(block)] = 0
+        if self.task_token is not None:
+            positions = bounds.starts + self.task_token.position
+            present = positions < bounds.stops
+            weights[rows[present], positions[present]] = 0
+        return weights
+
+    def _weights(
+        self,
+        input_ids: Integer[np.ndarray, "c n"],
+        token_types: Integer[np.ndarray, "c n"] | None,
+        values: TokenValues,
+        heads: tuple[Int64[np.ndarray, "E"], Int64[np.ndarray, "E"]],
+    ) -> Float32[np.ndarray, "c n"]:
+        """Computes loss weights; `heads` are rows and positions of first tokens."""
+        weights = token_weights(
+            token_types,
+            input_ids.shape,
+            use_token_type_ids=self.use_token_type_ids,
+            prompt_loss_weight=self.prompt_loss_weight,
+        )
+        weights = values.scale(weights)
+        if not self.predicts_first_token:
+            weights[heads] = 0
+        else:
+            weights[heads] *= ~self._is_bos(input_ids, token_types)[heads]
+        if self.first_soft_id is not None:
+            weights[input_ids >= self.first_soft_id] = 0
+        return weights
+
+    def _is_bos(
+        self,
+        input_ids: Integer[np.ndarray, "*rows n"],
+        token_types: Integer[np.ndarray, "*rows n"] | None,
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Returns which tokens would be BOS as the first token of an example."""
+        is_bos = np.equal(input_ids, -1 if self.bos_id is None else self.bos_id)
+        return is_bos if token_types is None else is_bos & (token_types != SEPARATOR)
+
+    def _tasks(
+        self, block: RowBlock, bounds: ExampleBounds, describe_row: DescribeRow
+    ) -> Int64[np.ndarray, "E"]:
+        """Returns each example's task; 0 without task tokens.
+
+        Raises:
+          InputError: if an example ends before its task token.
+        """
+        token, rows = self.task_token, bounds.rows
+        if token is None:
+            return np.zeros_like(rows)
+        positions = bounds.starts + token.position
+        missing = positions >= bounds.stops
+        positions = np.where(missing, bounds.starts, positions)
+        if block.token_types is not None:
+            types = block.token_types[rows, positions]
+            missing |= np.isin(types, (PADDING, SEPARATOR))
+        if missing.any():
+            first = int(np.argmax(missing))
+            raise InputError(
+                f"{describe_row(block.start + int(rows[first]))}: token "
+                f"{int(bounds.starts[first]) + token.position} should be the task "
+                "token (DataSource.task_token), but the example ends before it"
+            )
+        return token.decode(block.input_ids[rows, positions])
+
+    def _prefix_length(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+    ) -> int:
+        """Returns the number of prompt tokens, BOS included, at the start."""
+        in_prompt = np.zeros(len(input_ids), bool)
+        if token_types is not None:
+            in_prompt = token_types == PROMPT
+        in_prompt[:1] |= self._is_bos(input_ids, token_types)[:1]
+        return len(in_prompt) if in_prompt.all() else int(np.argmin(in_prompt))

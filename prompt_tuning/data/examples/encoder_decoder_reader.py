@@ -1,0 +1,127 @@
+"""Reads rows as the examples of an encoder-decoder model."""
+
+import dataclasses
+import operator
+
+import numpy as np
+from jaxtyping import Float32, Int32, Integer
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
+from prompt_tuning.data.examples.row_readers import NO_VALUES, Example, ExampleIndex
+from prompt_tuning.data.examples.row_splitting import find_turns, unpadded_lengths
+from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
+from prompt_tuning.data.rows.tasks import TaskToken
+from prompt_tuning.data.rows.token_columns import TokenValues
+
+TYPES_NEEDED = (
+    "no token_type_ids, which an encoder-decoder model needs to tell its input (type "
+    "0) from its target (types 1 and 3)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderDecoderRowReader:
+    """Reads each turn of a row, a prompt and its completion, as one example.
+
+    A row is split wherever a prompt follows a completion. Type 0 of each turn becomes
+    the encoder's input, types 1 and 3 the target. EOS is appended to both where it is
+    missing. BOS is removed from the input, and padding from both.
+
+    Attributes:
+      eos_id: id of the token that ends inputs and targets.
+      bos_id: id of BOS, or None.
+      task_token: token at the start of each turn's prompt that selects the prompt of
+        the model, or None.
+    """
+
+    eos_id: int
+    bos_id: int | None
+    task_token: TaskToken | None = None
+
+    @property
+    def targets_are_inputs(self) -> bool:
+        """See `RowReader`."""
+        return False
+
+    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+        """Returns one example for each turn of each row; see `RowReader`."""
+        entries: list[tuple[int, ...]] = []
+        for offset, length in enumerate(unpadded_lengths(block)):
+            row = block.start + offset
+            if block.token_types is None:
+                raise InputError(f"{describe_row(row)}: {TYPES_NEEDED}")
+            ids, types = block.input_ids[offset], block.token_types[offset]
+            for start, stop in find_turns(types[:length]):
+                self._check_turn(types[start:stop], describe_row(row), start)
+                tokens = offset, slice(start, stop)
+                example = self.example(
+                    ids[start:stop].astype(np.int32),
+                    types[start:stop].astype(np.int32),
+                    block.values.map(operator.itemgetter(tokens)),
+                )
+                count = int(np.count_nonzero(example.weights))
+                if not count:
+                    raise InputError(_nothing_learned(describe_row(row), start))
+                lengths = len(example.inputs), len(example.targets)
+                entries.append((row, start, stop, *lengths, count, example.prompt_id))
+        # [E, 7], in the order of the index's columns.
+        return ExampleIndex(*np.array(entries, np.int64).reshape(-1, 7).T)
+
+    def weights(self, block: RowBlock) -> Float32[np.ndarray, "c n"]:
+        """Returns the loss weight of each token of a block as a target.
+
+        Raises:
+          InputError: if token types are missing or out of range.
+        """
+        if block.token_types is None:
+            raise InputError(TYPES_NEEDED)
+        types, shape = block.token_types, block.input_ids.shape
+        return block.values.scale(token_weights(types, shape, use_token_type_ids=True))
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NO_VALUES,
+    ) -> Example:
+        """Builds the example of one turn; see `RowReader`."""
+        if token_types is None:
+            raise InputError(TYPES_NEEDED)
+        prompt, task = input_ids[token_types == PROMPT], 0
+        if self.task_token is not None:
+            task, prompt = self.task_token.split(prompt)
+        inputs = self._with_eos(prompt[prompt != self.bos_id])
+        is_target = (token_types != PROMPT) & (token_types != PADDING)
+        targets = self._with_eos(input_ids[is_target])
+        appended = len(targets) - int(is_target.sum())
+        # An appended EOS has the weight of the token before it.
+        values = values.map(lambda x: np.pad(x[is_target], (0, appended), mode="edge"))
+        weights = values.scale(np.ones(len(targets), np.float32))
+        return Example(inputs, targets, weights, 0, int(task), columns=values.columns)
+
+    def _with_eos(self, ids: Int32[np.ndarray, "k"]) -> Int32[np.ndarray, "_"]:
+        if ids.size and ids[-1] == self.eos_id:
+            return ids
+        return np.append(ids, np.int32(self.eos_id))
+
+    def _check_turn(
+        self, types: Integer[np.ndarray, "n"], row: str, start: int
+    ) -> None:
+        is_prompt = types == PROMPT
+        removed = 0 if self.task_token is None else self.task_token.position + 1
+        if is_prompt.sum() <= removed:
+            part = "prompt (type 0)" + (" after the task" if removed else "")
+            raise InputError(
+                f"{row}, from token {start}: no {part} before the "
+                "completion; an encoder-decoder model needs an input for its encoder"
+            )
+        if not ((types != PADDING) & ~is_prompt).any():
+            raise InputError(_nothing_learned(row, start))
+
+
+def _nothing_learned(row: str, start: int) -> str:
+    return (
+        f"{row}, from token {start}: no token has a loss weight, expected a completion "
+        "(types 1 and 3) after the prompt"
+    )

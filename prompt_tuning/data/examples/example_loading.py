@@ -1,0 +1,146 @@
+"""Opens the files of a data source as a table of examples."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.context_reader import ContextRowReader
+from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
+from prompt_tuning.data.examples.encoder_decoder_reader import EncoderDecoderRowReader
+from prompt_tuning.data.examples.example_table import Examples, Limits, scan_rows
+from prompt_tuning.data.examples.row_splitting import (
+    keep_whole_rows,
+    split_at_separators,
+)
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
+from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows
+from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource, contains_text
+from prompt_tuning.data.rows.tasks import Tasks, TaskToken
+from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.data.text.tokenizers import continued_pair, separate_pair
+
+PAIR_ENCODERS: dict[Architecture, PairEncoder] = {
+    "decoder_only": continued_pair,
+    "encoder_decoder": separate_pair,
+}
+
+
+def load_examples(
+    source: DataSource, model: ModelInterface, *, context_ids: Sequence[int] = ()
+) -> Examples:
+    """Opens the files of a data source, and checks every row once.
+
+    Args:
+      source: the files and how they are read.
+      model: properties of the model that reads them.
+      context_ids: token ids of a text to insert before the prompt of each example.
+
+    Raises:
+      InputError: if a setting, a file or a row cannot be used with this model; the
+        message gives its location.
+    """
+    source.check(model)
+    template, tasks = source.token_template(model), source.tasks(model)
+    is_text = contains_text(source.files)
+    if tasks is not None and is_text and model.tokenizer and model.tokenizer.add_bos:
+        tasks = tasks.after_bos()
+    task_token = None if tasks is None else tasks.token
+    if model.architecture == "encoder_decoder":
+        reader = _encoder_decoder_reader(model, task_token)
+    else:
+        reader = DecoderOnlyRowReader(
+            source.use_token_type_ids,
+            source.prompt_loss_weight,
+            # The inserted text predicts the first token that follows it.
+            model.predicts_first_token or bool(context_ids),
+            model.bos_id,
+            task_token,
+            first_soft_id=None if template is None else model.vocabulary_size,
+            split=split_at_separators if source.separate_articles else keep_whole_rows,
+        )
+    if is_text:
+        rows = _open_jsonl(source, model, template, tasks)
+    else:
+        rows = _open_hdf5(source, template, tasks, reader.weights)
+    if context_ids:
+        reader = ContextRowReader(reader, tuple(context_ids), model.bos_id)
+    limits = Limits(
+        model.vocabulary_size + (0 if template is None else template.length),
+        model.maximum_length,
+        source.on_too_long,
+        source.maximum_examples,
+    )
+    index, skipped = scan_rows(rows, reader, limits, tasks)
+    return Examples(
+        rows,
+        reader,
+        index,
+        skipped,
+        has_prompt_ids=tasks is not None,
+        columns=source.objective_columns,
+    )
+
+
+def _encoder_decoder_reader(
+    model: ModelInterface, task_token: TaskToken | None
+) -> EncoderDecoderRowReader:
+    if model.eos_id is None:
+        raise InputError(
+            "an encoder-decoder model ends its texts with EOS, and neither the "
+            "tokenizer nor the model's config defines its id: set eos_id"
+        )
+    return EncoderDecoderRowReader(model.eos_id, model.bos_id, task_token)
+
+
+def _open_jsonl(
+    source: DataSource,
+    model: ModelInterface,
+    template: TokenTemplate | None,
+    tasks: Tasks | None,
+) -> RowSource:
+    if model.tokenizer is None:
+        raise InputError(
+            f"{source.files} contains text: expected a tokenizer to encode it with"
+        )
+    encoder = LineEncoder(
+        model.tokenizer,
+        source.prompt_key,
+        source.completion_key,
+        source.joiner,
+        PAIR_ENCODERS[model.architecture],
+        template,
+    )
+    return JsonlRows(
+        source.files,
+        encoder,
+        add_eos=source.add_eos,
+        tasks=tasks,
+        columns=source.token_columns(),
+    )
+
+
+def _open_hdf5(
+    source: DataSource,
+    template: TokenTemplate | None,
+    tasks: Tasks | None,
+    weights: BlockWeights,
+) -> RowSource:
+    if template is not None:
+        raise InputError(
+            f"DataSource.template is set, but {source.files} contains token ids, not "
+            "text to insert into it: use jsonl files, or leave the template out"
+        )
+    if tasks is not None and tasks.names is not None:
+        raise InputError(
+            f"prompt_id_names are {list(tasks.names)}, but {source.files} numbers its "
+            "tasks: leave the names out"
+        )
+    return Hdf5Rows(
+        source.files,
+        prompt_ids=None if tasks is None else tasks.key,
+        columns=source.token_columns(),
+        weights=weights,
+    )

@@ -1,0 +1,66 @@
+"""The properties of a model that determine how it reads data."""
+
+import dataclasses
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.row_division import ONE_PART, RowDivision
+from prompt_tuning.data.text.tokenizers import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelInterface:
+    """The properties of a prompted model that determine how it reads data.
+
+    Attributes:
+      architecture: decoder-only or encoder-decoder; determines how a row is split into
+        examples.
+      vocabulary_size: `V`; every token id is below it.
+      tokenizer: encodes text; None if the checkpoint has none, in which case only HDF5
+        files can be read.
+      origin: name of the checkpoint, for error messages.
+      bos_id: id of the beginning-of-sequence token; defaults to the tokenizer's.
+      eos_id: id of the end-of-sequence token; defaults to the tokenizer's.
+      maximum_length: maximum number of inputs, and of targets, of an example: the
+        model's positions minus the prompt vectors, unless a template puts these among
+        the tokens. None for a model without a limit.
+      predicts_first_token: whether a decoder-only model has a prompt vector before
+        every row, from which it predicts the row's first token.
+      prompt_length: `P`, number of prompt vectors; 0 without a prompt.
+      prompt_count: `N`, number of prompts that an example can select from.
+      placement: where the prompt vectors stand; see `Prompting.placement`.
+      prefix_attention: whether prompt tokens attend to each other in both directions.
+      rows: how the rows of a batch are divided among devices.
+    """
+
+    architecture: Architecture
+    vocabulary_size: int
+    tokenizer: Tokenizer | None = None
+    origin: str = "the checkpoint"
+    bos_id: int | None = None
+    eos_id: int | None = None
+    maximum_length: int | None = None
+    predicts_first_token: bool = True
+    prompt_length: int = 0
+    prompt_count: int = 1
+    placement: str = "prefix"
+    prefix_attention: bool = False
+    rows: RowDivision = ONE_PART
+
+    def __post_init__(self):
+        for name in ("bos_id", "eos_id"):
+            if self.tokenizer is not None and getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self.tokenizer, name))
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer.
+
+        Raises:
+          InputError: if the checkpoint has none.
+        """
+        if self.tokenizer is None:
+            raise InputError(
+                f"{self.origin} has no tokenizer next to it; set "
+                "Pretrained.tokenizer to a tokenizer.json, a .model file or a folder"
+            )
+        return self.tokenizer
