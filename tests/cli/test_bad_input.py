@@ -73,7 +73,7 @@ def test_missing_data(refused, tmp_path):
 def test_truncated_data(refused, rows):
     rows.write_bytes(rows.read_bytes()[:-400])
     found = refused(TRAIN_FILES=str(rows))
-    assert f"{rows} cannot be opened as HDF5 (is it cut off" in found
+    assert f"{rows} cannot be opened as HDF5 (is it truncated" in found
 
 
 def test_data_that_is_no_hdf5(refused, rows):
@@ -438,7 +438,7 @@ def test_prefix_attention_does_not_go_with_learning_given_tokens(
 ):
     macros = {"Prompting.prefix_attention": True, "DataSource.prompt_loss_weight": 1.0}
     assert tune(files, tmp_path / "run", **macros) == 2
-    assert "would see their own targets" in capsys.readouterr().err
+    assert "would see its own target" in capsys.readouterr().err
 
 
 def test_a_changed_model_is_not_used_with_a_runs_prompt(files, tmp_path, capsys):
