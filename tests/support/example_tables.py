@@ -12,7 +12,7 @@ MODEL_FIELDS = {field.name for field in dataclasses.fields(ModelInterface)}
 
 
 def load_for(
-    files: Any, architecture="decoder_only", *, context_ids=(), **choices: Any
+    files: Any, architecture: Any = "decoder_only", *, context_ids=(), **choices: Any
 ) -> Examples:
     """Loads files; `choices` are fields of `ModelInterface` and of `DataSource`.
 
