@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from prompt_tuning.data.text.tokenizers import load_tokenizer
-    from prompt_tuning.data.tools.row_display import open_rows, shown_row
+    from prompt_tuning.data.tools.row_display import display_row, open_rows
 
     refuse_bindings(options)
     tokenizer = None
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     colored = console.is_terminal and console.color_system is not None
     shown = [
-        shown_row(
+        display_row(
             rows, number, tokenizer, prompt_loss_weight=options.prompt_loss_weight
         )
         for number in numbers
@@ -172,7 +172,7 @@ def row_text(row: "ShownRow", colored: bool) -> "Text":
             summary = f"{tokens[0].text.strip()} ×{len(tokens)}"
             texts = [(summary, 0)]
         else:
-            texts = [(token.text, token.place % 2) for token in tokens]
+            texts = [(token.text, token.position % 2) for token in tokens]
         if colored:
             for token_text, shade in texts:
                 text.append(token_text, f"{SHADES[kind][shade]} {_style(weight)}")
@@ -207,7 +207,7 @@ def _heading(row: "ShownRow") -> "Text":
     parts = ", ".join(f"{counts[i]} {n}" for i, n in enumerate(NAMES) if counts[i])
     learned = sum(token.weight != 0 for token in row.tokens)
     text = Text(f"row {row.number}", style="bold")
-    line = row.where.rpartition(", ")[2]
+    line = row.location.rpartition(", ")[2]
     text.append(f", {line}" if line.startswith("line") else "", style="not bold")
     types = parts if row.typed else "no types, so all are learned"
     rest = f": {len(row.tokens)} tokens ({types}), {learned} of them learned"
@@ -221,12 +221,12 @@ def _print_tokens(console: "Console", row: "ShownRow") -> None:
 
     table = Table("position", "id", "text", "type", "weight")
     last = max(
-        (t.place for t in row.tokens if t.type != NAMES.index("padding")), default=-1
+        (t.position for t in row.tokens if t.type != NAMES.index("padding")), default=-1
     )
     for token in row.tokens[: last + 1]:
         style = f"{SHADES[token.type][0]} {_style(token.weight)}"
         table.add_row(
-            str(token.place),
+            str(token.position),
             str(token.id),
             Text(repr(token.text)),
             Text(f"{token.type} {NAMES[token.type]}", style=style),

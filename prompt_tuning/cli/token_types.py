@@ -119,7 +119,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
     from prompt_tuning.data.tools.token_type_files import read_array
     from prompt_tuning.data.tools.type_rules import (
         AllCompletion,
-        Ends,
+        EndTokens,
         GivenTypes,
         PromptLengths,
         UntilSeparator,
@@ -129,7 +129,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
     if options.array is not None:
         return GivenTypes(read_array(options.array, ("rows", "length")))
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    ends = Ends(
+    ends = EndTokens(
         *(
             None if token is None else token_id(token, tokenizer)
             for token in (options.end, options.padding)

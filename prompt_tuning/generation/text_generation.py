@@ -205,7 +205,7 @@ def encode_given(
 ) -> list[int]:
     """The ids of a given text as training sees them: BOS first, or EOS last."""
     tokenizer = model.needed_tokenizer()
-    ids = tokenizer.encode(text) if template is None else template.given_text(text)
+    ids = tokenizer.encode(text) if template is None else template.encode_text(text)
     if model.config.architecture == "decoder_only":
         return [*encode_prompt(tokenizer, ""), *ids]
     eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id

@@ -81,7 +81,7 @@ def test_a_text_prompts_braces_are_braces_and_the_datas_template_follows():
     def text(**how) -> str:
         source = DataSource(files="x.jsonl", **how)
         template = parse_template(comparison._template(source, "{up} a}"))
-        return "|".join(template.runs({"prompt": "hi", "key": "lo"}))
+        return "|".join(template.render({"prompt": "hi", "key": "lo"}))
 
     assert text() == "{up} a}hi"
     assert text(prompt_key=None) == "{up} a}"

@@ -1,4 +1,4 @@
-"""Data files opened for a model: the plans that come of them, and what is refused."""
+"""Data files opened for a model: the resulting plans, and rejected settings."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ def test_batches_have_batch_size_rows(files, decoder):
     assert {len(batch.rows) for batch in plan.one_pass()} == {8}
 
 
-def test_a_budget_of_tokens_stands_in_place_of_batch_size(files, decoder):
+def test_a_budget_of_tokens_replaces_batch_size(files, decoder):
     plan = planned(source(files, batch_size=8, batch_tokens=400), decoder)
     sizes = {len(batch.rows) * batch.input_length for batch in plan.one_pass()}
     assert max(sizes) <= 400
@@ -82,7 +82,7 @@ def test_packed_rows_have_the_length_asked_for(files, decoder):
     assert sorted(rows[rows >= 0]) == list(range(32))
 
 
-def test_packed_rows_fit_the_positions_beside_the_prompt(files, decoder):
+def test_packed_rows_fit_the_positions_that_the_prompt_leaves(files, decoder):
     data = source(files, packing=True, packed_length=64 - LENGTH + 1)
     with pytest.raises(InputError, match="packed_length is 61, expected at most 60"):
         planned(data, decoder)
@@ -123,7 +123,7 @@ def write_lines(path, **columns):
     return path
 
 
-def test_each_example_says_which_prompt_it_has(files, tmp_path):
+def test_each_example_selects_its_prompt(files, tmp_path):
     model = opened(files.decoder, prompt=multitask)
     assert model.prompt_count == 3
     texts = {"prompt": ["ab", "cd"], "completion": ["e", "f"]}
@@ -145,7 +145,7 @@ def test_each_example_says_which_prompt_it_has(files, tmp_path):
         load_examples(
             dataclasses.replace(token, sentinel_vocabulary_size=4), model.interface
         )
-    # Where nothing else is said, the last token of the vocabulary is the first task.
+    # By default, the last token of the vocabulary selects the first task.
     with pytest.raises(InputError, match=f"task 0 is {len(skills.VOCABULARY) - 1}"):
         load_examples(
             dataclasses.replace(token, sentinel_vocabulary_size=None), model.interface
@@ -177,7 +177,7 @@ def test_a_template_goes_with_a_prompt_of_its_length(files, decoder):
     first = model.config.vocabulary_size
     soft = [id for id in example.inputs.tolist() if id >= first]
     assert soft == [first, first + 1, first + 2, first + 3]
-    # The prompt's vectors are among the tokens, which have all positions.
+    # The prompt vectors are among the tokens, which can use all positions.
     assert model.maximum_length == 64
     with pytest.raises(InputError, match=r"set and Prompting.placement is 'prefix'"):
         load_examples(data, decoder.interface)
@@ -209,7 +209,7 @@ def test_a_task_is_not_taken_out_of_a_template(files):
         load_examples(data, model.interface)
 
 
-def test_a_weight_of_the_given_text_is_refused_beside_classes(files, decoder):
+def test_a_weight_of_the_prompt_is_refused_for_classes(files, decoder):
     data = source(files, prompt_loss_weight=0.5)
     found = ClassExamples(
         load_examples(data, decoder.interface), [[5], [6]], [0] * 32, decoder.interface

@@ -24,7 +24,7 @@ def row(length: int) -> Example:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_mesh_fills_batches_with_rows_that_are_not_counted(rows, accumulate):
     examples = [row(length) for length in (3, 1, 2, 4, 1, 2)]
-    divided = Sharing(accumulate, row_parts=8).filled(rows)
+    divided = Sharing(accumulate, row_parts=8).pad_rows(rows)
     assert len(divided) == accumulate * 8
     for planned in (rows, divided):
         batch = build_batch(examples, PlannedBatch(planned, 7, 7, 7), pad_id=0)

@@ -1,4 +1,4 @@
-"""Several examples in one row: batches of one shape, with next to no padding."""
+"""Plans rows of several examples: batches of one shape with little padding."""
 
 import bisect
 from typing import NamedTuple
@@ -21,36 +21,34 @@ from prompt_tuning.data.batching.batch_plan import (
 from prompt_tuning.data.batching.buckets import round_up
 
 EXAMPLES_PER_ROW = 4
-"""Average examples in a row of the default length: enough for all rows to be filled,
-and few, as attention scores are computed between all tokens of a row."""
+"""Average number of examples in a row of the default length: enough to fill the rows,
+but small, because attention scores are computed between all tokens of a row."""
 
 SPREADS = (1.125, 1.25)
-"""How far the counted targets of a row may exceed their even share of a row."""
+"""Factors by which the counted targets of a row may exceed an even distribution."""
 
 PAIR_COSTS = (1, 1)
-"""What an input and a target of an encoder-decoder cost, as in `BucketPlan`."""
+"""Relative costs of an input and a target in an encoder-decoder, as in `BucketPlan`."""
 
-COUNTED_IN = 4
-"""Targets are counted in fours, for more examples to be of the same kind."""
+COUNT_MULTIPLE = 4
+"""Target counts are rounded up to multiples of it, so that more examples are equal."""
 
-TRIED_ROWS = 16
-"""How many kinds of row with room for an example are looked at, for a new one to be
-begun if none has room for its targets."""
+TRIED_SPACES = 16
+"""Number of sizes of free space to try for an example before a new row is begun."""
 
 
 class PackedPlan(BatchPlan):
-    """Batches whose rows hold several examples each, one after the other.
+    """Batches whose rows contain several examples each, one after the other.
 
     All batches have one shape. Rows are packed by best fit, the longest examples first
-    (Johnson 1974, best-fit decreasing), so that an epoch is of fewest rows, and of
-    equally many in every epoch; what stands together changes: examples of the same
-    length, and of like many counted targets, change places at random, and the rows come
-    in random order. Counted are the targets that carry weight in a decoder-only model,
-    and all of them in an encoder-decoder, where a row's inputs must fit `T` and their
-    targets `U`.
+    (Johnson 1974, best-fit decreasing), which needs few rows, and equally many in every
+    epoch. Shuffling exchanges examples that have the same length and number of counted
+    targets, and randomizes the order of the rows. Counted targets are the learned ones
+    in a decoder-only model, and all targets in an encoder-decoder, where a row's inputs
+    must fit in `T` and their targets in `U`.
 
     Attributes:
-      length: `T` of every row.
+      length: `T`, length of every row.
     """
 
     def __init__(
@@ -71,22 +69,23 @@ class PackedPlan(BatchPlan):
         """Packs the examples.
 
         Args:
-          input_lengths: of each example; see `Examples`.
-          weight_counts: targets of each example whose weight is not zero.
-          target_lengths: of each example of an encoder-decoder; None in a decoder-only
-            model, whose targets are its inputs.
-          batch_size: packed rows of a micro-batch.
-          batch_tokens: in its place, most tokens of one, padding included (inputs and
-            in an encoder-decoder targets).
-          length: `T`; None for room for four average examples, and the longest.
-          seed: of the order.
-          shuffle: whether each epoch has an order of its own.
-          maximum_length: of a row: the model's positions minus the prompt's vectors.
-          accumulate: `A`, micro-batches of a batch.
-          row_parts: among how many devices the rows of one are divided.
+          input_lengths: number of inputs of each example; see `Examples`.
+          weight_counts: number of learned targets of each example.
+          target_lengths: number of targets of each example of an encoder-decoder; None
+            for a decoder-only model, whose targets are its inputs.
+          batch_size: number of packed rows of a micro-batch.
+          batch_tokens: maximum number of tokens of a micro-batch, padding included
+            (inputs, and in an encoder-decoder targets); replaces `batch_size`.
+          length: `T`; None for four times the average length, at least the longest.
+          seed: seed of the order.
+          shuffle: whether each epoch has its own order.
+          maximum_length: maximum length of a row: the model's positions minus the
+            prompt vectors.
+          accumulate: `A`, number of micro-batches of a batch.
+          row_parts: number of devices that the rows of a micro-batch are divided among.
 
         Raises:
-          InputError: if there is no example, or an argument is out of range.
+          InputError: if there are no examples, or an argument is out of range.
         """
         check_lengths(input_lengths, maximum_length)
         sharing = Sharing(accumulate, row_parts)
@@ -96,7 +95,7 @@ class PackedPlan(BatchPlan):
         )
         self.length = row_length(input_lengths, length, maximum_length)
         if same_tokens:
-            packing = pack(input_lengths, weight_counts, self.length)
+            packing = pack_decoder_only(input_lengths, weight_counts, self.length)
         else:
             packing = pack_pairs(input_lengths, target_lengths, self.length)
         self._rows, self._kinds = packing.rows, packing.kinds
@@ -110,57 +109,58 @@ class PackedPlan(BatchPlan):
         self._batch_rows = limit * accumulate
 
     def _compute_epoch(self, random: np.random.Generator) -> Epoch:
-        rows = self._exchanged(random) if self._shuffle else self._rows
+        rows = self._exchange_examples(random) if self._shuffle else self._rows
         missing = -len(rows) % self._batch_rows
         rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=FILLING)
         batches = list(rows.reshape(-1, self._batch_rows, rows.shape[1]))
         return Epoch(batches, [self._shape] * len(batches))
 
-    def _exchanged(self, random: np.random.Generator) -> Int64[np.ndarray, "R n"]:
-        """The rows in random order, with examples of the same kind exchanged."""
+    def _exchange_examples(
+        self, random: np.random.Generator
+    ) -> Int64[np.ndarray, "R n"]:
+        """Exchanges examples of the same kind, and shuffles the rows."""
         shuffled = np.lexsort((random.random(self.examples), self._kinds))
-        # One entry more, for FILLING to stay what it is.
-        stands_for = np.full(self.examples + 1, FILLING)
-        stands_for[self._order] = shuffled
-        return stands_for[random.permutation(self._rows)]
+        # [E + 1]: the last entry maps FILLING, -1, to itself.
+        replacements = np.full(self.examples + 1, FILLING)
+        replacements[self._order] = shuffled
+        return replacements[random.permutation(self._rows)]
 
 
 def row_length(
     input_lengths: Integer[np.ndarray, "E"],
-    asked: int | None = None,
+    packed_length: int | None = None,
     maximum_length: int | None = None,
 ) -> int:
-    """How long packed rows are: as asked for, or for four average examples.
+    """Returns the length of packed rows: as configured, or for four average examples.
 
     Raises:
-      InputError: if the longest example does not fit, or the model has not so many
-        positions.
+      InputError: if the longest example does not fit, or the model has fewer positions.
     """
-    longest, end = int(input_lengths.max()), maximum_length
-    if asked is None:
+    longest = int(input_lengths.max())
+    if packed_length is None:
         total = EXAMPLES_PER_ROW * int(input_lengths.sum())
         length = round_up(max(longest, -(-total // len(input_lengths))))
-        return length if end is None else min(length, end)
-    if asked < longest:
+        return length if maximum_length is None else min(length, maximum_length)
+    if packed_length < longest:
         raise InputError(
-            f"packed_length is {asked}, but the longest example has {longest} tokens, "
-            "and none is split: expected at least so many"
+            f"packed_length is {packed_length}, but the longest example has {longest} "
+            "tokens, and examples are not split: expected at least as many"
         )
-    if end is not None and asked > end:
+    if maximum_length is not None and packed_length > maximum_length:
         raise InputError(
-            f"packed_length is {asked}, expected at most {end}, the model's positions "
-            "minus the prompt's vectors"
+            f"packed_length is {packed_length}, expected at most {maximum_length}, the "
+            "model's positions minus the prompt vectors"
         )
-    return asked
+    return packed_length
 
 
 class PackedRows(NamedTuple):
-    """A way to pack `E` examples into `R` rows of at most `n`.
+    """`E` examples packed into `R` rows of at most `n` examples.
 
     Attributes:
-      rows: examples of each row, `FILLING` after the last.
-      kinds: examples of the same number can change places.
-      positions: room for the counted targets of any row, also after any exchange: `m`,
+      rows: numbers of the examples of each row, `FILLING` after the last.
+      kinds: kind of each example; examples of the same kind can be exchanged.
+      positions: maximum number of counted targets of a row, after any exchange: `m`,
         and in an encoder-decoder `U` too; a multiple of 8, or the rows' length.
     """
 
@@ -169,18 +169,19 @@ class PackedRows(NamedTuple):
     positions: int
 
 
-def pack(
+def pack_decoder_only(
     input_lengths: Integer[np.ndarray, "E"],
     weight_counts: Integer[np.ndarray, "E"],
     length: int,
 ) -> PackedRows:
-    """Packs the rows of a decoder-only model, in which some targets carry weight.
+    """Packs the examples of a decoder-only model, some of whose targets are learned.
 
-    By best fit, the longest first, in the cheapest of a few ways. The more evenly the
-    targets that carry weight are spread over the rows, the less room there need be for
-    them, but the more rows it may take; the last way heeds lengths alone.
+    Packs by best fit, the longest first, and returns the cheapest of a few packings.
+    The more evenly the learned targets are distributed over the rows, the fewer
+    positions are needed for them, but the more rows; the last packing considers only
+    lengths.
     """
-    counts = np.minimum(_counted(weight_counts), input_lengths)
+    counts = np.minimum(_round_counts(weight_counts), input_lengths)
     return _cheapest(input_lengths, counts, length, length, (TOKEN_COST, TARGET_COST))
 
 
@@ -189,43 +190,43 @@ def pack_pairs(
     target_lengths: Integer[np.ndarray, "E"],
     length: int,
 ) -> PackedRows:
-    """Packs inputs and their targets, which stand in rows of their own; see `pack`."""
-    counts = _counted(target_lengths)
+    """Packs inputs and targets into separate rows; see `pack_decoder_only`."""
+    counts = _round_counts(target_lengths)
     return _cheapest(
         input_lengths, counts, length, round_up(int(counts.sum())), PAIR_COSTS
     )
 
 
-def _counted(targets: Integer[np.ndarray, "E"]) -> Integer[np.ndarray, "E"]:
-    return -(-targets // COUNTED_IN) * COUNTED_IN
+def _round_counts(targets: Integer[np.ndarray, "E"]) -> Integer[np.ndarray, "E"]:
+    return -(-targets // COUNT_MULTIPLE) * COUNT_MULTIPLE
 
 
 def _cheapest(
     input_lengths: Integer[np.ndarray, "E"],
     counts: Integer[np.ndarray, "E"],
     length: int,
-    most_room: int,
+    maximum_count: int,
     costs: tuple[int, int],
 ) -> PackedRows:
-    """The cheapest of a few packings, with more or less room for counted targets.
+    """Returns the cheapest of a few packings with different limits of counted targets.
 
     Args:
-      input_lengths: of each example.
-      counts: targets of each that are counted.
-      length: tokens of a row.
-      most_room: more counted targets than any row may come to have.
-      costs: of a token and of a counted target.
+      input_lengths: number of inputs of each example.
+      counts: number of counted targets of each example.
+      length: number of tokens of a row.
+      maximum_count: upper bound of the number of counted targets of a row.
+      costs: cost of a token and of a counted target.
     """
     even = length * int(counts.sum()) / int(input_lengths.sum())
-    rooms = [max(int(spread * even), int(counts.max())) for spread in SPREADS]
-    found = []
-    for room in sorted({min(room, most_room) for room in (*rooms, most_room)}):
-        rows = _best_fit(input_lengths, counts, length, room)
-        most = max(int(counts[row].sum()) for row in rows)
-        positions = min(round_up(most), most_room)
+    limits = [max(int(spread * even), int(counts.max())) for spread in SPREADS]
+    packings = []
+    for limit in sorted({min(x, maximum_count) for x in (*limits, maximum_count)}):
+        rows = _best_fit(input_lengths, counts, length, limit)
+        largest = max(int(counts[row].sum()) for row in rows)
+        positions = min(round_up(largest), maximum_count)
         cost = len(rows) * (costs[0] * length + costs[1] * positions)
-        found.append((cost, positions, rows))
-    _, positions, rows = min(found, key=lambda packed: packed[:2])
+        packings.append((cost, positions, rows))
+    _, positions, rows = min(packings, key=lambda packing: packing[:2])
     table = np.full((len(rows), max(map(len, rows))), FILLING)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row
@@ -238,22 +239,22 @@ def _best_fit(
     input_lengths: Integer[np.ndarray, "E"],
     counts: Integer[np.ndarray, "E"],
     length: int,
-    room: int,
+    maximum_count: int,
 ) -> list[list[int]]:
-    """Rows of examples, no more than `length` tokens and `room` counted targets each.
+    """Packs rows of at most `length` tokens and `maximum_count` counted targets.
 
-    Each example goes into the fullest row that it fits in, the longest example first.
+    Each example is put into the fullest row that it fits in, the longest example first.
     """
     rows: list[list[int]] = []
-    room_left: list[int] = []
-    rows_by_space: dict[int, list[int]] = {}
-    spaces: list[int] = []  # those of `rows_by_space`, sorted
+    counts_left: list[int] = []  # of each row
+    rows_by_space: dict[int, list[int]] = {}  # rows by their number of free tokens
+    spaces: list[int] = []  # sorted keys of `rows_by_space`
     order = np.argsort(-input_lengths, kind="stable")
     table = np.stack([order, input_lengths[order], counts[order]], axis=1)
-    for example, needed, counted in table.tolist():
+    for example, needed, count in table.tolist():
         first = bisect.bisect_left(spaces, needed)
-        for space in spaces[first : first + TRIED_ROWS]:
-            if room_left[rows_by_space[space][-1]] >= counted:
+        for space in spaces[first : first + TRIED_SPACES]:
+            if counts_left[rows_by_space[space][-1]] >= count:
                 row = rows_by_space[space].pop()
                 if not rows_by_space[space]:
                     del rows_by_space[space]
@@ -262,9 +263,9 @@ def _best_fit(
         else:
             row, space = len(rows), length
             rows.append([])
-            room_left.append(room)
+            counts_left.append(maximum_count)
         rows[row].append(example)
-        room_left[row] -= counted
+        counts_left[row] -= count
         space -= needed
         if space not in rows_by_space:
             rows_by_space[space] = []

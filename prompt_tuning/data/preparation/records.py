@@ -163,7 +163,7 @@ class RecordReader:
     ) -> list[str]:
         if template is not None:
             texts = {name: _string(content, name, location) for name in template.keys}
-            return template.runs(texts)
+            return template.render(texts)
         value = _lookup(content, key, location)
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             return value

@@ -66,7 +66,7 @@ def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Token
     inner.add_special_tokens([token for _, token in choice.special_tokens])
     ids = {role: inner.token_to_id(token) for role, token in choice.special_tokens}
     changed = SpecialTokens(*[ids.get(role) for role in ROLES], add_bos=None)
-    return HuggingFaceTokenizer(inner, changed.over(tokenizer.special))
+    return HuggingFaceTokenizer(inner, changed.fill_from(tokenizer.special))
 
 
 def _check_roles(choice: TokenizerChoice) -> None:

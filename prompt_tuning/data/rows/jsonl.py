@@ -124,7 +124,7 @@ class LineEncoder:
             texts = {key: line.text(key, "DataSource.template") for key in keys}
             completion = self.joiner + line.text(self.completion_key)
             try:
-                return self.template.pair(texts, completion)
+                return self.template.encode_pair(texts, completion)
             except InputError as error:
                 raise InputError(f"{line.location}: {error}") from error
         prompt = "" if self.prompt_key is None else line.text(self.prompt_key)

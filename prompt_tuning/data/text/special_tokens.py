@@ -1,4 +1,4 @@
-"""Which tokens have a role (BOS, EOS, padding), as the files beside a tokenizer say."""
+"""Tokens with a role (BOS, EOS, padding), read from the files next to a tokenizer."""
 
 import dataclasses
 import json
@@ -11,29 +11,29 @@ from prompt_tuning.core.errors import InputError
 CONFIG_FILE = "tokenizer_config.json"
 MAP_FILE = "special_tokens_map.json"
 ROLES = ("bos_token", "eos_token", "pad_token")
-"""Those that have a field in `SpecialTokens`, in its order."""
+"""Roles with a field in `SpecialTokens`, in the order of its fields."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens' ids, of which None are not named; see `Tokenizer`."""
+    """Ids of the special tokens; None for those not defined. See `Tokenizer`."""
 
     bos_id: int | None = None
     eos_id: int | None = None
     pad_id: int | None = None
     add_bos: bool | None = None
 
-    def over(self, other: "SpecialTokens") -> "SpecialTokens":
-        """These, and `other` where these say None."""
-        mine = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        return dataclasses.replace(other, **mine)
+    def fill_from(self, other: "SpecialTokens") -> "SpecialTokens":
+        """Returns these values, with those that are None taken from `other`."""
+        defined = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        return dataclasses.replace(other, **defined)
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a file; an empty one if there is no such file.
+    """Reads the JSON object of a file; returns an empty one if the file is missing.
 
     Raises:
-      InputError: if it holds something else.
+      InputError: if the file contains something else.
     """
     if not file.is_file():
         return {}
@@ -42,18 +42,20 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file} holds a {type(content).__name__}, expected an object")
+        raise InputError(
+            f"{file} contains a {type(content).__name__}, expected an object"
+        )
     return content
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What `tokenizer_config.json` says, and `special_tokens_map.json` over it.
+    """Reads `tokenizer_config.json`, overridden by `special_tokens_map.json`.
 
-    The map is the older of the two: transformers does not read it where the config has
-    `added_tokens_decoder`.
+    The map is the older format: like transformers, this does not read it if the config
+    has `added_tokens_decoder`.
 
     Raises:
-      InputError: if one of them holds no object.
+      InputError: if one of the files does not contain an object.
     """
     config = read_json_object(folder / CONFIG_FILE)
     if "added_tokens_decoder" in config:
@@ -62,7 +64,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def role_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The text of each token that has a role, by role: `eos_token`, `image_token`."""
+    """Returns the text of each token with a role, by role, such as `eos_token`."""
     further = settings.get("extra_special_tokens")
     entries = {k: v for k, v in settings.items() if k.endswith("_token")}
     if isinstance(further, dict):
@@ -71,14 +73,16 @@ def role_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     return {role: text for role, text in texts.items() if text is not None}
 
 
-def configured(settings: Mapping[str, Any], id_of: Mapping[str, int]) -> SpecialTokens:
-    """The ids of the tokens that settings give a role."""
+def configured_tokens(
+    settings: Mapping[str, Any], vocabulary: Mapping[str, int]
+) -> SpecialTokens:
+    """Returns the ids of the tokens to which the settings assign a role."""
     texts = [_text(settings.get(role)) for role in ROLES]
-    ids = [None if text is None else id_of.get(text) for text in texts]
+    ids = [None if text is None else vocabulary.get(text) for text in texts]
     return SpecialTokens(*ids, add_bos=settings.get("add_bos_token"))
 
 
 def _text(entry: Any) -> str | None:
-    """A token's text: a string, or `{"content": string}`."""
+    """Returns a token's text: a string, or the one in `{"content": string}`."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     return content if isinstance(content, str) else None

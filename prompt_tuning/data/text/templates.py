@@ -1,15 +1,15 @@
-"""Prompts written as text with soft pieces: `{soft:20} Review: {text} {soft:5} Mood:`.
+"""Templates of text and prompt vectors: `{soft:20} Review: {text} {soft:5} Mood:`.
 
-A template is what an example is given: a decoder-only model's text before the
-completion, an encoder's input. It is made of
+A template defines the prompt of each example: the text before the completion in a
+decoder-only model, or the encoder's input. It consists of
 
 - text, with `{{` and `}}` for braces,
-- `{key}`, the string that a jsonl line has under a key,
-- `{soft:5}`, five vectors of the prompt; `{soft:5:"words"}`, five that start from the
-  embeddings of words; `{soft:"words"}`, as many as the words have tokens. The quoted
-  words are a JSON string.
+- `{key}`, the string value of a key of a jsonl line,
+- `{soft:5}`, five prompt vectors; `{soft:5:"words"}`, five that are initialized from
+  the embeddings of the words; `{soft:"words"}`, one for each token of the words. The
+  quoted words are a JSON string.
 
-Vectors are taken in order: the first soft piece has the prompt's first.
+The prompt vectors are used in order, beginning with the first soft part.
 """
 
 import dataclasses
@@ -29,183 +29,186 @@ _PLAIN = re.compile(r"[^{}]+")
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Text as it stands."""
+    """Literal text."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A line's own text, under a key."""
+    """The text that a jsonl line contains under a key."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Soft:
-    """Vectors of the prompt.
+    """Prompt vectors.
 
     Attributes:
-      count: how many; None for as many as the words have tokens.
-      words: what they start from; None for what the prompt's initialiser says.
+      count: number of vectors; None for one for each token of the words.
+      words: text whose embeddings initialize the vectors; None to use the prompt's
+        initializer.
     """
 
     count: int | None
     words: str | None = None
 
 
-Piece = Text | Key | Soft
+TemplatePart = Text | Key | Soft
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A template's pieces, in order."""
+    """The parts of a template, in order."""
 
-    pieces: tuple[Piece, ...]
+    parts: tuple[TemplatePart, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that a line must have, each once, in order."""
-        names = [piece.name for piece in self.pieces if isinstance(piece, Key)]
+        """The keys that a jsonl line must have, without repetition, in order."""
+        names = [part.name for part in self.parts if isinstance(part, Key)]
         return tuple(dict.fromkeys(names))
 
     @property
     def soft(self) -> tuple[Soft, ...]:
-        """The soft pieces."""
-        return tuple(piece for piece in self.pieces if isinstance(piece, Soft))
+        """The soft parts."""
+        return tuple(part for part in self.parts if isinstance(part, Soft))
 
     def without_soft(self) -> "Template":
-        """The text alone, for a model without a prompt."""
-        kept = [piece for piece in self.pieces if not isinstance(piece, Soft)]
-        return Template(tuple(kept))
+        """Returns the template without prompt vectors, for a model without a prompt."""
+        return Template(tuple(p for p in self.parts if not isinstance(p, Soft)))
 
-    def runs(self, texts: Mapping[str, str]) -> list[str]:
-        """The texts before, between and after the soft pieces, empty ones too."""
-        runs = [""]
-        for piece in self.pieces:
-            if isinstance(piece, Soft):
-                runs.append("")
+    def render(self, texts: Mapping[str, str]) -> list[str]:
+        """Returns the texts before, between and after the soft parts, even if empty."""
+        rendered = [""]
+        for part in self.parts:
+            if isinstance(part, Soft):
+                rendered.append("")
             else:
-                found = piece.text if isinstance(piece, Text) else texts[piece.name]
-                runs[-1] += found
-        return runs
+                rendered[-1] += (
+                    part.text if isinstance(part, Text) else texts[part.name]
+                )
+        return rendered
 
 
 def parse_template(template: str, setting: str = "DataSource.template") -> Template:
-    """Reads a template.
+    """Parses a template.
 
     Args:
-      template: the text.
-      setting: that it is the value of, for messages.
+      template: text of the template.
+      setting: name of the setting that contains it, for messages.
 
     Raises:
-      InputError: with the character at which it cannot be read, counted from 1.
+      InputError: if it cannot be parsed; the message gives the character, from 1.
     """
-    pieces: list[Piece] = []
-    at = 0
-    while at < len(template):
+    parts: list[TemplatePart] = []
+    start = 0
+    while start < len(template):
         try:
-            piece, stop = _piece_at(template, at)
-        except InputError as problem:
-            raise InputError(f"{setting}, {problem}") from problem
-        before = pieces[-1] if pieces else None
-        if isinstance(piece, Text) and isinstance(before, Text):
-            pieces[-1] = Text(before.text + piece.text)
+            part, stop = _parse_part(template, start)
+        except InputError as error:
+            raise InputError(f"{setting}, {error}") from error
+        previous = parts[-1] if parts else None
+        if isinstance(part, Text) and isinstance(previous, Text):
+            parts[-1] = Text(previous.text + part.text)
         else:
-            pieces.append(piece)
-        at = stop
-    return Template(tuple(pieces))
+            parts.append(part)
+        start = stop
+    return Template(tuple(parts))
 
 
-def _piece_at(template: str, at: int) -> tuple[Piece, int]:
-    """The piece that begins at a character, and where the next one begins."""
-    if template.startswith(("{{", "}}"), at):
-        return Text(template[at]), at + 2
-    if plain := _PLAIN.match(template, at):
-        return Text(plain[0]), plain.end()
-    if found := _KEY.match(template, at):
-        return Key(found[1]), found.end()
-    if found := _SOFT.match(template, at):
-        return _soft(template, at, found), found.end()
-    if template[at] == "}":
-        raise _problem(
-            template, at, "no '{' before it; for a brace of the text write '}}'"
+def _parse_part(template: str, start: int) -> tuple[TemplatePart, int]:
+    """Returns the part that begins at a character, and the start of the next one."""
+    if template.startswith(("{{", "}}"), start):
+        return Text(template[start]), start + 2
+    if match := _PLAIN.match(template, start):
+        return Text(match[0]), match.end()
+    if match := _KEY.match(template, start):
+        return Key(match[1]), match.end()
+    if match := _SOFT.match(template, start):
+        return _parse_soft(template, start, match), match.end()
+    if template[start] == "}":
+        raise _error(
+            template, start, "no '{' before it; for a brace of the text write '}}'"
         )
-    if template.startswith("{soft", at):
-        wanted = '{soft:5}, {soft:"words"} or {soft:5:"words"}'
-        raise _problem(template, at, f"expected {wanted}")
-    raise _problem(
+    if template.startswith("{soft", start):
+        forms = '{soft:5}, {soft:"words"} or {soft:5:"words"}'
+        raise _error(template, start, f"expected {forms}")
+    raise _error(
         template,
-        at,
+        start,
         "expected {key}, a key of each line, or {soft:5}; for a brace of the text "
         "write '{{'",
     )
 
 
-def _soft(template: str, at: int, found: re.Match[str]) -> Soft:
-    count = None if found[1] is None else int(found[1])
-    words = found[2] or found[3]
+def _parse_soft(template: str, start: int, match: re.Match[str]) -> Soft:
+    count = None if match[1] is None else int(match[1])
+    words = match[2] or match[3]
     if count == 0:
-        raise _problem(template, at, "expected at least one vector")
+        raise _error(template, start, "expected at least one vector")
     if words is None:
         return Soft(count)
     try:
         text = json.loads(words, strict=False)
     except ValueError as error:
-        why = f"{words} is not a JSON string: {error}"
-        raise _problem(template, at, why) from error
+        reason = f"{words} is not a JSON string: {error}"
+        raise _error(template, start, reason) from error
     if not text.strip():
-        raise _problem(
-            template, at, "the words are empty, so no vector can start from them"
+        raise _error(
+            template,
+            start,
+            "the words are empty, so no vector can be initialized from them",
         )
     return Soft(count, text)
 
 
-def _problem(template: str, at: int, why: str) -> InputError:
-    shown = template[at : at + 20]
-    return InputError(f"character {at + 1}, {shown!r}: {why}")
+def _error(template: str, start: int, reason: str) -> InputError:
+    excerpt = template[start : start + 20]
+    return InputError(f"character {start + 1}, {excerpt!r}: {reason}")
 
 
 def soft_counts(template: Template, tokenizer: Tokenizer | None) -> list[int]:
-    """How many vectors each soft piece has.
+    """Returns the number of vectors of each soft part.
 
     Args:
-      template: what was parsed.
-      tokenizer: counts the tokens of words; may be None where every count is written.
+      template: the parsed template.
+      tokenizer: counts the tokens of words; may be None if every count is given.
 
     Raises:
-      InputError: if words without a count give no token, or there is no tokenizer.
+      InputError: if words without a count have no tokens, or a tokenizer is missing.
     """
     counts = []
-    for piece in template.soft:
-        count = piece.count
+    for part in template.soft:
+        count = part.count
         if count is None:
             if tokenizer is None:
                 raise InputError(
-                    f"the template has {{soft:{json.dumps(piece.words)}}} without a "
+                    f"the template has {{soft:{json.dumps(part.words)}}} without a "
                     "count, and the model has no tokenizer to count its tokens: write "
                     "the count before the words, or set Pretrained.tokenizer"
                 )
-            count = len(tokenizer.encode(piece.words or ""))
+            count = len(tokenizer.encode(part.words or ""))
             if not count:
                 raise InputError(
-                    f"the template's soft piece {piece.words!r} gives no token, so it "
-                    "has no vector: use other words, or write a count before them"
+                    f"the template's soft part {part.words!r} has no tokens, and so "
+                    "no vectors: use other words, or write a count before them"
                 )
         counts.append(count)
     return counts
 
 
 def check_length(counts: Sequence[int], length: int) -> None:
-    """Refuses a prompt that has not as many vectors as the soft pieces together.
+    """Checks that the soft parts together have as many vectors as the prompt.
 
     Raises:
-      InputError: with both numbers.
+      InputError: if not; the message gives both numbers.
     """
     if sum(counts) != length:
         raise InputError(
             f"DataSource.template has {sum(counts)} soft vectors "
-            f"({' + '.join(map(str, counts)) or 'no soft piece'}), but the prompt has "
+            f"({' + '.join(map(str, counts)) or 'no soft part'}), but the prompt has "
             f"{length}: set its length (PROMPT_LENGTH) to {sum(counts)}, or change the "
             "template"
         )
@@ -213,16 +216,16 @@ def check_length(counts: Sequence[int], length: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TokenTemplate:
-    """A template in the ids of a model's tokenizer.
+    """A template encoded as token ids of a model.
 
-    Vector `j` of the prompt is id `vocabulary_size + j`, a *soft id*.
+    Prompt vector `j` is encoded as id `vocabulary_size + j`, a *soft id*.
 
     Attributes:
-      template: its pieces.
-      tokenizer: from text to ids.
+      template: parts of the template.
+      tokenizer: encodes the text.
       vocabulary_size: `V` of the model.
-      separate: whether a completion is a text of its own (encoder-decoder), and does
-        not continue the given one.
+      separate: whether a completion is a separate text (encoder-decoder), rather than
+        the continuation of the prompt.
     """
 
     template: Template
@@ -232,72 +235,72 @@ class TokenTemplate:
 
     @functools.cached_property
     def counts(self) -> list[int]:
-        """How many vectors each soft piece has; see `soft_counts`."""
+        """Number of vectors of each soft part; see `soft_counts`."""
         return soft_counts(self.template, self.tokenizer)
 
     @property
     def length(self) -> int:
-        """Vectors `P` of all soft pieces."""
+        """Total number of vectors, `P`."""
         return sum(self.counts)
 
     def check_length(self, length: int) -> None:
-        """Refuses a prompt of another length; see the function."""
+        """Checks that the prompt has `length` vectors; see `check_length`."""
         check_length(self.counts, length)
 
-    def given_text(self, text: str) -> list[int]:
-        """The ids of what is given, where a text is all there is to fill in.
+    def encode_text(self, text: str) -> list[int]:
+        """Encodes a prompt whose only key has the value `text`.
 
         Raises:
-          InputError: if the template has another number of keys than one.
+          InputError: if the template does not have exactly one key.
         """
         keys = self.template.keys
         if len(keys) != 1:
             raise InputError(
                 f"DataSource.template has the keys {list(keys)}, expected one, such as "
-                "{text}, for the text to stand in"
+                "{text}, to insert the text"
             )
-        return self.given({keys[0]: text})
+        return self.encode_prompt({keys[0]: text})
 
-    def given(self, texts: Mapping[str, str]) -> list[int]:
-        """The ids of what is given, without special tokens."""
-        return self._filled(self._encode(self.template.runs(texts)))
+    def encode_prompt(self, texts: Mapping[str, str]) -> list[int]:
+        """Encodes a prompt, without special tokens, given the texts of its keys."""
+        return self._insert_soft_ids(self._encode(self.template.render(texts)))
 
-    def pair(
+    def encode_pair(
         self, texts: Mapping[str, str], completion: str
     ) -> tuple[list[int], list[int]]:
-        """The ids of what is given, and of its completion.
+        """Encodes a prompt and its completion.
 
-        Text between two soft pieces is encoded as one string; all of it together, soft
-        pieces aside, decodes to the exact text, as by `encode_consecutive`.
+        Text between two soft parts is encoded as one string. The ids without soft ids
+        decode to the exact text; see `encode_consecutive`.
 
         Args:
-          texts: by key.
-          completion: the text to learn.
+          texts: text of each key.
+          completion: text of the completion.
 
         Raises:
-          InputError: if a token is not in the model's vocabulary, where it would be
-            taken for a vector of the prompt.
+          InputError: if a token is outside the model's vocabulary, and would be
+            mistaken for a prompt vector.
         """
         if self.separate:
-            return self.given(texts), self._encode([completion])[0]
-        *runs, said = self._encode([*self.template.runs(texts), completion])
-        return self._filled(runs), said
+            return self.encode_prompt(texts), self._encode([completion])[0]
+        *prompt, answer = self._encode([*self.template.render(texts), completion])
+        return self._insert_soft_ids(prompt), answer
 
-    def _filled(self, runs: Sequence[list[int]]) -> list[int]:
-        """Runs of text with the soft ids between them."""
-        given, first = list(runs[0]), self.vocabulary_size
-        for count, run in zip(self.counts, runs[1:], strict=True):
-            given += [*range(first, first + count), *run]
+    def _insert_soft_ids(self, encoded: Sequence[list[int]]) -> list[int]:
+        """Joins the encoded texts with the soft ids between them."""
+        ids, first = list(encoded[0]), self.vocabulary_size
+        for count, text_ids in zip(self.counts, encoded[1:], strict=True):
+            ids += [*range(first, first + count), *text_ids]
             first += count
-        return given
+        return ids
 
-    def _encode(self, runs: Sequence[str]) -> list[list[int]]:
-        encoded = encode_consecutive(self.tokenizer, runs)
-        largest = max((id for run in encoded for id in run), default=0)
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = encode_consecutive(self.tokenizer, texts)
+        largest = max((id for ids in encoded for id in ids), default=0)
         if largest >= self.vocabulary_size:
             raise InputError(
-                f"a text gives token {largest}, expected 0 to "
-                f"{self.vocabulary_size - 1} (the vocabulary); was the tokenizer made "
-                "for this model?"
+                f"a text contains token {largest}, expected 0 to "
+                f"{self.vocabulary_size - 1} (the vocabulary); does the tokenizer "
+                "belong to this model?"
             )
         return encoded

@@ -1,10 +1,10 @@
-"""Text to token ids and back, from the two kinds of file that tokenizers come in.
+"""Tokenizers, read from sentencepiece or Hugging Face files.
 
-A prompt and the completion that continues it are encoded apart, so that a prompt has
-the same ids in training as when a completion is asked of the model, and no token spans
-the boundary. A tokenizer that puts a space before every text (sentencepiece's dummy
-prefix) would put one into the middle of the pair; `encode_continuation` leaves it out,
-so that the ids of both, joined, decode to the exact text.
+A prompt and the completion that continues it are encoded separately, so that no token
+spans the boundary, and a prompt has the same ids in training as in generation. A
+tokenizer that puts a space before every text (sentencepiece's dummy prefix) would
+insert one in the middle of the pair; `encode_continuation` leaves it out, so that the
+joined ids decode to the exact text.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.special_tokens import (
     SpecialTokens,
-    configured,
+    configured_tokens,
     read_json_object,
     read_settings,
 )
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     import tokenizers
 
 SPACE_MARKS = ("\u2581", "\u0120")
-"""How vocabularies write a leading space: sentencepiece's, and byte-level BPE's."""
+"""Characters for a leading space in vocabularies: sentencepiece, byte-level BPE."""
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the rest of the package asks of a tokenizer.
+    """The interface of a tokenizer.
 
     Attributes:
-      vocabulary_size: one more than the largest id that `encode` may give.
-      bos_id: beginning of sequence, or None.
-      eos_id: end of sequence, or None.
-      pad_id: what fills rows; EOS or 0 where the tokenizer has no padding token.
-      add_bos: whether the model expects BOS before its text.
+      vocabulary_size: one more than the largest id that `encode` can return.
+      bos_id: id of the beginning-of-sequence token, or None.
+      eos_id: id of the end-of-sequence token, or None.
+      pad_id: id of the padding token; EOS or 0 if the tokenizer defines none.
+      add_bos: whether the model expects BOS before a text.
     """
 
     vocabulary_size: int
@@ -48,27 +48,28 @@ class Tokenizer(Protocol):
     add_bos: bool
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text that stands first, without special tokens."""
+        """Encodes a text at the beginning of a row, without special tokens."""
         ...
 
     def encode_continuation(self, text: str) -> list[int]:
-        """The ids of a text that continues another, with no space put before it."""
+        """Encodes a text that continues another, without a space before it."""
         ...
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of ids, special tokens and ids past the vocabulary dropped."""
+        """Decodes ids, ignoring special tokens and ids beyond the vocabulary."""
         ...
 
     def token(self, id: int) -> str:
-        """The raw piece of one id, for inspection."""
+        """Returns the vocabulary entry of an id, for inspection."""
         ...
 
 
 class _SpecialTokenAttributes:
-    """Sets the special tokens' attributes that `Tokenizer` names.
+    """Implements the special tokens' attributes of `Tokenizer`.
 
     Attributes:
-      special: the tokens that have a role of their own; None for padding that is EOS.
+      special: ids of the special tokens as defined; `pad_id` is None if no padding
+        token is defined.
     """
 
     def __init__(self, special: SpecialTokens):
@@ -81,9 +82,9 @@ class _SpecialTokenAttributes:
 
 
 class SentencePieceTokenizer(_SpecialTokenAttributes):
-    """A sentencepiece `.model` file (T5, Llama 2); see `Tokenizer`.
+    """The tokenizer of a sentencepiece `.model` file (T5, Llama 2); see `Tokenizer`.
 
-    The sentinels that T5 puts past the file's vocabulary are not in it.
+    It does not include the sentinels that T5 adds after the file's vocabulary.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class SentencePieceTokenizer(_SpecialTokenAttributes):
 
     def token(self, id: int) -> str:
         """See `Tokenizer`."""
-        known = 0 <= id < self.vocabulary_size
-        return self.processor.id_to_piece(int(id)) if known else f"<unused {id}>"
+        if not 0 <= id < self.vocabulary_size:
+            return f"<unused {id}>"
+        return self.processor.id_to_piece(int(id))
 
     def _is_text(self, id: int) -> bool:
         return 0 <= id < self.vocabulary_size and not self.processor.is_control(id)
@@ -126,8 +128,8 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", special: SpecialTokens):
         super().__init__(special)
-        # A tokenizer.json may say to cut or fill every text to the length that its
-        # model was trained with.
+        # A tokenizer.json may be set to truncate or pad every text to the length that
+        # its model was trained with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -140,15 +142,15 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         except Exception as error:  # the library raises nothing narrower
             raise InputError(
                 f"the text {text!r} cannot be encoded ({error}): a part of it is not "
-                "in the tokenizer's vocabulary, which has no token for the unknown"
+                "in the tokenizer's vocabulary, which has no unknown token"
             ) from error
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of `encode` for each text, faster than one by one."""
+        """Encodes several texts, faster than calling `encode` for each."""
         encode = self.tokenizer.encode_batch_fast
         try:
-            return [found.ids for found in encode(texts, add_special_tokens=False)]
-        except Exception:  # which text it was, `encode` says
+            return [each.ids for each in encode(texts, add_special_tokens=False)]
+        except Exception:  # `encode` reports which text it was
             return [self.encode(text) for text in texts]
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -157,13 +159,13 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """See `Tokenizer`."""
-        known = [i for i in map(int, ids) if 0 <= i < self.vocabulary_size]
-        return self.tokenizer.decode(known, skip_special_tokens=True)
+        inside = [i for i in map(int, ids) if 0 <= i < self.vocabulary_size]
+        return self.tokenizer.decode(inside, skip_special_tokens=True)
 
     def token(self, id: int) -> str:
         """See `Tokenizer`."""
-        piece = self.tokenizer.id_to_token(int(id)) if id >= 0 else None
-        return f"<unused {id}>" if piece is None else piece
+        entry = self.tokenizer.id_to_token(int(id)) if id >= 0 else None
+        return f"<unused {id}>" if entry is None else entry
 
     @functools.cached_property
     def _anchor(self) -> "_Anchor | None":
@@ -172,32 +174,33 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
 @dataclasses.dataclass(frozen=True)
 class _Anchor:
-    """A text to encode a continuation after, and the ids to drop again."""
+    """A text to encode before a continuation, and its ids, which are then removed."""
 
     text: str
     ids: list[int]
 
 
-def _find_anchor(tokenizer: Tokenizer, pieces: Sequence[str]) -> _Anchor | None:
-    """An anchor for `tokenizer`, or None if it puts no space before a text.
+def _find_anchor(tokenizer: Tokenizer, entries: Sequence[str]) -> _Anchor | None:
+    """Finds an anchor; returns None if the tokenizer puts no space before a text.
 
-    The anchor is a character that stands in no piece but at its end, so no token spans
-    the boundary after it, and what follows is cut as if it stood alone.
+    The anchor is a character that occurs in vocabulary entries only at their end. No
+    token therefore spans the boundary after it, and the text that follows is encoded as
+    if it stood alone.
     """
     first = tokenizer.encode("a")
     if not first or not tokenizer.token(first[0]).startswith(SPACE_MARKS):
         return None
-    inside = set("".join(piece[:-1] for piece in pieces))
-    single = [piece for piece in pieces if len(piece) == 1 and piece not in inside]
-    # Punctuation first: a letter may fuse with an accent that begins the text.
+    inside = set("".join(entry[:-1] for entry in entries))
+    single = [entry for entry in entries if len(entry) == 1 and entry not in inside]
+    # Punctuation first: a letter could merge with an accent that begins the text.
     for character in sorted(single, key=str.isalnum):
         ids = tokenizer.encode(character)
         if ids and tokenizer.decode(ids) == character:
             return _Anchor(character, ids)
     raise InputError(
-        "this tokenizer puts a space before every text, and has no character to encode "
-        "a completion after: use separate texts (an encoder-decoder model) or a "
-        "tokenizer without a dummy prefix"
+        "this tokenizer puts a space before every text, and has no character after "
+        "which a completion can be encoded: use separate texts (an encoder-decoder "
+        "model) or a tokenizer without a dummy prefix"
     )
 
 
@@ -207,14 +210,14 @@ def _encode_after(tokenizer: Tokenizer, anchor: _Anchor | None, text: str) -> li
     ids = tokenizer.encode(anchor.text + text)
     if ids[: len(anchor.ids)] != anchor.ids:
         raise InputError(
-            f"the text {text[:20]!r} fuses with what stands before it, so it cannot be "
-            "encoded as a completion: begin it with another character"
+            f"the text {text[:20]!r} merges with the character before it, so it cannot "
+            "be encoded as a completion: begin it with another character"
         )
     return ids[len(anchor.ids) :]
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The ids that a decoder-only model is given: BOS if it expects one, the prompt."""
+    """Encodes a decoder-only model's prompt, after BOS if the model expects one."""
     begin = [tokenizer.bos_id] if tokenizer.add_bos else []
     return [*(i for i in begin if i is not None), *tokenizer.encode(prompt)]
 
@@ -222,39 +225,39 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def continued_pair(
     tokenizer: Tokenizer, prompt: str, completion: str
 ) -> tuple[list[int], list[int]]:
-    """The ids of a prompt and of the completion that continues the same text.
+    """Encodes a prompt and the completion that continues the same text.
 
-    The prompt's ids are those of `encode(prompt)`. Where that drops trailing spaces
-    (many sentencepiece models do), the completion's ids begin with them.
+    The prompt's ids are `encode(prompt)`. If that drops trailing spaces, as in many
+    sentencepiece models, the completion's ids begin with them.
     """
     prompt_ids, completion_ids = encode_consecutive(tokenizer, [prompt, completion])
     return prompt_ids, completion_ids
 
 
-def encode_consecutive(tokenizer: Tokenizer, runs: Sequence[str]) -> list[list[int]]:
-    """The ids of texts each of which continues those before it; empty ones have none.
+def encode_consecutive(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Encodes texts each of which continues those before; empty texts have no ids.
 
-    Trailing spaces that the ids of one run leave out are put before the next.
+    Trailing spaces that the ids of one text omit are put before the next.
     """
-    found: list[list[int]] = []
-    encode, dropped = tokenizer.encode, ""
-    for run in runs:
-        text = dropped + run
-        found.append(encode(text) if text else [])
+    encoded: list[list[int]] = []
+    encode, omitted = tokenizer.encode, ""
+    for text in texts:
+        text = omitted + text
+        encoded.append(encode(text) if text else [])
         if not text:
             continue
-        kept = text.rstrip()
-        dropped = text[len(kept) :]
-        if dropped and encode(kept) != found[-1]:
-            dropped = ""
+        stripped = text.rstrip()
+        omitted = text[len(stripped) :]
+        if omitted and encode(stripped) != encoded[-1]:
+            omitted = ""
         encode = tokenizer.encode_continuation
-    return found
+    return encoded
 
 
 def separate_pair(
     tokenizer: Tokenizer, prompt: str, completion: str
 ) -> tuple[list[int], list[int]]:
-    """The ids of a prompt and a completion that are two texts, as T5's are."""
+    """Encodes a prompt and a completion that are two texts, as in T5."""
     return tokenizer.encode(prompt), tokenizer.encode(completion)
 
 
@@ -268,36 +271,36 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Reads a tokenizer from a file, or from the folder of a checkpoint.
 
-    In a folder the first of these is read: `tokenizer.json`, `tokenizer.model`,
-    `spiece.model`, the only `*.model`, `vocab.json` with `merges.txt` (GPT-2's form,
-    whose special token is `<|endoftext|>`); and `tokenizer_config.json` and
-    `special_tokens_map.json`, where there are such, for `bos_token`, `eos_token`,
-    `pad_token` and `add_bos_token`; see `read_settings`.
+    In a folder, the first of these files is read: `tokenizer.json`, `tokenizer.model`,
+    `spiece.model`, a single `*.model`, or `vocab.json` with `merges.txt` (the format of
+    GPT-2, whose special token is `<|endoftext|>`). `bos_token`, `eos_token`,
+    `pad_token` and `add_bos_token` are read from `tokenizer_config.json` and
+    `special_tokens_map.json`, if they exist; see `read_settings`.
 
     Args:
-      path: the file or folder.
-      bos_id: overrides what the files say; so do the next three.
-      eos_id: end of sequence.
-      pad_id: padding.
-      add_bos: whether BOS comes first. Without it and without `add_bos_token`: what the
-        post-processor of a `tokenizer.json` does, and for a sentencepiece file whether
-        it has a BOS.
+      path: path of the file or folder.
+      bos_id: id of BOS; this and the following override the files.
+      eos_id: id of EOS.
+      pad_id: id of the padding token.
+      add_bos: whether to put BOS before a text. By default it follows `add_bos_token`,
+        else the post-processor of a `tokenizer.json`, or whether a sentencepiece file
+        defines BOS.
 
     Raises:
-      InputError: if there is no such file, or it cannot be read as a tokenizer.
+      InputError: if the file is missing, or cannot be read as a tokenizer.
     """
     file = _tokenizer_file(Path(path))
-    asked = SpecialTokens(bos_id, eos_id, pad_id, add_bos)
+    overrides = SpecialTokens(bos_id, eos_id, pad_id, add_bos)
     config = read_settings(file.parent)
     if file.suffix == ".model":
-        tokenizer = _load_sentencepiece(file, asked, config)
+        tokenizer = _load_sentencepiece(file, overrides, config)
     elif file.name == "vocab.json":
-        tokenizer = _load_byte_level(file, asked, config)
+        tokenizer = _load_byte_level(file, overrides, config)
     else:
-        tokenizer = _load_hugging_face(file, asked, config)
+        tokenizer = _load_hugging_face(file, overrides, config)
     if add_bos and tokenizer.bos_id is None:
         raise InputError(
-            f"add_bos is set, but {file} names no BOS: pass bos_id as well"
+            f"add_bos is set, but {file} defines no BOS: pass bos_id as well"
         )
     return tokenizer
 
@@ -308,7 +311,7 @@ def _tokenizer_file(path: Path) -> Path:
     if not path.is_dir():
         raise InputError(
             f"tokenizer {path}: no such file or folder; expected tokenizer.json, a "
-            "sentencepiece .model file, or a folder that holds one"
+            "sentencepiece .model file, or a folder that contains one"
         )
     for name in ("tokenizer.json", "tokenizer.model", "spiece.model"):
         if (path / name).is_file():
@@ -325,7 +328,9 @@ def _tokenizer_file(path: Path) -> Path:
     )
 
 
-def _load_sentencepiece(file: Path, asked: SpecialTokens, config: dict) -> Tokenizer:
+def _load_sentencepiece(
+    file: Path, overrides: SpecialTokens, config: dict
+) -> Tokenizer:
     import sentencepiece
 
     try:
@@ -333,14 +338,15 @@ def _load_sentencepiece(file: Path, asked: SpecialTokens, config: dict) -> Token
     except (RuntimeError, OSError) as error:
         raise InputError(f"{file} is not a sentencepiece model: {error}") from error
     ids = [processor.bos_id(), processor.eos_id(), processor.pad_id()]
-    own = SpecialTokens(*(None if i < 0 else i for i in ids), add_bos=ids[0] >= 0)
-    id_of = {processor.id_to_piece(i): i for i in range(processor.vocab_size())}
+    defaults = SpecialTokens(*(None if i < 0 else i for i in ids), add_bos=ids[0] >= 0)
+    vocabulary = {processor.id_to_piece(i): i for i in range(processor.vocab_size())}
     return SentencePieceTokenizer(
-        processor, asked.over(configured(config, id_of)).over(own)
+        processor,
+        overrides.fill_from(configured_tokens(config, vocabulary)).fill_from(defaults),
     )
 
 
-def _load_hugging_face(file: Path, asked: SpecialTokens, config: dict) -> Tokenizer:
+def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
     import tokenizers
 
     read_json_object(file)
@@ -348,13 +354,13 @@ def _load_hugging_face(file: Path, asked: SpecialTokens, config: dict) -> Tokeni
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(f"{file} is not a tokenizer.json: {error}") from error
-    special = asked.over(configured(config, tokenizer.get_vocab()))
+    special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
     first = tokenizer.encode("a").ids[:1]
-    own = SpecialTokens(add_bos=first == [special.bos_id])
-    return HuggingFaceTokenizer(tokenizer, special.over(own))
+    defaults = SpecialTokens(add_bos=first == [special.bos_id])
+    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults))
 
 
-def _load_byte_level(file: Path, asked: SpecialTokens, config: dict) -> Tokenizer:
+def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -373,6 +379,6 @@ def _load_byte_level(file: Path, asked: SpecialTokens, config: dict) -> Tokenize
     end = tokenizer.token_to_id("<|endoftext|>")
     if end is not None:
         tokenizer.add_special_tokens(["<|endoftext|>"])
-    special = asked.over(configured(config, tokenizer.get_vocab()))
-    own = SpecialTokens(bos_id=end, eos_id=end, add_bos=False)
-    return HuggingFaceTokenizer(tokenizer, special.over(own))
+    special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
+    defaults = SpecialTokens(bos_id=end, eos_id=end, add_bos=False)
+    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults))

@@ -1,4 +1,4 @@
-"""Rows as a person reads them: what each token says, is, and weighs."""
+"""Rows prepared for display: the text, type and loss weight of each token."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, RowSource
 from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
 
-MOST_IDS = 16
-"""Ids of one character, at most: a character of UTF-8 may be cut in several tokens."""
+MAXIMUM_IDS = 16
+"""Maximum number of tokens of one character, whose UTF-8 bytes may be split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +23,15 @@ class ShownToken:
     """One token of a row.
 
     Attributes:
-      place: in the row.
-      id: of the vocabulary.
-      text: what it adds to the text before it; empty where a character is not yet
-        whole.
-      type: 0 to 3; 1 where the data has no types.
-      weight: of its loss.
+      position: position in the row.
+      id: token id.
+      text: text that it adds to the previous tokens; empty if a character is still
+        incomplete.
+      type: token type, 0 to 3; 1 if the data has no types.
+      weight: loss weight.
     """
 
-    place: int
+    position: int
     id: int
     text: str
     type: int
@@ -43,14 +43,14 @@ class ShownRow:
     """One row.
 
     Attributes:
-      number: among all rows.
-      where: the file and its line or row.
-      tokens: in order.
+      number: number of the row.
+      location: file, and line or row in it.
+      tokens: tokens in order.
       typed: whether the data has types.
     """
 
     number: int
-    where: str
+    location: str
     tokens: Sequence[ShownToken]
     typed: bool
 
@@ -76,27 +76,27 @@ def open_rows(
     return JsonlRows(path, LineEncoder(tokenizer, **keys), add_eos=add_eos)
 
 
-def shown_row(
+def display_row(
     rows: RowSource,
     number: int,
     tokenizer: Tokenizer | None,
     *,
     prompt_loss_weight: float = 0.0,
 ) -> ShownRow:
-    """A row whose tokens weigh what they weigh in training.
+    """Returns a row with the loss weights that its tokens have in training.
 
     Args:
-      rows: of one or several files.
-      number: of the row.
-      tokenizer: tells the texts; without it they are the ids.
-      prompt_loss_weight: weight of type 0, where the data has types.
+      rows: rows of one or several files.
+      number: number of the row.
+      tokenizer: decodes the tokens; if None, their text is the id.
+      prompt_loss_weight: loss weight of prompt tokens (type 0), if the data has types.
 
     Raises:
-      InputError: if there is no such row, or a type is outside 0 to 3.
+      InputError: if the row does not exist, or a type is outside 0 to 3.
     """
     if not 0 <= number < len(rows):
         raise InputError(f"row {number}: expected 0 to {len(rows) - 1}")
-    row, where = rows[number], rows.describe(number)
+    row, location = rows[number], rows.describe(number)
     ids, types = row.input_ids, row.token_types
     try:
         weights = row.values.scale(
@@ -108,22 +108,23 @@ def shown_row(
             )
         )
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-    known = np.full(len(ids), COMPLETION) if types is None else types
+        raise InputError(f"{location}: {error}") from error
+    shown_types = np.full(len(ids), COMPLETION) if types is None else types
+    texts = token_texts(ids.tolist(), tokenizer)
     tokens = [
-        ShownToken(place, int(id), text, int(kind), float(weight))
-        for place, (id, text, kind, weight) in enumerate(
-            zip(ids, token_texts(ids.tolist(), tokenizer), known, weights, strict=True)
+        ShownToken(position, int(id), text, int(kind), float(weight))
+        for position, (id, text, kind, weight) in enumerate(
+            zip(ids, texts, shown_types, weights, strict=True)
         )
     ]
-    return ShownRow(number, where, tokens, types is not None)
+    return ShownRow(number, location, tokens, types is not None)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """What each token adds to the text of those before it.
+    """Yields the text that each token adds to the previous ones.
 
-    Special tokens, which a text does not show, are told by their names; so is what is
-    not in the vocabulary. Without a tokenizer each is its id.
+    Special tokens and ids outside the vocabulary, which decode to nothing, are shown by
+    name. Without a tokenizer, the text of each token is its id.
     """
     if tokenizer is None:
         yield from (f"{id} " for id in ids)
@@ -131,26 +132,26 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str
     pending: list[int] = []
     before: list[int] = []
     for id in ids:
-        known = [*before, *pending]
-        silent = tokenizer.decode([*known, id]) == tokenizer.decode(known)
+        previous = [*before, *pending]
+        silent = tokenizer.decode([*previous, id]) == tokenizer.decode(previous)
         mark = tokenizer.token(id) in SPACE_MARKS
         if silent and not mark and not tokenizer.decode([id]):
-            # It is no text: a special token, or one past the vocabulary.
+            # A special token, or an id outside the vocabulary.
             yield "\ufffd" * bool(pending) + tokenizer.token(id)
             pending, before = [], []
             continue
-        text = _added(tokenizer, before, [*pending, id])
-        if text.endswith("\ufffd") and len(pending) < MOST_IDS:
+        text = _added_text(tokenizer, before, [*pending, id])
+        if text.endswith("\ufffd") and len(pending) < MAXIMUM_IDS:
             pending.append(id)
             yield ""
             continue
         yield text
-        # One whole token is enough to tell whether a space stands before the next.
+        # One complete token suffices to determine if a space precedes the next one.
         pending, before = [], [id]
 
 
-def _added(tokenizer: Tokenizer, before: Sequence[int], new: Sequence[int]) -> str:
-    """What new tokens add to the text of those before."""
+def _added_text(tokenizer: Tokenizer, before: Sequence[int], new: Sequence[int]) -> str:
+    """Returns the text that new tokens add to the previous ones."""
     head = tokenizer.decode(before) if before else ""
     whole = tokenizer.decode([*before, *new])
     return whole.removeprefix(head) if head else tokenizer.decode(new)

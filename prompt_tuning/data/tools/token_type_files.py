@@ -1,7 +1,7 @@
-"""`token_type_ids` for HDF5 files that have none, or other ones.
+"""Adds `token_type_ids` to HDF5 files, or replaces them.
 
-A file is replaced only by a copy that was read back and compared: at any moment what
-stands under its name is the old file or the new one, whole.
+A file is replaced atomically by a copy that has been read back and compared: at any
+time its name refers to either the complete old file or the complete new one.
 """
 
 import os
@@ -17,21 +17,23 @@ from jaxtyping import Int64, Integer
 from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
-from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS, open_hdf5
 from prompt_tuning.data.rows.row_sources import ROWS_PER_BLOCK, Files, list_files
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
+"""Number of token types."""
 
 
-class Typed(NamedTuple):
-    """What a file came to.
+class TypeCounts(NamedTuple):
+    """The token types of one file.
 
     Attributes:
-      path: the file.
-      rows: how many it has.
-      counts: its tokens of each type, `[4]`.
-      unlearned: its rows without a token of type 1 or 3, which cannot be trained on.
+      path: path of the file.
+      rows: number of rows.
+      counts: number of tokens of each type, `[4]`.
+      unlearned: number of rows without a token of type 1 or 3, which cannot be used for
+        training.
     """
 
     path: Path
@@ -42,24 +44,24 @@ class Typed(NamedTuple):
 
 def add_token_types(
     files: Files, rule: TypeRule, *, replace: bool = False
-) -> list[Typed]:
-    """Adds `token_type_ids` to HDF5 files, in place.
+) -> list[TypeCounts]:
+    """Adds `token_type_ids` to HDF5 files.
 
-    Every file is checked before the first is touched.
+    Every file is checked before the first is changed.
 
     Args:
-      files: one or several; rows are counted through all of them.
-      rule: says the types.
-      replace: whether types that a file has already are replaced.
+      files: one file or several; rows are numbered through all of them.
+      rule: computes the types.
+      replace: whether to replace existing types.
 
     Raises:
-      InputError: if a file cannot be used, has types already, or the rule does not
-        apply to a row; that file and those after it are as they were.
+      InputError: if a file cannot be used, already has types, or the rule does not
+        apply to a row; this file and all later ones are unchanged.
     """
     paths = [path.resolve() for path in list_files(files)]
     if len(set(paths)) < len(paths):
         raise InputError(f"a file is named twice: {', '.join(map(str, paths))}")
-    rows = [_check(path, replace) for path in paths]
+    rows = [_check_file(path, replace) for path in paths]
     if rule.rows is not None and rule.rows != sum(rows):
         raise InputError(
             f"the rule is for {rule.rows} rows, and {', '.join(map(str, paths))} "
@@ -68,19 +70,20 @@ def add_token_types(
         )
     starts = np.cumsum([0, *rows[:-1]]).tolist()
     for path, start in zip(paths, starts, strict=True):
-        _survey(path, rule, start)
+        _check_rule(path, rule, start)
     return [
-        _retype(path, rule, start) for path, start in zip(paths, starts, strict=True)
+        _replace_types(path, rule, start)
+        for path, start in zip(paths, starts, strict=True)
     ]
 
 
-def _check(path: Path, replace: bool) -> int:
-    """How many rows a file has.
+def _check_file(path: Path, replace: bool) -> int:
+    """Returns the number of rows of a file.
 
     Raises:
-      InputError: if it cannot be given types.
+      InputError: if types cannot be added to it.
     """
-    with _opened(path) as file:
+    with open_hdf5(path) as file:
         ids = file.get(INPUT_IDS)
         if not isinstance(ids, h5py.Dataset):
             raise InputError(
@@ -93,85 +96,74 @@ def _check(path: Path, replace: bool) -> int:
             )
         if TOKEN_TYPE_IDS in file and not replace:
             raise InputError(
-                f"{path} has {TOKEN_TYPE_IDS} already; --replace puts others in their "
-                "place"
+                f"{path} already has {TOKEN_TYPE_IDS}; --replace replaces them"
             )
         return len(ids)
 
 
-def _opened(path: Path) -> h5py.File:
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be opened as HDF5 (is it cut off, or of another kind?): "
-            f"{error}"
-        ) from error
-
-
-def _survey(path: Path, rule: TypeRule, start: int) -> None:
-    """Applies the rule to every row, and keeps nothing of it.
+def _check_rule(path: Path, rule: TypeRule, start: int) -> None:
+    """Applies the rule to every row and discards the result.
 
     Raises:
-      InputError: if it does not apply to one.
+      InputError: if it does not apply to a row.
     """
-    with _opened(path) as file:
-        for at, ids in _blocks(path, file):
-            _types(path, rule, start, at, ids)
+    with open_hdf5(path) as file:
+        for first, ids in _blocks(path, file):
+            _types(path, rule, start + first, ids)
 
 
 def _blocks(
     path: Path, file: h5py.File
 ) -> Iterator[tuple[int, Integer[np.ndarray, "c n"]]]:
-    """The rows of a file, many at a time, and the number of the first."""
+    """Yields the first row's number and the token ids of many rows at a time."""
     ids = file[INPUT_IDS]
     assert isinstance(ids, h5py.Dataset)
-    for at in range(0, len(ids), ROWS_PER_BLOCK):
+    for first in range(0, len(ids), ROWS_PER_BLOCK):
         try:
-            block = ids[at : at + ROWS_PER_BLOCK]
+            block = ids[first : first + ROWS_PER_BLOCK]
         except OSError as error:
             raise InputError(
-                f"{path}, rows from {at}, cannot be read: {error}; the file is "
+                f"{path}, rows from {first}, cannot be read: {error}; the file is "
                 "damaged, write it again"
             ) from error
-        yield at, block
+        yield first, block
 
 
 def _types(
-    path: Path, rule: TypeRule, start: int, at: int, ids: np.ndarray
+    path: Path, rule: TypeRule, start: int, ids: np.ndarray
 ) -> Integer[np.ndarray, "c n"]:
     try:
-        return rule(ids, start + at)
+        return rule(ids, start)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _retype(path: Path, rule: TypeRule, start: int) -> Typed:
-    """Replaces a file by a copy that has the rule's types."""
+def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
+    """Replaces a file by a copy with the rule's types."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _opened(path) as old:
+        with open_hdf5(path) as old:
             with h5py.File(temporary, "w") as new:
                 _copy(path, old, new, rule, start)
-            typed = _verify(path, old, temporary, rule, start)
+            counts = _verify(path, old, temporary, rule, start)
         shutil.copymode(path, temporary)
         sync_path(temporary)
         temporary.replace(path)
         sync_path(path.parent)
     except OSError as error:
         raise InputError(
-            f"{path}: the copy with types cannot be written beside it ({error}); the "
-            "file is as it was"
+            f"{path}: the copy with types cannot be written next to it ({error}); the "
+            "file is unchanged"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return typed
+    return counts
 
 
 def _copy(
     path: Path, old: h5py.File, new: h5py.File, rule: TypeRule, start: int
 ) -> None:
-    """Copies everything but old types, and writes new ones."""
+    """Copies everything except the old types, and writes the new ones."""
     for name, value in old.attrs.items():
         new.attrs[name] = value
     for name in old:
@@ -187,41 +179,41 @@ def _copy(
         chunks=ids.chunks or True,
         maxshape=(None, ids.shape[1]),
     )
-    for at, block in _blocks(path, old):
-        target[at : at + len(block)] = _types(path, rule, start, at, block)
+    for first, block in _blocks(path, old):
+        target[first : first + len(block)] = _types(path, rule, start + first, block)
 
 
 def _verify(
     path: Path, old: h5py.File, temporary: Path, rule: TypeRule, start: int
-) -> Typed:
+) -> TypeCounts:
     """Reads the copy back and compares it with the file and the rule.
 
     Raises:
-      InputError: if something in it is not as it should be.
+      InputError: if they differ.
     """
     counts, unlearned, rows = np.zeros(TYPES, np.int64), 0, 0
-    with _opened(temporary) as new:
-        kept = {str(name) for name in old if name != TOKEN_TYPE_IDS}
-        if set(new) != {*kept, TOKEN_TYPE_IDS}:
+    with open_hdf5(temporary) as new:
+        copied = {str(name) for name in old if name != TOKEN_TYPE_IDS}
+        if set(new) != {*copied, TOKEN_TYPE_IDS}:
             raise _not_equal(path, f"it has the data sets {sorted(new)}")
         _check_attributes(path, old, new)
-        for name in sorted(kept):
-            _check_kept(path, old[name], new[name])
-        found = new[TOKEN_TYPE_IDS]
-        assert isinstance(found, h5py.Dataset)
-        for at, ids in _blocks(path, old):
-            types = found[at : at + len(ids)]
-            if not np.array_equal(types, _types(path, rule, start, at, ids)):
-                raise _not_equal(path, f"types of rows from {at} differ")
+        for name in sorted(copied):
+            _check_copy(path, old[name], new[name])
+        written = new[TOKEN_TYPE_IDS]
+        assert isinstance(written, h5py.Dataset)
+        for first, ids in _blocks(path, old):
+            types = written[first : first + len(ids)]
+            if not np.array_equal(types, _types(path, rule, start + first, ids)):
+                raise _not_equal(path, f"types of rows from {first} differ")
             counts += np.bincount(types.ravel(), minlength=TYPES)
             learned = np.isin(types, (COMPLETION, SEPARATOR)).any(axis=1)
             unlearned += int(np.count_nonzero(~learned))
             rows += len(ids)
-    return Typed(path, rows, counts, unlearned)
+    return TypeCounts(path, rows, counts, unlearned)
 
 
-def _check_kept(path: Path, old: Any, new: Any) -> None:
-    """Compares a data set, or a group and all that is in it, with its copy.
+def _check_copy(path: Path, old: Any, new: Any) -> None:
+    """Compares a data set, or a group with all its members, with its copy.
 
     Raises:
       InputError: if they differ.
@@ -233,7 +225,7 @@ def _check_kept(path: Path, old: Any, new: Any) -> None:
         old.visit(names.append)
         new.visit(copied.append)
         if names != copied:
-            raise _not_equal(path, f"{old.name} holds {copied}, expected {names}")
+            raise _not_equal(path, f"{old.name} contains {copied}, expected {names}")
         for name in names:
             if isinstance(old[name], h5py.Dataset):
                 _check_values(path, old[name], new[name])
@@ -245,11 +237,11 @@ def _check_kept(path: Path, old: Any, new: Any) -> None:
 def _check_values(path: Path, old: Any, new: Any) -> None:
     if (old.shape, old.dtype) != (new.shape, new.dtype):
         raise _not_equal(path, f"{old.name} has shape {new.shape}, type {new.dtype}")
-    whole = not old.shape
-    for at in range(0, 1 if whole else len(old), ROWS_PER_BLOCK):
-        part = () if whole else slice(at, at + ROWS_PER_BLOCK)
+    is_scalar = not old.shape
+    for first in range(0, 1 if is_scalar else len(old), ROWS_PER_BLOCK):
+        part = () if is_scalar else slice(first, first + ROWS_PER_BLOCK)
         if not _same(old[part], new[part]):
-            raise _not_equal(path, f"{old.name} differs in rows from {at}")
+            raise _not_equal(path, f"{old.name} differs in rows from {first}")
 
 
 def _check_attributes(path: Path, old: Any, new: Any) -> None:
@@ -261,9 +253,9 @@ def _check_attributes(path: Path, old: Any, new: Any) -> None:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether two values read from HDF5 are equal bit for bit, so NaN is NaN."""
+    """Returns whether two HDF5 values are equal bit for bit, so that NaN equals NaN."""
     if isinstance(old, (h5py.Reference, h5py.RegionReference)):
-        return True  # An address within its own file.
+        return True  # Addresses within each file may differ.
     if isinstance(old, h5py.Empty):
         return isinstance(new, h5py.Empty) and old.dtype == new.dtype
     first, second = np.asarray(old), np.asarray(new)
@@ -278,33 +270,33 @@ def _same(old: Any, new: Any) -> bool:
     return all(map(_same, first.flat, second.flat))
 
 
-def _not_equal(path: Path, what: str) -> InputError:
+def _not_equal(path: Path, difference: str) -> InputError:
     return InputError(
-        f"{path}: the copy that was written beside it is not right ({what}); is the "
-        "disk full or failing? The file is as it was"
+        f"{path}: the copy written next to it is wrong ({difference}); is the disk "
+        "full or failing? The file is unchanged"
     )
 
 
 def read_array(file: str | Path, axes: Sequence[str]) -> Integer[np.ndarray, "..."]:
-    """Reads integers from a NumPy file.
+    """Reads an array of integers from a NumPy file.
 
     Args:
-      file: a `.npy` file.
-      axes: what they are called, for messages; as many as the array must have.
+      file: path of a `.npy` file.
+      axes: names of the axes that the array must have, for messages.
 
     Raises:
-      InputError: if it holds something else.
+      InputError: if the file contains something else.
     """
     try:
-        found = np.load(file, allow_pickle=False)
+        array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{file} cannot be read as a .npy file: {error}") from error
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
-        kind = getattr(found, "dtype", type(found).__name__)
-        raise InputError(f"{file} holds {kind}, expected an array of integers")
-    if found.ndim != len(axes):
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise InputError(f"{file} contains {kind}, expected an array of integers")
+    if array.ndim != len(axes):
         raise InputError(
-            f"{file} holds an array of shape {found.shape}, expected "
+            f"{file} contains an array of shape {array.shape}, expected "
             f"[{', '.join(axes)}]"
         )
-    return found
+    return array

@@ -12,7 +12,7 @@ RANDOM = np.random.default_rng(0)
 LENGTHS = RANDOM.integers(1, 300, 1001)
 COUNTS = np.minimum(LENGTHS, RANDOM.integers(1, 40, 1001))
 QUESTIONS = np.exp(RANDOM.normal(4, 0.4, 7000)).astype(int) + 1
-"""Lengths like those of GSM8K's questions in GPT-2's tokens."""
+"""Returns lengths similar to GSM8K's questions in GPT-2's tokens."""
 
 
 def decoder_plan(lengths: Any = LENGTHS, counts: Any = COUNTS, **choices):
@@ -78,7 +78,7 @@ def test_batches_keep_a_budget_of_tokens(batch_tokens):
         by_length[batch.input_length] = rows
     shortest, longest = min(by_length), max(by_length)
     assert by_length[shortest] > 4 * by_length[longest]
-    # As many rows as there is room for, where there are so many.
+    # Batches are as large as the limit allows if there are enough rows.
     room = batch_tokens // shortest
     short = int(np.count_nonzero(shortest >= LENGTHS))
     assert by_length[shortest] == min(room, short)
@@ -127,12 +127,12 @@ def test_what_fills_no_batch_goes_up_a_bucket():
 
 
 def test_rows_go_up_only_where_both_their_lengths_fit():
-    # Long inputs with short targets, the reverse, and few that are long in both.
+    # Long inputs with short targets, the reverse, and a few that are long in both.
     inputs = [100] * 9 + [10] * 9 + [100] * 2
     targets = [10] * 9 + [100] * 9 + [100] * 2
     plan = pair_plan(inputs, targets, batch_size=4, buckets=3)
     found = [(b.input_length, b.target_length) for b in plan.one_pass()]
-    # One row of each of the first two is left, and makes a batch with the last two.
+    # One row of each of the first two remains, and forms a batch with the last two.
     assert sorted(found) == [(16, 104)] * 2 + [(104, 16)] * 2 + [(104, 104)]
     assert sum((batch.rows < 0).sum() for batch in plan.one_pass()) == 0
 
@@ -172,7 +172,7 @@ def test_few_shapes_leave_little_padding(choices, most_padding):
 def test_a_bucket_that_saves_nothing_is_not_compiled():
     lengths = [48] * 11 + [50] * 990
     assert decoder_plan(lengths, lengths).shapes() == [(56, 56, 56)]
-    # Nor are there more shapes than batches.
+    # There are never more shapes than batches.
     assert len(decoder_plan(LENGTHS[:30], COUNTS[:30]).shapes()) <= 2
 
 

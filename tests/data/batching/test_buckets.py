@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.data.batching.buckets import (
-    bucket_of,
+    assign_buckets,
     choose_tops,
-    holds_all,
+    largest_pair,
     round_up,
 )
 
@@ -56,7 +56,7 @@ def test_one_kind_of_length_is_padded_nearly_as_little_as_can_be(count):
 def test_two_kinds_of_length_are_padded_as_little_as_can_be():
     lengths = RANDOM.integers(1, 33, (60, 2))
     grid = [np.array(pair) for pair in itertools.product((8, 16, 24, 32), repeat=2)]
-    last = np.array(holds_all(lengths, None))
+    last = np.array(largest_pair(lengths, None))
     best = min(
         cost(lengths, [*pairs, last]) for pairs in itertools.combinations(grid, 2)
     )
@@ -67,10 +67,10 @@ def test_two_kinds_of_length_are_padded_as_little_as_can_be():
 def test_every_example_fits_its_bucket_and_the_last_holds_all():
     lengths = RANDOM.integers(1, 500, (3000, 2))
     tops = choose_tops(lengths, count=10, costs=(4, 1))
-    assert (lengths <= tops[bucket_of(lengths, tops)]).all()
+    assert (lengths <= tops[assign_buckets(lengths, tops)]).all()
     assert tops[-1].tolist() == [504, 504]
     assert (tops % 8 == 0).all()
-    # A pair never stands after one that it fits in.
+    # A pair never follows one that it fits in.
     for low, high in itertools.combinations(range(len(tops)), 2):
         assert not (tops[high] <= tops[low]).all()
 
@@ -80,7 +80,7 @@ def test_what_costs_more_is_padded_less():
     shares = []
     for costs in ((8, 1), (1, 8)):
         tops = choose_tops(lengths, count=6, costs=costs)
-        padded = tops[bucket_of(lengths, tops)].sum(axis=0)
+        padded = tops[assign_buckets(lengths, tops)].sum(axis=0)
         shares.append(lengths.sum(axis=0) / padded)
     assert shares[0][0] > shares[1][0] + 0.1
     assert shares[1][1] > shares[0][1] + 0.1

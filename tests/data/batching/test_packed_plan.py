@@ -8,7 +8,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.packed_plan import (
     PackedPlan,
-    pack,
+    pack_decoder_only,
     pack_pairs,
     row_length,
 )
@@ -76,7 +76,7 @@ def test_room_for_weighted_targets_is_their_even_share_and_little_more():
     plan = packed_plan()
     share = COUNTS.sum() / LENGTHS.sum()
     assert plan.shapes()[0].positions < 1.4 * share * plan.length
-    # It costs few rows more than to pack without regard to them.
+    # It needs only a few rows more than packing without regard to them.
     without = packed_plan(LENGTHS, LENGTHS).batches_per_epoch
     assert plan.batches_per_epoch <= 1.03 * without
 
@@ -88,21 +88,21 @@ def test_wildly_uneven_targets_do_not_empty_the_rows():
 
 
 def test_the_longest_are_packed_first_into_the_fullest_row():
-    # 7 takes a row; 5 does not fit beside it, 3 does, and 4 fits beside 5.
+    # 7 begins a row; 5 does not fit in it, 3 does, and 4 fits with 5.
     lengths = np.array([3, 4, 7, 5])
-    packing = pack(lengths, lengths, 10)
+    packing = pack_decoder_only(lengths, lengths, 10)
     assert packing.rows.tolist() == [[2, 0], [3, 1]]
     assert packing.positions == 10
 
 
 def test_inputs_and_targets_are_packed_under_a_limit_of_each():
-    # Beside 7 inputs the 3 fit, but not their 40 targets: those are less crowded
-    # beside 5 inputs, for all three rows to be of fewest tokens.
+    # The 3 inputs fit with 7, but their 40 targets do not: with 5 inputs there is
+    # more room for them, so that all three rows have the fewest tokens.
     inputs, targets = np.array([3, 7, 5]), np.array([40, 40, 4])
     packing = pack_pairs(inputs, targets, 10)
     assert packing.rows.tolist() == [[1, -1], [2, 0]]
     assert packing.positions == 48
-    # With targets alike it is the fullest row that the last one goes into.
+    # If targets are equal, the last example goes into the fullest row.
     assert pack_pairs(inputs, np.array([4, 4, 4]), 10).rows.tolist() == [
         [1, 0],
         [2, -1],

@@ -41,7 +41,7 @@ def plan_of(examples, *, same_tokens, **choices):
     )
 
 
-def test_a_decoder_reads_each_label_behind_what_is_given():
+def test_a_decoder_reads_each_label_after_the_prompt():
     planned = PlannedBatch(np.array([1, FILLING]), 5, 5, 3)
     batch = build_batch(table("decoder_only"), planned, PAD)
     np.testing.assert_array_equal(
@@ -61,7 +61,7 @@ def test_a_decoder_reads_each_label_behind_what_is_given():
     assert batch.gold.tolist() == [0, FILLING]
 
 
-def test_an_encoder_reads_what_is_given_and_the_decoder_each_label():
+def test_an_encoder_reads_the_prompt_and_the_decoder_each_label():
     planned = PlannedBatch(np.array([0, 3]), 4, 3, 3)
     batch = build_batch(table("encoder_decoder"), planned, PAD)
     np.testing.assert_array_equal(batch.tokens, [[3, 4, 1, 1]] * 3 + [[3, 5, 7, 1]] * 3)
@@ -132,7 +132,7 @@ def test_a_budget_of_tokens_is_of_all_rows():
     ("architecture", "room", "first"),
     [("decoder_only", 6, 2), ("encoder_decoder", 3, 2)],
 )
-def test_what_does_not_fit_with_each_label_is_refused_or_left_out(
+def test_examples_that_do_not_fit_with_each_label_are_refused_or_left_out(
     architecture, room, first
 ):
     message = f"example {first} has 4 prompt tokens, and the longest label 3: expected"

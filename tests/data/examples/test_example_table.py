@@ -82,7 +82,7 @@ def test_prepared_files_become_examples_of_their_real_tokens():
     assert tuning.weight_counts.sum() == 837 + 99
     assert sum(example.prefix_length for example in map(tuning.__getitem__, range(99)))
     both = load([TUNING, PRETRAINING], vocabulary_size=50257)
-    # Its 52 rows hold 100 articles, of which one ends where its row does.
+    # Its 52 rows contain 100 examples, one of which ends at the end of its row.
     assert len(both) == 99 + 52 + 100 - 1
     assert both.weight_counts[99:].sum() == 52920 + 100
     assert both[99].prefix_length == 0
@@ -100,7 +100,7 @@ def test_length_tables_are_those_of_the_examples():
     assert examples.weight_counts.tolist() == [
         np.count_nonzero(e.weights) for e in read
     ]
-    # The separator that closes each row is the EOS of its target.
+    # The separator that ends each row is the EOS of its target.
     assert examples.target_lengths.sum() == 837 + 99
     assert examples.input_lengths.sum() == 12034 + 99
 
@@ -159,7 +159,7 @@ def test_questions_alone_are_texts_to_learn():
     assert len(examples) == 5
     example = examples[0]
     assert tokenizer.decode(example.inputs).startswith("Janet\u2019s ducks lay 16 eggs")
-    # BOS is given, everything else learned, EOS too.
+    # BOS is not learned; everything else is, including EOS.
     assert example.weights.tolist() == [0] + [1] * (len(example.inputs) - 1)
     assert example.prefix_length == 1
 
@@ -295,7 +295,7 @@ def test_a_column_of_tasks(tmp_path):
     assert examples.has_prompt_ids
     assert tasks_of(examples) == [2, 0]
     assert examples[0].inputs.tolist() == [9, 5, 6, 7]
-    # Each turn of a row is of the row's task.
+    # Each turn of a row has the row's task.
     turned = load(path, "encoder_decoder", eos_id=2, **tasks)
     assert tasks_of(turned) == [2, 2, 0]
     plain = load(path)
@@ -321,8 +321,8 @@ def test_columns_that_name_no_prompt_are_refused(tmp_path, column, message):
         load(path, prompt_count=3, prompt_id_key="prompt_ids")
 
 
-def test_a_token_that_says_the_task_is_no_part_of_a_row(tmp_path):
-    # Sentinels 68 and 67 stand for tasks 0 and 1; the rest is a row of its own.
+def test_a_task_token_is_removed_from_its_row(tmp_path):
+    # Sentinels 68 and 67 select tasks 0 and 1; the rest is the example.
     rows = [[68, *FIRST], [67, 9, 5, 10, 2, 0, 0, 0]]
     types = [[0, 0, 0, 0, 1, 1, 1, 3], [0, 0, 1, 1, 3, 2, 2, 2]]
     path = write(tmp_path / "a.hdf5", rows, types)
@@ -354,14 +354,14 @@ def test_rows_without_types_lose_their_task_token_too(tmp_path):
     tasks = {"prompt_count": 2, "task_token": "index"}
     examples = load(path, use_token_type_ids=False, bos_id=9, **tasks)
     assert tasks_of(examples) == [1, 0]
-    # BOS stands behind the token, and is given.
+    # BOS follows the token, and is not learned.
     assert examples[0].inputs.tolist() == [9, 5]
     assert examples[0].weights.tolist() == [0, 1]
     assert examples[1].weights.tolist() == [1, 1]
 
 
 class Beginning(LetterTokenizer):
-    """Letters behind a BOS, 26; EOS is 27."""
+    """A tokenizer of letters that puts BOS, 26, before a text; EOS is 27."""
 
     bos_id: int | None = 26
     eos_id: int | None = 27
@@ -373,7 +373,7 @@ def lines(path, *objects):
     return path
 
 
-def test_a_task_token_of_a_line_stands_behind_bos(tmp_path):
+def test_a_task_token_of_a_line_stands_after_bos(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"prompt": "bxy", "completion": "z"})
     tasks = {"prompt_count": 2, "task_token": "index"}
     example = load(path, tokenizer=Beginning(), **tasks)[0]
@@ -438,7 +438,7 @@ def test_vectors_of_a_template_stand_in_the_row_and_are_not_learned(tmp_path):
     assert example.inputs.tolist() == [26, 28, 29, 0, 1, 2, 30, 3, 4, 27]
     assert example.weights.tolist() == [0] * 7 + [1] * 3
     assert example.prefix_length == 7
-    # Given text may be learned, vectors not.
+    # The text of a prompt may be learned, but not its vectors.
     learned = load(path, prompt_loss_weight=0.5, **choices)[0]
     assert learned.weights.tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 1, 1, 1]
     every = load(path, use_token_type_ids=False, **choices)
@@ -446,7 +446,7 @@ def test_vectors_of_a_template_stand_in_the_row_and_are_not_learned(tmp_path):
     assert every.weight_counts.tolist() == [6]
 
 
-def test_an_encoder_reads_a_template_with_eos_behind_it(tmp_path):
+def test_an_encoder_reads_a_template_followed_by_eos(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
     examples = load(
         path,
@@ -467,6 +467,6 @@ def test_a_template_takes_texts_of_lines_alone(tmp_path):
     choices = {"template": TEMPLATE, "vocabulary_size": 28, **IN_TEMPLATE}
     with pytest.raises(InputError, match=r"line 1: found .* with DataSource\.templ"):
         load(path, **choices)
-    with pytest.raises(InputError, match="line 1: a text gives token 4, expected 0 to"):
+    with pytest.raises(InputError, match="line 1: a text contains token 4, expected 0"):
         small = IN_TEMPLATE | {"prompt_length": 1, "vocabulary_size": 2}
         load(path, template="{txt}{soft:1}", **small)

@@ -1,4 +1,4 @@
-"""Rows of several articles, each closed by a separator (type 3)."""
+"""Rows of several examples, each ended by a separator (type 3)."""
 
 import h5py
 import numpy as np
@@ -13,7 +13,7 @@ from tests.support.shared_data import SHARED, needs_shared
 
 PRETRAINING = SHARED / "data/data_prep/pretraining/data_prepped_pretraining.hdf5"
 
-# Two articles and padding; one article that fills a row.
+# Two examples and padding; one example that fills a row.
 IDS = [[9, 5, 10, 2, 6, 8, 2, 0], [9, 5, 6, 7, 7, 7, 7, 2]]
 TYPES = [[0, 0, 1, 3, 0, 1, 3, 2], [0, 0, 0, 1, 1, 1, 1, 3]]
 ARTICLES = [[9, 5, 10, 2], [6, 8, 2], [9, 5, 6, 7, 7, 7, 7, 2]]
@@ -78,7 +78,7 @@ def test_padding_between_articles_is_of_neither(tmp_path):
     examples = load(path)
     assert [examples.locate(i)[1] for i in range(2)] == [0, 4]
     assert inputs(examples) == [[5, 2], [6, 7, 2]]
-    # Where types say no weights, all that the row has is learned, padding too.
+    # If types do not determine weights, the whole row is learned, including padding.
     every = load(path, use_token_type_ids=False)
     assert inputs(every) == [[5, 2, 0, 0], [6, 7, 2, 0]]
     assert every.weight_counts.tolist() == [4, 4]
@@ -104,13 +104,13 @@ def test_a_separator_at_a_rows_start_is_learned_though_it_is_bos(tmp_path):
     assert [example.prefix_length for example in read(examples)] == [0, 1, 0]
     whole = load(path, bos_id=2, separate_articles=False)
     assert weights(whole) == [[1, 0, 1, 1], [1]]
-    # Nothing predicts it in a model without a prompt: what remains is the next article.
+    # Nothing predicts it in a model without a prompt; only the next example remains.
     path = write(tmp_path / "b.hdf5", ids[:1], types[:1])
     bare = load(path, bos_id=2, predicts_first_token=False)
     assert inputs(bare) == [[5, 6, 2]]
 
 
-def test_what_a_row_says_is_of_each_of_its_articles(tmp_path):
+def test_the_columns_of_a_row_apply_to_each_of_its_examples(tmp_path):
     path = write(
         tmp_path / "a.hdf5",
         *(IDS, TYPES),
@@ -166,7 +166,7 @@ def test_pretraining_rows_become_the_articles_and_their_parts():
         types = np.array(file["token_type_ids"])
     ends_a_row = [int(row[row != 2][-1] == 3) for row in types]
     examples = load(PRETRAINING, vocabulary_size=50257, bos_id=50256)
-    # 52 rows, and 100 separators that each begin another example unless a row ends.
+    # 52 rows, and 100 separators, after each of which an example begins in its row.
     assert len(examples) == 52 + 100 - sum(ends_a_row)
     assert examples.weight_counts.sum() == 52920 + 100
     whole = load(PRETRAINING, vocabulary_size=50257, separate_articles=False)

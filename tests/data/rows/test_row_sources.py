@@ -18,7 +18,7 @@ PRETRAINING = PREPARED / "pretraining/data_prepped_pretraining.hdf5"
 
 
 class Letters:
-    """A tokenizer whose ids are the places of letters in the alphabet, from 3."""
+    """A tokenizer whose ids number the letters of the alphabet, from 3."""
 
     vocabulary_size = 29
     bos_id: int | None = 1
@@ -240,7 +240,7 @@ def test_files_with_and_without_types_do_not_mix(tmp_path):
         ('{"prompt": 3, "completion": "a"}', "line 2: 'prompt' is a int, expected a s"),
     ],
 )
-def test_lines_that_are_no_pair_are_refused(tmp_path, line, message):
+def test_lines_that_are_not_pairs_are_refused(tmp_path, line, message):
     good = '{"prompt": "a", "completion": "b"}'
     path = write_lines(tmp_path / "pairs.jsonl", good, line, good)
     with pytest.raises(InputError, match=r"pairs\.jsonl, " + message):

@@ -1,4 +1,4 @@
-"""Which prompt an example has: from a token at its head, a key or a name."""
+"""How an example selects its prompt: by its first token, a key or a name."""
 
 import numpy as np
 import pytest
@@ -45,6 +45,6 @@ def test_a_line_numbers_its_task_or_names_it():
         ({"key": "task", "names": "ab"}, "expected a list of 2 different"),
     ],
 )
-def test_choices_that_do_not_say_the_task_are_refused(choices, message):
+def test_choices_that_do_not_select_the_task_are_refused(choices, message):
     with pytest.raises(InputError, match=message):
         Tasks(2, **choices)

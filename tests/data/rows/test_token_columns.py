@@ -1,4 +1,4 @@
-"""Weights and advantages that the data says of its tokens and rows."""
+"""Weights and advantages that the data contains for its tokens and rows."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ def test_a_target_whose_loss_weight_is_zero_is_not_computed(tmp_path):
 def test_an_encoder_decoder_weighs_its_targets(tmp_path):
     path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS)
     examples = load(path, "encoder_decoder")
-    # The first row ends with EOS; to the others it is added, worth the last token.
+    # The first row ends with EOS; the others get one with the last token's weight.
     assert examples[0].targets.tolist() == [5, 6, 7]
     assert weights(examples) == [
         [0.375, 0.5, 0.625],
@@ -94,7 +94,7 @@ def write_lines(path, *lines):
     return path
 
 
-def test_lines_say_weights_classes_and_advantages(tmp_path):
+def test_lines_contain_weights_classes_and_advantages(tmp_path):
     path = write_lines(
         tmp_path / "a.jsonl",
         {"w": 2, "label": "x", "a": -1.5},
@@ -127,7 +127,7 @@ def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
     categories = np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, -1], [1, 0, 0, 0, 0]])
     path = write(tmp_path / "a.hdf5", category_ids=categories)
     examples = load(path, balance_key="category_ids")
-    # Of ten learned tokens two are of category 1.
+    # Two of ten learned tokens are in category 1.
     table = np.where(categories == 1, 10 / (2 * 2), 10 / (2 * 8))
     expected = np.where(LEARNED, table, 0).astype("f4")
     assert weights(examples) == without_padding(expected)
@@ -146,9 +146,9 @@ def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
         {"architecture": "encoder_decoder"},
     ],
 )
-def test_classes_of_tokens_weigh_the_same_whatever_says_the_weights(tmp_path, reading):
+def test_classes_of_tokens_weigh_the_same_whatever_sets_the_weights(tmp_path, reading):
     categories = np.array([[0, 0, 5, 5, 5], [5, 5, 0, 0, 5], [0, 0, 0, 0, 0]])
-    # The rows end with EOS, so that an encoder-decoder has no target but theirs.
+    # The rows end with EOS, so that an encoder-decoder does not append targets.
     ids = np.where(TYPES == 3, 7, IDS)
     path = write(
         tmp_path / "a.hdf5",
@@ -221,14 +221,14 @@ def changed(table, row, token, value):
         (1.0, 1, 4, r"row 1, token 4: loss_weights is 1.0, expected 0: .* padding"),
     ],
 )
-def test_what_is_no_loss_weight_is_refused(tmp_path, value, row, token, message):
+def test_invalid_loss_weights_are_refused(tmp_path, value, row, token, message):
     bad = changed(WEIGHTS, row, token, value)
     with pytest.raises(InputError, match=message):
         load(write(tmp_path / "a.hdf5", loss_weights=bad))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
-def test_what_is_no_example_weight_is_refused(tmp_path, value):
+def test_invalid_example_weights_are_refused(tmp_path, value):
     path = write(tmp_path / "a.hdf5", example_weights=np.array([1, 1, value]))
     with pytest.raises(InputError, match=r"a.hdf5, row 2: example_weights is"):
         load(path, example_weight_key="example_weights")

@@ -39,21 +39,21 @@ def test_the_pieces_of_a_template():
             Soft(5, 'so, "was it" {good}?'),
         )
     )
-    assert parse_template('{soft:"a b"}').pieces == (Soft(None, "a b"),)
-    assert parse_template("").pieces == ()
+    assert parse_template('{soft:"a b"}').parts == (Soft(None, "a b"),)
+    assert parse_template("").parts == ()
 
 
 def test_braces_of_the_text_are_doubled():
     found = parse_template("a{{b}} {{{text}}} c")
-    assert found.pieces == (Text("a{b} {"), Key("text"), Text("} c"))
-    assert found.runs({"text": "{x}"}) == ["a{b} {{x}} c"]
+    assert found.parts == (Text("a{b} {"), Key("text"), Text("} c"))
+    assert found.render({"text": "{x}"}) == ["a{b} {{x}} c"]
 
 
 def test_keys_are_those_of_the_lines():
     template = parse_template("{premise} {soft:2}{hypothesis of it}, {premise}")
     assert template.keys == ("premise", "hypothesis of it")
     texts = {"premise": "P", "hypothesis of it": "H"}
-    assert template.runs(texts) == ["P ", "H, P"]
+    assert template.render(texts) == ["P ", "H, P"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_soft_pieces_have_as_many_vectors_as_their_words_have_tokens():
     with pytest.raises(InputError, match="no tokenizer to count"):
         soft_counts(template, None)
     assert soft_counts(parse_template('{soft:2}{soft:3:"a"}'), None) == [2, 3]
-    with pytest.raises(InputError, match=r"',,' gives no token"):
+    with pytest.raises(InputError, match=r"',,' has no tokens"):
         soft_counts(parse_template('{soft:",,"}'), Silent())
 
 
@@ -104,9 +104,9 @@ def test_vectors_stand_in_order_where_the_soft_pieces_are():
     assert template.length == 5
     # a, b, vectors 0 and 1, c, the line's "e f", vectors 2, then 3 and 4.
     expected = [0, 1, V, V + 1, 2, 4, 5, V + 2, V + 3, V + 4]
-    assert template.given({"x": "e f"}) == expected
-    assert template.given_text("e f") == expected
-    assert template.pair({"x": "e f"}, "ba") == (expected, [1, 0])
+    assert template.encode_prompt({"x": "e f"}) == expected
+    assert template.encode_text("e f") == expected
+    assert template.encode_pair({"x": "e f"}, "ba") == (expected, [1, 0])
 
 
 @needs_shared
@@ -120,7 +120,7 @@ def test_text_between_soft_pieces_is_encoded_as_one_string(folder):
         "{soft:3}Un{text}ly: they said.{soft:2} Sentiment:", tokenizer, size
     )
     line = {"text": "fortunate"}
-    given, completion = template.pair(line, " good")
+    given, completion = template.encode_pair(line, " good")
     first, second = given.index(size), given.index(size + 3)
     assert (first, given[:3]) == (0, [size, size + 1, size + 2])
     joined = "Unfortunately: they said."
@@ -130,7 +130,7 @@ def test_text_between_soft_pieces_is_encoded_as_one_string(folder):
     assert tokenizer.decode([*given[3:second], *rest, *completion]) == (
         joined + " Sentiment: good"
     )
-    # Not the ids of the pieces, one by one.
+    # Not the ids of the parts encoded one by one.
     pieces = ("Un", "fortunate", "ly: they said.")
     assert given[3:second] != [id for piece in pieces for id in tokenizer.encode(piece)]
 
@@ -143,9 +143,9 @@ def test_text_between_soft_pieces_is_encoded_as_one_string(folder):
 def test_a_completion_continues_the_text_over_soft_pieces(folder, template):
     tokenizer = load_tokenizer(SHARED / folder)
     template = token_template(template, tokenizer, tokenizer.vocabulary_size)
-    given, completion = template.pair({"text": "Once upon a"}, "time")
+    given, completion = template.encode_pair({"text": "Once upon a"}, "time")
     text = [id for id in given if id < tokenizer.vocabulary_size]
-    space = " " if any(isinstance(p, Text) for p in template.template.pieces) else ""
+    space = " " if any(isinstance(p, Text) for p in template.template.parts) else ""
     assert tokenizer.decode([*text, *completion]) == f"Once upon a{space}time"
 
 
@@ -153,14 +153,14 @@ def test_a_completion_continues_the_text_over_soft_pieces(folder, template):
 def test_an_encoder_decoders_completion_is_a_text_of_its_own():
     t5 = load_tokenizer(SHARED / "data/tokenizers/t5")
     template = token_template("{soft:1} Review: {text}", t5, 32128, separate=True)
-    given, completion = template.pair({"text": "good movie"}, "positive")
+    given, completion = template.encode_pair({"text": "good movie"}, "positive")
     assert given == [32128, *t5.encode("Review: good movie")]
     assert completion == t5.encode("positive")
 
 
 def test_a_template_without_its_soft_pieces_is_one_text():
     template = parse_template("a{soft:2}b{x}{soft:3}").without_soft()
-    assert template.runs({"x": "c"}) == ["abc"]
+    assert template.render({"x": "c"}) == ["abc"]
 
 
 def test_the_prompt_must_have_the_templates_length():
@@ -168,7 +168,7 @@ def test_the_prompt_must_have_the_templates_length():
     template.check_length(5)
     with pytest.raises(InputError, match=r"5 soft vectors \(2 \+ 3\).* prompt has 4"):
         template.check_length(4)
-    with pytest.raises(InputError, match=r"0 soft vectors \(no soft piece\)"):
+    with pytest.raises(InputError, match=r"0 soft vectors \(no soft part\)"):
         token_template("a{x}").check_length(4)
 
 
@@ -176,15 +176,15 @@ def test_tokens_are_never_taken_for_vectors():
     # "z" is token 25, and so would be vector 5 of a model of 20 tokens.
     template = token_template("{x}{soft:9}", size=20)
     with pytest.raises(InputError, match="token 25, expected 0 to 19"):
-        template.given({"x": "az"})
+        template.encode_prompt({"x": "az"})
     with pytest.raises(InputError, match="token 25, expected 0 to 19"):
-        template.pair({"x": "a"}, "z")
+        template.encode_pair({"x": "a"}, "z")
 
 
 def test_a_lone_text_needs_a_template_of_one_key():
     for template in ("a{soft:1}", "{x}{soft:1}{y}"):
         with pytest.raises(InputError, match="expected one, such as"):
-            token_template(template).given_text("a")
+            token_template(template).encode_text("a")
 
 
 def test_vectors_of_words_start_from_their_embeddings():

@@ -90,7 +90,7 @@ def test_separate_texts_each_begin_a_text(t5):
 
 
 @needs_shared
-def test_given_ids_begin_with_bos_where_the_model_expects_it(stories, gpt2):
+def test_prompts_begin_with_bos_if_the_model_expects_it(stories, gpt2):
     assert encode_prompt(stories, "Once upon a time") == [1, 403, 407, 261, 378]
     assert encode_prompt(gpt2, "Hello world") == [15496, 995]
 
@@ -100,7 +100,7 @@ def test_special_and_unknown_ids_have_no_text(stories, t5):
     ids = stories.encode("a time")
     assert stories.decode([1, *ids, 2]) == "a time"
     assert stories.token(1) == "<s>"
-    # T5's sentinels lie past the file's vocabulary.
+    # T5's sentinels are beyond the file's vocabulary.
     assert t5.decode([*t5.encode("a time"), 32099, 1, 0]) == "a time"
     assert t5.token(32099) == "<unused 32099>"
 
@@ -109,7 +109,7 @@ def test_special_and_unknown_ids_have_no_text(stories, t5):
 def test_arguments_override_files():
     tokenizer = load_tokenizer(T5, bos_id=0, add_bos=True, pad_id=3)
     assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.pad_id) == (0, True, 3)
-    with pytest.raises(InputError, match="names no BOS"):
+    with pytest.raises(InputError, match="defines no BOS"):
         load_tokenizer(T5, add_bos=True)
 
 
@@ -170,7 +170,7 @@ def test_tokenizer_json_and_its_config_are_read(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 1)
     assert tokenizer.add_bos
     assert tokenizer.vocabulary_size == 7
-    # Longer than the length that the file says to cut texts to.
+    # Longer than the length to which the file truncates texts.
     assert tokenizer.encode("a b a") == [3, 4, 3, 5, 3, 4]
     assert tokenizer.encode_continuation("b") == [5]
     assert continued_pair(tokenizer, "a", "b a") == ([3, 4], [5, 3, 4])
@@ -202,7 +202,7 @@ def test_a_missing_tokenizer_is_refused(tmp_path):
     [
         ("tokenizer.model", b"not a model", "not a sentencepiece model"),
         ("tokenizer.json", b"{", "is not JSON"),
-        ("tokenizer.json", b"[]", "holds a list, expected an object"),
+        ("tokenizer.json", b"[]", "contains a list, expected an object"),
         ("tokenizer.json", b"{}", "is not a tokenizer.json"),
     ],
 )

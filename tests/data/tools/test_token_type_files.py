@@ -1,4 +1,4 @@
-"""Types added to HDF5 files in place: right, whole, or not at all."""
+"""Adding types to HDF5 files: correctly and completely, or not at all."""
 
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def test_types_that_are_there_are_replaced_only_when_asked(rows, capsys):
     add_token_types(rows, AllCompletion())
     before = rows.read_bytes()
     assert run(rows, *BY_SEPARATOR) == 2
-    assert "has token_type_ids already; --replace" in capsys.readouterr().err
+    assert "already has token_type_ids; --replace" in capsys.readouterr().err
     assert rows.read_bytes() == before
     assert run(rows, *BY_SEPARATOR, "--replace") == 0
     assert read(rows)["token_type_ids"] == EXPECTED
@@ -172,7 +172,7 @@ def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
     before = rows.read_bytes()
     other = write(tmp_path / "other.hdf5", np.array([[7, 7, 7, 2, 0]], np.int32))
     found = refused(capsys, rows, other, *BY_SEPARATOR)
-    assert f"{other}: row 3: the article at token 0 has no separator (5)" in found
+    assert f"{other}: row 3: the example at token 0 has no separator (5)" in found
     np.save(tmp_path / "two.npy", np.zeros((2, 5), int))
     assert "is for 2 rows" in refused(capsys, rows, "--array", tmp_path / "two.npy")
     np.save(tmp_path / "flat.npy", np.zeros(3, int))
@@ -205,7 +205,7 @@ def test_a_copy_that_is_not_right_replaces_nothing(rows, damaged, monkeypatch):
         spoilt[1, 2] = 1 - spoilt[1, 2]
 
     monkeypatch.setattr(token_type_files, "_copy", failing)
-    with pytest.raises(InputError, match="written beside it is not right"):
+    with pytest.raises(InputError, match="written next to it is wrong"):
         add_token_types(rows, GivenTypes(np.array(EXPECTED)))
     assert rows.read_bytes() == before
     assert beside(rows) == ["rows.hdf5"]
@@ -288,14 +288,14 @@ def test_all_that_is_kept_is_compared(tmp_path, spoil, monkeypatch):
         with h5py.File(path) as file:
             assert "nothing" in file.attrs and "token_type_ids" in file
         return
-    with pytest.raises(InputError, match="written beside it is not right"):
+    with pytest.raises(InputError, match="written next to it is wrong"):
         add_token_types(path, GivenTypes(np.array(EXPECTED)))
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_kill_leaves_the_old_file_or_the_new_one(rows, call, monkeypatch):
-    """In place of the first or the second call that brings something to the disk."""
+    """The process dies instead of the first or second call that syncs to disk."""
     before, calls = rows.read_bytes(), iter(range(1, 10))
     sync = token_type_files.sync_path
 

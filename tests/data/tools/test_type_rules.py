@@ -6,15 +6,15 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.tools.type_rules import (
     AllCompletion,
-    Ends,
+    EndTokens,
     GivenTypes,
     PromptLengths,
     TypeRule,
     UntilSeparator,
 )
 
-# Of all rows: 2 ends an article, 5 parts a prompt from its completion, 0 fills.
-ENDS = Ends(end_id=2, padding_id=0)
+# In all rows, 2 ends an example, 5 ends a prompt, and 0 is padding.
+ENDS = EndTokens(end_id=2, padding_id=0)
 
 
 def types(rule: TypeRule, *rows: list[int], start: int = 0) -> list[list[int]]:
@@ -26,7 +26,7 @@ def test_the_documents_example_up_to_its_separator_token():
     # padding 69 as in its second example.
     ids = [9, 5, 6, 10, 7, 8, 2, 69, 69, 69, 69]
     expected = [0, 0, 0, 1, 1, 1, 3, 2, 2, 2, 2]
-    ends = Ends(end_id=2, padding_id=69)
+    ends = EndTokens(end_id=2, padding_id=69)
     assert types(UntilSeparator((6,), "last", ends), ids) == [expected]
     assert types(PromptLengths(3, ends), ids) == [expected]
 
@@ -54,14 +54,14 @@ def test_an_article_that_is_cut_off_by_the_rows_end_is_one():
 
 def test_an_article_without_a_separator_is_refused_or_learned():
     row = [7, 5, 7, 2, 7, 7, 2]
-    with pytest.raises(InputError, match="row 12: the article at token 4 has no sepa"):
+    with pytest.raises(InputError, match="row 12: the example at token 4 has no sepa"):
         types(UntilSeparator((5,), "last", ENDS), row, start=12)
     learned = UntilSeparator((5,), "last", ENDS, learn_others=True)
     assert types(learned, row) == [[0, 0, 1, 3, 1, 1, 3]]
 
 
 def test_where_one_token_ends_and_fills_the_first_of_the_last_ones_ends():
-    ends = Ends(end_id=2, padding_id=2)
+    ends = EndTokens(end_id=2, padding_id=2)
     rows = [7, 2, 7, 2, 2, 2], [7, 7, 7, 7, 7, 2], [7, 7, 7, 7, 7, 7], [2] * 6
     assert types(AllCompletion(ends), *rows) == [
         [1, 3, 1, 3, 2, 2],
@@ -75,17 +75,17 @@ def test_an_end_that_begins_a_row_is_its_bos():
     """GPT-2's `<|endoftext|>` is both, and may be the padding as well."""
     row = [2, 7, 5, 8, 2, 2, 2]
     for padding, last in ((2, [2, 2]), (None, [3, 3])):
-        ends = Ends(end_id=2, padding_id=padding)
+        ends = EndTokens(end_id=2, padding_id=padding)
         assert types(AllCompletion(ends), row) == [[1, 1, 1, 1, 3, *last]]
         assert types(PromptLengths(3, ends), row) == [[0, 0, 0, 1, 3, *last]]
-    ends = Ends(end_id=2, padding_id=2)
+    ends = EndTokens(end_id=2, padding_id=2)
     assert types(UntilSeparator((5,), "last", ends), row) == [[0, 0, 0, 1, 3, 2, 2]]
     learned = UntilSeparator((5,), "last", ends, learn_others=True)
     assert types(learned, [2, 7, 8, 2, 2]) == [[1, 1, 1, 3, 2]]
 
 
 def test_padding_is_only_what_stands_last():
-    assert types(AllCompletion(Ends(padding_id=0)), [0, 7, 0, 7, 0, 0]) == [
+    assert types(AllCompletion(EndTokens(padding_id=0)), [0, 7, 0, 7, 0, 0]) == [
         [1, 1, 1, 1, 2, 2]
     ]
 
@@ -97,7 +97,7 @@ def test_each_row_has_a_prompt_length_of_its_own():
         [1, 1, 3, 2],
         [0, 0, 1, 3],
     ]
-    with pytest.raises(InputError, match="row 0: its prompt is to have 9 tokens"):
+    with pytest.raises(InputError, match="row 0: its prompt length is 9 tokens"):
         types(rule, [7, 7, 7, 2])
 
 
