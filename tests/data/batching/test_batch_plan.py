@@ -243,7 +243,7 @@ def test_no_row_is_padded_beyond_the_positions():
         ({"accumulate": 0}, "accumulate is 0, expected at least 1"),
         ({"buckets": 0}, "buckets is 0, expected at least 1"),
         ({"maximum_length": 100}, "longest row has 299 tokens, expected at most 100"),
-        ({"lengths": [], "counts": []}, "there is no row"),
+        ({"lengths": [], "counts": []}, "there are no rows"),
         ({"lengths": [3, 0], "counts": [1, 1]}, "row 1 has 0 inputs"),
     ],
 )

@@ -199,7 +199,7 @@ def test_rows_have_room_for_four_average_examples():
         ({"length": 999, "maximum_length": 600}, "packed_length is 999, expected at m"),
         ({"maximum_length": 100}, "longest row has .* expected at most 100"),
         ({"batch_tokens": 100}, "batch_tokens is 100, but the longest"),
-        ({"lengths": [], "counts": []}, "there is no row"),
+        ({"lengths": [], "counts": []}, "there are no rows"),
     ],
 )
 def test_packings_that_cannot_be_are_refused(choices, message):

@@ -180,7 +180,7 @@ def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
     assert "shape (3,), expected [rows, length]" in found
     np.save(tmp_path / "real.npy", np.zeros((3, 5)))
     found = refused(capsys, rows, "--array", tmp_path / "real.npy")
-    assert "holds float64, expected an array of integers" in found
+    assert "contains float64, expected an array of integers" in found
     assert "is not a number" in refused(capsys, rows, "--until_last", "SEP")
     assert "named twice" in refused(capsys, rows, rows, "--all_completion")
     (tmp_path / "text.hdf5").write_text("id,text\n")
