@@ -48,7 +48,7 @@ def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Para
     graph, _ = make(config)
     name = "position_embedder/embedding"
     table = parameters[name][:positions]
-    plan = mock.Mock(spec=RestorePlan)
+    plan = mock.Mock(spec=RestorePlan, origin="folder")
     soft = SoftPrompt(jax.random.key(0), Vocabulary(np.zeros((1, 1))), length=P)
     started = PromptModules(soft if prompt else None)
     model = PromptedModel(config, graph, started, Prompting(), None, plan, dict)
@@ -74,7 +74,7 @@ VOCABULARY = Vocabulary(np.zeros((V, 16), np.float32))
 
 def model_of(config, prompt: InputPrompt, prompting=None, tokenizer=None):
     graph, parameters = with_prompt(config, prompt, prompting)
-    plan = mock.Mock(spec=RestorePlan)
+    plan = mock.Mock(spec=RestorePlan, origin="folder")
     prompting = prompting or Prompting()
     model = PromptedModel(
         config, graph, PromptModules(prompt), prompting, tokenizer, plan, dict
