@@ -20,11 +20,6 @@ from flax import nnx
 from rich.console import Console
 
 from prompt_tuning.adapters.adapter import IA3, LORA, MULTITASK, Adapter
-from prompt_tuning.adapters.adapter_files import (
-    read_adapter,
-    write_array,
-    write_checkpoint,
-)
 from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import write_folder
 from prompt_tuning.checkpoints.run_store.checkpoint_files import (
@@ -42,14 +37,19 @@ from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
-from prompt_tuning.pretrained.tuning import Tuning, tuning_of
-from prompt_tuning.prompts.deep import DeepPrompt
+from prompt_tuning.pretrained.tuning import Tuning, rebuild_tuning
+from prompt_tuning.prompts.adapter_files import (
+    read_adapter,
+    write_array,
+    write_checkpoint,
+)
+from prompt_tuning.prompts.prompt_module import Attachment
 from prompt_tuning.training import loop
 from prompt_tuning.training.loop import Trainer
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_plan import open_run
-from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
+from prompt_tuning.tuned.export_adapters import convert_for_peft, export_adapters
 from tests.support import methods
 from tests.support.methods import METHODS, MODELS, Method, Proof, Reason
 
@@ -235,15 +235,15 @@ def check_exported(
       the form, a model for it, and what was read.
     """
     model = model_of(training.model.graph, parameters)
-    adapters, prompting = adapters_of(model), training.model.prompting
+    adapters, prompting = export_adapters(model), training.model.prompting
     if reason is not None:
         (adapter,) = adapters
         with pytest.raises(InputError, match=reason.said):
-            to_peft(as_peft_has_it(adapter, model, prompting), training.model.config)
+            to_peft(convert_for_peft(adapter, model, prompting), training.model.config)
         if len(adapter.parameters) > 1:
             return "checkpoint", *written_as_checkpoint(adapter, training, folder)
         return "array", *written_as_array(adapter, training, folder)
-    forms = [as_peft_has_it(adapter, model, prompting) for adapter in adapters]
+    forms = [convert_for_peft(adapter, model, prompting) for adapter in adapters]
     assert ", ".join(form.kind for form in forms) == method.peft
     shown = " ".join(f"`{form.kind}`" for form in forms)
     return shown, *written_for_peft(forms, training, folder)
@@ -260,7 +260,9 @@ def written_as_array(
     np.testing.assert_array_equal(back.parameters[path], array)
     graph = training.model.graph
     if training.start.trained.keys() != {path}:
-        graph = graph_for(tuning_of(back, training.model.config), back, training.run)
+        graph = graph_for(
+            rebuild_tuning(back, training.model.config), back, training.run
+        )
     return graph, back.parameters
 
 
@@ -274,7 +276,7 @@ def written_as_checkpoint(
     assert back.parameters.keys() == adapter.parameters.keys()
     for path, array in adapter.parameters.items():
         np.testing.assert_array_equal(back.parameters[path], array)
-    tuning = tuning_of(back, training.model.config)
+    tuning = rebuild_tuning(back, training.model.config)
     return graph_for(tuning, back, training.run), back.parameters
 
 
@@ -289,7 +291,9 @@ def written_for_peft(
         back = read_adapter(folder / form.kind, config)
         check_same(form, back)
         found |= back.parameters
-        fields = {name: x for name, x in vars(tuning_of(back, config)).items() if x}
+        fields = {
+            name: x for name, x in vars(rebuild_tuning(back, config)).items() if x
+        }
         merged = dataclasses.replace(merged, **fields)
     whole = Adapter(kind="", parameters=found)
     return graph_for(merged, whole, training.run), found
@@ -332,7 +336,7 @@ def check_same_vectors(own: LanguageModel, exported: LanguageModel) -> None:
     prompts = exported.prompts()
     for stack, prompt in own.prompts().items():
         # Deep prompts may become what they make, which decoding compares.
-        if not isinstance(prompt, DeepPrompt):
+        if prompt.attachment is not Attachment.EVERY_BLOCK:
             found = np.ravel(prompts[stack]())
             np.testing.assert_allclose(found, np.ravel(prompt()), atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""What was trained, apart from the frozen model and from any file format."""
+"""Trained parameters, apart from the frozen model and from any file format."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,37 +11,34 @@ PREFIX = "PREFIX_TUNING"
 MULTITASK = "MULTITASK_PROMPT_TUNING"
 LORA = "LORA"
 IA3 = "IA3"
-DEEP = "DEEP_PROMPT"
-ADDED_DEEP = "ADDED_DEEP_PROMPT"
+PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3)
+"""The kinds that PEFT has a method for, by the name of the method."""
 
 Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One adapter in our terms.
+    """One adapter, independent of its file format.
 
     Attributes:
-      kind: its method, by PEFT's name; deep prompts, which PEFT lacks, by ours.
+      kind: method of the adapter, by PEFT's name; the prompt classes name the kinds
+        that PEFT lacks, and give the arrays of those (`StoredForm`).
       parameters: float32 arrays by our paths:
 
         - PROMPT_TUNING: `{encoder|decoder}/prompt/prompt` `[P, D]`.
         - MULTITASK_PROMPT_TUNING: `{encoder|decoder}/prompt/{shared, columns, rows}`,
           `[P, D]`, `[N, P, r]`, `[N, r, D]`; prompt `n` is
           `shared * (columns[n] @ rows[n])`.
-        - PREFIX_TUNING: `decoder/prompt/prompt` `[L, 2, P, G, K]`, keys then values,
-          keys as they stand in the cache (rotated).
-        - DEEP_PROMPT: `{encoder|decoder}/prompt/prompt` `[L, P, D]`.
-        - ADDED_DEEP_PROMPT: `{encoder|decoder}/prompt/{prompt, added}`, `[P, D]` and
-          `[L - 1, P, D]`.
+        - PREFIX_TUNING: `decoder/prompt/prompt` `[L, 2, P, G, K]`, keys then values;
+          keys are stored as in the cache (rotated).
         - LORA: `<projection>/adapters/lora/{a, b}`, `[L, in, r]`, `[L, r, out]`.
         - IA3: `<projection>/adapters/ia3/scale`, `[L, out]`, of `mlp/down` `[L, in]`.
-      scalings: by the path of each projection with a LoRA, what `x @ a @ b` is
-        multiplied by.
-      settings: those of the PEFT adapter that it was read from, the unknown ones too;
-        empty if it was not.
-      unused: rows of `prompt_embeddings` or entries of its prefix that PEFT stores and
-        never reads, as it stores them; None for none.
+      scalings: factor of `x @ a @ b`, by the path of each projection with a LoRA.
+      settings: settings of the PEFT adapter that it was read from, including unknown
+        ones; empty if it was not read from PEFT.
+      unused: rows of `prompt_embeddings`, or entries of its prefix, that PEFT stores
+        and never reads, in PEFT's layout; None if there are none.
     """
 
     kind: str

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.parameters import merge
     from prompt_tuning.models.language_model import LanguageModel
-    from prompt_tuning.prompts.tools.inspection import nearest_tokens, vectors_of
+    from prompt_tuning.prompts.tools.inspection import input_vectors, nearest_tokens
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     # One process can examine a prompt without the mesh and its devices.
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     leaves: Any = model.weight_storage.abstract_streamed() | parameters
     tuned = merge(model.graph, leaves)
     assert isinstance(tuned, LanguageModel)
-    prompts = vectors_of(tuned.prompts())
+    prompts = input_vectors(tuned.prompts())
     if not prompts:
         raise InputError("the run has no prompt vectors to inspect")
     embeddings = np.asarray(parameters["token_embedder/embedding"], np.float32)

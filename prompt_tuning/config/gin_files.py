@@ -32,24 +32,15 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.models.build import Prompt
 from prompt_tuning.pretrained.source import Pretrained
-from prompt_tuning.pretrained.tuning import PromptFactory
-from prompt_tuning.prompts import initializers, multitask, prefix
-from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
-from prompt_tuning.prompts.dropped import DroppedPrompt
-from prompt_tuning.prompts.projection_adapters import IA3, LoRA
-from prompt_tuning.prompts.prompting import Prompting
-from prompt_tuning.prompts.reparameterized import MLPPrompt, ResidualPrompt
-from prompt_tuning.prompts.soft import InferenceOnlyPrompt, SoftPrompt
-from prompt_tuning.prompts.wayward import WaywardPrompt
+from prompt_tuning.prompts.kinds import load_factories
+from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.sharding.axis_rules import AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
 
 FACTORIES = (
     Run,
     Pretrained,
-    Prompting,
     Rematerialization,
     DataSource,
     Evaluation,
@@ -66,32 +57,7 @@ FACTORIES = (
     parameter_groups.adamw,
     parameter_groups.warmup_linear_decay,
     t5_config,
-    SoftPrompt,
-    InferenceOnlyPrompt,
-    multitask.AddMultiTaskPrompt,
-    multitask.ConcatTimeMultiTaskPrompt,
-    multitask.ConcatFeaturesMultiTaskPrompt,
-    multitask.ProjectMultiTaskPrompt,
-    multitask.FactorizedMultiTaskPrompt,
-    multitask.factors_of_ones,
-    multitask.normal_factors,
-    MLPPrompt,
-    ResidualPrompt,
-    WaywardPrompt,
-    DroppedPrompt,
-    DeepPrompt,
-    AddedDeepPrompt,
-    prefix.KeyValuePrefix,
-    prefix.ProjectedKeyValuePrefix,
-    prefix.normal,
-    LoRA,
-    IA3,
-    initializers.uniform,
-    initializers.from_file,
-    initializers.from_sampled_vocabulary,
-    initializers.from_class_labels,
-    initializers.from_text,
-    initializers.from_template,
+    *load_factories(),
 )
 
 # What gin raises, and what the factories raise for values of a wrong type.
@@ -219,7 +185,7 @@ class _Explained:
         except ValueError:
             return {}
 
-    def __call__(self, *arguments: Any) -> Prompt:
+    def __call__(self, *arguments: Any) -> PromptModule:
         # What else is raised there is ours or the machine's, and not the config's.
         with _explained("the config's prompt", (ValueError, TypeError)):
             return self.factory(*arguments)

@@ -12,9 +12,10 @@ from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.source import Pretrained
-from prompt_tuning.pretrained.tuning import PromptFactory, Tuning
+from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_module import PromptFactory
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding.mesh import MeshShape
 
 CONFIG_FILE = "config.gin"

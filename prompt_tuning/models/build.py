@@ -1,8 +1,8 @@
-"""A model of a config's family, with the prompts and adapters that tune it."""
+"""Builds a model of a config's family with the prompts and adapters that tune it."""
 
 import difflib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -24,44 +24,55 @@ from prompt_tuning.models.prompted import (
     PromptEncoderPromptDecoder,
 )
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder
-from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
-from prompt_tuning.prompts.prompting import Prompting
-from prompt_tuning.prompts.soft import InputPrompt
+from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
+from prompt_tuning.prompts.prompt_settings import Prompting
 
-Prompt = InputPrompt | KeyValuePrefix
+ENCODERS: Mapping[Attachment, Callable[..., Encoder]] = {
+    Attachment.INPUT: PromptEncoder,
+    Attachment.EVERY_BLOCK: PromptEncoder,
+    Attachment.KEYS_AND_VALUES: PrefixEncoder,
+}
+DECODERS: Mapping[Attachment, Callable[..., Decoder]] = {
+    Attachment.INPUT: PromptDecoder,
+    Attachment.EVERY_BLOCK: PromptDecoder,
+    Attachment.KEYS_AND_VALUES: PrefixDecoder,
+}
 
 
 def build_model(
     key: Key[Array, ""],
     config: ModelConfig,
-    prompt: Prompt | None = None,
+    prompt: PromptModule | None = None,
     prompting: Prompting | None = None,
     *,
-    decoder_prompt: Prompt | None = None,
+    decoder_prompt: PromptModule | None = None,
     decoder_prompting: Prompting | None = None,
     adapters: Sequence[AdapterSpec] = (),
 ) -> LanguageModel:
-    """A model of the config's family, with its parameters initialised.
+    """Builds a model of the config's family and initializes its parameters.
 
     Args:
-      key: of the frozen parameters and of adapters; prompts bring their own vectors.
-      config: the frozen model.
-      prompt: of a decoder-only model, or of the encoder of an encoder-decoder.
-      prompting: how it stands among the text; as a prefix if None.
-      decoder_prompt: of the decoder of an encoder-decoder.
-      decoder_prompting: how that stands among the targets; as a prefix if None.
-      adapters: which projections are adapted, and how.
+      key: random key of the frozen parameters and of adapters; prompts are already
+        initialized.
+      config: config of the frozen model.
+      prompt: prompt of a decoder-only model, or of the encoder of an encoder-decoder.
+      prompting: position and visibility of that prompt; as a prefix if None.
+      decoder_prompt: prompt of the decoder of an encoder-decoder.
+      decoder_prompting: position and visibility of the decoder's prompt; as a prefix if
+        None.
+      adapters: adapters of projections.
 
     Raises:
-      InputError: if the family has no such choice, or an adapter matches no projection.
+      InputError: if the family does not support a setting, or an adapter matches no
+        projection.
     """
     prompting = prompting or Prompting()
     prompting.check(config.architecture)
     if prompting.prefix_attention and prompt is None and adapters:
         raise InputError(
-            "prefix_attention is a prompt's, and there are adapters alone: the model "
-            "would run causally; leave it out, or set Run.prompt too"
+            "prefix_attention applies to prompts, and there are only adapters: the "
+            "model would run causally; leave it out, or set Run.prompt too"
         )
     if config.architecture == "decoder_only":
         if decoder_prompt is not None:
@@ -70,7 +81,7 @@ def build_model(
                 "is Run.prompt"
             )
         decoder = _decoder(prompt, prompting)
-        family = PromptDecoderOnly if isinstance(prompt, InputPrompt) else DecoderOnly
+        family = PromptDecoderOnly if _at_input(prompt) else DecoderOnly
         model = family(key, config, decoder=decoder)
     else:
         check_decoder_prompting(decoder_prompting)
@@ -86,65 +97,61 @@ def build_model(
 
 
 def check_decoder_prompting(prompting: Prompting | None) -> None:
-    """Refuses what a prompt among targets has no choice in.
+    """Checks the settings that a prompt before the targets does not support.
 
     Raises:
-      InputError: with what to leave out.
+      InputError: with the setting to leave out.
     """
     if prompting is None:
         return
     for field in ("placement", "prefix_attention", "visibility"):
-        found, only = getattr(prompting, field), getattr(Prompting(), field)
-        if found != only:
+        value, default = getattr(prompting, field), getattr(Prompting(), field)
+        if value != default:
             raise InputError(
-                f"decoder_prompting.{field} is {found!r}, expected {only!r}: a prompt "
-                "in the decoder of an encoder-decoder stands before the targets, "
-                "causally"
+                f"decoder_prompting.{field} is {value!r}, expected {default!r}: a "
+                "prompt in the decoder of an encoder-decoder precedes the targets, and "
+                "its attention is causal"
             )
     if prompting.execution == "shared":
         raise InputError(
-            "decoder_prompting.execution is 'shared', but what a prompt in the decoder "
-            "sees of the encoder differs by row; use 'auto' or 'joined'"
+            "decoder_prompting.execution is 'shared', but a prompt in the decoder sees "
+            "the encoder's outputs, which differ by row; use 'auto' or 'joined'"
         )
+
+
+def _at_input(prompt: PromptModule | None) -> bool:
+    return prompt is not None and prompt.attachment.at_input
 
 
 def _encoder_decoder_family(
-    prompt: Prompt | None, decoder_prompt: Prompt | None
+    prompt: PromptModule | None, decoder_prompt: PromptModule | None
 ) -> type[EncoderDecoder]:
-    in_encoder = isinstance(prompt, InputPrompt)
-    if in_encoder and isinstance(decoder_prompt, InputPrompt):
-        return PromptEncoderPromptDecoder
-    return PromptEncoderDecoder if in_encoder else EncoderDecoder
+    if not _at_input(prompt):
+        return EncoderDecoder
+    both = _at_input(decoder_prompt)
+    return PromptEncoderPromptDecoder if both else PromptEncoderDecoder
 
 
-def _encoder(prompt: Prompt | None, prompting: Prompting) -> Callable[..., Encoder]:
+def _encoder(
+    prompt: PromptModule | None, prompting: Prompting
+) -> Callable[..., Encoder]:
     if prompt is None:
         return Encoder
-    if isinstance(prompt, KeyValuePrefix):
-        _check_prefix(prompting)
-        return functools.partial(PrefixEncoder, prompt=prompt)
-    return functools.partial(PromptEncoder, prompt=prompt, prompting=prompting)
+    encoder = ENCODERS[prompt.attachment]
+    return functools.partial(encoder, prompt=prompt, prompting=prompting)
 
 
-def _decoder(prompt: Prompt | None, prompting: Prompting) -> Callable[..., Decoder]:
+def _decoder(
+    prompt: PromptModule | None, prompting: Prompting
+) -> Callable[..., Decoder]:
     if prompt is None:
         return Decoder
-    if isinstance(prompt, KeyValuePrefix):
-        _check_prefix(prompting)
-        return functools.partial(PrefixDecoder, prompt=prompt)
-    return functools.partial(PromptDecoder, prompt=prompt, prompting=prompting)
-
-
-def _check_prefix(prompting: Prompting) -> None:
-    if prompting != Prompting():
-        raise InputError(
-            f"a key/value prefix stands before all text and sees none, so it has no "
-            f"choice of {prompting}; leave Prompting as it is"
-        )
+    decoder = DECODERS[prompt.attachment]
+    return functools.partial(decoder, prompt=prompt, prompting=prompting)
 
 
 def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
-    """All projections of a model, with their paths."""
+    """Yields the projections of a model with their paths."""
     for path, node in nnx.iter_graph(model):
         if isinstance(node, Dense):
             yield "/".join(map(str, path)), node
@@ -153,33 +160,33 @@ def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
 def add_adapters(
     model: LanguageModel, adapters: Sequence[AdapterSpec], key: Key[Array, ""]
 ) -> None:
-    """Adapts the projections that each adapter's expressions match.
+    """Adds adapters to the projections that their expressions match.
 
     Raises:
-      InputError: if an expression matches no projection, or two adapters of one kind
+      InputError: if an expression matches no projection, or two adapters of one name
         match the same.
     """
     if not adapters:
         return
-    found = dict(projections(model))
+    by_path = dict(projections(model))
     for spec in adapters:
         for regex in spec.regexes:
-            if not any(map(match_any([regex]), found)):
-                raise InputError(_no_projection(spec, regex, list(found)))
-        matches = match_any(spec.regexes)
-        for path in filter(matches, found):
-            dense = found[path]
+            if not any(map(match_any([regex]), by_path)):
+                raise InputError(_describe_mismatch(spec, regex, list(by_path)))
+        for path in filter(match_any(spec.regexes), by_path):
+            dense = by_path[path]
             if spec.name in dense.adapters:
                 raise InputError(
-                    f"two adapters {spec.name!r} match the projection {path}; let one "
-                    "of them go"
+                    f"two adapters {spec.name!r} match the projection {path}; remove "
+                    "one of them"
                 )
             shape: Any = dense.kernel.shape
-            own = named_key(key, f"{path}/{spec.name}")
-            dense.adapters[spec.name] = spec.build(own, path, shape, dense.axes)
+            adapter_key = named_key(key, f"{path}/{spec.name}")
+            adapter = spec.build(adapter_key, path, shape, dense.axes)
+            dense.adapters[spec.name] = adapter
 
 
-def _no_projection(spec: AdapterSpec, regex: str, paths: list[str]) -> str:
+def _describe_mismatch(spec: AdapterSpec, regex: str, paths: list[str]) -> str:
     near = difflib.get_close_matches(regex, paths, n=3, cutoff=0.0)
     return (
         f"the expression {regex!r} of {type(spec).__name__} matches no projection (it "

@@ -1,4 +1,8 @@
-"""The frozen models with trained keys and values before every row, in every block."""
+"""Models with trained keys and values before every row, in every block.
+
+The attention masks are those of the plain models: a prefix is one more context of each
+row, which every query sees.
+"""
 
 import dataclasses
 
@@ -6,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import masks
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.decoder_only import Decoder
@@ -13,31 +18,46 @@ from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.t5 import Encoder
 from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding import collectives
 
 
 class _Prefixed:
-    """What a prefixed encoder and a prefixed decoder have in common.
+    """Base class of encoders and decoders with a prefix.
 
     Attributes:
-      prompt: the module of the prefix.
+      prompt: the prefix.
     """
 
     config: ModelConfig
-    prompt: KeyValuePrefix
+
+    def _add_prefix(self, prompt: KeyValuePrefix, prompting: Prompting) -> None:
+        """Adds the prefix.
+
+        Raises:
+          InputError: if settings of prompts at the input are given, which have no
+            effect on a prefix.
+        """
+        if prompting != Prompting():
+            raise InputError(
+                "a key/value prefix always precedes the text and sees none of it, so "
+                f"it does not support {prompting}; leave Prompting at its defaults"
+            )
+        self.prompt = prompt
 
     def prompt_count(self) -> masks.Count:
-        """Positions of the prefix."""
+        """Number of positions of the prefix."""
         return self.prompt.length
 
     def prefix_contexts(self, rows: RowInfo) -> tuple[Context, ...]:
-        """The prefix, seen by every position of every row."""
+        """Returns the prefix as context that every position of every row sees."""
         del rows
         whole = collectives.copy_to_shards(
             self.prompt().astype(self.config.dtype), "heads"
         )
-        own = collectives.local_prefix_groups(whole)
-        keys, values = own[:, 0, None], own[:, 1, None]
+        # Each device of a mesh keeps the key/value heads that its queries read.
+        shard = collectives.local_prefix_groups(whole)  # [L, 2, P, G, K]
+        keys, values = shard[:, 0, None], shard[:, 1, None]  # [L, 1, P, G, K]
         positions = jnp.arange(self.prompt.length)[None]
         return (Context(KeyValues(keys, values), None, None, positions),)
 
@@ -46,10 +66,15 @@ class PrefixEncoder(_Prefixed, Encoder):
     """An encoder with trained keys and values before its input."""
 
     def __init__(
-        self, key: Key[Array, ""], config: ModelConfig, *, prompt: KeyValuePrefix
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        prompt: KeyValuePrefix,
+        prompting: Prompting,
     ):
         super().__init__(key, config)
-        self.prompt = prompt
+        self._add_prefix(prompt, prompting)
 
     def text_stream(
         self,
@@ -57,16 +82,15 @@ class PrefixEncoder(_Prefixed, Encoder):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """The text, at positions behind the prefix."""
+        """Returns the text, at positions after the prefix."""
         stream = super().text_stream(text, rows, key)
-        places = rows.positions_in_example(text.shape[1])
-        return dataclasses.replace(stream, positions=places).shift_positions(
-            self.prompt.length
-        )
+        positions = rows.positions_in_example(text.shape[1])
+        stream = dataclasses.replace(stream, positions=positions)
+        return stream.shift_positions(self.prompt.length)
 
 
 class PrefixDecoder(_Prefixed, Decoder):
-    """A decoder with trained keys and values before its own."""
+    """A decoder with trained keys and values before those of its input."""
 
     def __init__(
         self,
@@ -75,9 +99,10 @@ class PrefixDecoder(_Prefixed, Decoder):
         *,
         cross: bool,
         prompt: KeyValuePrefix,
+        prompting: Prompting,
     ):
         super().__init__(key, config, cross=cross)
-        self.prompt = prompt
+        self._add_prefix(prompt, prompting)
 
     def text_stream(
         self,
@@ -85,5 +110,5 @@ class PrefixDecoder(_Prefixed, Decoder):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """The text, at positions behind the prefix."""
+        """Returns the text, at positions after the prefix."""
         return super().text_stream(text, rows, key).shift_positions(self.prompt.length)

@@ -18,7 +18,6 @@ from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_strea
 from prompt_tuning.models.row_info import RowInfo, check_groupable, select_prompts
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
-from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.prompts.placement import (
     TEMPLATE,
     JoinedLayout,
@@ -28,8 +27,8 @@ from prompt_tuning.prompts.placement import (
     lay_out_template,
     put_first,
 )
-from prompt_tuning.prompts.prompting import Prompting
-from prompt_tuning.prompts.soft import InputPrompt
+from prompt_tuning.prompts.prompt_module import Attachment, InputPrompt
+from prompt_tuning.prompts.prompt_settings import Prompting
 
 
 class _Prompted:
@@ -100,22 +99,22 @@ class _Prompted:
           rows: that the prompt was joined to; None where it runs alone.
           text_length: `T` of these rows.
         """
-        deep = self.prompt
-        if not isinstance(deep, DeepPrompt):
+        prompt = self.prompt
+        if prompt.attachment is not Attachment.EVERY_BLOCK:
             return None
-        vectors = deep.every_block()
-        later = jnp.arange(len(vectors)) > 0
+        values = prompt.block_values()  # [L, P, W]
+        later = jnp.arange(len(values)) > 0  # [L]: not the first block
         layout = None if rows is None else self.layout(rows, text_length)
 
-        def apply(hidden: Array, values: tuple[Array, Array]) -> Array:
-            vectors, later = values
-            own, where = vectors.astype(hidden.dtype)[None], later
+        def apply(hidden: Array, block: tuple[Array, Array]) -> Array:
+            values, later = block
+            values, mask = values.astype(hidden.dtype)[None], later  # [1, P, W], []
             if layout is not None:
-                own = own[0][layout.source % deep.length]
-                where = (layout.is_prompt & later)[..., None]
-            return jnp.where(where, deep.at_block(hidden, own), hidden)
+                values = values[0][layout.source % prompt.length]  # [B, S, W]
+                mask = (layout.is_prompt & later)[..., None]  # [B, S, 1]
+            return jnp.where(mask, prompt.enter_block(hidden, values), hidden)
 
-        return BlockInput((vectors, later), apply)
+        return BlockInput((values, later), apply)
 
 
 def _real(length: int, count: masks.Count) -> Bool[Array, "P"] | None:

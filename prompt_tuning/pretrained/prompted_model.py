@@ -32,12 +32,11 @@ from prompt_tuning.pretrained.source import (
     open_checkpoint,
     open_embeddings,
 )
-from prompt_tuning.pretrained.tuning import PromptModules, Tuning
+from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
-from prompt_tuning.prompts.prompting import Prompting
-from prompt_tuning.prompts.soft import InputPrompt
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -61,7 +60,7 @@ class PromptedModel:
 
     config: ModelConfig
     graph: nnx.GraphDef
-    prompts: PromptModules
+    prompts: PromptPair
     prompting: Prompting
     tokenizer: Tokenizer | None
     plan: RestorePlan
@@ -119,7 +118,7 @@ class PromptedModel:
     @property
     def prompt_length(self) -> int:
         """Number of prompt vectors `P`, or of prefix positions; 0 without a prompt."""
-        return 0 if self.prompts.prompt is None else self.prompts.prompt.length
+        return self.prompts.length
 
     @property
     def prompt_count(self) -> int:
@@ -129,10 +128,7 @@ class PromptedModel:
     @property
     def drops(self) -> bool:
         """Whether training applies dropout, which requires a random key."""
-        prompts = (self.prompts.prompt, self.prompts.decoder_prompt)
-        return self.config.dropout_rate > 0 or any(
-            prompt is not None and prompt.drops for prompt in prompts
-        )
+        return self.config.dropout_rate > 0 or self.prompts.drops
 
     @property
     def maximum_length(self) -> int | None:
@@ -152,13 +148,12 @@ class PromptedModel:
         """Whether a row without tokens still predicts a next token."""
         if self.config.architecture == "encoder_decoder":
             return self.prompt_length > 0
-        return isinstance(self.prompts.prompt, InputPrompt)
+        return self.prompts.at_input
 
     @property
     def predicts_first_token(self) -> bool:
         """Whether a prompt vector precedes every row's first token."""
-        in_input = isinstance(self.prompts.prompt, InputPrompt)
-        return in_input and self.prompting.placement == "prefix"
+        return self.prompts.at_input and self.prompting.placement == "prefix"
 
     @property
     def interface(self) -> ModelInterface:
@@ -217,7 +212,7 @@ def open_pretrained(
     check_location(source.weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
     tokenizer = find_tokenizer(source)
-    tuning, started = tuning or Tuning(), PromptModules()
+    tuning, started = tuning or Tuning(), PromptPair()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)
@@ -253,7 +248,7 @@ def open_pretrained(
 
 
 def build_tuned(
-    key: Key[Array, ""], config: ModelConfig, started: PromptModules, tuning: Tuning
+    key: Key[Array, ""], config: ModelConfig, started: PromptPair, tuning: Tuning
 ) -> LanguageModel:
     """Builds the model with its prompts and adapters; see `build_model`."""
     return build_model(
@@ -289,8 +284,8 @@ def _initialize(
     return jax.jit(initialize, out_shardings=shardings)(key)
 
 
-def _check_positions(config: ModelConfig, started: PromptModules) -> None:
-    length = 0 if started.prompt is None else started.prompt.length
+def _check_positions(config: ModelConfig, started: PromptPair) -> None:
+    length = started.length
     if config.maximum_positions is not None and length >= config.maximum_positions:
         raise InputError(
             f"a prompt of {length} vectors leaves no room for text: the model has "

@@ -1,1 +1,35 @@
-"""What is trained: prompts, how they start, and where they stand."""
+"""Prompts and projection adapters: the trained modules and their initializers."""
+
+FACTORIES = {
+    "SoftPrompt": "prompt_tuning.prompts.soft",
+    "InferenceOnlyPrompt": "prompt_tuning.prompts.soft",
+    "AddMultiTaskPrompt": "prompt_tuning.prompts.multitask",
+    "ConcatTimeMultiTaskPrompt": "prompt_tuning.prompts.multitask",
+    "ConcatFeaturesMultiTaskPrompt": "prompt_tuning.prompts.multitask",
+    "ProjectMultiTaskPrompt": "prompt_tuning.prompts.multitask",
+    "FactorizedMultiTaskPrompt": "prompt_tuning.prompts.factorized",
+    "factors_of_ones": "prompt_tuning.prompts.factorized",
+    "normal_factors": "prompt_tuning.prompts.factorized",
+    "MLPPrompt": "prompt_tuning.prompts.reparameterized",
+    "ResidualPrompt": "prompt_tuning.prompts.reparameterized",
+    "WaywardPrompt": "prompt_tuning.prompts.wayward",
+    "DroppedPrompt": "prompt_tuning.prompts.dropped",
+    "DeepPrompt": "prompt_tuning.prompts.deep",
+    "AddedDeepPrompt": "prompt_tuning.prompts.deep",
+    "KeyValuePrefix": "prompt_tuning.prompts.prefix",
+    "ProjectedKeyValuePrefix": "prompt_tuning.prompts.prefix",
+    "normal": "prompt_tuning.prompts.prefix",
+    "LoRA": "prompt_tuning.prompts.projection_adapters",
+    "IA3": "prompt_tuning.prompts.projection_adapters",
+    "Prompting": "prompt_tuning.prompts.prompt_settings",
+    "uniform": "prompt_tuning.prompts.initializers",
+    "from_file": "prompt_tuning.prompts.initializers",
+    "from_sampled_vocabulary": "prompt_tuning.prompts.initializers",
+    "from_class_labels": "prompt_tuning.prompts.initializers",
+    "from_text": "prompt_tuning.prompts.initializers",
+    "from_template": "prompt_tuning.prompts.initializers",
+}
+"""The module of each factory that a config can name; `kinds` imports them when needed.
+
+A new prompt or projection adapter is found through its line in this list.
+"""

@@ -1,25 +1,35 @@
-"""Deep prompts: vectors of their own for the prompt's positions in every block.
+"""Deep prompts: separate vectors for the prompt's positions in every block.
 
-The first block's vectors stand among the input like a soft prompt's, and run as they
-do: as a shared stream where the prompt stands first and sees no text, joined to the
-text everywhere else. At each later block they meet what the block before made.
+The first block's vectors are among the input like those of a soft prompt, and run in
+the same way: as a shared stream where the prompt stands first and sees no text, joined
+to the text everywhere else. In each later block the vectors meet the output of the
+previous block.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.core.errors import InputError
-from prompt_tuning.prompts.initializers import Initializer, StackShape, Vocabulary
-from prompt_tuning.prompts.soft import InputPrompt, initial_vectors
+from prompt_tuning.prompts.initializers import Initializer, Vocabulary
+from prompt_tuning.prompts.prompt_module import (
+    Attachment,
+    ExportedPrompt,
+    InputPrompt,
+    StoredForm,
+    initial_vectors,
+)
 
-# Not the "layers" of what each block puts together for itself: the vectors of all
-# blocks enter the stack from outside.
+DEEP = "DEEP_PROMPT"
+ADDED_DEEP = "ADDED_DEEP_PROMPT"
+
+# Not the axis "layers" of parameters that each block owns: the vectors of all blocks
+# enter the stack from outside.
 DEEP_AXES = ("prompt_layers", "prompt", "prompt_embed")
 
 
 class DeepPrompt(InputPrompt):
-    """Vectors that replace what the block before made (Liu et al. 2022, section 3.2).
+    """Vectors that replace the previous block's output (Liu et al. 2022, section 3.2).
 
     `PromptEncoderLayer` of google-research/prompt-tuning with `replace_prompt`.
 
@@ -27,7 +37,8 @@ class DeepPrompt(InputPrompt):
       prompt: `[L, P, D]`, float32.
     """
 
-    at_every_block = True
+    attachment = Attachment.EVERY_BLOCK
+    form = StoredForm(DEEP, {"prompt": "L P D"})
 
     def __init__(
         self,
@@ -37,55 +48,62 @@ class DeepPrompt(InputPrompt):
         length: int,
         initializer: Initializer | None = None,
     ):
-        """Starts the vectors, those of all blocks alike.
+        """Initializes the vectors, with the same values in every block.
 
         Args:
-          key: random key of the initialiser.
-          vocabulary: of the frozen model; gives the width and the blocks.
-          length: vectors `P` of each block, at least 1.
+          key: random key of the initializer.
+          vocabulary: vocabulary of the frozen model; gives the width and the number of
+            blocks.
+          length: number of vectors `P` of each block, at least 1.
           initializer: `f(key, (P, D), vocabulary)`; uniform on `[0, 0.5)` if None.
 
         Raises:
-          InputError: if the length is below 1, or the initialiser refuses.
+          InputError: if the length is below 1, or the initializer fails.
         """
         first = initial_vectors(key, vocabulary, length, initializer)
-        layers = needed_stack(vocabulary, type(self).__name__).layers
+        layers = vocabulary.stack_for(type(self).__name__).layers
         initial = jnp.broadcast_to(first, (layers, *first.shape))
         self.prompt = nnx.Param(initial, axes=DEEP_AXES)
 
-    @staticmethod
-    def at_block(
-        hidden: Float[Array, "*lead D"], vectors: Float[Array, "*lead D"]
-    ) -> Float[Array, "*lead D"]:
-        """What enters a block after the first at the prompt's positions."""
-        del hidden
-        return vectors
-
     @property
     def length(self) -> int:
-        """Vectors `P` of each block."""
+        """Number of vectors `P` of each block."""
         return self.prompt.shape[-2]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:
-        """The first block's vectors."""
+        """Returns the first block's vectors."""
         del key
-        return self.every_block()[0]
+        return self.block_values()[0]
 
-    def every_block(self) -> Float[Array, "L P D"]:
+    def block_values(self) -> Float[Array, "L P D"]:
         """The vectors of all blocks."""
         return self.prompt[...]
 
+    def enter_block(
+        self, hidden: Float[Array, "*lead D"], values: Float[Array, "*lead D"]
+    ) -> Float[Array, "*lead D"]:
+        """Replaces the previous block's output."""
+        del hidden
+        return values
+
+    def export(self) -> ExportedPrompt:
+        """Exports the vectors of all blocks."""
+        return ExportedPrompt(DEEP, {"prompt": np.asarray(self.block_values())})
+
 
 class AddedDeepPrompt(DeepPrompt):
-    """A soft prompt, and vectors that later blocks add to what became of it.
+    """A soft prompt, and vectors that are added to its hidden states in later blocks.
 
     `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The soft
-    prompt has the path that it has alone, so that a run may start from a tuned one.
+    prompt is stored at the path that it has alone, so that a run can start from a
+    tuned one.
 
     Attributes:
-      prompt: of the first block, `[P, D]`, float32.
-      added: of the others, `[L - 1, P, D]`, float32, zero at first.
+      prompt: vectors of the first block, `[P, D]`, float32.
+      added: vectors of the other blocks, `[L - 1, P, D]`, float32; initially zero.
     """
+
+    form = StoredForm(ADDED_DEEP, {"prompt": "P D", "added": "later P D"})
 
     def __init__(
         self,
@@ -95,34 +113,25 @@ class AddedDeepPrompt(DeepPrompt):
         length: int,
         initializer: Initializer | None = None,
     ):
-        """Starts the soft prompt; arguments and errors as for `DeepPrompt`."""
+        """Initializes the soft prompt; arguments and errors as for `DeepPrompt`."""
         first = initial_vectors(key, vocabulary, length, initializer)
-        layers = needed_stack(vocabulary, type(self).__name__).layers
-        later = jnp.zeros((layers - 1, *first.shape))
+        layers = vocabulary.stack_for(type(self).__name__).layers
         self.prompt = nnx.Param(first, axes=("prompt", "prompt_embed"))
-        self.added = nnx.Param(later, axes=DEEP_AXES)
+        self.added = nnx.Param(jnp.zeros((layers - 1, *first.shape)), axes=DEEP_AXES)
 
-    @staticmethod
-    def at_block(
-        hidden: Float[Array, "*lead D"], vectors: Float[Array, "*lead D"]
-    ) -> Float[Array, "*lead D"]:
-        """What enters a block after the first at the prompt's positions."""
-        return hidden + vectors
-
-    def every_block(self) -> Float[Array, "L P D"]:
+    def block_values(self) -> Float[Array, "L P D"]:
         """The vectors of all blocks."""
         return jnp.concatenate([self.prompt[None], self.added[...]])
 
+    def enter_block(
+        self, hidden: Float[Array, "*lead D"], values: Float[Array, "*lead D"]
+    ) -> Float[Array, "*lead D"]:
+        """Adds the vectors to the previous block's output."""
+        return hidden + values
 
-def needed_stack(vocabulary: Vocabulary, name: str) -> StackShape:
-    """The shape of the stack that a prompt is put into.
-
-    Raises:
-      InputError: if it is not known.
-    """
-    if vocabulary.stack is None:
-        raise InputError(
-            f"{name} has vectors for every block, but nothing says how many blocks "
-            "there are; let open_pretrained make it, or give Vocabulary a StackShape"
+    def export(self) -> ExportedPrompt:
+        """Exports both parameters."""
+        added = np.asarray(self.added[...])
+        return ExportedPrompt(
+            ADDED_DEEP, {"prompt": np.asarray(self()), "added": added}
         )
-    return vocabulary.stack

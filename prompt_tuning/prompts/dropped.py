@@ -1,4 +1,4 @@
-"""Dropout among the numbers of a prompt, in training."""
+"""Dropout within the vectors of a prompt, in training."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
@@ -7,17 +7,18 @@ from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.soft import InputPromptFactory, WrappedPrompt
+from prompt_tuning.prompts.prompt_module import InputPromptFactory
+from prompt_tuning.prompts.wrapped import WrappedPrompt
 
 
 class DroppedPrompt(WrappedPrompt):
-    """Another prompt, of whose numbers some are 0 at each training step.
+    """A prompt with dropout: each training step sets some of its numbers to 0.
 
-    Those that stay are scaled by `1 / (1 - rate)`; without a key nothing is dropped.
+    The other numbers are scaled by `1 / (1 - rate)`. Without a key nothing is dropped.
 
     Attributes:
-      inner: the other prompt.
-      rate: how likely a number is dropped.
+      inner: the prompt without dropout.
+      rate: probability that a number is dropped.
     """
 
     def __init__(
@@ -31,13 +32,13 @@ class DroppedPrompt(WrappedPrompt):
         """Builds the inner prompt.
 
         Args:
-          key: random key of the inner prompt's start.
-          vocabulary: of the frozen model.
-          inner: makes the other prompt, such as a `SoftPrompt`.
-          rate: at least 0 and below 1.
+          key: random key of the inner prompt's initializer.
+          vocabulary: vocabulary of the frozen model.
+          inner: factory of the inner prompt, such as a `SoftPrompt`.
+          rate: dropout rate, at least 0 and below 1.
 
         Raises:
-          InputError: if the rate is none, or the inner prompt refuses.
+          InputError: if the rate is out of range, or the inner prompt cannot be built.
         """
         if not 0 <= rate < 1:
             raise InputError(f"the prompt's dropout rate is {rate}, expected 0 to 1")
@@ -48,8 +49,10 @@ class DroppedPrompt(WrappedPrompt):
     def __call__(
         self, key: Key[Array, ""] | None = None
     ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
-        """The vectors, with dropout if there is a key."""
+        """Returns the vectors, with dropout if there is a key."""
         vectors = self.inner(optional_key(key, "inner"))
+        # Each vector has its own number, so that the mask does not depend on how the
+        # prompt is laid out or split.
         numbers = jnp.arange(vectors[..., 0].size).reshape(vectors.shape[:-1])
-        places = DropoutIndex.at_positions(numbers, vectors.shape[-1])
-        return dropout(vectors, self.rate, optional_key(key, "dropout"), places)
+        index = DropoutIndex.at_positions(numbers, vectors.shape[-1])
+        return dropout(vectors, self.rate, optional_key(key, "dropout"), index)

@@ -1,7 +1,8 @@
-"""How a prompt starts: `f(key, (P, D), vocabulary) -> [P, D]`.
+"""Prompt initializers: `f(key, (P, D), vocabulary) -> [P, D]`.
 
-Each function here takes the choices and returns such an initialiser. Semantics are
-those of google-research/prompt-tuning; what it let pass silently is an error here.
+Each function here takes the options and returns such an initializer. The semantics
+follow google-research/prompt-tuning; invalid options that it silently accepts are
+errors here.
 """
 
 import dataclasses
@@ -23,12 +24,12 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 
 
 class StackShape(NamedTuple):
-    """Shape of the stack of blocks that a prompt is put into.
+    """Shape of the stack of blocks that a prompt attaches to.
 
     Attributes:
-      layers: blocks `L`.
-      key_value_heads: `G` of each block's self-attention.
-      head_width: `K`.
+      layers: number of blocks `L`.
+      key_value_heads: key/value heads `G` of each block's self-attention.
+      head_width: width `K` of each head.
     """
 
     layers: int
@@ -38,14 +39,14 @@ class StackShape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What an initialiser may know of the frozen model.
+    """The parts of the frozen model that an initializer can use.
 
     Attributes:
-      embeddings: the token embedding table, `[V, D]`; where it stays in its checkpoint,
-        only the rows that are asked for are read.
-      tokenizer: None where the model comes without one.
-      stack: of the blocks that the prompt is put into, for prompts of every block;
-        None where only the input is of concern.
+      embeddings: the token embedding table, `[V, D]`; of a table that stays in its
+        checkpoint, only the requested rows are read.
+      tokenizer: None if the model has no tokenizer.
+      stack: shape of the stack that the prompt attaches to, for prompts that attach at
+        every block; None if only the input matters.
     """
 
     embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"] | StoredTable
@@ -61,41 +62,57 @@ class Vocabulary:
         """Token ids of a text.
 
         Raises:
-          InputError: if there is no tokenizer, or the text gives no token.
+          InputError: if there is no tokenizer, or the text has no tokens.
         """
         if self.tokenizer is None:
             raise InputError(
                 f"a prompt cannot start from the text {text!r}: the model has no "
-                "tokenizer; name one with `tokenizer`"
+                "tokenizer; set `tokenizer`"
             )
         ids = self.tokenizer.encode(text)
         if not ids:
             raise InputError(
-                f"the text {text!r} gives no token, so there is no embedding to start "
-                "a prompt vector from; use another text"
+                f"the text {text!r} has no tokens, so there is no embedding to start a "
+                "prompt vector from; use another text"
             )
         return ids
 
     def rows(
         self, ids: Sequence[int] | Int[Array, "n"] | Int[np.ndarray, "n"]
     ) -> Float[Array, "n D"]:
-        """Embeddings of some tokens, in float32.
+        """Embeddings of the given tokens, in float32.
 
         Raises:
-          InputError: for a token that a checkpoint's table has no row of.
+          InputError: for a token without a row in a checkpoint's table.
         """
         table = self.embeddings
         if not isinstance(table, StoredTable):
             return jnp.asarray(table)[jnp.asarray(ids)].astype(jnp.float32)
-        places = np.asarray(ids)
-        beyond = places[(places < 0) | (places >= len(table))]
-        if len(beyond):
+        indices = np.asarray(ids)
+        missing = indices[(indices < 0) | (indices >= len(table))]
+        if len(missing):
             raise InputError(
-                f"a prompt is to start from token {beyond[0]}, but the model's table "
-                f"has the embeddings of {len(table)}; does the tokenizer belong to "
+                f"a prompt starts from token {missing[0]}, but the model's table has "
+                f"the embeddings of {len(table)} tokens; does the tokenizer belong to "
                 "this checkpoint?"
             )
-        return jnp.asarray(table[places])
+        return jnp.asarray(table[indices])
+
+    def stack_for(self, prompt: str) -> StackShape:
+        """Returns the shape of the stack that a prompt attaches to.
+
+        Args:
+          prompt: name of the prompt's class, for the message.
+
+        Raises:
+          InputError: if the shape is unknown.
+        """
+        if self.stack is None:
+            raise InputError(
+                f"{prompt} has parameters for every block, but the number of blocks is "
+                "unknown; let open_pretrained build it, or give Vocabulary a StackShape"
+            )
+        return self.stack
 
 
 Initializer = Callable[
@@ -106,7 +123,8 @@ Initializer = Callable[
 def uniform(scale: float = 0.5) -> Initializer:
     """Uniform on `[0, scale)`.
 
-    Not symmetric, unlike the range of Lester et al. 2021: this is what their code does.
+    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in
+    its published code.
     """
 
     def initialize(key, shape, vocabulary):
@@ -117,34 +135,34 @@ def uniform(scale: float = 0.5) -> Initializer:
 
 
 def from_array(array: Float[np.ndarray, "..."] | Float[Array, "..."]) -> Initializer:
-    """The array itself.
+    """A given array.
 
-    Raises (when it starts the prompt):
-      InputError: if its shape is not the prompt's.
+    Raises (when it initializes the prompt):
+      InputError: if the shape is not the prompt's.
     """
 
     def initialize(key, shape, vocabulary):
         del key, vocabulary
-        return _checked(array, shape, "the array given")
+        return _check_shape(array, shape, "the given array")
 
     return initialize
 
 
 def from_file(path: str | Path) -> Initializer:
-    """The vectors of a file: NumPy, a run's checkpoint, or a PEFT adapter folder.
+    """The vectors in a file: NumPy, a run's checkpoint, or a PEFT adapter folder.
 
-    Raises (when it starts the prompt):
+    Raises (when it initializes the prompt):
       InputError: if the file cannot be read or its shape is not the prompt's.
     """
 
     def initialize(key, shape, vocabulary):
         del key, vocabulary
-        return _checked(read_prompt(Path(path)), shape, str(path))
+        return _check_shape(read_prompt(Path(path)), shape, str(path))
 
     return initialize
 
 
-def _checked(array, shape: tuple[int, int], origin: str) -> Array:
+def _check_shape(array, shape: tuple[int, int], origin: str) -> Array:
     if tuple(array.shape) != tuple(shape):
         raise InputError(
             f"the prompt in {origin} has shape {tuple(array.shape)}, expected {shape} "
@@ -155,15 +173,17 @@ def _checked(array, shape: tuple[int, int], origin: str) -> Array:
 
 
 def from_sampled_vocabulary(population_size: int | None = 5000) -> Initializer:
-    """Rows drawn from the first `population_size` of the embedding table.
+    """Rows drawn from the first `population_size` rows of the embedding table.
 
-    Without replacement, unless the prompt is longer than the population (warned).
+    Rows are drawn without replacement, unless the prompt is longer than the population
+    (with a warning).
 
     Args:
-      population_size: the commonest tokens, which stand first in most vocabularies;
-        None for all. More than there are is warned of and clamped.
+      population_size: number of rows to draw from, which are the most frequent tokens
+        in most vocabularies; None for all. If the table has fewer rows, all of them are
+        used, with a warning.
 
-    Raises (when it starts the prompt):
+    Raises (when it initializes the prompt):
       InputError: if the population is not positive.
     """
 
@@ -175,7 +195,7 @@ def from_sampled_vocabulary(population_size: int | None = 5000) -> Initializer:
         if population > rows:
             warnings.warn(
                 f"population_size {population} is more than the {rows} rows of the "
-                "embedding table; all of them are used",
+                "embedding table; all rows are used",
                 stacklevel=2,
             )
             population = rows
@@ -198,17 +218,18 @@ def from_class_labels(
     """Vector `i` is the mean embedding of label `i`; the rest comes from `fallback`.
 
     Args:
-      labels: the verbalizers; those beyond the prompt's length are warned of.
-      fallback: for the other vectors; uniform if None.
+      labels: the verbalizers; those beyond the prompt's length are dropped, with a
+        warning.
+      fallback: initializer of the other vectors; uniform if None.
 
-    Raises (when it starts the prompt):
-      InputError: if a label tokenizes to nothing.
+    Raises (when it initializes the prompt):
+      InputError: if a label has no tokens.
     """
 
     def initialize(key, shape, vocabulary):
-        used = _at_most(labels, shape[0], "class labels")
+        used = _truncate(labels, shape[0], "class labels")
         means = [vocabulary.rows(vocabulary.encode(label)).mean(0) for label in used]
-        return _filled(means, key, shape, vocabulary, fallback)
+        return _fill(means, key, shape, vocabulary, fallback)
 
     return initialize
 
@@ -217,44 +238,44 @@ def from_text(text: str, fallback: Initializer | None = None) -> Initializer:
     """Vector `i` is the embedding of the text's token `i`.
 
     Args:
-      text: of which tokens beyond the prompt's length are warned of.
-      fallback: for the vectors that the text does not reach; uniform if None.
+      text: the text; tokens beyond the prompt's length are dropped, with a warning.
+      fallback: initializer of the vectors after the text; uniform if None.
 
-    Raises (when it starts the prompt):
-      InputError: if the text tokenizes to nothing.
+    Raises (when it initializes the prompt):
+      InputError: if the text has no tokens.
     """
 
     def initialize(key, shape, vocabulary):
-        ids = _at_most(vocabulary.encode(text), shape[0], "tokens of the text")
-        return _filled(list(vocabulary.rows(ids)), key, shape, vocabulary, fallback)
+        ids = _truncate(vocabulary.encode(text), shape[0], "tokens of the text")
+        return _fill(list(vocabulary.rows(ids)), key, shape, vocabulary, fallback)
 
     return initialize
 
 
-def _at_most(items: Sequence, count: int, what: str) -> Sequence:
+def _truncate(items: Sequence, count: int, name: str) -> Sequence:
     if len(items) > count:
         warnings.warn(
-            f"{len(items)} {what} do not fit a prompt of {count} vectors; the last "
+            f"{len(items)} {name} do not fit a prompt of {count} vectors; the last "
             f"{len(items) - count} are left out",
             stacklevel=3,
         )
     return items[:count]
 
 
-def _filled(vectors, key, shape, vocabulary, fallback) -> Array:
-    """The vectors given, and the fallback's where they end."""
+def _fill(vectors, key, shape, vocabulary, fallback) -> Array:
+    """Returns the given vectors followed by the fallback's remaining ones."""
     rest = (fallback or uniform())(key, shape, vocabulary)
     return jnp.concatenate([jnp.stack(vectors), rest[len(vectors) :]])
 
 
 def from_template(template: str, fallback: Initializer | None = None) -> Initializer:
-    """The vectors of a `{soft:"words"}` piece are the embeddings of the words' tokens.
+    """The vectors of `{soft:"words"}` are the embeddings of the words' tokens.
 
     Args:
-      template: that of the data; see `prompt_tuning.data.text.templates`.
-      fallback: for the vectors that no words reach; uniform if None.
+      template: the data's template; see `prompt_tuning.data.text.templates`.
+      fallback: initializer of the vectors without words; uniform if None.
 
-    Raises (when it starts the prompt):
+    Raises (when it initializes the prompt):
       InputError: if the template cannot be read, or has another number of vectors.
     """
 
@@ -266,9 +287,9 @@ def from_template(template: str, fallback: Initializer | None = None) -> Initial
         for piece, count in zip(parsed.soft, counts, strict=True):
             if piece.words is not None:
                 ids = vocabulary.encode(piece.words)
-                used = _at_most(ids, count, f"tokens of {piece.words!r}")
-                place = slice(first, first + len(used))
-                vectors = vectors.at[place].set(vocabulary.rows(used))
+                used = _truncate(ids, count, f"tokens of {piece.words!r}")
+                covered = slice(first, first + len(used))
+                vectors = vectors.at[covered].set(vocabulary.rows(used))
             first += count
         return vectors
 

@@ -1,12 +1,10 @@
 """Prompts of several tasks that share some of their parameters.
 
-Each returns `[N, P, D]`, one prompt for each of `N` tasks; which row has which is the
-batch's `prompt_ids`. How `shared` and a task's own parameters make a prompt is what
-google-research/prompt-tuning does for its batch of looked-up tasks; its table
-`task_prompts`, `[N, size]`, is our `task` with the axes after the first flattened.
+Each prompt returns `[N, P, D]`, one prompt for each of `N` tasks; the batch's
+`prompt_ids` choose the prompt of each row. The ways to combine `shared` with a task's
+parameters follow google-research/prompt-tuning. Its table `task_prompts`, `[N, size]`,
+is our `task` with the axes after the first flattened.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,52 +14,81 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import fan_in, named_key
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
-from prompt_tuning.prompts.soft import InputPrompt, initial_vectors
+from prompt_tuning.prompts.prompt_module import InputPrompt, initial_vectors
 
 TASK_AXES = ("tasks", "prompt", "prompt_embed")
 
 
-class _MultiTaskPrompt(InputPrompt):
-    """What all share: vectors of every task, and parameters of each.
+class MultiTaskPrompt(InputPrompt):
+    """Base class of prompts with shared vectors and parameters of each task.
+
+    A subclass computes the prompts from both, and gives the sizes of both.
 
     Attributes:
       shared: `[P, H]`, float32.
-      task: float32, `N` first.
+      task: float32, with `N` as the first axis.
     """
 
-    shared: nnx.Param
-    task: nnx.Param
-
-    def _share(self, vectors: Float[Array, "P H"]) -> None:
-        self.shared = nnx.Param(vectors, axes=("prompt", "prompt_embed"))
-
-    def _start_vectors(
+    def __init__(
         self,
         key: Key[Array, ""],
         vocabulary: Vocabulary,
+        *,
         tasks: int,
-        shared: tuple[int, int],
-        own: tuple[int, int],
-        initializers: tuple[Initializer | None, Initializer | None],
+        shared_size: tuple[int, int],
+        task_size: tuple[int, int],
+        initializer: Initializer | None,
+        task_initializer: Initializer | None,
+    ):
+        """Initializes shared vectors and the vectors of each task.
+
+        Every task is initialized separately, as if its vectors were a prompt.
+
+        Args:
+          key: random key of the initializers.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          tasks: number of tasks `N`, at least 1.
+          shared_size: number and width of the shared vectors.
+          task_size: number and width of each task's vectors.
+          initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
+          task_initializer: initializer of each task's vectors; uniform on `[0, 0.5)`
+            if None.
+
+        Raises:
+          InputError: if a number is below 1, or an initializer fails.
+        """
+        self._initialize_shared(key, vocabulary, shared_size, initializer)
+        check_tasks(tasks)
+        length, width = task_size
+        initial = [
+            initial_vectors(task, vocabulary, length, task_initializer, width=width)
+            for task in jax.random.split(named_key(key, "tasks"), tasks)
+        ]
+        self.task = nnx.Param(jnp.stack(initial), axes=TASK_AXES)
+
+    def _initialize_shared(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        size: tuple[int, int],
+        initializer: Initializer | None,
     ) -> None:
-        """Starts shared vectors and those of each task, of the sizes given."""
-        (length, width), (of_shared, of_tasks) = shared, initializers
-        self._share(initial_vectors(key, vocabulary, length, of_shared, width=width))
-        initial = _vectors_of_tasks(key, vocabulary, tasks, own, of_tasks)
-        self.task = nnx.Param(initial, axes=TASK_AXES)
+        length, width = size
+        vectors = initial_vectors(key, vocabulary, length, initializer, width=width)
+        self.shared = nnx.Param(vectors, axes=("prompt", "prompt_embed"))
 
     @property
     def length(self) -> int:
-        """Vectors `P` of each task's prompt."""
+        """Number of vectors `P` of each task's prompt."""
         return self.shared.shape[0]
 
     @property
     def count(self) -> int:
-        """Tasks `N`."""
+        """Number of tasks `N`."""
         return self.task.shape[0]
 
 
-class AddMultiTaskPrompt(_MultiTaskPrompt):
+class AddMultiTaskPrompt(MultiTaskPrompt):
     """A task's prompt is `shared + task[n]`.
 
     Attributes:
@@ -79,31 +106,28 @@ class AddMultiTaskPrompt(_MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Starts the vectors.
+        """Initializes `length` shared vectors and as many of each task.
 
-        Args:
-          key: random key of the initialisers.
-          vocabulary: of the frozen model; gives the width `D`.
-          length: vectors `P`, at least 1.
-          tasks: how many, `N`, at least 1.
-          initializer: of the shared vectors; uniform on `[0, 0.5)` if None.
-          task_initializer: of each task's; uniform on `[0, 0.5)` if None.
-
-        Raises:
-          InputError: if a number is below 1, or an initialiser refuses.
+        Arguments and errors are described in `MultiTaskPrompt`.
         """
-        size = (length, vocabulary.width)
-        starts = (initializer, task_initializer)
-        self._start_vectors(key, vocabulary, tasks, size, size, starts)
+        super().__init__(
+            key,
+            vocabulary,
+            tasks=tasks,
+            shared_size=(length, vocabulary.width),
+            task_size=(length, vocabulary.width),
+            initializer=initializer,
+            task_initializer=task_initializer,
+        )
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
-        """The prompts of all tasks."""
+        """Returns the prompts of all tasks."""
         del key
         return self.shared[...] + self.task[...]
 
 
-class ConcatTimeMultiTaskPrompt(_MultiTaskPrompt):
-    """A task's prompt is the shared vectors, and after them the task's own.
+class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
+    """A task's prompt is the shared vectors followed by the task's vectors.
 
     Attributes:
       shared: `[P - task_length, D]`, float32.
@@ -121,38 +145,35 @@ class ConcatTimeMultiTaskPrompt(_MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Starts the vectors.
+        """Initializes `length` shared vectors and `task_length` of each task.
 
-        Args:
-          key: random key of the initialisers.
-          vocabulary: of the frozen model; gives the width `D`.
-          length: shared vectors, at least 1.
-          tasks: how many, `N`, at least 1.
-          task_length: vectors of each task's own; as many as are shared if None.
-          initializer: of the shared vectors; uniform on `[0, 0.5)` if None.
-          task_initializer: of each task's; uniform on `[0, 0.5)` if None.
-
-        Raises:
-          InputError: if a number is below 1, or an initialiser refuses.
+        `task_length` is `length` if None. The other arguments and errors are described
+        in `MultiTaskPrompt`.
         """
-        width = vocabulary.width
-        own = (length if task_length is None else task_length, width)
-        starts = (initializer, task_initializer)
-        self._start_vectors(key, vocabulary, tasks, (length, width), own, starts)
+        task_length = length if task_length is None else task_length
+        super().__init__(
+            key,
+            vocabulary,
+            tasks=tasks,
+            shared_size=(length, vocabulary.width),
+            task_size=(task_length, vocabulary.width),
+            initializer=initializer,
+            task_initializer=task_initializer,
+        )
 
     @property
     def length(self) -> int:
-        """Vectors `P` of each task's prompt, shared and own."""
+        """Number of vectors `P` of each task's prompt, shared ones included."""
         return self.shared.shape[0] + self.task.shape[1]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
-        """The prompts of all tasks."""
+        """Returns the prompts of all tasks."""
         del key
-        return _beside(self.shared[...], self.task[...], axis=1)
+        return _concatenate(self.shared[...], self.task[...], axis=1)
 
 
-class ConcatFeaturesMultiTaskPrompt(_MultiTaskPrompt):
-    """Of each vector the first features are shared, the others the task's own.
+class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
+    """The first features of each vector are shared, the others belong to the task.
 
     Attributes:
       shared: `[P, shared_features]`, float32.
@@ -171,21 +192,13 @@ class ConcatFeaturesMultiTaskPrompt(_MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Starts the vectors.
+        """Initializes the shared features and the features of each task.
 
-        Args:
-          key: random key of the initialisers.
-          vocabulary: of the frozen model; gives the width `D`.
-          length: vectors `P`, at least 1.
-          tasks: how many, `N`, at least 1.
-          shared_features: how many of a vector's `D` numbers all tasks share.
-          task_features: how many are a task's own.
-          initializer: of the shared features; uniform on `[0, 0.5)` if None.
-          task_initializer: of each task's; uniform on `[0, 0.5)` if None.
+        The number of shared features and that of the task's add up to `D`. The other
+        arguments and errors are described in `MultiTaskPrompt`.
 
         Raises:
-          InputError: if a number is below 1, the features are not `D` together, or an
-            initialiser refuses.
+          InputError: if the features do not add up to `D`.
         """
         if (
             min(shared_features, task_features) < 1
@@ -193,24 +206,30 @@ class ConcatFeaturesMultiTaskPrompt(_MultiTaskPrompt):
         ):
             raise InputError(
                 f"shared_features {shared_features} and task_features {task_features} "
-                f"must be positive and together {vocabulary.width}, the model's width"
+                f"must be positive and add up to {vocabulary.width}, the model's width"
             )
-        shared, own = (length, shared_features), (length, task_features)
-        starts = (initializer, task_initializer)
-        self._start_vectors(key, vocabulary, tasks, shared, own, starts)
+        super().__init__(
+            key,
+            vocabulary,
+            tasks=tasks,
+            shared_size=(length, shared_features),
+            task_size=(length, task_features),
+            initializer=initializer,
+            task_initializer=task_initializer,
+        )
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
-        """The prompts of all tasks."""
+        """Returns the prompts of all tasks."""
         del key
-        return _beside(self.shared[...], self.task[...], axis=2)
+        return _concatenate(self.shared[...], self.task[...], axis=2)
 
 
-class ProjectMultiTaskPrompt(_MultiTaskPrompt):
+class ProjectMultiTaskPrompt(MultiTaskPrompt):
     """A task's prompt is an affine map of the shared vectors: `K shared[p] + bias`.
 
     Attributes:
-      shared: `[P, H]`, float32, `H` the shared features.
-      task: `[N, D * H + D]`, float32: kernel `[D, H]` flattened, then bias `[D]`.
+      shared: `[P, H]`, float32, with `H` shared features.
+      task: `[N, D * H + D]`, float32: flattened kernel `[D, H]`, then bias `[D]`.
     """
 
     def __init__(
@@ -224,28 +243,26 @@ class ProjectMultiTaskPrompt(_MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Starts the vectors and the maps.
+        """Initializes the shared vectors and the maps.
 
         Args:
-          key: random key of the initialisers.
-          vocabulary: of the frozen model; gives the width `D`.
-          length: vectors `P`, at least 1.
-          tasks: how many, `N`, at least 1.
+          key: random key of the initializers.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          length: number of vectors `P`, at least 1.
+          tasks: number of tasks `N`, at least 1.
           shared_features: width `H` of the shared vectors; `D` if None.
-          initializer: of the shared vectors; uniform on `[0, 0.5)` if None.
-          task_initializer: of the maps, given the shape `(N, D * H + D)`; if None,
-            normal kernels that keep a vector's length, and biases of 0.
+          initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
+          task_initializer: initializer of the maps, with the shape `(N, D * H + D)`; if
+            None, normal kernels that preserve a vector's length, and biases of 0.
 
         Raises:
-          InputError: if a number is below 1, or an initialiser refuses.
+          InputError: if a number is below 1, or an initializer fails.
         """
         features = vocabulary.width if shared_features is None else shared_features
         if features < 1:
             raise InputError(f"shared_features is {features}, expected at least 1")
-        _check_tasks(tasks)
-        self._share(
-            initial_vectors(key, vocabulary, length, initializer, width=features)
-        )
+        check_tasks(tasks)
+        self._initialize_shared(key, vocabulary, (length, features), initializer)
         kernel = vocabulary.width * features
         initial = initial_vectors(
             named_key(key, "tasks"),
@@ -257,144 +274,36 @@ class ProjectMultiTaskPrompt(_MultiTaskPrompt):
         self.task = nnx.Param(initial, axes=("tasks", "task_projection"))
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
-        """The prompts of all tasks."""
+        """Returns the prompts of all tasks."""
         del key
         shared, task = self.shared[...], self.task[...]
         features = shared.shape[1]
         width = task.shape[1] // (features + 1)
-        kernel = task[:, : width * features].reshape(-1, width, features)
-        bias = task[:, width * features :]
+        kernel = task[:, : width * features].reshape(-1, width, features)  # [N, D, H]
+        bias = task[:, width * features :]  # [N, D]
         return jnp.einsum("ph,ndh->npd", shared, kernel) + bias[:, None]
 
 
-Factors = Callable[
-    [Key[Array, ""], tuple[int, int, int, int]],
-    tuple[Float[Array, "N P r"], Float[Array, "N r D"]],
-]
-"""How a factorised prompt's columns and rows start, from the sizes (N, P, r, D)."""
+def check_tasks(tasks: int) -> None:
+    """Checks the number of tasks.
 
-
-def factors_of_ones(scale: float = 0.02) -> Factors:
-    """Their product is 1 everywhere, so that each task starts at the shared prompt.
-
-    One rank gives that product; the others have columns of deviation `scale` and rows
-    of 0, so that they may grow apart.
+    Raises:
+      InputError: if it is below 1.
     """
-
-    def start(key, sizes):
-        tasks, length, rank, width = sizes
-        columns = scale * jax.random.normal(key, (tasks, length, rank))
-        rows = jnp.zeros((tasks, rank, width))
-        return columns.at[:, :, 0].set(1.0), rows.at[:, 0].set(1.0)
-
-    return start
+    if tasks < 1:
+        raise InputError(f"tasks is {tasks}, expected at least 1")
 
 
-def normal_factors(scale: float = 0.02) -> Factors:
-    """Normal numbers of deviation `scale`, as PEFT starts them.
-
-    Their product has the deviation `sqrt(r) * scale**2`, so that with 0.02 all prompts
-    start near zero, whatever the shared one is.
-    """
-
-    def start(key, sizes):
-        tasks, length, rank, width = sizes
-        of_columns, of_rows = jax.random.split(key)
-        columns = scale * jax.random.normal(of_columns, (tasks, length, rank))
-        return columns, scale * jax.random.normal(of_rows, (tasks, rank, width))
-
-    return start
-
-
-class FactorizedMultiTaskPrompt(InputPrompt):
-    """A task's prompt is `shared * (columns[n] @ rows[n])` (Wang et al. 2023).
-
-    Attributes:
-      shared: `[P, D]`, float32.
-      columns: `[N, P, r]`, float32.
-      rows: `[N, r, D]`, float32.
-    """
-
-    def __init__(
-        self,
-        key: Key[Array, ""],
-        vocabulary: Vocabulary,
-        *,
-        length: int,
-        tasks: int,
-        rank: int = 1,
-        initializer: Initializer | None = None,
-        factors: Factors | None = None,
-    ):
-        """Starts the vectors and their factors.
-
-        Args:
-          key: random key of the initialisers.
-          vocabulary: of the frozen model; gives the width `D`.
-          length: vectors `P`, at least 1.
-          tasks: how many, `N`, at least 1.
-          rank: `r` of each task's factors, at least 1.
-          initializer: of the shared vectors; uniform on `[0, 0.5)` if None.
-          factors: how columns and rows start; `factors_of_ones()` if None.
-
-        Raises:
-          InputError: if a number is below 1, or the initialiser refuses.
-        """
-        _check_tasks(tasks)
-        if rank < 1:
-            raise InputError(f"rank is {rank}, expected at least 1")
-        initial = initial_vectors(key, vocabulary, length, initializer)
-        sizes = (tasks, length, rank, vocabulary.width)
-        columns, rows = (factors or factors_of_ones())(named_key(key, "tasks"), sizes)
-        self.shared = nnx.Param(initial, axes=("prompt", "prompt_embed"))
-        self.columns = nnx.Param(columns, axes=("tasks", "prompt", "rank"))
-        self.rows = nnx.Param(rows, axes=("tasks", "rank", "prompt_embed"))
-
-    @property
-    def length(self) -> int:
-        """Vectors `P` of each task's prompt."""
-        return self.shared.shape[0]
-
-    @property
-    def count(self) -> int:
-        """Tasks `N`."""
-        return self.columns.shape[0]
-
-    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
-        """The prompts of all tasks."""
-        del key
-        factor = jnp.einsum("npr,nrd->npd", self.columns[...], self.rows[...])
-        return self.shared[...] * factor
-
-
-def _vectors_of_tasks(
-    key: Key[Array, ""],
-    vocabulary: Vocabulary,
-    tasks: int,
-    size: tuple[int, int],
-    initializer: Initializer | None,
-) -> Float[Array, "N P W"]:
-    """Vectors of each task, started as if each were a prompt of its own."""
-    _check_tasks(tasks)
-    keys = jax.random.split(named_key(key, "tasks"), tasks)
-    return jnp.stack(
-        [
-            initial_vectors(task, vocabulary, size[0], initializer, width=size[1])
-            for task in keys
-        ]
-    )
-
-
-def _beside(
+def _concatenate(
     shared: Float[Array, "P H"], task: Float[Array, "N Q W"], *, axis: int
 ) -> Float[Array, "N _ _"]:
-    """The shared array, the same for each task, and then the task's."""
-    every = jnp.broadcast_to(shared, (len(task), *shared.shape))
-    return jnp.concatenate([every, task], axis=axis)
+    """Concatenates the shared array, repeated for each task, with the task's."""
+    repeated = jnp.broadcast_to(shared, (len(task), *shared.shape))
+    return jnp.concatenate([repeated, task], axis=axis)
 
 
 def _affine(kernel: int, features: int) -> Initializer:
-    """Kernels of fan-in scale and biases of 0, of each row of `(N, D * H + D)`."""
+    """Kernels of fan-in scale and biases of 0, in each row of `(N, D * H + D)`."""
 
     def initialize(key, shape, vocabulary):
         del vocabulary
@@ -402,8 +311,3 @@ def _affine(kernel: int, features: int) -> Initializer:
         return jnp.pad(start, ((0, 0), (0, shape[1] - kernel)))
 
     return initialize
-
-
-def _check_tasks(tasks: int) -> None:
-    if tasks < 1:
-        raise InputError(f"tasks is {tasks}, expected at least 1")

@@ -1,23 +1,31 @@
-"""Key/value prefixes: what every query may look at, put into attention itself.
+"""Key/value prefixes: trained keys and values that every query can attend to.
 
 Prefix tuning (Li and Liang 2021) and P-tuning v2 (Liu et al. 2022). No vector runs
-through the model, so the prefix costs attention alone; it is shared by all rows, which
-see it whatever their masks say of text.
+through the model, so a prefix only costs attention. All rows share it, and see it
+whatever their masks allow among the text.
 """
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.adapters.adapter import PREFIX
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.prompts.deep import needed_stack
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.prompt_module import (
+    Attachment,
+    ExportedPrompt,
+    PromptModule,
+    StoredForm,
+)
 from prompt_tuning.prompts.reparameterized import Linear
-from prompt_tuning.prompts.soft import PromptModule
+
+PREFIX_AXES = ("prompt_layers", "key_value", "prompt", "prompt_heads", "prompt_head")
 
 PrefixInitializer = Callable[
     [Key[Array, ""], tuple[int, ...], Vocabulary], Float[Array, "L 2 P G K"]
@@ -27,12 +35,15 @@ PrefixInitializer = Callable[
 class KeyValuePrefix(PromptModule):
     """Trained keys and values of `P` positions before every row, in every block.
 
-    Keys are kept as attention sees them, after any rotation, as in PEFT; text stands at
-    positions `P` and after.
+    Keys are stored as attention reads them, after any rotation, as in PEFT. Text starts
+    at position `P`.
 
     Attributes:
       prompt: keys and values, `[L, 2, P, G, K]`, float32.
     """
+
+    attachment = Attachment.KEYS_AND_VALUES
+    form = StoredForm(PREFIX, {"prompt": "L 2 P G K"})
 
     def __init__(
         self,
@@ -42,46 +53,51 @@ class KeyValuePrefix(PromptModule):
         length: int,
         initializer: PrefixInitializer | None = None,
     ):
-        """Starts the keys and values.
+        """Initializes the keys and values.
 
         Args:
-          key: random key of the initialiser.
-          vocabulary: of the frozen model; gives the shape of its blocks.
-          length: positions `P`, at least 1.
+          key: random key of the initializer.
+          vocabulary: vocabulary of the frozen model; gives the shape of its blocks.
+          length: number of positions `P`, at least 1.
           initializer: `f(key, (L, 2, P, G, K), vocabulary)`; `normal()` if None.
 
         Raises:
-          InputError: if the length is below 1, or the initialiser gives another shape.
+          InputError: if the length is below 1, or the initializer returns another
+            shape.
         """
-        shape = prefix_shape(needed_stack(vocabulary, type(self).__name__), length)
+        shape = prefix_shape(vocabulary.stack_for(type(self).__name__), length)
         initial = (initializer or normal())(key, shape, vocabulary)
         if initial.shape != shape:
             raise InputError(
-                f"the prefix's initialiser made {initial.shape}, expected {shape}: "
+                f"the prefix's initializer returned {initial.shape}, expected {shape}: "
                 "blocks, keys and values, positions, key/value heads, head width"
             )
         self.prompt = nnx.Param(initial.astype(jnp.float32), axes=PREFIX_AXES)
 
     @property
     def length(self) -> int:
-        """Positions `P`."""
+        """Number of positions `P`."""
         return self.prompt.shape[2]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
-        """The keys and values."""
+        """Returns the keys and values."""
         del key
         return self.prompt[...]
 
+    def export(self) -> ExportedPrompt:
+        """Exports the keys and values."""
+        return ExportedPrompt(PREFIX, {"prompt": np.asarray(self())})
+
 
 class ProjectedKeyValuePrefix(KeyValuePrefix):
-    """A prefix made by `Linear(tanh(Linear(embedding)))` (Li and Liang 2021, 4.3).
+    """A prefix computed by `Linear(tanh(Linear(embedding)))` (Li and Liang 2021, 4.3).
 
-    PEFT's `prefix_projection`; folded into plain keys and values on export.
+    PEFT's `prefix_projection`. On export it is evaluated into plain keys and values.
 
     Attributes:
       embedding: `[P, D]`.
-      inner: the linear layer `[D, hidden]`.
-      outer: the linear layer `[hidden, L * 2 * G * K]`.
+      inner: linear layer `[D, hidden]`.
+      outer: linear layer `[hidden, L * 2 * G * K]`.
     """
 
     def __init__(
@@ -92,18 +108,18 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         length: int,
         hidden: int | None = None,
     ):
-        """Starts the projection.
+        """Initializes the projection.
 
         Args:
           key: random key.
-          vocabulary: of the frozen model; gives the shape of its blocks.
-          length: positions `P`, at least 1.
+          vocabulary: vocabulary of the frozen model; gives the shape of its blocks.
+          length: number of positions `P`, at least 1.
           hidden: width between the two layers; the model's if None.
 
         Raises:
           InputError: if the length is below 1.
         """
-        stack = needed_stack(vocabulary, type(self).__name__)
+        stack = vocabulary.stack_for(type(self).__name__)
         self.shape = prefix_shape(stack, length)
         width = vocabulary.width
         hidden = width if hidden is None else hidden
@@ -119,23 +135,22 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
 
     @property
     def length(self) -> int:
-        """Positions `P`."""
+        """Number of positions `P`."""
         return self.shape[2]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
-        """The keys and values that the projection makes."""
+        """Computes the keys and values."""
         del key
-        flat = self.outer(jnp.tanh(self.inner(self.embedding[...])))
+        flat = self.outer(
+            jnp.tanh(self.inner(self.embedding[...]))
+        )  # [P, L * 2 * G * K]
         layers, two, length, groups, width = self.shape
-        made = flat.reshape(length, layers, two, groups, width)
-        return made.transpose(1, 2, 0, 3, 4)
-
-
-PREFIX_AXES = ("prompt_layers", "key_value", "prompt", "prompt_heads", "prompt_head")
+        table = flat.reshape(length, layers, two, groups, width)
+        return table.transpose(1, 2, 0, 3, 4)  # [L, 2, P, G, K]
 
 
 def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, int]:
-    """The shape `[L, 2, P, G, K]` of a prefix.
+    """Returns the shape `[L, 2, P, G, K]` of a prefix.
 
     Raises:
       InputError: if the length is below 1.
@@ -146,7 +161,9 @@ def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, in
 
 
 def normal(deviation: float = 0.02) -> PrefixInitializer:
-    """Normal numbers; PEFT starts at a deviation of 1, far from what a model makes.
+    """Normally distributed numbers.
+
+    PEFT uses a deviation of 1, far from the keys and values that a model computes.
 
     Args:
       deviation: standard deviation.

@@ -1,48 +1,106 @@
-"""Adapters of projections: what is trained beside a frozen kernel.
+"""Adapters of projections: parameters trained next to a frozen kernel.
 
-An adapter meets a projection twice: before it, at its input, and after it, at its
+An adapter acts on a projection twice: before it, on its input, and after it, on its
 output. Its parameters are stacked on `L` like the kernel's, at
 `.../query/adapters/{name}/...`. Prompts and adapters can be tuned together.
+
+A new adapter is a module with a `ProjectionAdapter` and an `AdapterSpec`, and a line in
+`prompt_tuning.prompts.FACTORIES`. Both state the adapter's kind, how it is exported and
+how it is rebuilt.
 """
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.adapters.adapter import IA3 as IA3_KIND
+from prompt_tuning.adapters.adapter import LORA, Adapter, Arrays
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.parameters import split
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
 
+LORA_A = "/adapters/lora/a"
+IA3_SCALE = "/adapters/ia3/scale"
+
+
+class ExportedAdapter(NamedTuple):
+    """The adapter of one projection as arrays.
+
+    Attributes:
+      kind: the kind of the adapter.
+      arrays: float32 arrays by leaf.
+      scaling: factor of a low-rank product; None for adapters without one.
+    """
+
+    kind: str
+    arrays: Arrays
+    scaling: float | None = None
+
 
 class ProjectionAdapter(nnx.Module):
-    """What is trained beside one projection of every block; in itself nothing."""
+    """The adapter of one projection in all blocks; this base class changes nothing.
+
+    Attributes:
+      kind: the kind of the adapter, by PEFT's name; None if it cannot be exported.
+      scaling: factor of a low-rank product; None for adapters without one.
+    """
+
+    kind: ClassVar[str | None] = None
+    scaling: float | None = None
 
     def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
-        """What goes into the frozen projection in place of `x`."""
+        """Returns the input of the frozen projection."""
         return x
 
     def after(
         self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
     ) -> Float[Array, "*lead out"]:
-        """What comes out in place of `y`, for the projection's own input `x`."""
+        """Returns the output of the adapted projection.
+
+        Args:
+          x: the adapted projection's input, before `before` changes it.
+          y: the frozen projection's output.
+        """
         del x
         return y
 
+    def export(self, path: str) -> ExportedAdapter:
+        """Returns the adapter's arrays.
 
-def _own_axes(axes: tuple[str, str]) -> tuple[str, str]:
-    """Logical axes of what is trained beside a kernel with these.
+        Args:
+          path: path of the adapter, for the message.
 
-    It is split as the kernel is, but for the model's width, along which it is small.
+        Raises:
+          InputError: if the adapter has no kind that other programs know.
+        """
+        if self.kind is None:
+            raise InputError(
+                f"{path} is a {type(self).__name__}, which cannot be exported from "
+                "this library"
+            )
+        leaves = split(self)[1]
+        arrays = {leaf: np.asarray(array) for leaf, array in leaves.items()}
+        return ExportedAdapter(self.kind, arrays, self.scaling)
+
+
+def _adapter_axes(axes: tuple[str, str]) -> tuple[str, str]:
+    """Logical axes of an adapter's parameters, from those of the kernel.
+
+    They are sharded like the kernel, except along the model's width, where they are
+    small.
     """
-    one, other = (name if name in SPLIT_NAMES else "adapter" for name in axes)
-    return one, other
+    axis_in, axis_out = (name if name in SPLIT_NAMES else "adapter" for name in axes)
+    return axis_in, axis_out
 
 
 class LowRank(ProjectionAdapter):
@@ -51,8 +109,10 @@ class LowRank(ProjectionAdapter):
     Attributes:
       a: `[L, in, r]`.
       b: `[L, r, out]`.
-      scaling: what the product is multiplied by.
+      scaling: factor of the product.
     """
+
+    kind = LORA
 
     def __init__(
         self,
@@ -62,9 +122,9 @@ class LowRank(ProjectionAdapter):
         axes: tuple[str, str],
     ):
         self.axes = axes
-        one, other = _own_axes(axes)
-        self.a = nnx.Param(a, axes=("layers", one, "rank"), partial_over=axes[1])
-        self.b = nnx.Param(b, axes=("layers", "rank", other))
+        axis_in, axis_out = _adapter_axes(axes)
+        self.a = nnx.Param(a, axes=("layers", axis_in, "rank"), partial_over=axes[1])
+        self.b = nnx.Param(b, axes=("layers", "rank", axis_out))
         self.scaling = scaling
 
     def after(
@@ -72,7 +132,7 @@ class LowRank(ProjectionAdapter):
     ) -> Float[Array, "*lead out"]:
         """Adds the low-rank product."""
         a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
-        low = collectives.reduce_from_shards(x @ a, self.axes[0])
+        low = collectives.reduce_from_shards(x @ a, self.axes[0])  # [*lead, r]
         return y + (low @ b) * jnp.asarray(self.scaling, x.dtype)
 
 
@@ -83,26 +143,30 @@ class OutputScale(ProjectionAdapter):
       scale: `[L, out]`.
     """
 
+    kind = IA3_KIND
+
     def __init__(self, scale: Float[Array, "L out"], axes: tuple[str, str]):
-        self.scale = nnx.Param(scale, axes=("layers", _own_axes(axes)[1]))
+        self.scale = nnx.Param(scale, axes=("layers", _adapter_axes(axes)[1]))
 
     def after(
         self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
     ) -> Float[Array, "*lead out"]:
-        """Scales the output, bias included."""
+        """Scales the output, including the bias."""
         del x
         return y * self.scale[...].astype(y.dtype)
 
 
 class InputScale(ProjectionAdapter):
-    """`(x * scale) @ kernel`: IA3's scaling of the feed-forward layer's inner numbers.
+    """`(x * scale) @ kernel`: IA3's scaling of the feed-forward layer's inner values.
 
     Attributes:
       scale: `[L, in]`.
     """
 
+    kind = IA3_KIND
+
     def __init__(self, scale: Float[Array, "L in"], axes: tuple[str, str]):
-        names = ("layers", _own_axes(axes)[0])
+        names = ("layers", _adapter_axes(axes)[0])
         self.scale = nnx.Param(scale, axes=names, partial_over=axes[1])
 
     def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
@@ -112,28 +176,30 @@ class InputScale(ProjectionAdapter):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterSpec:
-    """Which projections are adapted, and how.
+    """An adapter of all projections that match some regular expressions.
 
     Attributes:
-      regexes: each fully matches the paths of some projections, such as
-        "decoder/layers/self_attention/query".
-      name: of the adapter below `adapters/`.
+      regexes: expressions, each of which fully matches the path of at least one
+        projection, such as "decoder/layers/self_attention/query".
+      name: name of the adapter below `adapters/`.
+      kind: the kind of the adapter, by PEFT's name.
     """
 
     regexes: Sequence[str]
     name: ClassVar[str]
+    kind: ClassVar[str]
 
     def __post_init__(self):
         check_fields(self)
         if isinstance(self.regexes, str):
             raise InputError(
                 f"{type(self).__name__}.regexes is {self.regexes!r}, expected a list "
-                "of texts"
+                "of strings"
             )
         if not self.regexes:
             raise InputError(
                 f"{type(self).__name__}.regexes is empty, so nothing would be adapted; "
-                "name projections, or leave the adapter out"
+                "name projections, or remove the adapter"
             )
 
     def build(
@@ -143,25 +209,38 @@ class AdapterSpec:
         shape: tuple[int, int, int],
         axes: tuple[str, str],
     ) -> ProjectionAdapter:
-        """The adapter of one projection.
+        """Builds the adapter of one projection.
 
         Args:
           key: random key.
-          path: of the projection.
-          shape: of its kernel, `(L, in, out)`.
+          path: path of the projection.
+          shape: shape of its kernel, `(L, in, out)`.
           axes: logical axes of its input and output.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def rebuild(cls, adapter: Adapter) -> tuple["AdapterSpec", ...]:
+        """Returns the specs that build exactly the parameters of an adapter.
+
+        Args:
+          adapter: an adapter of this class's kind.
+
+        Raises:
+          InputError: if the adapter lacks something that its parameters do not show.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA(AdapterSpec):
-    """Low-rank adaptation; it starts as no change.
+    """Low-rank adaptation. Initially it changes nothing.
 
     Attributes:
-      rank: `r`.
+      rank: rank `r` of the product.
       alpha: the product is multiplied by `alpha / r`.
-      rank_stabilized: by `alpha / sqrt(r)` in its place (Kalajdzievski 2023).
+      rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
+        (Kalajdzievski 2023).
     """
 
     regexes: Sequence[str] = (r".*/(query|value)",)
@@ -169,6 +248,7 @@ class LoRA(AdapterSpec):
     alpha: float = 16.0
     rank_stabilized: bool = False
     name: ClassVar[str] = "lora"
+    kind: ClassVar[str] = LORA
 
     def __post_init__(self):
         super().__post_init__()
@@ -177,7 +257,7 @@ class LoRA(AdapterSpec):
 
     @property
     def scaling(self) -> float:
-        """What the product is multiplied by."""
+        """Factor of the product."""
         return self.alpha / (
             math.sqrt(self.rank) if self.rank_stabilized else self.rank
         )
@@ -189,7 +269,7 @@ class LoRA(AdapterSpec):
         shape: tuple[int, int, int],
         axes: tuple[str, str],
     ) -> ProjectionAdapter:
-        """`a` uniform within `1 / sqrt(in)`, as in PEFT; `b` zero."""
+        """Initializes `a` uniformly within `1 / sqrt(in)`, as in PEFT, and `b` to 0."""
         del path
         layers, size_in, size_out = shape
         bound = size_in**-0.5
@@ -199,15 +279,40 @@ class LoRA(AdapterSpec):
         b = jnp.zeros((layers, self.rank, size_out))
         return LowRank(a, b, self.scaling, axes)
 
+    @classmethod
+    def rebuild(cls, adapter: Adapter) -> tuple["LoRA", ...]:
+        """Returns one spec for each rank and scaling.
+
+        Raises:
+          InputError: if the scaling of a LoRA is unknown.
+        """
+        groups: dict[tuple[int, float], list[str]] = {}
+        for path, leaf in adapter.parameters.items():
+            if not path.endswith(LORA_A):
+                continue
+            projection = path.removesuffix(LORA_A)
+            if projection not in adapter.scalings:
+                raise InputError(
+                    f"the scaling (alpha / r) of the LoRA of {projection} is unknown: "
+                    "set Run.adapters to the adapters that it was trained with"
+                )
+            group = (leaf.shape[2], adapter.scalings[projection])
+            groups.setdefault(group, []).append(re.escape(projection))
+        return tuple(
+            cls(regexes=regexes, rank=rank, alpha=rank * scaling)
+            for (rank, scaling), regexes in groups.items()
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IA3(AdapterSpec):
-    """Scalings that start at 1: of keys, values and the feed-forward's inner numbers.
+    """Trained scales of keys, values and the feed-forward layer's inner values.
 
-    Of `mlp/down` the input is scaled, of any other projection the output.
+    The input of `mlp/down` is scaled, and the output of any other projection.
     """
 
     name: ClassVar[str] = "ia3"
+    kind: ClassVar[str] = IA3_KIND
     regexes: Sequence[str] = (r".*/(key|value)", r".*/mlp/down")
 
     def build(
@@ -217,9 +322,15 @@ class IA3(AdapterSpec):
         shape: tuple[int, int, int],
         axes: tuple[str, str],
     ) -> ProjectionAdapter:
-        """Ones."""
+        """Initializes the scales to 1."""
         del key
         layers, size_in, size_out = shape
         if path.endswith("mlp/down"):
             return InputScale(jnp.ones((layers, size_in)), axes)
         return OutputScale(jnp.ones((layers, size_out)), axes)
+
+    @classmethod
+    def rebuild(cls, adapter: Adapter) -> tuple["IA3", ...]:
+        """Returns one spec for all projections."""
+        projections = [path.removesuffix(IA3_SCALE) for path in adapter.parameters]
+        return (cls(regexes=[re.escape(path) for path in projections]),)

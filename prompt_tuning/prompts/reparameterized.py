@@ -1,6 +1,6 @@
-"""Prompts whose vectors are made by a small network from trained ones.
+"""Prompts whose vectors a small network computes from trained ones.
 
-The network helps training alone: evaluated, the prompt is plain vectors, and so it is
+The network only helps training. Evaluated, the prompt is plain vectors, and so it is
 exported.
 """
 
@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import fan_in, named_key, optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.soft import InputPromptFactory, WrappedPrompt
+from prompt_tuning.prompts.prompt_module import InputPromptFactory
+from prompt_tuning.prompts.wrapped import WrappedPrompt
 
 NORM_EPSILON = 1e-5
 
@@ -20,12 +21,12 @@ NORM_EPSILON = 1e-5
 class MLPPrompt(WrappedPrompt):
     """Two hidden layers over each vector (Liu et al. 2021, "GPT Understands, Too").
 
-    `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING has it. The vectors that
-    it starts with are the network's, not those of the inner prompt's initialiser.
+    Computes `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The
+    initial vectors are the network's output, not the inner prompt's vectors.
 
     Attributes:
-      inner: the prompt whose vectors go in.
-      hidden, middle, output: the linear layers `[D, W]`, `[W, W]` and `[W, D]`.
+      inner: the prompt whose vectors are the network's input.
+      hidden, middle, output: linear layers `[D, W]`, `[W, W]` and `[W, D]`.
     """
 
     def __init__(
@@ -36,16 +37,17 @@ class MLPPrompt(WrappedPrompt):
         inner: InputPromptFactory,
         hidden_width: int | None = None,
     ):
-        """Starts the vectors and the network.
+        """Initializes the vectors and the network.
 
         Args:
           key: random key of both.
-          vocabulary: of the frozen model; gives the width `D`.
-          inner: makes the prompt whose vectors go in, such as a `SoftPrompt`.
-          hidden_width: `W` of the hidden layers; `D` if None.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          inner: factory of the inner prompt, such as a `SoftPrompt`.
+          hidden_width: width `W` of the hidden layers; `D` if None.
 
         Raises:
-          InputError: if the hidden width is below 1, or the inner prompt refuses.
+          InputError: if the hidden width is below 1, or the inner prompt cannot be
+            built.
         """
         super().__init__(key, vocabulary, inner)
         width, hidden = vocabulary.width, _width(hidden_width, vocabulary.width)
@@ -67,7 +69,7 @@ class MLPPrompt(WrappedPrompt):
     def __call__(
         self, key: Key[Array, ""] | None = None
     ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
-        """What the network makes of the inner prompt's vectors."""
+        """Applies the network to the inner prompt's vectors."""
         hidden = jax.nn.relu(self.hidden(self.inner(optional_key(key, "inner"))))
         return self.output(jax.nn.relu(self.middle(hidden)))
 
@@ -76,9 +78,9 @@ class ResidualPrompt(WrappedPrompt):
     """`x + norm(up(relu(down(x))))` over each vector (Razdaibiedina et al. 2023).
 
     Attributes:
-      inner: the prompt whose vectors go in.
-      down, up: the linear layers `[D, W]` and `[W, D]`.
-      scale, bias: `[D]`, of the layer norm behind them.
+      inner: the prompt whose vectors are the network's input.
+      down, up: linear layers `[D, W]` and `[W, D]`.
+      scale, bias: `[D]`, parameters of the layer norm after them.
     """
 
     def __init__(
@@ -90,19 +92,20 @@ class ResidualPrompt(WrappedPrompt):
         hidden_width: int | None = None,
         norm_scale: float = 1.0,
     ):
-        """Starts the vectors and the network.
+        """Initializes the vectors and the network.
 
         Args:
           key: random key of both.
-          vocabulary: of the frozen model; gives the width `D`.
-          inner: makes the prompt whose vectors go in, such as a `SoftPrompt`.
-          hidden_width: `W` between the layers; `D` if None.
-          norm_scale: what the norm's scale starts at. With 1, the published start, the
-            network's share has unit variance, which hides an inner prompt that starts
-            at small token embeddings; with 0 the prompt starts at the inner one.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          inner: factory of the inner prompt, such as a `SoftPrompt`.
+          hidden_width: width `W` between the layers; `D` if None.
+          norm_scale: initial scale of the norm. With 1, as published, the network's
+            output has unit variance, which drowns an inner prompt that starts at small
+            token embeddings; with 0 the prompt starts at the inner one.
 
         Raises:
-          InputError: if the hidden width is below 1, or the inner prompt refuses.
+          InputError: if the hidden width is below 1, or the inner prompt cannot be
+            built.
         """
         super().__init__(key, vocabulary, inner)
         width, hidden = vocabulary.width, _width(hidden_width, vocabulary.width)
@@ -123,19 +126,19 @@ class ResidualPrompt(WrappedPrompt):
     def __call__(
         self, key: Key[Array, ""] | None = None
     ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
-        """The inner prompt's vectors, and what the network adds to them."""
+        """Adds the network's output to the inner prompt's vectors."""
         vectors = self.inner(optional_key(key, "inner"))
-        made = self.up(jax.nn.relu(self.down(vectors)))
-        made = jax.nn.standardize(made, epsilon=NORM_EPSILON)
-        return vectors + made * self.scale[...] + self.bias[...]
+        output = self.up(jax.nn.relu(self.down(vectors)))
+        output = jax.nn.standardize(output, epsilon=NORM_EPSILON)
+        return vectors + output * self.scale[...] + self.bias[...]
 
 
 class Linear(nnx.Module):
-    """`x @ kernel + bias`, trained, in float32.
+    """A trained linear layer, `x @ kernel + bias`, in float32.
 
     Attributes:
-      kernel: `[in, out]`, starting with deviation `in ** -0.5`.
-      bias: `[out]`, starting at 0.
+      kernel: `[in, out]`, initialized with standard deviation `in ** -0.5`.
+      bias: `[out]`, initialized to 0.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Prompts that are held near a discrete one."""
+"""Prompts that are kept near a discrete prompt."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,18 +6,19 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, from_array
-from prompt_tuning.prompts.soft import Constant, SoftPrompt
+from prompt_tuning.prompts.prompt_module import Constant
+from prompt_tuning.prompts.soft import SoftPrompt
 
 
 class WaywardPrompt(SoftPrompt):
-    """Vectors that start at a text's embeddings and pay for leaving them.
+    """Vectors that start at a text's embeddings, with a penalty on their distance.
 
     The loss gains `gamma * sum_p |prompt[p] - discrete[p]|^2 / P` (Khashabi et al.
     2022, "Prompt Waywardness").
 
     Attributes:
-      prompt: the vectors, `[P, D]`, float32, `P` the text's tokens.
-      gamma: the weight of the distance.
+      prompt: the vectors, `[P, D]`, float32; `P` is the number of the text's tokens.
+      gamma: weight of the distance.
     """
 
     has_penalty = True
@@ -31,17 +32,17 @@ class WaywardPrompt(SoftPrompt):
         gamma: float = 0.01,
         initializer: Initializer | None = None,
     ):
-        """Starts the vectors.
+        """Initializes the vectors.
 
         Args:
-          key: random key of the initialiser, if one is given.
-          vocabulary: of the frozen model; tokenizes and embeds the text.
-          text: the discrete prompt; each of its tokens is a vector.
-          gamma: the weight of the distance, at least 0.
-          initializer: where the vectors start instead of at the text.
+          key: random key of the initializer, if one is given.
+          vocabulary: vocabulary of the frozen model; tokenizes and embeds the text.
+          text: the discrete prompt, with one vector for each of its tokens.
+          gamma: weight of the distance, at least 0.
+          initializer: initializes the vectors instead of the text.
 
         Raises:
-          InputError: if gamma is negative, the text gives no token, or there is no
+          InputError: if gamma is negative, the text has no tokens, or there is no
             tokenizer.
         """
         if not gamma >= 0:
@@ -53,6 +54,6 @@ class WaywardPrompt(SoftPrompt):
         self._discrete = Constant(discrete)
 
     def penalty(self) -> Float[Array, ""]:
-        """`gamma` times the mean squared distance between vectors and tokens."""
-        away = self.prompt[...] - self._discrete.array
-        return self.gamma * jnp.square(away).sum() / self.length
+        """Returns `gamma` times the mean squared distance to the text's embeddings."""
+        difference = self.prompt[...] - self._discrete.array
+        return self.gamma * jnp.square(difference).sum() / self.length

@@ -25,7 +25,7 @@ from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.pretrained.prompted_model import build_tuned
-from prompt_tuning.pretrained.tuning import PromptModules
+from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
 from prompt_tuning.sweep.sweep_batches import load_shared_examples, reads_own_batches
 from prompt_tuning.sweep.sweep_step import (
@@ -304,7 +304,7 @@ def _graph(longest: RunPlan, trained: Sequence[Parameters]) -> nnx.GraphDef:
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
-        modules = PromptModules(PaddedPrompt(vectors, model.prompt_length))
+        modules = PromptPair(PaddedPrompt(vectors, model.prompt_length))
         return split(build_tuned(key, model.config, modules, longest.run.tuning))
 
     return describe(build, jax.random.key(0))[0]

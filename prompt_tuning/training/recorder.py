@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from prompt_tuning import processes
-from prompt_tuning.adapters.adapter_files import SCALINGS
 from prompt_tuning.checkpoints.run_store.checkpoint_store import (
     CheckpointStore,
 )
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.prompts.adapter_files import SCALINGS
 from prompt_tuning.training.early_stopping import (
     EXTRA,
     Patience,

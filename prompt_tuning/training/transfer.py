@@ -17,13 +17,14 @@ import optax
 from jaxtyping import Array
 
 from prompt_tuning.adapters.adapter import Adapter, Arrays
-from prompt_tuning.adapters.adapter_files import SCALINGS, kind_of, read_adapter
 from prompt_tuning.adapters.prompt_files import find_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, like
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.prompts.adapter_files import SCALINGS, read_adapter
+from prompt_tuning.prompts.kinds import find_kind
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
@@ -70,7 +71,7 @@ class TransferSource:
           InputError: if it contains several.
         """
         leaves: Arrays = {path: np.asarray(leaf) for path, leaf in self.leaves.items()}
-        kind = kind_of(leaves, self.origin)
+        kind = find_kind(leaves, self.origin)
         return Adapter(kind=kind, parameters=leaves, scalings=self.scalings)
 
     def with_model_path(self, paths: Iterable[str]) -> "TransferSource":

@@ -24,7 +24,7 @@ from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.placement import TEMPLATE
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 NO_PROMPT = "no prompt"

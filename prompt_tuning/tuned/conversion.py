@@ -7,8 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from prompt_tuning.adapters import adapter_files
-from prompt_tuning.adapters.adapter import ADDED_DEEP, DEEP, IA3, LORA, Adapter
+from prompt_tuning.adapters.adapter import IA3, LORA, PEFT_KINDS, Adapter
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
@@ -23,9 +22,14 @@ from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import Pretrained
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts import adapter_files
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sweep.sweep_summary import best_member
-from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
+from prompt_tuning.tuned.export_adapters import (
+    convert_for_peft,
+    export_adapters,
+    runs_model_for_peft,
+)
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 FORMS = ("peft", "checkpoint", "npy", "safetensors", "t5x", "merged")
@@ -151,8 +155,8 @@ def source_of_model(
     leaves: Any = prompted.weight_storage.abstract_streamed() | parameters
     model = merge(prompted.graph, leaves)
     assert isinstance(model, LanguageModel)
-    adapters = adapters_of(model)
-    if any(adapter.kind in (DEEP, ADDED_DEEP) for adapter in adapters):
+    adapters = export_adapters(model)
+    if any(map(runs_model_for_peft, adapters)):
         prompted.weight_storage.reject_streamed(
             "converting a deep prompt needs all weights"
         )
@@ -200,7 +204,7 @@ def write_adapters(
     adapter = _single(adapters, source.origin)
     arrays = adapter.parameters
     if form == "peft":
-        adapter = as_peft_has_it(adapter, source.model, source.prompting)
+        adapter = convert_for_peft(adapter, source.model, source.prompting)
         folder = to_peft(
             adapter, source.config, base_model=source.base, task_type=task_type
         )
@@ -215,7 +219,7 @@ def write_adapters(
         adapter_files.write_array(target, adapter, force=force)
     lines = [f"{target}: {adapter.kind}"]
     lines += [f"  {name} {list(array.shape)}" for name, array in arrays.items()]
-    if adapter.kind in (DEEP, ADDED_DEEP):
+    if adapter.kind not in PEFT_KINDS:
         lines.append(
             "  (a prompt for each block, which PEFT and servers do not support)"
         )

@@ -32,7 +32,7 @@ from prompt_tuning.evaluation.ranking import (
 )
 from prompt_tuning.generation.text_generation import check_rows, continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.tuning import PromptModules, Tuning
+from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.soft import StackedPrompts
 
@@ -165,9 +165,7 @@ def _as_one(model: PromptedModel) -> PromptedModel:
     """The model as its data see it: no row is of one prompt and not of another."""
     prompt = model.prompts.prompt
     assert isinstance(prompt, StackedPrompts)
-    return dataclasses.replace(
-        model, prompts=PromptModules(StackedPrompts(prompt()[:1]))
-    )
+    return dataclasses.replace(model, prompts=PromptPair(StackedPrompts(prompt()[:1])))
 
 
 def _outcome(

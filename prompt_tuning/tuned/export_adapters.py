@@ -1,146 +1,129 @@
-"""What a run trained, taken out of its model: evaluated, so that nothing but arrays is
-left of the modules that made it.
+"""Exports the trained parameters of a model as adapters.
+
+Prompts are evaluated, so that the adapters contain nothing but arrays and do not need
+the modules that computed them.
 """
 
 import numpy as np
 
 from prompt_tuning.adapters.adapter import (
-    ADDED_DEEP,
-    DEEP,
-    IA3,
-    LORA,
     MULTITASK,
+    PEFT_KINDS,
     PREFIX,
     PROMPT,
     Adapter,
     Arrays,
 )
-from prompt_tuning.adapters.peft.ia3 import SCALE
-from prompt_tuning.adapters.peft.lora import A, B
-from prompt_tuning.adapters.peft.prompts import PREFIX_PATH, as_multitask
+from prompt_tuning.adapters.factorized_prompts import factorized_adapter
+from prompt_tuning.adapters.peft.prompts import PREFIX_PATH
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.models.build import Prompt, projections
+from prompt_tuning.models.build import projections
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
-from prompt_tuning.prompts.multitask import FactorizedMultiTaskPrompt
-from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.projection_adapters import InputScale, LowRank, OutputScale
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.kinds import adapter_specs
+from prompt_tuning.prompts.prompt_settings import Prompting
 
 
-def adapters_of(model: LanguageModel) -> list[Adapter]:
-    """All that is trained beside a model, as adapters of one kind each.
+def export_adapters(model: LanguageModel) -> list[Adapter]:
+    """Exports the prompts and adapters of a model, one adapter for each kind.
 
-    A prompt is what its module makes without dropout: reparameterised ones are folded,
-    padding is cut off, and prompts of several tasks are factorised unless they are.
+    A prompt is evaluated by its module without dropout: reparameterized prompts are
+    folded, padding is cut off, and prompts of several tasks are factorized unless they
+    are already.
 
     Raises:
-      InputError: for an adapter of a projection that has no other form.
+      InputError: for an adapter of a projection that cannot be exported.
     """
-    found: dict[str, Arrays] = {}
+    parameters: dict[str, Arrays] = {}
     for stack, prompt in model.prompts().items():
-        kind, parameters = _of_prompt(stack, prompt)
-        found.setdefault(kind, {}).update(parameters)
-    if MULTITASK in found and PROMPT in found:
-        # One stack has a prompt for each task, and the other one for all.
-        for path, vectors in found.pop(PROMPT).items():
-            tasks = len(next(x for p, x in found[MULTITASK].items() if "rows" in p))
+        kind, arrays = prompt.export()
+        leaves = {f"{stack}/prompt/{leaf}": array for leaf, array in arrays.items()}
+        parameters.setdefault(kind, {}).update(leaves)
+    if MULTITASK in parameters and PROMPT in parameters:
+        # One stack has a prompt for each task, and the other has one for all tasks.
+        multitask = parameters[MULTITASK]
+        tasks = next(len(leaf) for path, leaf in multitask.items() if "rows" in path)
+        for path, vectors in parameters.pop(PROMPT).items():
             repeated = np.broadcast_to(vectors, (tasks, *vectors.shape))
-            made = as_multitask({path.split("/")[0]: repeated})
-            found[MULTITASK].update(made.parameters)
-    adapters = [Adapter(kind=kind, parameters=x) for kind, x in found.items()]
-    return adapters + _of_projections(model)
+            multitask |= factorized_adapter({_stack(path): repeated}).parameters
+    prompts = [Adapter(kind=kind, parameters=x) for kind, x in parameters.items()]
+    return prompts + _export_projections(model)
 
 
-def _of_prompt(stack: str, prompt: Prompt) -> tuple[str, Arrays]:
-    """The kind and the arrays of one prompt."""
-    path = f"{stack}/prompt/prompt"
-    if isinstance(prompt, KeyValuePrefix):
-        return PREFIX, {path: np.asarray(prompt())}
-    if isinstance(prompt, AddedDeepPrompt):
-        added = np.asarray(prompt.added[...])
-        leaves = {path: np.asarray(prompt()), f"{stack}/prompt/added": added}
-        return ADDED_DEEP, leaves
-    if isinstance(prompt, DeepPrompt):
-        return DEEP, {path: np.asarray(prompt.every_block())}
-    if isinstance(prompt, FactorizedMultiTaskPrompt):
-        leaves = {
-            leaf: np.asarray(getattr(prompt, leaf)[...])
-            for leaf in ("shared", "columns", "rows")
-        }
-        return MULTITASK, {f"{stack}/prompt/{leaf}": x for leaf, x in leaves.items()}
-    vectors = np.asarray(prompt())[..., : int(prompt.real_length), :]
-    if vectors.ndim == 3:
-        return MULTITASK, as_multitask({stack: vectors}).parameters
-    return PROMPT, {path: vectors}
+def _stack(path: str) -> str:
+    """Returns the stack that a parameter belongs to."""
+    return path.split("/")[0]
 
 
-def _of_projections(model: LanguageModel) -> list[Adapter]:
-    """The LoRAs and the scalings, in the order in which a projection applies them."""
-    found: dict[str, Arrays] = {LORA: {}, IA3: {}}
-    scalings, scaled_first = {}, False
+def _export_projections(model: LanguageModel) -> list[Adapter]:
+    """Exports adapters of projections, in the order in which a projection applies them.
+
+    Kinds that no projection has together are in the order of the list of factories.
+    """
+    parameters: dict[str, Arrays] = {}
+    scalings: dict[str, dict[str, float]] = {}
+    order: list[str] = []
     for path, dense in projections(model):
-        kinds = []
+        applied = []
         for name, adapter in dense.adapters.items():
-            if isinstance(adapter, LowRank):
-                scalings[path] = float(adapter.scaling)
-                kind, leaves = LORA, {A: adapter.a, B: adapter.b}
-            elif isinstance(adapter, InputScale | OutputScale):
-                kind, leaves = IA3, {SCALE: adapter.scale}
-            else:
-                raise InputError(
-                    f"{path}/adapters/{name} is a {type(adapter).__name__}, which has "
-                    "no form outside of this library"
-                )
+            exported = adapter.export(f"{path}/adapters/{name}")
             arrays = {
-                f"{path}/{leaf}": np.asarray(x[...]) for leaf, x in leaves.items()
+                f"{path}/adapters/{name}/{leaf}": array
+                for leaf, array in exported.arrays.items()
             }
-            found[kind] |= arrays
-            kinds.append(kind)
-        scaled_first |= kinds == [IA3, LORA]
-    made = [
-        Adapter(kind=LORA, parameters=found[LORA], scalings=scalings),
-        Adapter(kind=IA3, parameters=found[IA3]),
+            parameters.setdefault(exported.kind, {}).update(arrays)
+            if exported.scaling is not None:
+                scaling = float(exported.scaling)
+                scalings.setdefault(exported.kind, {})[path] = scaling
+            applied.append(exported.kind)
+        order = max(order, applied, key=len)
+    kinds = dict.fromkeys([*order, *adapter_specs()])
+    return [
+        Adapter(kind=kind, parameters=parameters[kind], scalings=scalings.get(kind, {}))
+        for kind in kinds
+        if kind in parameters
     ]
-    ordered = reversed(made) if scaled_first else made
-    return [adapter for adapter in ordered if adapter.parameters]
 
 
-def as_peft_has_it(
+def runs_model_for_peft(adapter: Adapter) -> bool:
+    """Whether `convert_for_peft` runs the model to convert this adapter."""
+    return adapter.kind not in PEFT_KINDS
+
+
+def convert_for_peft(
     adapter: Adapter, model: LanguageModel | None, prompting: Prompting | None
 ) -> Adapter:
-    """The same adapter in a form that does in PEFT what it does here.
+    """Converts an adapter to a form that does in PEFT what it does here.
 
-    PEFT trains and uses a second prompt, the decoder's, in multi-task prompts alone;
-    two plain prompts become one task of it. A deep prompt of a decoder-only model
-    becomes the keys and values that it makes.
+    PEFT trains and uses a second prompt, the decoder's, only in multi-task prompts; two
+    plain prompts become one task of it. A deep prompt of a decoder-only model becomes
+    the keys and values that it computes.
 
     Args:
-      adapter: of a run, or read from a file.
-      model: the run's, None for a file.
-      prompting: how its prompt stands among the text; a prefix if None.
+      adapter: an adapter of a run, or read from a file.
+      model: model of the run; None for a file.
+      prompting: position and visibility of its prompt; a prefix if None.
 
     Raises:
       InputError: if PEFT would do something else with it.
     """
-    if adapter.kind in (LORA, IA3):
+    if adapter.kind in adapter_specs():
         return adapter
     _check_prompting(prompting or Prompting())
-    if adapter.kind in (DEEP, ADDED_DEEP) and model is not None:
-        return _as_prefix(model)
+    if runs_model_for_peft(adapter) and model is not None:
+        return _convert_to_prefix(model)
     if adapter.kind == PROMPT and len(adapter.parameters) == 2:
-        return as_multitask(
-            {path.split("/")[0]: x[None] for path, x in adapter.parameters.items()}
+        return factorized_adapter(
+            {_stack(path): x[None] for path, x in adapter.parameters.items()}
         )
     return adapter
 
 
 def _check_prompting(prompting: Prompting) -> None:
-    """Refuses what stands or sees otherwise than PEFT's prompts do.
+    """Checks that a prompt has the position and visibility of PEFT's prompts.
 
     Raises:
-      InputError: with how it stands.
+      InputError: with the settings that differ.
     """
     if (
         prompting.placement != "prefix"
@@ -150,21 +133,22 @@ def _check_prompting(prompting: Prompting) -> None:
         raise InputError(
             "PEFT puts every prompt before the text, where it sees what a prefix sees; "
             f"this one was trained with {prompting}. Write it as an array (--to npy or "
-            "safetensors) for a program that places it so"
+            "safetensors) for a program that supports this"
         )
 
 
-def _as_prefix(model: LanguageModel) -> Adapter:
-    """The keys and values that a decoder's prompt makes when it runs ahead of the text.
+def _convert_to_prefix(model: LanguageModel) -> Adapter:
+    """Computes the keys and values of a prompt that runs before the decoder's text.
 
     Raises:
-      InputError: if it does not.
+      InputError: if the model's prompt does not run so.
     """
-    made = model.prefix() if isinstance(model, DecoderOnly) else None
-    if made is None:
+    context = model.prefix() if isinstance(model, DecoderOnly) else None
+    if context is None:
         raise InputError(
-            "PEFT has no deep prompts, and this one is no key/value prefix: it is not "
-            "in a decoder-only model, or not run ahead of the text"
+            "PEFT has no deep prompts, and this one cannot become a key/value prefix: "
+            "it is not in a decoder-only model, or does not run before the text"
         )
-    pair = np.stack([np.asarray(x, np.float32) for x in made.key_values], axis=1)
+    # [L, 1, P, G, K] each; the prompt is the only row.
+    pair = np.stack([np.asarray(x, np.float32) for x in context.key_values], axis=1)
     return Adapter(kind=PREFIX, parameters={PREFIX_PATH: pair[:, :, 0]})

@@ -13,7 +13,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import open_checkpoint
-from prompt_tuning.pretrained.tuning import tuning_of
+from prompt_tuning.pretrained.tuning import rebuild_tuning
 from prompt_tuning.processes.group import run_on_first
 from prompt_tuning.training.run_directory import check_model
 from prompt_tuning.training.state import fingerprint
@@ -83,7 +83,7 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
     config = open_checkpoint(run.model)[0]
     source = read_source(path, config)
     if tuning.is_empty and any(map(_is_beside, source.leaves)):
-        tuning = tuning_of(source.adapter, config, run.prompting)
+        tuning = rebuild_tuning(source.adapter, config, run.prompting)
     model = open_pretrained(
         run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )

@@ -18,9 +18,10 @@ from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
-from prompt_tuning.pretrained.tuning import PromptFactory, Tuning
+from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_module import PromptFactory
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from scripts import skills
 from tests.support.small_runs import LENGTH, files

@@ -18,12 +18,13 @@ from prompt_tuning.generation.text_generation import (
     encode_given,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.pretrained.tuning import PromptModules
+from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prompting import Prompting
-from prompt_tuning.prompts.soft import InputPrompt, SoftPrompt
+from prompt_tuning.prompts.prompt_module import InputPrompt
+from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support.dummies import (
     FAMILIES,
     GPT2,
@@ -50,7 +51,7 @@ def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Para
     table = parameters[name][:positions]
     plan = mock.Mock(spec=RestorePlan, origin="folder")
     soft = SoftPrompt(jax.random.key(0), Vocabulary(np.zeros((1, 1))), length=P)
-    started = PromptModules(soft if prompt else None)
+    started = PromptPair(soft if prompt else None)
     model = PromptedModel(config, graph, started, Prompting(), None, plan, dict)
     return model, parameters | {name: table}
 
@@ -77,7 +78,7 @@ def model_of(config, prompt: InputPrompt, prompting=None, tokenizer=None):
     plan = mock.Mock(spec=RestorePlan, origin="folder")
     prompting = prompting or Prompting()
     model = PromptedModel(
-        config, graph, PromptModules(prompt), prompting, tokenizer, plan, dict
+        config, graph, PromptPair(prompt), prompting, tokenizer, plan, dict
     )
     return model, parameters
 
@@ -186,6 +187,6 @@ def test_a_prefix_alone_predicts_nothing():
     stack = StackShape(GPT2.layers, GPT2.key_value_heads, GPT2.head_width)
     vocabulary = Vocabulary(np.zeros((1, 1)), None, stack)
     prefix = KeyValuePrefix(jax.random.key(0), vocabulary, length=P)
-    prefixed = dataclasses.replace(model, prompts=PromptModules(prefix))
+    prefixed = dataclasses.replace(model, prompts=PromptPair(prefix))
     with pytest.raises(InputError, match="row 1 has no token, and without prompt vec"):
         continue_all(prefixed, parameters, [ROW, []], new_tokens=5)

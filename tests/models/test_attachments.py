@@ -25,7 +25,7 @@ from prompt_tuning.prompts.initializers import (
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix, normal
 from prompt_tuning.prompts.projection_adapters import IA3, LoRA
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support import dummies
 from tests.support.dummies import logits, logits_by_step
@@ -229,7 +229,7 @@ def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
         KeyValuePrefix(KEY, alone, length=P)
     with pytest.raises(InputError, match="prefix's length is 0"):
         KeyValuePrefix(KEY, VOCABULARY, length=0)
-    with pytest.raises(InputError, match=r"initialiser made \(3, 16\), expected"):
+    with pytest.raises(InputError, match=r"initializer returned \(3, 16\), expected"):
         bad = from_array(jnp.zeros((P, D)))
         KeyValuePrefix(
             KEY, VOCABULARY, length=P, initializer=lambda k, s, v: bad(k, (P, D), v)

@@ -10,8 +10,9 @@ from flax import nnx
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.prompts.prompting import Prompting
-from prompt_tuning.prompts.soft import InputPrompt, PaddedPrompt
+from prompt_tuning.prompts.prompt_module import InputPrompt
+from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.soft import PaddedPrompt
 from prompt_tuning.training.step import gradients
 from tests.support import dummies
 

@@ -14,7 +14,7 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt, StackedPrompts
 from prompt_tuning.training.step import gradients
 from tests.support import dummies

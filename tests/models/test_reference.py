@@ -24,9 +24,9 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import row_nll
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
-from prompt_tuning.pretrained.tuning import tuning_of
+from prompt_tuning.pretrained.tuning import rebuild_tuning
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support import dummies
 from tests.support.shared_data import SHARED, needs_shared
@@ -124,7 +124,9 @@ def adapted(case, kind):
     source = Pretrained(checkpoint=str(PEFT / case / "base"))
     config = open_checkpoint(source)[0]
     adapter = from_peft(read_folder(folder), config, str(folder))
-    model = open_pretrained(source, tuning_of(adapter, config), key=jax.random.key(0))
+    model = open_pretrained(
+        source, rebuild_tuning(adapter, config), key=jax.random.key(0)
+    )
     read = {path: jnp.asarray(leaf) for path, leaf in adapter.parameters.items()}
     parameters = model.read_parameters()
     assert read.keys() <= parameters.keys()
@@ -191,7 +193,7 @@ def without_decoder_prompt(case, kind, parameters):
     config = open_checkpoint(source)[0]
     folder = PEFT / case / kind
     adapter = from_peft(read_folder(folder), config, str(folder))
-    tuning = dataclasses.replace(tuning_of(adapter, config), decoder_prompt=None)
+    tuning = dataclasses.replace(rebuild_tuning(adapter, config), decoder_prompt=None)
     model = open_pretrained(source, tuning, key=jax.random.key(0))
     return model.graph, {path: parameters[path] for path in model.plan.abstract}
 

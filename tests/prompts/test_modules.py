@@ -59,7 +59,7 @@ def test_what_an_initializer_makes_is_checked():
     def transposed(key, shape, vocabulary):
         return jnp.zeros(shape[::-1])
 
-    with pytest.raises(InputError, match=r"made \(4, 3\), expected \(3, 4\)"):
+    with pytest.raises(InputError, match=r"returned \(4, 3\), expected \(3, 4\)"):
         SoftPrompt(KEY, VOCABULARY, length=3, initializer=transposed)
 
 

@@ -11,6 +11,11 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge, split
+from prompt_tuning.prompts.factorized import (
+    FactorizedMultiTaskPrompt,
+    factors_of_ones,
+    normal_factors,
+)
 from prompt_tuning.prompts.initializers import (
     Vocabulary,
     from_array,
@@ -21,10 +26,7 @@ from prompt_tuning.prompts.multitask import (
     AddMultiTaskPrompt,
     ConcatFeaturesMultiTaskPrompt,
     ConcatTimeMultiTaskPrompt,
-    FactorizedMultiTaskPrompt,
     ProjectMultiTaskPrompt,
-    factors_of_ones,
-    normal_factors,
 )
 
 N, P, D = 3, 4, 6

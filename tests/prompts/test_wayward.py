@@ -7,7 +7,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.prompts.initializers import Vocabulary, from_array
-from prompt_tuning.prompts.soft import InputPrompt
+from prompt_tuning.prompts.prompt_module import InputPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt
 from tests.support.dummies import LetterTokenizer
 

@@ -27,7 +27,7 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
-from prompt_tuning.pretrained.tuning import tuning_of
+from prompt_tuning.pretrained.tuning import rebuild_tuning
 
 P = 5
 PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
@@ -97,7 +97,7 @@ def random_adapter(config: ModelConfig, kind: str, part: str = "") -> Adapter:
 def restored(base: Path, adapter: Adapter | None):
     """Returns the graph and parameters of a folder's model with an adapter."""
     source = Pretrained(checkpoint=str(base))
-    tuning = tuning_of(adapter, open_checkpoint(source)[0]) if adapter else None
+    tuning = rebuild_tuning(adapter, open_checkpoint(source)[0]) if adapter else None
     model = open_pretrained(source, tuning, key=jax.random.key(0))
     own = {
         p: jnp.asarray(x) for p, x in (adapter.parameters if adapter else {}).items()

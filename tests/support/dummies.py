@@ -15,10 +15,10 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig, t5_config
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
 from prompt_tuning.generation.engine import pad_rows
-from prompt_tuning.models.build import Prompt, build_model
+from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 
 V = 31
@@ -120,7 +120,7 @@ def with_prompt(
 ) -> tuple[nnx.GraphDef, Parameters]:
     """Returns the same model and values with a prompt that has its own values."""
     graph, parameters = with_numbers(
-        lambda key: build_model(key, config, cast(Prompt, prompt), prompting)
+        lambda key: build_model(key, config, prompt, prompting)
     )
     own = {
         f"{PROMPT_PATHS[config.architecture]}/{p}": x

@@ -8,7 +8,7 @@ import pytest
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.training.state import TrainState, fingerprint
 from prompt_tuning.training.step import compile_step, gradients, update
 from tests.support import dummies

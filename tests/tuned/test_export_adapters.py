@@ -15,17 +15,15 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt
+from prompt_tuning.prompts.factorized import FactorizedMultiTaskPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.multitask import (
-    AddMultiTaskPrompt,
-    FactorizedMultiTaskPrompt,
-)
+from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import IA3, LoRA
-from prompt_tuning.prompts.prompting import Prompting
+from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.reparameterized import MLPPrompt
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
-from prompt_tuning.tuned.export_adapters import adapters_of, as_peft_has_it
+from prompt_tuning.tuned.export_adapters import convert_for_peft, export_adapters
 from tests.support import dummies
 from tests.support.dummies import LLAMA, T5_GATED, P, V
 
@@ -48,7 +46,7 @@ def model_of(config, prompt=None, **tuning):
 
 
 def the_only(model):
-    (adapter,) = adapters_of(model)
+    (adapter,) = export_adapters(model)
     return adapter
 
 
@@ -107,7 +105,7 @@ def test_prompts_of_tasks_are_peft_tasks():
 def test_two_plain_prompts_are_one_task_of_peft():
     first, second = (prompt_of(SoftPrompt, seed, length=P) for seed in (0, 1))
     model = model_of(T5_GATED, first, decoder_prompt=second)
-    adapter = as_peft_has_it(the_only(model), model, None)
+    adapter = convert_for_peft(the_only(model), model, None)
     made = to_peft(adapter, T5_GATED)
     check_shapes(made.settings, made.tensors, "ours")
     both = np.concatenate([first(), second()])
@@ -137,7 +135,7 @@ def test_an_encoders_prefix_has_no_form_in_peft():
     adapter = the_only(model_of(T5_GATED, prompt_of(KeyValuePrefix, length=P)))
     assert set(adapter.parameters) == {"encoder/prompt/prompt"}
     with pytest.raises(InputError, match="prefixes into a decoder alone"):
-        to_peft(as_peft_has_it(adapter, None, None), T5_GATED)
+        to_peft(convert_for_peft(adapter, None, None), T5_GATED)
 
 
 def logits(model, tokens):
@@ -164,9 +162,9 @@ def test_what_runs_ahead_of_the_text_is_a_prefix(cls):
         found = adapter.parameters[f"decoder/prompt/{name}"]
         np.testing.assert_array_equal(found, numbers)
     if cls is SoftPrompt:
-        assert as_peft_has_it(adapter, model, None) is adapter
+        assert convert_for_peft(adapter, model, None) is adapter
         return
-    made = as_peft_has_it(adapter, model, None)
+    made = convert_for_peft(adapter, model, None)
     assert made.kind == "PREFIX_TUNING"
     prefix = prompt_of(KeyValuePrefix, length=P)
     prefix.prompt[...] = jnp.asarray(made.parameters["decoder/prompt/prompt"])
@@ -181,7 +179,7 @@ def test_adapters_of_projections_come_with_their_scalings():
         LoRA(regexes=[r".*/mlp/up"], rank=4, alpha=4.0, rank_stabilized=True),
         IA3(),
     ]
-    lora, ia3 = adapters_of(model_of(LLAMA, adapters=specs))
+    lora, ia3 = export_adapters(model_of(LLAMA, adapters=specs))
     attention = "decoder/layers/self_attention"
     assert lora.scalings == {f"{attention}/query": 1.5, "decoder/layers/mlp/up": 2.0}
     assert ia3.kind == "IA3" and not ia3.scalings
@@ -208,20 +206,20 @@ def test_what_peft_would_place_or_mask_otherwise_is_refused(config, prompting):
     prompt = prompt_of(SoftPrompt, length=P)
     model = model_of(config, prompt, prompting=prompting)
     with pytest.raises(InputError, match=r"before the text.*Prompting\("):
-        as_peft_has_it(the_only(model), model, prompting)
+        convert_for_peft(the_only(model), model, prompting)
     lora = the_only(model_of(config, adapters=[LoRA(regexes=[r".*/query"])]))
-    assert as_peft_has_it(lora, model, prompting) is lora
+    assert convert_for_peft(lora, model, prompting) is lora
 
 
 def test_a_prompt_of_a_t5s_decoder_alone_is_refused():
     model = model_of(T5_GATED, decoder_prompt=prompt_of(SoftPrompt, length=P))
     with pytest.raises(InputError, match="decoder of an encoder-decoder alone"):
-        to_peft(as_peft_has_it(the_only(model), model, None), T5_GATED)
+        to_peft(convert_for_peft(the_only(model), model, None), T5_GATED)
 
 
 def test_a_deep_prompt_of_an_encoder_is_refused():
     model = model_of(T5_GATED, prompt_of(DeepPrompt, length=P))
     with pytest.raises(InputError, match="PEFT has no deep prompts"):
-        as_peft_has_it(the_only(model), model, None)
+        convert_for_peft(the_only(model), model, None)
     with pytest.raises(InputError, match="no method DEEP_PROMPT"):
-        to_peft(as_peft_has_it(the_only(model), None, None), LLAMA)
+        to_peft(convert_for_peft(the_only(model), None, None), LLAMA)

@@ -138,29 +138,6 @@ def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
     return tensors, _row_settings(shared[0], len(stacks)) | counts
 
 
-def as_multitask(prompts: dict[str, Float[np.ndarray, "N P D"]]) -> Adapter:
-    """Any prompts, one for each task, in the factorised form that PEFT has for them.
-
-    With `shared` one and the rank as large as it gets, `columns` or `rows` is the unit
-    matrix and the other is the prompts, bit for bit.
-
-    Args:
-      prompts: of each stack ("encoder", "decoder").
-    """
-    parameters: Arrays = {}
-    for stack, vectors in prompts.items():
-        count, length, width = vectors.shape
-        unit = np.eye(min(length, width), dtype=np.float32)
-        unit = np.broadcast_to(unit, (count, *unit.shape))
-        columns, rows = (unit, vectors) if length <= width else (vectors, unit)
-        parameters |= {
-            f"{stack}/prompt/shared": np.ones((length, width), np.float32),
-            f"{stack}/prompt/columns": columns,
-            f"{stack}/prompt/rows": rows,
-        }
-    return Adapter(kind=MULTITASK, parameters=parameters)
-
-
 def read_prefix(
     tensors: Arrays, settings: Settings, config: ModelConfig, source: str
 ) -> Adapter:

@@ -1,22 +1,22 @@
-"""What a prompt vector looks like to the model: its norm and its nearest tokens."""
+"""Inspects prompt vectors: their norms and their nearest tokens."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.prompts.soft import InputPrompt
+from prompt_tuning.prompts.prompt_module import PromptModule
 
 
-class Neighbours(NamedTuple):
-    """One prompt vector among the token embeddings.
+class Neighbors(NamedTuple):
+    """The nearest token embeddings of one prompt vector.
 
     Attributes:
-      norm: its Euclidean norm.
+      norm: Euclidean norm of the vector.
       tokens: ids of the nearest tokens, nearest first.
-      similarities: their cosine similarities.
+      similarities: cosine similarities of these tokens.
     """
 
     norm: float
@@ -24,46 +24,47 @@ class Neighbours(NamedTuple):
     similarities: tuple[float, ...]
 
 
-def vectors_of(prompts: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "P D"]]:
-    """What prompts put among the input, by stack, and by task where there are several.
+def input_vectors(
+    prompts: Mapping[str, PromptModule],
+) -> dict[str, Float[np.ndarray, "P D"]]:
+    """Returns the vectors that prompts put among the input, by stack and task.
 
-    Of a deep prompt that is its first block's; later blocks' vectors, keys and values
-    stand beside nothing that is an embedding.
+    Of a deep prompt these are the first block's vectors. Its other vectors, and keys
+    and values, are not comparable to embeddings.
 
     Args:
-      prompts: the modules by the stack that each is in.
+      prompts: the modules by the stack that each belongs to.
 
     Raises:
-      InputError: if there are keys and values alone.
+      InputError: if no prompt has vectors among the input.
     """
-    found, others = {}, []
+    vectors, without = {}, []
     for stack, prompt in prompts.items():
-        if not isinstance(prompt, InputPrompt):
-            others.append(f"{stack}/prompt is a {type(prompt).__name__}")
-            continue
-        vectors = np.asarray(prompt())[..., : int(prompt.real_length), :]
-        if vectors.ndim == 2:
-            found[f"{stack}/prompt"] = vectors
-            continue
-        for task, own in enumerate(vectors):
-            found[f"{stack}/prompt, task {task}"] = own
-    if others and not found:
+        of_stack = prompt.input_vectors()
+        if of_stack is None:
+            without.append(f"{stack}/prompt is a {type(prompt).__name__}")
+        elif of_stack.ndim == 2:
+            vectors[f"{stack}/prompt"] = of_stack
+        else:
+            for task, of_task in enumerate(of_stack):
+                vectors[f"{stack}/prompt, task {task}"] = of_task
+    if without and not vectors:
         raise InputError(
-            f"{' and '.join(others)}: keys and values of every block, which no token's "
-            "embedding is like"
+            f"{' and '.join(without)}: keys and values of every block, which are not "
+            "comparable to the tokens' embeddings"
         )
-    return found
+    return vectors
 
 
 def nearest_tokens(
     prompt: Float[np.ndarray, "P D"], embeddings: Float[np.ndarray, "V D"], count: int
-) -> list[Neighbours]:
-    """The tokens whose embeddings point most nearly where each vector does.
+) -> list[Neighbors]:
+    """Finds the tokens whose embeddings have the highest cosine similarity.
 
     Args:
       prompt: prompt vectors.
       embeddings: the token embedding table.
-      count: tokens for each vector.
+      count: number of tokens for each vector.
 
     Raises:
       InputError: if the widths differ or `count` is not positive.
@@ -74,13 +75,13 @@ def nearest_tokens(
             f"{embeddings.shape[1]}: it was trained on another model"
         )
     if count < 1:
-        raise InputError(f"{count} nearest tokens were asked for, expected at least 1")
+        raise InputError(f"{count} nearest tokens were requested, expected at least 1")
     norms = np.linalg.norm(prompt, axis=1)
     table = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1), 1e-12)[:, None]
     similarities = (prompt / np.maximum(norms, 1e-12)[:, None]) @ table.T
     order = np.argsort(-similarities, axis=1, kind="stable")[:, :count]
     return [
-        Neighbours(
+        Neighbors(
             float(norm),
             tuple(int(token) for token in tokens),
             tuple(float(row[token]) for token in tokens),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.factorized_prompts import factorized_adapter
 from prompt_tuning.adapters.peft.conversion import from_peft, to_peft
 from prompt_tuning.adapters.peft.folder import AdapterFolder
-from prompt_tuning.adapters.peft.prompts import as_multitask
 from prompt_tuning.core.errors import InputError
 from tests.support.dummies import GPT2, LLAMA, T5_GATED
 
@@ -188,7 +188,7 @@ def test_stacks_that_differ_in_rows_share_the_rank():
 
 
 def test_tasks_of_an_encoder_alone_leave_the_decoder_as_it_is():
-    adapter = as_multitask({"encoder": normal(N, P, D)})
+    adapter = factorized_adapter({"encoder": normal(N, P, D)})
     made = to_peft(adapter, T5_GATED)
     # With 2, PEFT would put P vectors before the decoder's input.
     assert made.settings["num_transformer_submodules"] == 1
@@ -197,7 +197,7 @@ def test_tasks_of_an_encoder_alone_leave_the_decoder_as_it_is():
 @pytest.mark.parametrize("length", [3, 20])
 def test_any_prompts_of_tasks_have_a_factorised_form_of_the_same_bits(length):
     vectors = normal(N, length, D)
-    made = to_peft(as_multitask({"decoder": vectors}), LLAMA)
+    made = to_peft(factorized_adapter({"decoder": vectors}), LLAMA)
     np.testing.assert_array_equal(prompts(made.tensors), vectors)
     assert made.settings["num_tasks"] == N
     assert made.settings["num_ranks"] == min(length, D)

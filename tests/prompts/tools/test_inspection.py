@@ -41,5 +41,5 @@ def test_a_prompt_of_another_width_is_refused():
 
 
 def test_at_least_one_token_is_asked_for():
-    with pytest.raises(InputError, match="0 nearest tokens were asked for"):
+    with pytest.raises(InputError, match="0 nearest tokens were requested"):
         nearest_tokens(np.ones((1, 2), np.float32), TABLE, 0)

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning.adapters.adapter import ADDED_DEEP, Adapter
-from prompt_tuning.adapters.adapter_files import (
-    kind_of,
+from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.peft.conversion import to_peft
+from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.prompts.adapter_files import (
     read_adapter,
     write_array,
     write_checkpoint,
     write_t5x,
 )
-from prompt_tuning.adapters.peft.conversion import to_peft
-from prompt_tuning.adapters.peft.folder import write_folder
-from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.prompts.deep import ADDED_DEEP
+from prompt_tuning.prompts.kinds import find_kind
 from tests.support.adapters import random_adapter
 from tests.support.dummies import LLAMA, T5_GATED
 from tests.support.shared_data import SHARED, needs_shared
@@ -140,7 +141,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (ROWS[0], r"shape \(3,\), expected a prompt \[P, D\], a deep one"),
+        (ROWS[0], r"shape \(3,\), expected .* of PROMPT_TUNING \[P, D\]"),
         (ROWS.astype(int), "int64, expected floating"),
         (np.full((2, 2), np.nan), "not finite"),
         (ROWS[:0], r"shape \(0, 3\)"),
@@ -155,20 +156,20 @@ def test_arrays_that_are_no_adapter_are_refused(array, message, tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_adapter(tmp_path / "none", None)
-    with pytest.raises(InputError, match=r"no adapter: expected PEFT's files"):
+    with pytest.raises(InputError, match=r"contain an adapter: expected PEFT's files"):
         read_adapter(tmp_path, None)
     write_folder(tmp_path / "peft", to_peft(prompt(), None))
-    with pytest.raises(InputError, match="say which one it is for"):
+    with pytest.raises(InputError, match="set the model that it is for"):
         read_adapter(tmp_path / "peft", None)
 
 
 def test_kinds_by_names_and_axes():
     deep = {DECODER: np.zeros((2, 4, 3), np.float32)}
-    assert kind_of(deep, "here") == "DEEP_PROMPT"
+    assert find_kind(deep, "here") == "DEEP_PROMPT"
     lora = random_adapter(LLAMA, "LORA").parameters
-    assert kind_of(lora, "here") == "LORA"
-    with pytest.raises(InputError, match=r"here holds .*not one adapter"):
-        kind_of(lora | deep, "here")
+    assert find_kind(lora, "here") == "LORA"
+    with pytest.raises(InputError, match=r"here contains .*not one adapter"):
+        find_kind(lora | deep, "here")
     several = dataclasses.replace(prompt(), parameters={ENCODER: ROWS, DECODER: ROWS})
     with pytest.raises(InputError, match="has 2 arrays"):
         write_array(Path("nowhere"), several)
@@ -177,7 +178,7 @@ def test_kinds_by_names_and_axes():
 def test_an_added_deep_prompt_is_told_from_one_that_replaces(tmp_path):
     start = "encoder/prompt"
     leaves = {f"{start}/prompt": ROWS, f"{start}/added": np.stack([ROWS, -ROWS])}
-    assert kind_of(leaves, "here") == ADDED_DEEP
+    assert find_kind(leaves, "here") == ADDED_DEEP
     write_checkpoint(tmp_path / "it", Adapter(kind=ADDED_DEEP, parameters=leaves), "")
     back = read_adapter(tmp_path / "it", T5_GATED)
     assert back.kind == ADDED_DEEP

@@ -1,0 +1,215 @@
+"""Reads and writes adapters in the formats that users have.
+
+    PEFT folder                        any kind that `adapters.peft` reads
+    run directory or checkpoint        its trained leaves
+    folder of a T5X prompt             `encoder.prompt.prompt.prompt`, in NumPy's format
+    .npy, .safetensors, no extension   one array: a prompt `[P, D]`, a deep prompt
+                                       `[L, P, D]`, a prefix `[L, 2, P, G, K]`
+
+google-research/prompt-tuning has one more module than we do in a parameter's name:
+their `encoder/prompt/prompt/prompt` is our `encoder/prompt/prompt`.
+"""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from prompt_tuning.adapters.adapter import PROMPT, Adapter, Arrays
+from prompt_tuning.adapters.peft.conversion import from_peft
+from prompt_tuning.adapters.peft.folder import find_folder, read_folder
+from prompt_tuning.adapters.peft.prompts import STACKS
+from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
+from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.core import atomic_files
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.prompts.kinds import find_kind, find_prompt_class, prompt_classes
+from prompt_tuning.prompts.prompt_module import Attachment
+
+SCALINGS = "scalings"
+LEAF = "prompt"
+"""The leaf of a prompt that is one array."""
+PROMPT_PATHS = ("encoder/prompt/prompt", "decoder/prompt/prompt")
+_T5X = {f"{stack}.prompt.prompt.prompt": stack for stack in ("encoder", "decoder")}
+
+
+def read_adapter(path: Path | str, config: ModelConfig | None) -> Adapter:
+    """Reads an adapter in any of these formats.
+
+    Args:
+      path: file or folder of the adapter.
+      config: config of the adapter's model; None if it is unknown, which is enough for
+        arrays whose name or shape determines their path.
+
+    Raises:
+      InputError: if the path contains nothing that can be read for this model.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected an adapter's file or folder")
+    checkpoint = find_checkpoint(path)
+    if checkpoint is not None:
+        parameters, scalings = _read_checkpoint(checkpoint)
+        kind = find_kind(parameters, str(checkpoint))
+        return Adapter(kind=kind, parameters=parameters, scalings=scalings)
+    if find_folder(path) is not None:
+        if config is None:
+            raise InputError(
+                f"{path} is a PEFT adapter, and the meaning of its tensors depends on "
+                "the model: set the model that it is for (convert --base_model)"
+            )
+        return from_peft(read_folder(path), config, str(path))
+    files = [path] if path.is_file() else [path / name for name in _T5X]
+    parameters: Arrays = {}
+    for file in files:
+        if file.is_file():
+            array = _as_float32(read_array(file), file)
+            parameters[_find_path(file, array, config)] = array
+    if not parameters:
+        raise InputError(
+            f"{path} does not contain an adapter: expected PEFT's files, "
+            f"{FOLDER}/checkpoint_*, or {' and '.join(_T5X)}"
+        )
+    return Adapter(kind=find_kind(parameters, str(path)), parameters=parameters)
+
+
+def _read_checkpoint(directory: Path) -> tuple[Arrays, dict[str, float]]:
+    """Reads the trained leaves, and the scalings of a converted checkpoint."""
+    state = checkpoint_files.verify(directory)
+    trained = checkpoint_files.read_trained(directory, state)
+    return trained, state["extra"].get(SCALINGS, {})
+
+
+def _find_path(file: Path, array: np.ndarray, config: ModelConfig | None) -> str:
+    """Returns our path of a lone array, by its file's name, its axes or the model."""
+    for name in (file.name, file.stem):
+        if name in _T5X:
+            return f"{_T5X[name]}/prompt/{LEAF}"
+        if name.replace(".", "/") in PROMPT_PATHS:
+            return name.replace(".", "/")
+    prompt_class = find_prompt_class({LEAF: array.shape})
+    if prompt_class is None:
+        forms = [found.form for found in prompt_classes().values() if found.form]
+        lone = [form for form in forms if form.axes.keys() == {LEAF}]
+        shapes = [
+            f"{form.kind} [{form.axes[LEAF].replace(' ', ', ')}]" for form in lone
+        ]
+        raise InputError(
+            f"{file} contains an array of shape {array.shape}, expected the axes of "
+            f"one of {', '.join(shapes)}"
+        )
+    # A lone prefix is the decoder's, as in PEFT.
+    if config is None or prompt_class.attachment is Attachment.KEYS_AND_VALUES:
+        return f"decoder/prompt/{LEAF}"
+    stack = STACKS[config.architecture]
+    return f"{stack}/prompt/{LEAF}"
+
+
+def _as_float32(array: np.ndarray, file: Path) -> np.ndarray:
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise InputError(f"{file} contains {array.dtype}, expected floating numbers")
+    array = array.astype(np.float32)
+    if not array.size or not np.isfinite(array).all():
+        raise InputError(
+            f"{file} contains an array of shape {array.shape} that is empty or has "
+            "numbers that are not finite"
+        )
+    return array
+
+
+def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
+    """Writes an adapter as a run's checkpoint 0, from which other runs can start.
+
+    Args:
+      folder: an empty or a new folder.
+      adapter: the adapter to write.
+      source: origin of the adapter, which the checkpoint records.
+
+    Returns:
+      The folder of the checkpoint.
+
+    Raises:
+      InputError: if the folder is not empty.
+    """
+    atomic_files.check_writable(folder)
+    extra = {"source": source, SCALINGS: dict(adapter.scalings)}
+    return CheckpointStore(folder).save(0, adapter.parameters, (), extra)
+
+
+def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:
+    """Writes an adapter of one array, as `.npy` or safetensors by the file's name.
+
+    Inference servers that accept prompt embeddings read a lone tensor `[P, D]`.
+
+    Raises:
+      InputError: if the adapter has several arrays, or the file exists.
+    """
+    if len(adapter.parameters) != 1:
+        raise InputError(
+            f"the adapter has {len(adapter.parameters)} arrays "
+            f"({', '.join(sorted(adapter.parameters)[:4])}), but {file} can contain "
+            "only one; write a checkpoint or a PEFT folder"
+        )
+    ((path, array),) = adapter.parameters.items()
+    _check_name(file, path, array)
+    if file.suffix == ".safetensors":
+        array = np.ascontiguousarray(array)
+        atomic_files.write_file(file, save({EMBEDDINGS: array}), force=force)
+    else:
+        atomic_files.write_file(file, _numpy_bytes(array), force=force)
+
+
+def _check_name(file: Path, path: str, array: np.ndarray) -> None:
+    """Checks that a prefix's file name leads back to the stack that it belongs to.
+
+    Raises:
+      InputError: with a name that does.
+    """
+    path_read_back = _find_path(file, array, None)
+    is_encoder_prefix = path.startswith("encoder/") and array.ndim == 5
+    if is_encoder_prefix and path_read_back != path:
+        name = f"{path.replace('/', '.')}{file.suffix}"
+        raise InputError(
+            f"{file} would be read as a prefix of the decoder, but this is the "
+            f"encoder's: name the file {name}, which identifies it"
+        )
+
+
+def write_t5x(folder: Path, adapter: Adapter, *, force: bool = False) -> list[Path]:
+    """Writes prompts under the names of google-research/prompt-tuning.
+
+    Returns:
+      The written files.
+
+    Raises:
+      InputError: for anything but prompts `[P, D]`, or if the folder has other files.
+    """
+    if adapter.kind != PROMPT:
+        raise InputError(
+            f"T5X has no names for an adapter of kind {adapter.kind}; expected prompts "
+            "[P, D] of the encoder or the decoder"
+        )
+    names = {stack: name for name, stack in _T5X.items()}
+    contents = {
+        names[path.split("/")[0]]: _numpy_bytes(array)
+        for path, array in adapter.parameters.items()
+    }
+
+    def write(directory: Path) -> None:
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+
+    atomic_files.write_folder(folder, write, known=_T5X, force=force)
+    return [folder / name for name in contents]
+
+
+def _numpy_bytes(array: np.ndarray) -> bytes:
+    """Returns an array in NumPy's format, in C order."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()

@@ -1,0 +1,129 @@
+"""Multi-task prompts with a low-rank factor per task, the form that PEFT stores."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.adapters.adapter import MULTITASK
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import named_key
+from prompt_tuning.prompts.initializers import Initializer, Vocabulary
+from prompt_tuning.prompts.multitask import check_tasks
+from prompt_tuning.prompts.prompt_module import (
+    ExportedPrompt,
+    InputPrompt,
+    StoredForm,
+    initial_vectors,
+)
+
+LEAVES = {"shared": "P D", "columns": "N P r", "rows": "N r D"}
+
+Factors = Callable[
+    [Key[Array, ""], tuple[int, int, int, int]],
+    tuple[Float[Array, "N P r"], Float[Array, "N r D"]],
+]
+"""Initializer of columns and rows, from a key and the sizes (N, P, r, D)."""
+
+
+def factors_of_ones(scale: float = 0.02) -> Factors:
+    """Factors whose product is 1, so that each task starts at the shared prompt.
+
+    The first rank gives that product. The other ranks have columns of standard
+    deviation `scale` and rows of 0, so that they can diverge.
+    """
+
+    def start(key, sizes):
+        tasks, length, rank, width = sizes
+        columns = scale * jax.random.normal(key, (tasks, length, rank))
+        rows = jnp.zeros((tasks, rank, width))
+        return columns.at[:, :, 0].set(1.0), rows.at[:, 0].set(1.0)
+
+    return start
+
+
+def normal_factors(scale: float = 0.02) -> Factors:
+    """Normal factors of standard deviation `scale`, as in PEFT.
+
+    Their product has the deviation `sqrt(r) * scale**2`. With 0.02 all prompts start
+    near zero, whatever the shared prompt is.
+    """
+
+    def start(key, sizes):
+        tasks, length, rank, width = sizes
+        columns_key, rows_key = jax.random.split(key)
+        columns = scale * jax.random.normal(columns_key, (tasks, length, rank))
+        return columns, scale * jax.random.normal(rows_key, (tasks, rank, width))
+
+    return start
+
+
+class FactorizedMultiTaskPrompt(InputPrompt):
+    """A task's prompt is `shared * (columns[n] @ rows[n])` (Wang et al. 2023).
+
+    Attributes:
+      shared: `[P, D]`, float32.
+      columns: `[N, P, r]`, float32.
+      rows: `[N, r, D]`, float32.
+    """
+
+    form = StoredForm(MULTITASK, LEAVES, {"length": "P", "tasks": "N", "rank": "r"})
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        tasks: int,
+        rank: int = 1,
+        initializer: Initializer | None = None,
+        factors: Factors | None = None,
+    ):
+        """Initializes the vectors and their factors.
+
+        Args:
+          key: random key of the initializers.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          length: number of vectors `P`, at least 1.
+          tasks: number of tasks `N`, at least 1.
+          rank: rank `r` of each task's factors, at least 1.
+          initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
+          factors: initializer of columns and rows; `factors_of_ones()` if None.
+
+        Raises:
+          InputError: if a number is below 1, or the initializer fails.
+        """
+        check_tasks(tasks)
+        if rank < 1:
+            raise InputError(f"rank is {rank}, expected at least 1")
+        initial = initial_vectors(key, vocabulary, length, initializer)
+        sizes = (tasks, length, rank, vocabulary.width)
+        columns, rows = (factors or factors_of_ones())(named_key(key, "tasks"), sizes)
+        self.shared = nnx.Param(initial, axes=("prompt", "prompt_embed"))
+        self.columns = nnx.Param(columns, axes=("tasks", "prompt", "rank"))
+        self.rows = nnx.Param(rows, axes=("tasks", "rank", "prompt_embed"))
+
+    @property
+    def length(self) -> int:
+        """Number of vectors `P` of each task's prompt."""
+        return self.shared.shape[0]
+
+    @property
+    def count(self) -> int:
+        """Number of tasks `N`."""
+        return self.columns.shape[0]
+
+    def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "N P D"]:
+        """Returns the prompts of all tasks."""
+        del key
+        factor = jnp.einsum("npr,nrd->npd", self.columns[...], self.rows[...])
+        return self.shared[...] * factor
+
+    def export(self) -> ExportedPrompt:
+        """Exports the parameters as they are, of the rank that they have."""
+        arrays = {leaf: np.asarray(getattr(self, leaf)[...]) for leaf in LEAVES}
+        return ExportedPrompt(MULTITASK, arrays)

@@ -1,0 +1,107 @@
+"""The kinds of adapters, found through the list of factories.
+
+A prompt class or adapter spec states the kind that it is rebuilt from; these functions
+look it up, by its name or by the arrays that a file contains.
+"""
+
+import functools
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from prompt_tuning.adapters.adapter import Arrays
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.prompts import FACTORIES
+from prompt_tuning.prompts.projection_adapters import AdapterSpec
+from prompt_tuning.prompts.prompt_module import PromptModule
+
+_PROMPT_LEAF = re.compile(r"(encoder|decoder)/prompt/(\w+)")
+_ADAPTER_LEAF = re.compile(r".*/adapters/(\w+)/.*")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@functools.cache
+def load_factories() -> tuple[Any, ...]:
+    """Imports the factories that `FACTORIES` lists."""
+    return tuple(
+        getattr(importlib.import_module(module), name)
+        for name, module in FACTORIES.items()
+    )
+
+
+@functools.cache
+def prompt_classes() -> dict[str, type[PromptModule]]:
+    """Returns the prompt classes by the kind that each is rebuilt from."""
+    return {
+        factory.form.kind: factory
+        for factory in load_factories()
+        # Subclasses inherit a form, and are rebuilt as the class that defines it.
+        if isinstance(factory, type)
+        and isinstance(vars(factory).get("form"), StoredForm)
+    }
+
+
+@functools.cache
+def adapter_specs() -> dict[str, type[AdapterSpec]]:
+    """Returns the classes of projection adapters by kind."""
+    return {
+        factory.kind: factory
+        for factory in load_factories()
+        if isinstance(factory, type) and issubclass(factory, AdapterSpec)
+    }
+
+
+def find_prompt_class(shapes: Shapes) -> type[PromptModule] | None:
+    """Finds the class of a prompt by its arrays.
+
+    Args:
+      shapes: shapes by leaf.
+    """
+    for prompt_class in prompt_classes().values():
+        if prompt_class.form is not None and prompt_class.form.matches(shapes):
+            return prompt_class
+    return None
+
+
+def prompt_shapes(parameters: Arrays) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Returns the shapes of each stack's prompt, by stack and leaf."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for path, array in parameters.items():
+        match = _PROMPT_LEAF.fullmatch(path)
+        if match is not None:
+            shapes.setdefault(match[1], {})[match[2]] = array.shape
+    return shapes
+
+
+def find_kind(parameters: Arrays, source: str) -> str:
+    """Finds the kind of an adapter by the paths and axes of its parameters.
+
+    Args:
+      parameters: arrays by path.
+      source: origin of the parameters, for the message.
+
+    Raises:
+      InputError: if they are of several kinds, or of a prompt that its module has to
+        evaluate first.
+    """
+    names = {spec.name: kind for kind, spec in adapter_specs().items()}
+    kinds: dict[str, str | None] = {}
+    for path in parameters:
+        match = _ADAPTER_LEAF.fullmatch(path)
+        kinds[path] = names.get(match[1]) if match else None
+    for stack, shapes in prompt_shapes(parameters).items():
+        prompt_class = find_prompt_class(shapes)
+        if prompt_class is not None and prompt_class.form is not None:
+            kind = prompt_class.form.kind
+            kinds |= {f"{stack}/prompt/{leaf}": kind for leaf in shapes}
+    unknown = [path for path, kind in kinds.items() if kind is None]
+    if unknown or len(set(kinds.values())) != 1:
+        paths = unknown or sorted(parameters)
+        raise InputError(
+            f"{source} contains {', '.join(paths[:5])}, which is not one adapter of a "
+            "kind that can be recognized by its names; convert the run's directory, "
+            "which records its modules"
+        )
+    return str(next(iter(kinds.values())))

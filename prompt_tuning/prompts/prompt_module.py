@@ -1,0 +1,254 @@
+"""Base classes of prompts, and what a prompt class states about itself.
+
+A new prompt is one module with a subclass of `InputPrompt` or of `KeyValuePrefix`, and
+one line in `prompt_tuning.prompts.FACTORIES`. The class states where it attaches
+(`attachment`), the form in which files store it (`form`), how it is exported
+(`export`) and which vectors are inspected (`input_vectors`). Models, files and
+commands ask the class, so that none of them lists the prompts that there are.
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.adapters.adapter import MULTITASK, PROMPT, Arrays
+from prompt_tuning.adapters.factorized_prompts import factorize
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.masks import Count
+from prompt_tuning.prompts.initializers import Initializer, Vocabulary, uniform
+
+
+class Attachment(enum.Enum):
+    """Where a prompt enters a model.
+
+    `INPUT` prompts put vectors among the input of the first block. `EVERY_BLOCK`
+    prompts do so too, and also change the hidden states at the prompt's positions
+    before each later block. `KEYS_AND_VALUES` prompts give every block keys and values
+    that its self-attention reads.
+    """
+
+    INPUT = enum.auto()
+    EVERY_BLOCK = enum.auto()
+    KEYS_AND_VALUES = enum.auto()
+
+    @property
+    def at_input(self) -> bool:
+        """Whether prompt vectors stand among the model's input."""
+        return self is not Attachment.KEYS_AND_VALUES
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredForm:
+    """How files store the prompts of one adapter kind.
+
+    Attributes:
+      kind: the kind of the adapter: the name of PEFT's method, or our own name for a
+        method that PEFT lacks.
+      axes: the axes of each array, such as `{"prompt": "P D"}`, by the leaf below
+        `{encoder|decoder}/prompt/`. The names of the leaves and the number of their
+        axes identify the kind.
+      settings: for each argument that rebuilds the prompt, the axis that gives it.
+    """
+
+    kind: str
+    axes: Mapping[str, str]
+    settings: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"length": "P"}
+    )
+
+    def matches(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether arrays of these shapes, by leaf, are of this kind."""
+        axes = {leaf: len(names.split()) for leaf, names in self.axes.items()}
+        return axes == {leaf: len(shape) for leaf, shape in shapes.items()}
+
+    def read_settings(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Returns the arguments that rebuild a prompt with arrays of these shapes."""
+        sizes: dict[str, int] = {}
+        for leaf, names in self.axes.items():
+            sizes |= dict(zip(names.split(), shapes[leaf], strict=True))
+        return {argument: sizes[axis] for argument, axis in self.settings.items()}
+
+
+class ExportedPrompt(NamedTuple):
+    """A prompt as arrays that need no module to evaluate them.
+
+    Attributes:
+      kind: the kind of the adapter.
+      arrays: float32 arrays by leaf.
+    """
+
+    kind: str
+    arrays: Arrays
+
+
+class PromptModule(nnx.Module):
+    """A prompt, wherever it attaches.
+
+    Attributes:
+      attachment: where it enters the model.
+      form: the stored form that this class is rebuilt from; None for a class that is
+        always exported as another one.
+      has_penalty: whether `penalty` may differ from 0; known before anything runs.
+      drops: whether the prompt drops something in training, which takes a random key.
+    """
+
+    attachment: ClassVar[Attachment]
+    form: ClassVar[StoredForm | None] = None
+    has_penalty: bool = False
+    drops: bool = False
+
+    @property
+    def length(self) -> int:
+        """Vectors or positions `P` of each prompt, including padding."""
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int:
+        """Number of prompts, `N`: one per task, or per member of an ensemble."""
+        return 1
+
+    def penalty(self) -> Float[Array, ""]:
+        """The term that the prompt itself adds to the training loss."""
+        return jnp.zeros(())
+
+    def export(self) -> ExportedPrompt:
+        """Evaluates the prompt, without dropout, into arrays to store."""
+        raise NotImplementedError
+
+    def input_vectors(
+        self,
+    ) -> Float[np.ndarray, "P D"] | Float[np.ndarray, "N P D"] | None:
+        """The vectors among the input, without padding; None if there are none."""
+        return None
+
+    @classmethod
+    def factory_for(
+        cls, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Callable[..., "PromptModule"]:
+        """Returns a factory of prompts with arrays of these shapes.
+
+        Args:
+          shapes: shapes by leaf, which match `form`.
+        """
+        assert cls.form is not None
+        build: Callable[..., PromptModule] = cls
+        return functools.partial(build, **cls.form.read_settings(shapes))
+
+
+class InputPrompt(PromptModule):
+    """A prompt among a model's input: one prompt of `P` vectors, or `N` of them.
+
+    A subclass defines `length` and the vectors. It runs as a shared stream where it
+    stands first and sees no text, and joined to the text everywhere else. Where its
+    vectors stand is decided by `placement`, and the masks by `models.prompted`.
+    Evaluated, the prompt is plain vectors, however they are computed, and so it is
+    exported.
+    """
+
+    attachment = Attachment.INPUT
+
+    @property
+    def real_length(self) -> Count:
+        """Number of vectors that are not padding; they stand first."""
+        return self.length
+
+    def __call__(
+        self, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
+        """Returns the vectors, unbatched, of the one prompt or of all `N`.
+
+        Args:
+          key: random key of dropout among the vectors; None for no dropout.
+        """
+        raise NotImplementedError
+
+    def block_values(self) -> Float[Array, "L P W"]:
+        """Values of each block for the prompt's positions; only for `EVERY_BLOCK`."""
+        raise NotImplementedError
+
+    def enter_block(
+        self, hidden: Float[Array, "*lead D"], values: Float[Array, "*lead W"]
+    ) -> Float[Array, "*lead D"]:
+        """Returns the input of a block after the first; only for `EVERY_BLOCK`.
+
+        Args:
+          hidden: output of the previous block at the prompt's positions.
+          values: the block's `block_values` for these positions.
+        """
+        raise NotImplementedError
+
+    def input_vectors(self) -> Float[np.ndarray, "P D"] | Float[np.ndarray, "N P D"]:
+        """The vectors, evaluated without dropout; padding is cut off."""
+        return np.asarray(self())[..., : int(self.real_length), :]
+
+    def export(self) -> ExportedPrompt:
+        """Exports the vectors; several prompts are factorized, as in PEFT."""
+        vectors = self.input_vectors()
+        if vectors.ndim == 3:
+            return ExportedPrompt(MULTITASK, factorize(vectors))
+        return ExportedPrompt(PROMPT, {"prompt": vectors})
+
+
+PromptFactory = Callable[[Key[Array, ""], Vocabulary], PromptModule]
+"""A prompt class with all arguments bound except the key and the vocabulary."""
+
+InputPromptFactory = Callable[[Key[Array, ""], Vocabulary], InputPrompt]
+"""A `PromptFactory` of prompts among the input."""
+
+
+class Constant:
+    """Hides an array from NNX, which would make it part of the model's state.
+
+    The array becomes part of the model's structure instead: two constants are equal if
+    their numbers are.
+    """
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self._hash = hash((array.shape, array.tobytes()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and np.array_equal(self.array, other.array)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def initial_vectors(
+    key: Key[Array, ""],
+    vocabulary: Vocabulary,
+    length: int,
+    initializer: Initializer | None,
+    *,
+    width: int | None = None,
+) -> Float[Array, "P W"]:
+    """Runs an initializer and checks its result.
+
+    Args:
+      key: random key of the initializer.
+      vocabulary: vocabulary of the frozen model.
+      length: number of vectors `P`.
+      initializer: uniform on `[0, 0.5)` if None.
+      width: width of each vector; the model's if None.
+
+    Raises:
+      InputError: if the length is below 1 or the result has another shape.
+    """
+    if length < 1:
+        raise InputError(f"the prompt's length is {length}, expected at least 1")
+    shape = (length, vocabulary.width if width is None else width)
+    initial = (initializer or uniform())(key, shape, vocabulary)
+    if initial.shape != shape:
+        owner = "the model" if width is None else "these parameters"
+        raise InputError(
+            f"the prompt's initializer returned {initial.shape}, expected {shape}: "
+            f"length of the prompt, width of {owner}"
+        )
+    return initial.astype(jnp.float32)
