@@ -1,1 +1,1 @@
-"""Trained parameters as files: read, merged into weights, converted."""
+"""Adapters as files: read, converted to and from PEFT, and merged into weights."""

@@ -1,8 +1,8 @@
-"""LoRA and IA3 multiplied into the weights of a Hugging Face model.
+"""Merges LoRA and IA3 into the weights of a Hugging Face model.
 
-What comes out is an ordinary model without adapters: `w + scaling * a @ b` for LoRA
-(Hu et al. 2021, section 4.1); for IA3 the columns of a kernel and its bias times the
-scale, or its rows where the input is scaled. All other arrays and files are copied.
+The result is an ordinary model without adapters: `w + scaling * a @ b` for LoRA (Hu et
+al. 2021, section 4.1); for IA3 the columns of a kernel and its bias times the scale, or
+its rows where the input is scaled. All other arrays and files are copied.
 """
 
 import shutil
@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter
 from prompt_tuning.adapters.peft.conversion import check_projections
-from prompt_tuning.adapters.peft.ia3 import SCALE, scale_of
-from prompt_tuning.adapters.peft.lora import A, factors_of
+from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
+from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
@@ -40,29 +40,29 @@ COPIED = (
 def write_merged(
     folder: Path, base: Path, adapters: Sequence[Adapter], *, force: bool = False
 ) -> None:
-    """Writes a model with adapters in its weights.
+    """Writes a model with adapters merged into its weights.
 
-    The arrays stay in the files, and in the types, that they have in the base model.
+    The arrays keep the files and types that they have in the base model.
 
     Args:
-      folder: where to write.
-      base: the Hugging Face folder of the frozen model.
-      adapters: of kind LORA or IA3, in the order in which they act.
-      force: whether a model that was written here before is replaced.
+      folder: folder to write.
+      base: Hugging Face folder of the frozen model.
+      adapters: adapters of kind LORA or IA3, in the order in which they are applied.
+      force: whether to replace a model that was written to this folder before.
 
     Raises:
       InputError: if an adapter is of another kind, or does not belong to the model.
     """
     stored = open_safetensors(base)
-    known = projections(read_config(base), stored)
+    by_path = projections(read_config(base), stored)
     for adapter in adapters:
         if adapter.kind not in (LORA, IA3):
             raise InputError(
-                f"an adapter of kind {adapter.kind} is no change of weights; only "
-                "LORA and IA3 are merged"
+                f"an adapter of kind {adapter.kind} does not change weights; only LORA "
+                "and IA3 can be merged"
             )
-        check_projections(adapter, known)
-    holders = by_module(known)
+        check_projections(adapter, by_path)
+    by_name = by_module(by_path)
     copied = [path for name in COPIED for path in base.glob(name) if path.is_file()]
     if (base / INDEX).is_file():
         copied.append(base / INDEX)
@@ -74,34 +74,35 @@ def write_merged(
         for path in copied:
             shutil.copyfile(path, directory / path.name)
         for file, names in files.items():
-            arrays = {n: _merged(n, stored[n], holders, adapters) for n in names}
+            arrays = {n: _merge(n, stored[n], by_name, adapters) for n in names}
             save_file(arrays, directory / file, metadata={"format": "pt"})
 
-    mine = {*(path.name for path in copied), *files}
-    atomic_files.write_folder(folder, write, known=mine, force=force)
+    written = {*(path.name for path in copied), *files}
+    atomic_files.write_folder(folder, write, known=written, force=force)
 
 
-def _merged(
+def _merge(
     name: str,
     tensor: StoredTensor,
-    holders: Mapping[str, list[Projection]],
+    by_name: Mapping[str, list[Projection]],
     adapters: Sequence[Adapter],
 ) -> np.ndarray:
-    """One stored array with what adapters make of it; the same bits if nothing."""
+    """Returns one stored array with the adapters merged in, else the same bits."""
     module, _, leaf = name.rpartition(".")
-    parts = [part for part in holders.get(module, ()) if _adapted(part, adapters)]
+    adapted = [part for part in by_name.get(module, ()) if _adapted(part, adapters)]
     array = tensor.read()
-    if not parts or leaf not in ("weight", "bias"):
+    if not adapted or leaf not in ("weight", "bias"):
         return np.ascontiguousarray(array)
     wide = array.astype(np.float32)
-    for part in parts:
+    for part in adapted:
         index, count = part.part
         columns = wide.T if leaf == "weight" and not part.in_first else wide
-        own = np.split(columns, count, axis=-1)[index]
+        # A view of the projection's columns, which the adapters change in place.
+        view = np.split(columns, count, axis=-1)[index]
         change = _change_kernel if leaf == "weight" else _change_bias
-        # A LoRA reads the input as it is before IA3 scales it.
+        # A LoRA reads the input before IA3 scales it.
         for adapter in sorted(adapters, key=lambda x: not _scales_input(x, part)):
-            change(own, part, module, adapter)
+            change(view, part, module, adapter)
     return wide.astype(array.dtype)
 
 
@@ -117,12 +118,12 @@ def _scales_input(adapter: Adapter, projection: Projection) -> bool:
 def _change_kernel(
     kernel: np.ndarray, projection: Projection, module: str, adapter: Adapter
 ) -> None:
-    """Changes a kernel `[in, out]` in its place."""
+    """Merges an adapter into a kernel `[in, out]`, in place."""
     if adapter.kind == IA3:
-        scale = scale_of(adapter.parameters, projection, module)
+        scale = read_scale(adapter.parameters, projection, module)
         kernel *= scale[:, None] if projection.scales_input else scale
         return
-    factors = factors_of(adapter.parameters, adapter.scalings, projection, module)
+    factors = read_factors(adapter.parameters, adapter.scalings, projection, module)
     if factors is not None:
         kernel += factors.scaling * (factors.a @ factors.b)
 
@@ -130,6 +131,6 @@ def _change_kernel(
 def _change_bias(
     bias: np.ndarray, projection: Projection, module: str, adapter: Adapter
 ) -> None:
-    """Changes a bias `[out]` in its place."""
+    """Merges an adapter into a bias `[out]`, in place."""
     if adapter.kind == IA3 and not _scales_input(adapter, projection):
-        bias *= scale_of(adapter.parameters, projection, module)
+        bias *= read_scale(adapter.parameters, projection, module)

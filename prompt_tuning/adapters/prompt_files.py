@@ -1,8 +1,9 @@
-"""Reads one prompt from any of the files that people have.
+"""Reads one prompt from any of the formats that users have.
 
-NumPy files (with `.npy` or, as google-research/prompt-tuning released them, without),
-safetensors files of one tensor, the checkpoints and run directories of this library,
-and PEFT adapters of the kinds PROMPT_TUNING and P_TUNING. Nothing is unpickled.
+These are NumPy files (with `.npy` or, as google-research/prompt-tuning released them,
+without), safetensors files of one tensor, checkpoints and run directories of this
+library, and PEFT adapters of the kinds PROMPT_TUNING and P_TUNING. Nothing is
+unpickled.
 """
 
 import logging
@@ -31,44 +32,46 @@ _logger = logging.getLogger(__name__)
 def read_prompt(
     path: Path | str, on_damage: checkpoint_selection.OnDamage = _logger.warning
 ) -> Float[np.ndarray, "P D"]:
-    """Reads prompt vectors; their width is the caller's to check.
+    """Reads prompt vectors; the caller checks their width.
 
     Args:
-      path: a NumPy or safetensors file, a checkpoint directory, a run directory (its
-        best checkpoint if the run kept one, else its latest), or a PEFT adapter's
-        folder.
+      path: a NumPy or safetensors file, a checkpoint, a run directory (its best
+        checkpoint if the run kept one, else its latest), or a PEFT adapter's folder.
       on_damage: called with a message for each damaged checkpoint of a run directory
-        that is passed over.
+        that is skipped.
 
     Returns:
       The vectors in float32, whatever floating type the file has.
 
     Raises:
-      InputError: if there is nothing there that is a prompt.
+      InputError: if the path does not contain a prompt.
     """
     path = Path(path)
     if path.is_file():
-        return _checked(read_array(path), path)
+        return _check_prompt(read_array(path), path)
     if not path.is_dir():
         raise InputError(f"{path} does not exist; expected a prompt's file or folder")
     checkpoint = find_checkpoint(path, on_damage)
     if checkpoint is not None:
-        return _checked(_read_checkpoint(checkpoint), path)
+        return _check_prompt(_read_checkpoint(checkpoint), path)
     if peft_folder.find_folder(path) is not None:
-        return _checked(_read_adapter(path), path)
+        return _check_prompt(_read_adapter(path), path)
     raise InputError(
-        f"{path} holds no prompt: expected {checkpoint_names.FOLDER}/checkpoint_*, "
-        f"{checkpoint_files.STATE_FILE} or {peft_folder.CONFIG} in it"
+        f"{path} does not contain a prompt: expected "
+        f"{checkpoint_names.FOLDER}/checkpoint_*, {checkpoint_files.STATE_FILE} or "
+        f"{peft_folder.CONFIG} in it"
     )
 
 
 def find_checkpoint(
     path: Path, on_damage: checkpoint_selection.OnDamage = _logger.warning
 ) -> Path | None:
-    """The checkpoint that a folder is or holds; of a run the best, else the latest.
+    """Finds the checkpoint that a folder is or contains.
+
+    Of a run directory this is the best checkpoint if the run kept one, else the latest.
 
     Raises:
-      InputError: if there are checkpoints and all are damaged.
+      InputError: if all checkpoints of the folder are damaged.
     """
     names = {child.name for child in path.iterdir()} if path.is_dir() else set()
     if checkpoint_files.STATE_FILE in names:
@@ -82,36 +85,36 @@ def find_checkpoint(
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The one array of a file, of NumPy's format whatever its name, or safetensors.
+    """Reads the one array of a safetensors file, or of a NumPy file of any name.
 
     Raises:
-      InputError: if it is damaged, of another format, or holds several arrays.
+      InputError: if the file is damaged, of another format, or has several arrays.
     """
     if path.suffix != SAFETENSORS:
         return _read_numpy(path)
     if (path.parent / peft_folder.CONFIG).is_file():
-        raise InputError(f"{path} is a part of an adapter; name its folder")
+        raise InputError(f"{path} is part of an adapter; name its folder")
     stored = read_header(path)
     if len(stored) != 1:
         raise InputError(
-            f"{path} holds {len(stored)} tensors, expected one: {sorted(stored)[:5]}"
+            f"{path} has {len(stored)} tensors, expected one: {sorted(stored)[:5]}"
         )
     return next(iter(stored.values())).read()
 
 
-def _checked(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
-    """Refuses what cannot be prompt vectors, and casts the rest.
+def _check_prompt(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
+    """Checks that an array can be prompt vectors, and casts it.
 
     Raises:
       InputError: unless the array is `[P, D]`, not empty, floating and finite.
     """
     if array.ndim != 2 or not array.size:
         raise InputError(
-            f"{path} holds an array of shape {array.shape}, expected prompt vectors "
+            f"{path} contains an array of shape {array.shape}, expected prompt vectors "
             "[P, D]"
         )
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-        raise InputError(f"{path} holds {array.dtype}, expected floating numbers")
+        raise InputError(f"{path} contains {array.dtype}, expected floating numbers")
     prompt = array.astype(np.float32)
     if not np.isfinite(prompt).all():
         count = int((~np.isfinite(prompt)).sum())
@@ -120,17 +123,17 @@ def _checked(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
 
 
 def _read_numpy(path: Path) -> np.ndarray:
-    """The array of a file in NumPy's format, whatever its name.
+    """Reads a file in NumPy's format, whatever its name.
 
     Raises:
-      InputError: if it is of another format, truncated, or holds pickled objects.
+      InputError: if it is of another format, truncated, or has pickled objects.
     """
     with path.open("rb") as file:
         start = file.read(len(_NUMPY_MAGIC))
         if start != _NUMPY_MAGIC:
             raise InputError(
-                f"{path} begins with {start!r}, expected NumPy's {_NUMPY_MAGIC!r}; a "
-                "PEFT adapter is named by its folder, and pickles are never read"
+                f"{path} begins with {start!r}, expected NumPy's {_NUMPY_MAGIC!r}; for "
+                "a PEFT adapter name its folder; pickles are never read"
             )
         file.seek(0)
         try:
@@ -140,34 +143,34 @@ def _read_numpy(path: Path) -> np.ndarray:
 
 
 def _read_checkpoint(directory: Path) -> np.ndarray:
-    """The one trained leaf of a checkpoint.
+    """Reads the one trained leaf of a checkpoint.
 
     Raises:
-      InputError: if it is damaged, or holds several trained leaves.
+      InputError: if the checkpoint is damaged, or has several trained leaves.
     """
     state = checkpoint_files.verify(directory)
     if len(state["trained"]) != 1:
         names = [leaf.get("file", path) for path, leaf in state["trained"].items()]
         raise InputError(
-            f"{directory} holds {len(names)} trained leaves, expected one prompt; name "
-            f"the file of the one that you mean: {names}"
+            f"{directory} has {len(names)} trained leaves, expected one prompt; name "
+            f"the file of one of them: {names}"
         )
     return next(iter(checkpoint_files.read_trained(directory, state).values()))
 
 
 def _read_adapter(folder: Path) -> np.ndarray:
-    """The vectors of a PEFT adapter that go before the input.
+    """Reads the prompt vectors of a PEFT adapter.
 
-    PEFT saves, for an encoder-decoder, a second half that it neither trains nor uses
-    (one per transformer submodule); only the first `num_virtual_tokens` rows count.
+    For an encoder-decoder PEFT saves a second half that it neither trains nor uses (one
+    per transformer submodule); only the first `num_virtual_tokens` rows count.
 
     Raises:
-      InputError: if it cannot be read, or is of another kind.
+      InputError: if the adapter cannot be read, or is of another kind.
     """
     adapter = peft_folder.read_folder(folder)
     if adapter.kind not in ADAPTER_KINDS:
         raise InputError(
             f"{folder} has peft_type {adapter.kind!r}; only "
-            f"{' and '.join(ADAPTER_KINDS)} save vectors that go before the input"
+            f"{' and '.join(ADAPTER_KINDS)} save prompt vectors"
         )
     return adapter.tensors[EMBEDDINGS][: adapter.settings["num_virtual_tokens"]]

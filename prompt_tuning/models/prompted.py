@@ -1,9 +1,14 @@
-"""The frozen models with prompts among their input.
+"""Models with prompts among their input, and the attention masks that these need.
 
-Two ways of running give the same numbers. *Shared*: the prompt is a stream of its own,
-`[N, P, D]` for `N` prompts, run once ahead of the text, and every row of text attends
-to it; right where no prompt vector sees text and the prompt stands first. *Joined*: the
-prompt is put into every row, `[B, P + T, D]`; right everywhere.
+There are two executions with the same results. *Shared*: the prompt is a separate
+stream, `[N, P, D]` for `N` prompts, that runs once before the text, and every row of
+text attends to it. This is valid where the prompt comes first and no prompt vector sees
+text. *Joined*: the prompt is inserted into every row, `[B, P + T, D]`. This is always
+valid.
+
+`PromptEncoder` and `PromptDecoder` rebuild the masks and positions of the plain stacks
+for both executions. The models at the end of this file name the combinations of such
+stacks that are tuned.
 """
 
 import dataclasses
@@ -32,12 +37,12 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 
 
 class _Prompted:
-    """What a prompted encoder and a prompted decoder have in common.
+    """Base class of encoders and decoders with a prompt among their input.
 
     Attributes:
       prompt: the prompt module.
-      prompting: how it stands among the text.
-      shared: whether the prompt runs once, ahead of the text.
+      prompting: position and visibility of the prompt.
+      shared: whether the prompt runs once, before the text.
     """
 
     config: ModelConfig
@@ -48,56 +53,57 @@ class _Prompted:
         self.shared = prompting.shared(causal=not self.ends_with_eos)
 
     def prompts(self, key: Key[Array, ""] | None) -> Float[Array, "N P D"]:
-        """The vectors of all prompts."""
+        """Returns the vectors of all prompts."""
         vectors = self.prompt(optional_key(key, "prompt"))
         return vectors if vectors.ndim == 3 else vectors[None]
 
     def prompt_count(self) -> masks.Count:
-        """Vectors that stand among each example's text, padding not counted."""
+        """Number of vectors that are added to each example's text, without padding."""
         in_text = self.prompting.placement == TEMPLATE
         return 0 if in_text else self.prompt.real_length
 
     def visible_to(self, stream: Stream, rows: RowInfo) -> Stream:
-        """The prompts' own stream as rows of text see it."""
-        seen = _real(self.prompt.length, self.prompt.real_length)
-        return ahead_of(stream, rows, seen)
+        """Returns the stream of prompts as rows of text see it."""
+        mask = _real_mask(self.prompt.length, self.prompt.real_length)
+        return assign_prompts(stream, rows, mask)
 
-    def at(self, rows: RowInfo, text_length: int) -> Int[Array, "B n"]:
-        """How many tokens of each row stand before each example's prompt."""
+    def insertion_points(self, rows: RowInfo, text_length: int) -> Int[Array, "B n"]:
+        """Returns the number of the row's tokens before each example's prompt."""
         lengths = rows.example_lengths(text_length)
         given = lengths
         if not self.ends_with_eos:
             given = rows.prefix_lengths.reshape(lengths.shape)
         starts = jnp.cumsum(lengths, axis=1) - lengths
-        at = starts + self.prompting.place(given, self.ends_with_eos)
+        points = starts + self.prompting.place(given, self.ends_with_eos)
+        # An empty row still has one prompt.
         present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
-        return jnp.where(present, at, text_length)
+        return jnp.where(present, points, text_length)
 
     def layout(self, rows: RowInfo, text_length: int) -> JoinedLayout:
-        """Where everything stands in the joined rows."""
+        """Returns the layout of the joined rows."""
         segments, length = rows.segments(text_length), self.prompt.length
         if self.prompting.placement == TEMPLATE:
-            assert rows.vector_ids is not None  # of inputs always
+            assert rows.vector_ids is not None  # rows of inputs always have them
             return lay_out_template(rows.vector_ids, segments, length, rows.examples)
-        at = self.at(rows, text_length)
-        return lay_out(at, segments, self.prompt.real_length, length)
+        points = self.insertion_points(rows, text_length)
+        return lay_out(points, segments, self.prompt.real_length, length)
 
     def join(
         self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
-        """The prompts put into every row."""
-        vectors = vectors_of(self.prompts(key), len(text), rows)
+        """Inserts the prompts into every row."""
+        vectors = select_vectors(self.prompts(key), len(text), rows)
         first = self.prompting.placement == "prefix" and not rows.packed
         if first and isinstance(self.prompt.real_length, int):
             return put_first(vectors, text)
         return join(vectors, text, self.layout(rows, text.shape[1]))
 
     def block_input(self, rows: RowInfo | None, text_length: int) -> BlockInput | None:
-        """What a deep prompt does at each block.
+        """Returns the input of each block that a prompt of every block changes.
 
         Args:
-          rows: that the prompt was joined to; None where it runs alone.
-          text_length: `T` of these rows.
+          rows: rows that the prompt was joined to; None if it runs alone.
+          text_length: length `T` of these rows.
         """
         prompt = self.prompt
         if prompt.attachment is not Attachment.EVERY_BLOCK:
@@ -117,20 +123,22 @@ class _Prompted:
         return BlockInput((values, later), apply)
 
 
-def _real(length: int, count: masks.Count) -> Bool[Array, "P"] | None:
-    """Which vectors are no padding; None for all."""
+def _real_mask(length: int, count: masks.Count) -> Bool[Array, "P"] | None:
+    """Mask of the vectors that are not padding; None if none is padding."""
     return None if isinstance(count, int) else jnp.arange(length) < count
 
 
-def ahead_of(stream: Stream, rows: RowInfo, real: Bool[Array, "P"] | None) -> Stream:
-    """A stream of prompts as rows of text see it: each its own.
+def assign_prompts(
+    stream: Stream, rows: RowInfo, real: Bool[Array, "P"] | None
+) -> Stream:
+    """Lets each row of text, and each example of a packed row, see its own prompt.
 
     Args:
-      stream: of `N` prompts.
-      rows: of text.
-      real: which of a prompt's positions are no padding; None for all.
+      stream: stream of `N` prompts.
+      rows: rows of text.
+      real: mask of a prompt's positions that are not padding; None for all.
     """
-    # One prompt is everyone's, whatever the ids say that choose another stack's.
+    # All rows share a single prompt; the ids then choose among the other stack's.
     ids = rows.prompt_ids if len(stream.hidden) > 1 else None
     mask = None
     if real is not None:
@@ -139,37 +147,46 @@ def ahead_of(stream: Stream, rows: RowInfo, real: Bool[Array, "P"] | None) -> St
         check_groupable(len(rows.lengths), len(stream.hidden))
     if ids is None or ids.ndim == 1:
         return dataclasses.replace(stream, context_rows=ids, context_mask=mask)
-    assert rows.segment_ids is not None  # prompts by example are of packed rows
+    assert rows.segment_ids is not None  # only packed rows choose prompts by example
     examples, length = ids.shape[1], stream.positions.shape[1]
-    owner = jnp.repeat(jnp.arange(1, examples + 1), length)
-    mask = _of_examples(rows.segment_ids, owner, mask, examples)
+    owner = jnp.repeat(jnp.arange(1, examples + 1), length)  # [n * P]
+    mask = _example_mask(rows.segment_ids, owner, mask, examples)
     positions = jnp.tile(stream.positions, (1, examples))
     return dataclasses.replace(
         stream, context_rows=ids, context_mask=mask, context_positions=positions
     )
 
 
-def _of_examples(
+def _example_mask(
     segment_ids: Int[Array, "B T"], owner: Int[Array, "nP"], mask: Mask, examples: int
 ) -> Mask:
-    """Each example of a packed row sees its own prompt of all those of the row."""
-    own = (segment_ids[..., None] == owner)[:, None]
-    return own if mask is None else own & jnp.tile(mask, (1, 1, 1, examples))
+    """Mask by which each example of a packed row sees only its own prompt."""
+    same = (segment_ids[..., None] == owner)[:, None]  # [B, 1, T, n * P]
+    return same if mask is None else same & jnp.tile(mask, (1, 1, 1, examples))
 
 
-def vectors_of(
+def select_vectors(
     prompts: Float[Array, "N P D"], count: int, rows: RowInfo
 ) -> Float[Array, "_ nP D"]:
-    """The vectors of each row's prompts, one prompt after the other; or of all rows."""
+    """Returns the vectors of each row's `n` prompts, one prompt after the other.
+
+    If there is only one prompt, the first axis is 1 instead of `B`.
+    """
     ids = rows.prompt_ids
     if ids is not None and ids.ndim == 2 and len(prompts) > 1:
         return prompts[ids].reshape(count, -1, prompts.shape[-1])
-    own = prompts if len(prompts) == 1 else select_prompts(prompts, count, ids)
-    return jnp.tile(own, (1, rows.examples, 1))
+    by_row = prompts if len(prompts) == 1 else select_prompts(prompts, count, ids)
+    return jnp.tile(by_row, (1, rows.examples, 1))
 
 
 class PromptEncoder(_Prompted, Encoder):
-    """An encoder with a prompt among its input, before dropout."""
+    """An encoder with a prompt among its input.
+
+    The prompt is inserted after embedding and before the input's dropout. An encoder's
+    text sees the whole row, so the subclass rebuilds the masks with the prompt in them:
+    text sees the prompt in any case, and the prompt sees what `Prompting.visibility`
+    allows. In packed rows each example sees its own copy of the prompt.
+    """
 
     ends_with_eos = True
 
@@ -185,7 +202,7 @@ class PromptEncoder(_Prompted, Encoder):
         self._add_prompt(prompt, prompting)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """The prompts, where they see no text and stand first."""
+        """Returns the stream of prompts in shared execution, else None."""
         if not self.shared:
             return None
         prompts = self.prompts(key)
@@ -203,7 +220,7 @@ class PromptEncoder(_Prompted, Encoder):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """The text behind the prompt, or prompt and text joined."""
+        """Returns the text after the prompt, or prompt and text joined."""
         count = self.prompt.real_length
         if self.shared:
             stream = super().text_stream(text, rows)
@@ -228,12 +245,18 @@ class PromptEncoder(_Prompted, Encoder):
 
 
 def prompt_mask(length: int, prompting: Prompting) -> Bool[Array, "1 1 P P"]:
-    """What the vectors of a prompt that runs alone see of each other."""
+    """Mask of what the vectors of a prompt that runs alone see of each other."""
     return masks.region_mask(jnp.ones((1, length), bool), prompting.sees)
 
 
 class PromptDecoder(_Prompted, Decoder):
-    """A decoder with a prompt among its input."""
+    """A decoder with a prompt among its input.
+
+    The subclass rebuilds positions and masks: text comes after the prompt's positions,
+    and with `Prompting.prefix_attention` the prompt and the given tokens see each other
+    in both directions, while the completion stays causal. In packed rows each example
+    has its own copy of the prompt.
+    """
 
     ends_with_eos = False
 
@@ -248,25 +271,25 @@ class PromptDecoder(_Prompted, Decoder):
     ):
         super().__init__(key, config, cross=cross)
         if cross:
-            # What it sees of the encoder differs by row, so that it runs in each.
+            # The prompt attends to the encoder's outputs, which differ by row.
             prompting = dataclasses.replace(prompting, execution="joined")
         self._add_prompt(prompt, prompting)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """The prompts, where they see no text and stand first."""
+        """Returns the stream of prompts in shared execution, else None."""
         if not self.shared:
             return None
         stream = causal_stream(self.prompts(key))
         if self.prompting.prefix_attention:
-            among = prompt_mask(self.prompt.length, self.prompting)
-            real = _real(self.prompt.length, self.prompt.real_length)
-            mask = among if real is None else among & real
+            mask = prompt_mask(self.prompt.length, self.prompting)
+            real = _real_mask(self.prompt.length, self.prompt.real_length)
+            mask = mask if real is None else mask & real
             stream = dataclasses.replace(stream, mask=mask)
         block_input = self.block_input(None, 0)
         return dataclasses.replace(stream, block_input=block_input, shared=True)
 
     def last_hidden(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
-        """The hidden state of each prompt's last vector that is no padding."""
+        """Returns the hidden state of each prompt's last vector before padding."""
         return hidden[:, self.prompt.real_length - 1]
 
     def text_stream(
@@ -275,19 +298,18 @@ class PromptDecoder(_Prompted, Decoder):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """The text behind the prompt, or prompt and text joined."""
+        """Returns the text after the prompt, or prompt and text joined."""
         if self.shared:
-            return self._text_behind(text, rows)
+            return self._text_after_prompt(text, rows)
         joined = self.join(text, rows, key)
         stream = self._joined_stream(joined, rows, text.shape[1])
-        seen = masks.encoder_mask(rows.lengths + self.prompt_count(), joined.shape[1])
+        real = masks.encoder_mask(rows.lengths + self.prompt_count(), joined.shape[1])
         block_input = self.block_input(rows, text.shape[1])
-        return dataclasses.replace(stream, context_mask=seen, block_input=block_input)
+        return dataclasses.replace(stream, context_mask=real, block_input=block_input)
 
-    def _text_behind(self, text: Float[Array, "B T D"], rows: RowInfo) -> Stream:
-        stream = (
-            super().text_stream(text, rows).shift_positions(self.prompt.real_length)
-        )
+    def _text_after_prompt(self, text: Float[Array, "B T D"], rows: RowInfo) -> Stream:
+        stream = super().text_stream(text, rows)
+        stream = stream.shift_positions(self.prompt.real_length)
         if not self.prompting.prefix_attention:
             return stream
         given = rows.is_given(text.shape[1])
@@ -319,20 +341,34 @@ class PromptDecoder(_Prompted, Decoder):
     def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Where tokens stand in the stream of the text."""
+        """Maps positions of tokens to positions in the stream of the text."""
         if self.shared or self.prompting.placement == TEMPLATE:
             return positions
-        at = self.at(rows, text_length)
-        return joined_position(positions, at, self.prompt.real_length)
+        points = self.insertion_points(rows, text_length)
+        return joined_position(positions, points, self.prompt.real_length)
 
 
 class PromptDecoderOnly(DecoderOnly):
-    """A decoder-only model with a prompt among its input."""
+    """A decoder-only model whose decoder is a `PromptDecoder`.
+
+    All behavior is in the decoder, which `DecoderOnly` runs like any other. The class
+    names the prompted model, one of the public models of the library, so that
+    `isinstance` and the model's structure tell it from the plain one.
+    """
 
 
 class PromptEncoderDecoder(EncoderDecoder):
-    """An encoder-decoder whose encoder has a prompt, which its decoder sees."""
+    """An encoder-decoder whose encoder is a `PromptEncoder`.
+
+    The decoder attends to the encoder's outputs at the prompt's positions through the
+    context mask that the encoder returns, so no method differs from `EncoderDecoder`.
+    The class names this combination, as `PromptDecoderOnly` does.
+    """
 
 
 class PromptEncoderPromptDecoder(EncoderDecoder):
-    """An encoder-decoder with a prompt in its encoder and one in its decoder."""
+    """An encoder-decoder with a `PromptEncoder` and a `PromptDecoder`.
+
+    The decoder's prompt precedes the targets, always joined, because it attends to the
+    encoder's outputs. The class names this combination, as `PromptDecoderOnly` does.
+    """

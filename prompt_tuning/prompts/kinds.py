@@ -38,8 +38,7 @@ def prompt_classes() -> dict[str, type[PromptModule]]:
         factory.form.kind: factory
         for factory in load_factories()
         # Subclasses inherit a form, and are rebuilt as the class that defines it.
-        if isinstance(factory, type)
-        and isinstance(vars(factory).get("form"), StoredForm)
+        if isinstance(factory, type) and vars(factory).get("form") is not None
     }
 
 

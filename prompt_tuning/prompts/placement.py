@@ -1,7 +1,7 @@
-"""Where prompts stand in a row: before it, after its first token, or after its text.
+"""Positions of prompts in a row: before the text, after its first token, or after it.
 
-A placement gives, for each example, how many of its tokens stand before its prompt. The
-joined row then reads `tokens[:at], prompt, tokens[at:]`, padding last as before; a
+A placement returns, for each example, the number of its tokens before its prompt. The
+joined row is then `tokens[:point], prompt, tokens[point:]`, with padding still last. A
 packed row has a prompt for each of its examples.
 """
 
@@ -14,33 +14,33 @@ from jaxtyping import Array, Bool, Float, Int
 from prompt_tuning.core.masks import Count
 
 TEMPLATE = "template"
-"""The rows themselves say where the prompt's vectors stand."""
+"""The data sets the positions of the prompt's vectors."""
 
 Placement = Callable[[Int[Array, "*lead"], bool], Int[Array, "*lead"]]
-"""`f(lengths, ends_with_eos) -> at`.
+"""`f(lengths, ends_with_eos) -> point`.
 
-`lengths` are the real tokens of an encoder's example, which ends with EOS, or the given
-tokens of a decoder's (those before its first completion token), which do not.
+`lengths` counts the real tokens of an encoder's example, which ends with EOS, or the
+given tokens of a decoder's example (before its first completion token), which do not.
 """
 
 
 def prefix(lengths: Int[Array, "*lead"], ends_with_eos: bool) -> Int[Array, "*lead"]:
-    """The prompt first."""
+    """Puts the prompt first."""
     del ends_with_eos
     return jnp.zeros_like(lengths)
 
 
 def after_bos(lengths: Int[Array, "*lead"], ends_with_eos: bool) -> Int[Array, "*lead"]:
-    """The example's first token, the prompt, the rest."""
+    """Puts the prompt after the example's first token."""
     del ends_with_eos
     return jnp.minimum(lengths, 1)
 
 
 def suffix(lengths: Int[Array, "*lead"], ends_with_eos: bool) -> Int[Array, "*lead"]:
-    """After the text, and before the EOS that ends it if there is one.
+    """Puts the prompt after the text, and before the EOS that ends it if there is one.
 
-    In a decoder's row the text is what is given: the prompt stands between the
-    question and the answer.
+    In a decoder's row the text is the given tokens: the prompt is between the question
+    and the answer.
     """
     return jnp.maximum(lengths - int(ends_with_eos), 0)
 
@@ -48,7 +48,7 @@ def suffix(lengths: Int[Array, "*lead"], ends_with_eos: bool) -> Int[Array, "*le
 def suffix_after_eos(
     lengths: Int[Array, "*lead"], ends_with_eos: bool
 ) -> Int[Array, "*lead"]:
-    """After the text and the EOS that ends it."""
+    """Puts the prompt after the text and the EOS that ends it."""
     del ends_with_eos
     return lengths
 
@@ -62,13 +62,13 @@ PLACEMENTS: dict[str, Placement] = {
 
 
 class JoinedLayout(NamedTuple):
-    """Rows of text with prompts among them.
+    """Layout of rows of text with prompts inserted.
 
     Attributes:
-      source: what stands at each place: `i` for vector `i` of the row's `n * P`, one
-        prompt after the other, and `n * P + t` for token `t`.
-      segments: number of each place's example, from 1, 0 for padding.
-      is_prompt: which places are prompt vectors, padding not counted.
+      source: source of each position: `i` for vector `i` of the row's `n * P` vectors,
+        one prompt after the other, and `n * P + t` for token `t`.
+      segments: number of each position's example, from 1; 0 for padding.
+      is_prompt: whether each position is a prompt vector that is not padding.
     """
 
     source: Int[Array, "B S"]
@@ -76,39 +76,40 @@ class JoinedLayout(NamedTuple):
     is_prompt: Bool[Array, "B S"]
 
     def of_text(self, values: Array, vectors: int) -> Array:
-        """What is known of each token `[B, T]`, at the tokens' places; else 0.
+        """Moves values of tokens to the tokens' positions; other positions get 0.
 
         Args:
-          values: numbers or booleans.
-          vectors: the row's `n * P`.
+          values: numbers or booleans, `[B, T]`.
+          vectors: number of vectors in a row, `n * P`.
         """
         padded = jnp.pad(values, ((0, 0), (vectors, 0)))
         return jnp.take_along_axis(padded, self.source, axis=1)
 
 
 def lay_out(
-    at: Int[Array, "B n"], segments: Int[Array, "B T"], count: Count, length: int
+    points: Int[Array, "B n"], segments: Int[Array, "B T"], count: Count, length: int
 ) -> JoinedLayout:
-    """Puts a prompt into each example of each row.
+    """Inserts a prompt into each example of each row.
 
     Args:
-      at: how many tokens of the row stand before each example's prompt, rising; `T`
-        where a row has fewer examples.
-      segments: number of each token's example, from 1, 0 for padding.
-      count: vectors of a prompt that are no padding.
-      length: vectors `P` of a prompt; its padding comes to stand last.
+      points: number of the row's tokens before each example's prompt, ascending; `T`
+        for the examples that a row does not have.
+      segments: number of each token's example, from 1; 0 for padding.
+      count: number of a prompt's vectors that are not padding.
+      length: number of vectors `P` of a prompt; its padding moves to the end.
     """
-    rows, examples = at.shape
+    rows, examples = points.shape
     text = segments.shape[1]
     number, vector = jnp.arange(examples)[:, None], jnp.arange(length)
-    after = text + examples * count + number * (length - count) + vector - count
-    of_vectors = jnp.where(
-        vector < count, at[..., None] + number * count + vector, after
-    )
+    # Padding of all prompts follows all real vectors and tokens.
+    padding = text + examples * count + number * (length - count) + vector - count
+    vector_positions = jnp.where(
+        vector < count, points[..., None] + number * count + vector, padding
+    )  # [B, n, P]
     tokens = jnp.broadcast_to(jnp.arange(text), segments.shape)
-    of_tokens = joined_position(tokens, at, count)
-    place = jnp.concatenate([of_vectors.reshape(rows, -1), of_tokens], axis=1)
-    source = _inverse(place)
+    token_positions = joined_position(tokens, points, count)  # [B, T]
+    positions = [vector_positions.reshape(rows, -1), token_positions]
+    source = _invert(jnp.concatenate(positions, axis=1))  # [B, n * P + T]
     # A row without text still has its prompt.
     examples_of_row = jnp.maximum(segments.max(1), 1)[:, None, None]
     present = (number < examples_of_row) & (vector < count)
@@ -121,13 +122,13 @@ def lay_out(
 def lay_out_template(
     soft: Int[Array, "B T"], segments: Int[Array, "B T"], length: int, examples: int
 ) -> JoinedLayout:
-    """Takes the prompts' vectors from where the rows themselves have them.
+    """Puts the prompts' vectors at the positions that the data sets.
 
     Args:
-      soft: which vector stands at each place, negative for text.
-      segments: number of each place's example, from 1, 0 for padding.
-      length: vectors `P` of a prompt.
-      examples: most examples of a row, `n`.
+      soft: index of the vector at each position, negative for text.
+      segments: number of each position's example, from 1; 0 for padding.
+      length: number of vectors `P` of a prompt.
+      examples: maximum number of examples in a row, `n`.
     """
     is_prompt = (soft >= 0) & (segments > 0)
     vector = jnp.maximum(segments - 1, 0) * length + soft
@@ -135,17 +136,18 @@ def lay_out_template(
     return JoinedLayout(jnp.where(is_prompt, vector, token), segments, is_prompt)
 
 
-def _inverse(place: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """The inverse of each row's permutation."""
-    rows = jnp.arange(len(place))[:, None]
-    numbers = jnp.broadcast_to(jnp.arange(place.shape[1]), place.shape)
-    return jnp.zeros_like(place).at[rows, place].set(numbers, unique_indices=True)
+def _invert(permutation: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """Inverts each row's permutation."""
+    rows = jnp.arange(len(permutation))[:, None]
+    numbers = jnp.broadcast_to(jnp.arange(permutation.shape[1]), permutation.shape)
+    zeros = jnp.zeros_like(permutation)
+    return zeros.at[rows, permutation].set(numbers, unique_indices=True)
 
 
 def put_first(
     prompt: Float[Array, "N P D"], text: Float[Array, "B T D"]
 ) -> Float[Array, "B S D"]:
-    """Puts a prompt before each row: each its own, or one before all."""
+    """Puts a prompt before each row: one per row, or one shared by all rows."""
     tiled = jnp.broadcast_to(prompt.astype(text.dtype), (len(text), *prompt.shape[1:]))
     return jnp.concatenate([tiled, text], axis=1)
 
@@ -153,14 +155,15 @@ def put_first(
 def join(
     vectors: Float[Array, "#B nP D"], text: Float[Array, "B T D"], layout: JoinedLayout
 ) -> Float[Array, "B S D"]:
-    """Puts the vectors of each row's prompts where a layout says."""
-    both = put_first(vectors, text)
-    return jnp.take_along_axis(both, layout.source[..., None], axis=1, mode="clip")
+    """Joins the vectors of each row's prompts and the text in a layout's order."""
+    unordered = put_first(vectors, text)
+    indices = layout.source[..., None]
+    return jnp.take_along_axis(unordered, indices, axis=1, mode="clip")
 
 
 def joined_position(
-    positions: Int[Array, "B m"], at: Int[Array, "B n"], count: Count
+    positions: Int[Array, "B m"], points: Int[Array, "B n"], count: Count
 ) -> Int[Array, "B m"]:
-    """Where tokens stand once prompts of `count` vectors were put in at `at`."""
-    before = (at[:, None, :] <= positions[..., None]).sum(-1)
-    return positions + before * count
+    """Positions of tokens after prompts of `count` vectors are inserted at `points`."""
+    prompts_before = (points[:, None, :] <= positions[..., None]).sum(-1)  # [B, m]
+    return positions + prompts_before * count

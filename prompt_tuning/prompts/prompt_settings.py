@@ -1,4 +1,4 @@
-"""How a prompt stands among the text: settings, checked before anything is built."""
+"""Position, visibility and execution of a prompt, checked before anything is built."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from prompt_tuning.prompts.placement import PLACEMENTS, TEMPLATE
 
 @dataclasses.dataclass(frozen=True)
 class Prompting:
-    """How a prompt stands among the text.
+    """Position, visibility and execution of a prompt at the input.
 
     Attributes:
-      placement: where in the row: "prefix", "after_bos", "suffix" (in an encoder's row
-        before its EOS), "suffix_after_eos", or "template" where the data says.
-      prefix_attention: in a decoder-only model, whether the prompt and the row's given
-        tokens see each other both ways, as in a prefix language model.
-      visibility: what the prompt sees where it and text may see each other both ways
-        (encoders, `prefix_attention`): some of "prompt->prompt",
-        "prompt->prompt;causal" and "prompt->input"; all of the row if None. Text sees
-        the prompt in any case. A prompt that sees no text and stands first runs once
-        for the batch.
-      execution: "shared" or "joined"; "auto" is shared wherever that is right.
+      placement: position in the row: "prefix", "after_bos", "suffix" (before the EOS of
+        an encoder's row), "suffix_after_eos", or "template" if the data sets it.
+      prefix_attention: whether, in a decoder-only model, the prompt and the row's given
+        tokens see each other in both directions, as in a prefix language model.
+      visibility: what the prompt sees where attention is bidirectional (encoders,
+        `prefix_attention`): some of "prompt->prompt", "prompt->prompt;causal" and
+        "prompt->input"; the whole row if None. Text sees the prompt in any case. A
+        prompt that comes first and sees no text runs once for the batch.
+      execution: "shared", "joined", or "auto", which is shared wherever that gives the
+        same results.
     """
 
     placement: str = "prefix"
@@ -44,16 +44,16 @@ class Prompting:
             )
         if isinstance(self.visibility, str):
             raise InputError(
-                f"visibility is {self.visibility!r}, expected a list of texts"
+                f"visibility is {self.visibility!r}, expected a list of strings"
             )
         if self.visibility is not None:
-            # A tuple, so that models that differ in nothing have one structure.
+            # A hashable tuple, so that equal settings give equal model structures.
             object.__setattr__(self, "visibility", tuple(self.visibility))
             Visibility.from_names(self.visibility)
 
     @property
     def sees(self) -> Visibility:
-        """What the prompt sees where the mask leaves it a choice."""
+        """What the prompt sees where attention is bidirectional."""
         if self.visibility is None:
             return Visibility()
         return Visibility.from_names(self.visibility)
@@ -65,13 +65,13 @@ class Prompting:
           causal: whether the stack is a decoder's.
 
         Raises:
-          InputError: if "shared" was asked for where it would give other numbers.
+          InputError: if execution is "shared" where that would change the results.
         """
         sees_text = self.sees.input and (self.prefix_attention or not causal)
         possible = self.placement == "prefix" and not sees_text
         if self.execution == "shared" and not possible:
             raise InputError(
-                "execution is 'shared', but the prompt sees text or does not stand "
+                "execution is 'shared', but the prompt sees text or does not come "
                 "first here; use 'auto' or 'joined'"
             )
         return possible and self.execution != "joined"
@@ -79,14 +79,14 @@ class Prompting:
     def place(
         self, lengths: Int[Array, "*lead"], ends_with_eos: bool
     ) -> Int[Array, "*lead"]:
-        """How many tokens stand before the prompt of each example; see `Placement`."""
+        """Returns the number of tokens before each example's prompt (`Placement`)."""
         return PLACEMENTS[self.placement](lengths, ends_with_eos)
 
     def check(self, architecture: str) -> None:
-        """Refuses what a family of models has no choice in.
+        """Checks the settings that an architecture does not support.
 
         Raises:
-          InputError: with what to leave out.
+          InputError: with the setting to leave out.
         """
         if architecture == "encoder_decoder" and self.prefix_attention:
             raise InputError(
@@ -97,5 +97,5 @@ class Prompting:
         if self.visibility is not None and not bidirectional:
             raise InputError(
                 "visibility is for encoders and for prefix_attention: in a causal "
-                "decoder a prompt sees what stands before it, and nothing else"
+                "decoder a prompt only sees what precedes it"
             )

@@ -28,7 +28,8 @@ class WrappedPrompt(InputPrompt):
           InputError: if the factory's prompt does not attach at the input alone.
         """
         self.inner = inner(key, vocabulary)
-        if self.inner.attachment is not Attachment.INPUT:
+        at_input = isinstance(self.inner, InputPrompt)
+        if not at_input or self.inner.attachment is not Attachment.INPUT:
             raise InputError(
                 f"{type(self).__name__}.inner makes a {type(self.inner).__name__}, "
                 "expected a prompt at the input alone, such as SoftPrompt"

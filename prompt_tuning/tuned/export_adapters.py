@@ -76,7 +76,8 @@ def _export_projections(model: LanguageModel) -> list[Adapter]:
                 scaling = float(exported.scaling)
                 scalings.setdefault(exported.kind, {})[path] = scaling
             applied.append(exported.kind)
-        order = max(order, applied, key=len)
+        if len(applied) > max(1, len(order)):
+            order = applied
     kinds = dict.fromkeys([*order, *adapter_specs()])
     return [
         Adapter(kind=kind, parameters=parameters[kind], scalings=scalings.get(kind, {}))

@@ -141,9 +141,9 @@ def test_a_checkpoint_in_several_files_stays_so(tmp_path):
 def test_what_is_no_change_of_weights_is_refused(tmp_path):
     base = PEFT / "llama_gqa_untied/base"
     prompt = adapter_of("llama_gqa_untied", "PROMPT_TUNING")
-    with pytest.raises(InputError, match="PROMPT_TUNING is no change of weights"):
+    with pytest.raises(InputError, match="PROMPT_TUNING does not change weights"):
         write_merged(tmp_path / "new", base, [prompt])
-    with pytest.raises(InputError, match="is no LORA of a projection"):
+    with pytest.raises(InputError, match="does not belong to LORA of a projection"):
         write_merged(tmp_path / "new", base, [adapter_of("t5v11_untied_gated", "LORA")])
     with pytest.raises(InputError, match="was it trained on another model"):
         write_merged(tmp_path / "new", base, [adapter_of("qwen2_bias_tied", "LORA")])

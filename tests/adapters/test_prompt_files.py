@@ -155,7 +155,7 @@ def test_one_tensor_of_a_safetensors_file(tmp_path):
     save_file({"any name": ROWS}, path)
     np.testing.assert_array_equal(read_prompt(path), ROWS)
     save_file({"one": ROWS, "two": ROWS}, path)
-    with pytest.raises(InputError, match=r"holds 2 tensors, expected one: \['one'"):
+    with pytest.raises(InputError, match=r"has 2 tensors, expected one: \['one'"):
         read_prompt(path)
     adapter = write_adapter(tmp_path / "adapter")
     with pytest.raises(InputError, match="part of an adapter; name its folder"):
@@ -215,5 +215,7 @@ def test_a_truncated_numpy_file_is_refused(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_prompt(tmp_path / "none.npy")
-    with pytest.raises(InputError, match=r"holds no prompt: expected .*checkpoint_\*"):
+    with pytest.raises(
+        InputError, match=r"not contain a prompt: expected .*checkpoint_\*"
+    ):
         read_prompt(tmp_path)

@@ -219,7 +219,7 @@ def test_a_class_label_without_a_token(refused):
     found = refused(
         None, "--gin_file=prompts/class_labels.gin", "--gin.CLASS_LABELS=['a', '']"
     )
-    assert "the text '' gives no token" in found
+    assert "the text '' has no tokens" in found
 
 
 def test_a_regex_that_matches_nothing(refused):

@@ -206,7 +206,7 @@ def test_adapters_that_match_nothing_or_meet_are_refused():
         LoRA(regexes=".*/query")
     with pytest.raises(InputError, match=r"LoRA\.regexes is empty"):
         LoRA(regexes=[])
-    with pytest.raises(InputError, match="there are adapters alone"):
+    with pytest.raises(InputError, match="there are only adapters"):
         build_model(
             KEY, LLAMA, None, Prompting(prefix_attention=True), adapters=[IA3()]
         )
@@ -214,7 +214,7 @@ def test_adapters_that_match_nothing_or_meet_are_refused():
 
 def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
     prefix = KeyValuePrefix(KEY, VOCABULARY, length=P)
-    with pytest.raises(InputError, match="stands before all text and sees none"):
+    with pytest.raises(InputError, match="precedes the text and sees none"):
         build_model(KEY, LLAMA, prefix, Prompting("suffix"))
     with pytest.raises(InputError, match="decoder_prompt is for encoder-decoders"):
         build_model(KEY, LLAMA, decoder_prompt=soft())
@@ -225,7 +225,7 @@ def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
     with pytest.raises(InputError, match="visibility is for encoders"):
         build_model(KEY, LLAMA, soft(), Prompting(visibility=("prompt->prompt",)))
     alone = Vocabulary(VOCABULARY.embeddings)
-    with pytest.raises(InputError, match="KeyValuePrefix has vectors for every block"):
+    with pytest.raises(InputError, match="KeyValuePrefix has parameters for every"):
         KeyValuePrefix(KEY, alone, length=P)
     with pytest.raises(InputError, match="prefix's length is 0"):
         KeyValuePrefix(KEY, VOCABULARY, length=0)
@@ -255,5 +255,5 @@ def test_a_prefix_starts_as_its_initialiser_says():
 
 def test_a_deep_prompt_cannot_be_wrapped_as_its_later_vectors_would_be_lost():
     deep = functools.partial(DeepPrompt, length=P)
-    with pytest.raises(InputError, match="makes a DeepPrompt, expected a prompt among"):
+    with pytest.raises(InputError, match="makes a DeepPrompt, expected a prompt at"):
         DroppedPrompt(KEY, VOCABULARY, inner=deep, rate=0.1)

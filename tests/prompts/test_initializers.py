@@ -119,7 +119,7 @@ def test_class_labels_beyond_the_prompt_are_left_out_with_a_warning():
 
 @pytest.mark.parametrize("label", ["", "  "])
 def test_a_class_label_that_gives_no_token_is_refused(label):
-    with pytest.raises(InputError, match=f"the text '{label}' gives no token"):
+    with pytest.raises(InputError, match=f"the text '{label}' has no tokens"):
         start(initializers.from_class_labels(["a", label]))
 
 
@@ -135,7 +135,7 @@ def test_a_text_longer_than_the_prompt_is_cut_with_a_warning():
 
 
 def test_a_text_that_gives_no_token_is_refused():
-    with pytest.raises(InputError, match="gives no token"):
+    with pytest.raises(InputError, match="has no tokens"):
         start(initializers.from_text(" "))
 
 

@@ -182,14 +182,14 @@ def test_a_project_prompt_starts_its_maps_as_asked():
         (FACTORIZED, {"tasks": -1}, "tasks is -1, expected at least 1"),
         (ADD, {"length": 0}, "length is 0, expected at least 1"),
         (TIME, {"task_length": 0}, "length is 0, expected at least 1"),
-        (FEATURES, {"shared_features": 3}, "3 and task_features 4 .* together 6"),
+        (FEATURES, {"shared_features": 3}, "3 and task_features 4 .* add up to 6"),
         (FEATURES, {"shared_features": 6, "task_features": 0}, "must be positive"),
         (PROJECT, {"shared_features": 0}, "shared_features is 0"),
         (FACTORIZED, {"rank": 0}, "rank is 0, expected at least 1"),
         (
             FEATURES,
             {"initializer": from_sampled_vocabulary(None)},
-            r"made \(4, 6\), expected \(4, 2\)",
+            r"returned \(4, 6\), expected \(4, 2\)",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_wayward_prompt_may_start_elsewhere():
 
 
 def test_a_wayward_prompt_needs_a_text_and_a_weight():
-    with pytest.raises(InputError, match="gives no token"):
+    with pytest.raises(InputError, match="has no tokens"):
         WaywardPrompt(KEY, VOCABULARY, text=" ")
     with pytest.raises(InputError, match="no tokenizer"):
         WaywardPrompt(KEY, Vocabulary(TABLE), text="bad")

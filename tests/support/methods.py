@@ -46,7 +46,7 @@ DEEP = Reason(
 )
 IN_ENCODER = Reason(
     "PEFT's prefixes of a T5 are its decoder's: an encoder's is written as an array",
-    r"prefixes into a decoder alone",
+    r"prefixes into a decoder only",
 )
 DECODER_ALONE = Reason(
     "PEFT has no prompt for a T5's decoder alone: written as an array",

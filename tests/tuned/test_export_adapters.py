@@ -134,7 +134,7 @@ def test_a_prefix_is_its_keys_and_values(cls):
 def test_an_encoders_prefix_has_no_form_in_peft():
     adapter = the_only(model_of(T5_GATED, prompt_of(KeyValuePrefix, length=P)))
     assert set(adapter.parameters) == {"encoder/prompt/prompt"}
-    with pytest.raises(InputError, match="prefixes into a decoder alone"):
+    with pytest.raises(InputError, match="prefixes into a decoder only"):
         to_peft(convert_for_peft(adapter, None, None), T5_GATED)
 
 

@@ -1,7 +1,7 @@
-"""Adapters of PEFT as ours, and ours as PEFT's.
+"""Converts adapters between PEFT's form and ours.
 
-Between the files (`folder`) and our parameters by path (`adapter`) there are only
-names, axes and scalings; no number is changed where both can say the same thing.
+PEFT's files (`folder`) and our parameters by path (`adapter`) differ in names, axes and
+scalings. Where both forms can represent an adapter, no number changes.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from prompt_tuning.adapters.peft.modules import (
     Projection,
     by_module,
     full_name,
-    matching,
+    match_targets,
     projections,
     shortest_names,
 )
@@ -49,7 +49,7 @@ from prompt_tuning.adapters.peft.shape_checks import (
     LORA_A,
     LORA_B,
     ROWS,
-    module_of,
+    module_name,
 )
 from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
 from prompt_tuning.core.errors import InputError
@@ -67,16 +67,16 @@ _NAMES = {
 
 
 def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapter:
-    """An adapter in our terms.
+    """Converts a PEFT adapter to ours.
 
     Args:
-      folder: as `read_folder` gives it.
-      config: the model that it is for.
-      source: where it comes from, for messages.
+      folder: contents of the adapter's folder.
+      config: config of the adapter's model.
+      source: origin of the adapter, for messages.
 
     Raises:
-      InputError: for a method or variant that we do not have, a tensor that does not
-        belong to it, or one whose shape is not the model's.
+      InputError: for a method or variant that is not supported, a tensor that does not
+        belong to it, or a shape that does not fit the model.
     """
     kind, settings, tensors = folder.kind, folder.settings, folder.tensors
     if kind not in READ:
@@ -86,7 +86,7 @@ def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapte
     check_supported(settings, source)
     _check_names(kind, tensors, source)
     if kind in (LORA, IA3):
-        return _projections_from(folder, config, source)
+        return _read_projections(folder, config, source)
     if kind == PREFIX:
         return read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
@@ -108,58 +108,59 @@ def to_peft(
     base_model: str | None = None,
     task_type: str | None = None,
 ) -> AdapterFolder:
-    """An adapter as PEFT keeps it.
+    """Converts an adapter to PEFT's form.
 
-    Settings that it was read with stay, unknown ones too, unless they would now be
-    wrong; the others are PEFT's defaults.
+    Settings of a PEFT adapter that it was read from are kept, including unknown ones,
+    unless they are wrong now; the others are PEFT's defaults.
 
     Args:
-      adapter: ours.
-      config: the model that it is for; None where that is not known, which is enough
-        for prompts at the input.
-      base_model: `base_model_name_or_path`; what it was if None.
-      task_type: what it was, else by the model, if None.
+      adapter: our adapter.
+      config: config of the adapter's model; None if it is unknown, which is enough for
+        prompts at the input.
+      base_model: `base_model_name_or_path`; unchanged if None.
+      task_type: PEFT's task type; if None, unchanged, or derived from the model.
 
     Raises:
-      InputError: if PEFT has no form for it, or its shapes are not the model's.
+      InputError: if PEFT cannot represent the adapter, or its shapes do not fit the
+        model.
     """
-    tensors, found = _tensors_of(adapter, config)
-    settings = _with_defaults(adapter) | found
+    tensors, derived = _convert_tensors(adapter, config)
+    settings = _with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
     if base_model is not None:
         settings["base_model_name_or_path"] = base_model
     return AdapterFolder(settings, tensors)
 
 
-def _tensors_of(
+def _convert_tensors(
     adapter: Adapter, config: ModelConfig | None
 ) -> tuple[Arrays, dict[str, Any]]:
-    """PEFT's tensors, and the settings that follow from them."""
+    """Returns PEFT's tensors and the settings that follow from them."""
     if adapter.kind in (PROMPT, MULTITASK):
         _check_stacks(adapter, config)
         write = write_prompt_tuning if adapter.kind == PROMPT else write_multitask
-        tensors, found = write(adapter)
-        return tensors, found | _described(config)
+        tensors, settings = write(adapter)
+        return tensors, settings | _describe_model(config)
     if adapter.kind not in (LORA, IA3, PREFIX):
         raise InputError(
-            f"PEFT has no method {adapter.kind}; of a decoder-only model's run, "
-            "a prefix that does the same is written"
+            f"PEFT has no method {adapter.kind}; for a run of a decoder-only model, an "
+            "equivalent prefix is written"
         )
     if config is None:
         raise InputError(
-            f"an adapter of kind {adapter.kind} is named and shaped by its model: say "
-            "which one it is for (convert --base_model)"
+            f"names and shapes of an adapter of kind {adapter.kind} depend on its "
+            "model: set the model that it is for (convert --base_model)"
         )
     if adapter.kind == PREFIX:
         return write_prefix(adapter, config)
-    return _projections_to(adapter, config)
+    return _write_projections(adapter, config)
 
 
 def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
-    """Refuses a prompt of an encoder-decoder's decoder alone.
+    """Checks that the prompts of an encoder-decoder include the encoder's.
 
     Raises:
-      InputError: since PEFT would put it into the encoder.
+      InputError: if they do not, since PEFT would move the decoder's to the encoder.
     """
     if (
         config is not None
@@ -184,11 +185,11 @@ def _task(adapter: Adapter, config: ModelConfig | None) -> str:
     return TASKS["encoder_decoder" if encoder else "decoder_only"]
 
 
-def _described(config: ModelConfig | None) -> dict[str, Any]:
-    """What PEFT notes of the model; it fills in what is missing."""
+def _describe_model(config: ModelConfig | None) -> dict[str, Any]:
+    """Returns the settings that describe the model; PEFT fills in missing ones."""
     if config is None:
         return {}
-    # It takes the layers of an encoder-decoder's encoder.
+    # For an encoder-decoder PEFT counts the encoder's layers.
     return {
         "num_attention_heads": config.heads,
         "num_layers": config.encoder_layers or config.layers,
@@ -196,23 +197,23 @@ def _described(config: ModelConfig | None) -> dict[str, Any]:
 
 
 def _check_names(kind: str, tensors: Arrays, source: str) -> None:
-    """Refuses tensors that do not belong to the method, which nothing would read."""
+    """Checks that all tensors belong to the method, since others would be lost."""
     endings, names = _ENDINGS.get(kind, ()), _NAMES.get(kind, set())
     others = [n for n in tensors if n not in names and not n.endswith(endings or "\0")]
     if others:
         raise InputError(
-            f"{source} holds {others[0]} and {len(others) - 1} other tensors that do "
-            f"not belong to {kind}; whole modules that were trained beside it are not "
-            "read"
+            f"{source} contains {others[0]} and {len(others) - 1} other tensors that "
+            f"do not belong to {kind}; modules that were trained as a whole are not "
+            "supported"
         )
 
 
-def _projections_from(
+def _read_projections(
     folder: AdapterFolder, config: ModelConfig, source: str
 ) -> Adapter:
     known = projections(config)
     modules = set(by_module(known))
-    given = sorted({module_of(name) for name in folder.tensors})
+    given = sorted({module_name(name) for name in folder.tensors})
     names = {full_name(module, modules, source): module for module in given}
     if folder.kind == IA3:
         parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
@@ -228,52 +229,54 @@ def _projections_from(
     )
 
 
-def _projections_to(
+def _write_projections(
     adapter: Adapter, config: ModelConfig
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Tensors of LoRA or IA3, and the settings by which PEFT finds their modules."""
+    """Returns tensors of LoRA or IA3, and the settings that select their modules."""
     known = projections(config)
     check_projections(adapter, known)
     settings = _with_defaults(adapter)
-    found: dict[str, Any] = {}
+    derived: dict[str, Any] = {}
     if adapter.kind == IA3:
         tensors = write_ia3(adapter.parameters, known)
     else:
         tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
-        if not _says(settings, tensors, scalings):
-            found |= lora_settings(tensors, scalings, settings)
+        if not _has_scalings(settings, tensors, scalings):
+            derived |= lora_settings(tensors, scalings, settings)
     holders = by_module(known)
-    modules = {module_of(name) for name in tensors}
-    found["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
-    if not _finds(settings, modules, holders):
-        found |= _targets(adapter.kind, modules, holders)
-    return tensors, found
+    modules = {module_name(name) for name in tensors}
+    derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
+    if not _selects(settings, modules, holders):
+        derived |= _targets(adapter.kind, modules, holders)
+    return tensors, derived
 
 
 def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None:
-    """Refuses a LoRA or IA3 of what is no projection of the model.
+    """Checks that every parameter of a LoRA or IA3 belongs to a projection.
 
     Args:
-      adapter: ours.
-      known: the model's projections.
+      adapter: our adapter.
+      known: projections of the model, by path.
 
     Raises:
-      InputError: with the first parameter that has no place, or if there is none.
+      InputError: with the first parameter that does not, or if there are no parameters.
     """
     for path in adapter.parameters:
         projection, _, leaf = path.partition("/adapters/")
         if projection not in known or not leaf.startswith(f"{adapter.kind.lower()}/"):
             raise InputError(
-                f"{path} is no {adapter.kind} of a projection of this model; was it "
-                "trained on another model?"
+                f"{path} does not belong to {adapter.kind} of a projection of this "
+                "model; was it trained on another model?"
             )
     if not adapter.parameters:
         raise InputError(f"there is no {adapter.kind} to write")
 
 
-def _says(settings: Settings, tensors: Arrays, scalings: Mapping[str, float]) -> bool:
-    """Whether the settings already give every module its rank and scaling."""
-    ranks = {module_of(name): len(x) for name, x in tensors.items() if LORA_A in name}
+def _has_scalings(
+    settings: Settings, tensors: Arrays, scalings: Mapping[str, float]
+) -> bool:
+    """Whether the settings already set every module's rank and scaling."""
+    ranks = {module_name(name): len(x) for name, x in tensors.items() if LORA_A in name}
     return all(
         rank_of(settings, module) == ranks[module]
         and scaling_of(settings, module) == scaling
@@ -281,24 +284,24 @@ def _says(settings: Settings, tensors: Arrays, scalings: Mapping[str, float]) ->
     )
 
 
-def _finds(
+def _selects(
     settings: Settings, modules: set[str], holders: Mapping[str, list[Projection]]
 ) -> bool:
-    """Whether PEFT would find exactly these modules by the settings."""
+    """Whether the settings already select exactly these modules."""
     narrowed = ("exclude_modules", "layers_to_transform", "layers_pattern")
     if any(settings.get(name) for name in narrowed):
         return False
     inputs = {module for module in modules if holders[module][0].scales_input}
-    return matching(settings["target_modules"], holders) == modules and (
+    return match_targets(settings["target_modules"], holders) == modules and (
         settings["peft_type"] != IA3
-        or matching(settings["feedforward_modules"], modules) == inputs
+        or match_targets(settings["feedforward_modules"], modules) == inputs
     )
 
 
 def _targets(
     kind: str, modules: set[str], holders: Mapping[str, list[Projection]]
 ) -> dict[str, Any]:
-    """The settings by which PEFT finds exactly these modules.
+    """Returns the settings that select exactly these modules.
 
     IA3's feed-forward modules must be among its targets under the same names.
     """

@@ -1,10 +1,10 @@
-"""A PEFT adapter's folder: its settings and its arrays, read and written.
+"""Reads and writes a PEFT adapter's folder: its settings and its arrays.
 
     adapter_config.json         settings: JSON, indented by 2, keys sorted
     adapter_model.safetensors   float32 arrays, with the metadata {"format": "pt"}
 
-The format is that of PEFT 0.21 (`save_pretrained`), byte for byte; older releases leave
-settings out. What the arrays mean is `checkpoints.peft`'s business.
+The format is that of PEFT 0.21 (`save_pretrained`), byte for byte; older releases omit
+some settings. `conversion` interprets the arrays.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ README = "README.md"
 
 @dataclasses.dataclass(frozen=True)
 class AdapterFolder:
-    """What a PEFT adapter's folder holds.
+    """Contents of a PEFT adapter's folder.
 
     Attributes:
-      settings: all of `adapter_config.json`, keys that nobody knows among them.
+      settings: all of `adapter_config.json`, including unknown keys.
       tensors: float32 arrays by PEFT's names.
     """
 
@@ -41,49 +41,49 @@ class AdapterFolder:
 
     @property
     def kind(self) -> str:
-        """PEFT's name of the method, such as "LORA"."""
+        """PEFT's name for the method, such as "LORA"."""
         return self.settings["peft_type"]
 
 
 def find_folder(path: Path | str) -> Path | None:
-    """The folder that has the adapter's files, or None.
+    """Finds the folder with the adapter's files; None if there is none.
 
-    PEFT puts an adapter whose name is not "default" into a folder of that name.
+    PEFT puts an adapter whose name is not "default" into a subfolder of that name.
 
     Raises:
-      InputError: if several adapters lie below.
+      InputError: if the path has several adapters in subfolders.
     """
     path = Path(path)
-    if _holds_adapter(path):
+    if _is_adapter(path):
         return path
     if not path.is_dir():
         return None
-    below = [child for child in sorted(path.iterdir()) if _holds_adapter(child)]
-    if len(below) > 1:
-        names = ", ".join(str(child) for child in below)
-        raise InputError(f"{path} holds several adapters, name one of them: {names}")
-    return below[0] if below else None
+    adapters = [child for child in sorted(path.iterdir()) if _is_adapter(child)]
+    if len(adapters) > 1:
+        names = ", ".join(str(child) for child in adapters)
+        raise InputError(f"{path} has several adapters; name one of them: {names}")
+    return adapters[0] if adapters else None
 
 
 def read_folder(path: Path | str) -> AdapterFolder:
     """Reads an adapter of any kind.
 
     Args:
-      path: the folder, or the one above it for an adapter with a name.
+      path: the adapter's folder, or the parent folder of a named adapter.
 
     Raises:
-      InputError: if a file is missing, damaged, a pickle, or its arrays have not the
-        shapes that the settings say.
+      InputError: if a file is missing, damaged or a pickle, or the shapes of its arrays
+        contradict the settings.
     """
     folder = find_folder(path)
     if folder is None:
-        raise InputError(f"{path} holds no {CONFIG}, so it is no PEFT adapter's folder")
+        raise InputError(f"{path} has no {CONFIG}, so it is not a PEFT adapter")
     settings = _read_settings(folder / CONFIG)
     file = folder / TENSORS
     if not file.is_file():
         raise InputError(
-            f"{file} is missing; {PICKLE}, if there, is a pickle, which could run "
-            "anything: save the adapter again with safe_serialization=True"
+            f"{file} is missing; {PICKLE}, if present, is a pickle, which could run "
+            "arbitrary code: save the adapter again with safe_serialization=True"
         )
     tensors = {}
     for name, stored in read_header(file).items():
@@ -93,7 +93,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
             )
         tensors[name] = stored.read().astype(np.float32)
         if not np.isfinite(tensors[name]).all():
-            raise InputError(f"{file}: {name} holds numbers that are not finite")
+            raise InputError(f"{file}: {name} has numbers that are not finite")
     check_shapes(settings, tensors, str(folder))
     return AdapterFolder(settings, tensors)
 
@@ -101,22 +101,22 @@ def read_folder(path: Path | str) -> AdapterFolder:
 def write_folder(
     path: Path | str, folder: AdapterFolder, *, force: bool = False
 ) -> None:
-    """Writes an adapter's two files; an unfinished folder is never seen.
+    """Writes an adapter's two files atomically.
 
     Args:
-      path: the folder; its model card, if there is one, is kept.
-      folder: what to write.
-      force: whether an adapter that is there already is replaced.
+      path: folder to write; its model card, if there is one, is kept.
+      folder: contents to write.
+      force: whether to replace an adapter in this folder.
 
     Raises:
-      InputError: if something else is there, or the arrays have not the shapes that
-        the settings say. Nothing has been written then.
+      InputError: if the folder has other files, or the shapes of the arrays contradict
+        the settings. Then nothing is written.
     """
     path = Path(path)
     check_shapes(folder.settings, folder.tensors, f"the adapter for {path}")
     contents = {
         CONFIG: json.dumps(folder.settings, indent=2, sort_keys=True).encode(),
-        TENSORS: _encoded(folder.tensors),
+        TENSORS: _encode(folder.tensors),
     }
     card = path / README
     if card.is_file():
@@ -129,8 +129,8 @@ def write_folder(
     atomic_files.write_folder(path, write, known=(CONFIG, TENSORS, README), force=force)
 
 
-def _encoded(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of a safetensors file.
+def _encode(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Returns the bytes of a safetensors file.
 
     Raises:
       InputError: for an array that is not float32.
@@ -138,27 +138,27 @@ def _encoded(tensors: Mapping[str, np.ndarray]) -> bytes:
     for name, array in tensors.items():
         if array.dtype != np.float32:
             raise InputError(f"{name} is {array.dtype}, expected float32")
-    # safetensors would write the memory of a view as it lies.
-    whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    return save(whole, metadata={"format": "pt"})
+    # safetensors would write the memory of a view in its own order.
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    return save(arrays, metadata={"format": "pt"})
 
 
-def _holds_adapter(folder: Path) -> bool:
+def _is_adapter(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, TENSORS, PICKLE))
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """The settings of an adapter of any kind.
+    """Reads the settings of an adapter of any kind.
 
     Raises:
-      InputError: if they are missing, not JSON, or do not say their kind.
+      InputError: if they are missing, not JSON, or lack the kind.
     """
     try:
         settings = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise InputError(f"{path} is missing beside the adapter") from error
+        raise InputError(f"{path} is missing from the adapter") from error
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(settings, dict) or not isinstance(settings.get("peft_type"), str):
-        raise InputError(f"{path} has no 'peft_type', so it is no PEFT adapter's")
+        raise InputError(f"{path} has no 'peft_type', so it is not a PEFT adapter's")
     return settings

@@ -1,7 +1,8 @@
-"""IA3 between PEFT's tensors and our parameters (Liu et al. 2022, section 3.3).
+"""Converts IA3 between PEFT's tensors and our parameters (Liu et al. 2022, 3.3).
 
-PEFT keeps `ia3_l [out, 1]` for a module whose output is scaled, `[1, in]` for one whose
-input is; we keep `scale [L, out]` or, of the feed-forward layer's `down`, `[L, in]`.
+PEFT stores `ia3_l [out, 1]` for a module whose output is scaled, and `[1, in]` for one
+whose input is. We store `scale [L, out]`, or `[L, in]` for the feed-forward layer's
+`down`.
 """
 
 from collections.abc import Mapping
@@ -23,16 +24,16 @@ def read_ia3(
     known: Mapping[str, Projection],
     source: str,
 ) -> Arrays:
-    """Our parameters; layers without a scale have ones.
+    """Returns our parameters; the scales of layers without an adapter are ones.
 
     Args:
-      tensors: PEFT's.
-      names: for the full name of each adapted module, its name in `tensors`.
-      known: the model's projections.
-      source: for messages.
+      tensors: PEFT's tensors.
+      names: name in `tensors` of each adapted module, by the module's full name.
+      known: projections of the model, by path.
+      source: origin of the adapter, for messages.
 
     Raises:
-      InputError: for a shape that is not the projection's, or a scale on its other
+      InputError: for a shape that does not fit the projection, or a scale of its other
         side.
     """
     parameters: Arrays = {}
@@ -43,26 +44,26 @@ def read_ia3(
         for layer, module in enumerate(projection.modules):
             if module in names:
                 stored = tensors[f"{MODEL_PREFIX}{names[module]}{IA3}"]
-                scale[layer] = _part(stored, projection, f"{source}: {module}")
+                scale[layer] = _read_part(stored, projection, f"{source}: {module}")
         parameters[f"{path}/{SCALE}"] = scale
     return parameters
 
 
 def write_ia3(parameters: Arrays, known: Mapping[str, Projection]) -> Arrays:
-    """PEFT's tensors; a part of a module that has no scale gets ones.
+    """Returns PEFT's tensors; a part of a module without a scale gets ones.
 
     Args:
-      parameters: ours.
-      known: the model's projections.
+      parameters: our parameters.
+      known: projections of the model, by path.
 
     Raises:
-      InputError: for a shape that is not the projection's.
+      InputError: for a shape that does not fit the projection.
     """
     tensors: Arrays = {}
     for module, parts in by_module(known).items():
         if not any(f"{part.path}/{SCALE}" in parameters for part in parts):
             continue
-        whole = np.concatenate([scale_of(parameters, part, module) for part in parts])
+        whole = np.concatenate([read_scale(parameters, part, module) for part in parts])
         shape = (1, -1) if parts[0].scales_input else (-1, 1)
         tensors[f"{MODEL_PREFIX}{module}{IA3}"] = whole.reshape(shape)
     return tensors
@@ -72,10 +73,10 @@ def _size(projection: Projection) -> int:
     return projection.size_in if projection.scales_input else projection.size_out
 
 
-def _part(
+def _read_part(
     stored: np.ndarray, projection: Projection, source: str
 ) -> Float[np.ndarray, "size"]:
-    """What a stored scale says of one projection."""
+    """Returns the part of a stored scale that belongs to one projection."""
     index, parts = projection.part
     count = _size(projection) * parts
     expected = (1, count) if projection.scales_input else (count, 1)
@@ -89,18 +90,18 @@ def _part(
     )
 
 
-def scale_of(
+def read_scale(
     parameters: Arrays, projection: Projection, module: str
 ) -> Float[np.ndarray, "size"]:
-    """The scale that we have for one projection in one layer; ones if there is none.
+    """Returns the scale of one projection in one layer; ones if there is none.
 
     Args:
-      parameters: ours.
-      projection: of the model.
-      module: of the layer.
+      parameters: our parameters.
+      projection: a projection of the model.
+      module: module of the layer.
 
     Raises:
-      InputError: for a shape that is not the projection's.
+      InputError: for a shape that does not fit the projection.
     """
     scale = parameters.get(f"{projection.path}/{SCALE}")
     if scale is None:

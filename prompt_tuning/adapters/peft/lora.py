@@ -1,7 +1,7 @@
-"""LoRA between PEFT's tensors and our parameters (Hu et al. 2021).
+"""Converts LoRA between PEFT's tensors and our parameters (Hu et al. 2021).
 
-PEFT keeps `A [r, in]` and `B [out, r]` for each module of each layer, and adds
-`alpha / r * B A x`; we keep `a [L, in, r]` and `b [L, r, out]` for each projection.
+PEFT stores `A [r, in]` and `B [out, r]` for each module of each layer, and adds
+`alpha / r * B A x`. We store `a [L, in, r]` and `b [L, r, out]` for each projection.
 """
 
 import dataclasses
@@ -36,26 +36,26 @@ def read_lora(
     known: Mapping[str, Projection],
     source: str,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Our parameters and scalings.
+    """Returns our parameters and scalings.
 
-    Layers of lower rank are filled up with zeros, layers without a LoRA are zero, and
-    where layers differ in scaling the difference goes into `b`.
+    Layers of lower rank are padded with zeros, layers without a LoRA are zero, and if
+    the scalings of layers differ, `b` absorbs the difference.
 
     Args:
-      tensors: PEFT's.
-      names: for the full name of each adapted module, its name in `tensors`.
-      settings: of the adapter.
-      known: the model's projections.
-      source: for messages.
+      tensors: PEFT's tensors.
+      names: name in `tensors` of each adapted module, by the module's full name.
+      settings: settings of the adapter.
+      known: projections of the model, by path.
+      source: origin of the adapter, for messages.
 
     Raises:
-      InputError: for a shape that is not the projection's.
+      InputError: for a shape that does not fit the projection.
     """
     parameters: Arrays = {}
     scalings = {}
     for path, projection in known.items():
         layers = [
-            _factors(tensors, names[module], projection, settings, source)
+            _read_module(tensors, names[module], projection, settings, source)
             if module in names
             else None
             for module in projection.modules
@@ -69,14 +69,14 @@ def read_lora(
         b = np.zeros((len(layers), rank, projection.size_out), np.float32)
         for layer, factors in enumerate(layers):
             if factors is not None:
-                own = factors.a.shape[1]
-                a[layer, :, :own] = factors.a
-                b[layer, :own] = _rescaled(factors, scaling)
+                layer_rank = factors.a.shape[1]
+                a[layer, :, :layer_rank] = factors.a
+                b[layer, :layer_rank] = _rescale(factors, scaling)
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
     return parameters, scalings
 
 
-def _factors(
+def _read_module(
     tensors: Arrays,
     module: str,
     projection: Projection,
@@ -89,8 +89,8 @@ def _factors(
     sizes = (projection.size_in, projection.size_out * parts)
     if (a.shape[1], b.shape[0]) != sizes:
         raise InputError(
-            f"{source}: the LoRA of {module} goes from {a.shape[1]} to {b.shape[0]} "
-            f"numbers, but the model's projection from {sizes[0]} to {sizes[1]}; was "
+            f"{source}: the LoRA of {module} maps {a.shape[1]} to {b.shape[0]} "
+            f"numbers, but the model's projection maps {sizes[0]} to {sizes[1]}; was "
             "it made for another model?"
         )
     return Factors(a.T, np.split(b, parts)[index].T, scaling_of(settings, module))
@@ -101,45 +101,45 @@ def write_lora(
     scalings: Mapping[str, float],
     known: Mapping[str, Projection],
 ) -> tuple[Arrays, dict[str, float]]:
-    """PEFT's tensors, and the scaling of each module.
+    """Returns PEFT's tensors and the scaling of each module.
 
     Args:
-      parameters: ours.
-      scalings: by the path of each projection that has a LoRA.
-      known: the model's projections.
+      parameters: our parameters.
+      scalings: scaling of each LoRA, by the path of its projection.
+      known: projections of the model, by path.
 
     Raises:
-      InputError: for a shape that is not the projection's, or no scaling.
+      InputError: for a shape that does not fit the projection, or a missing scaling.
     """
     tensors: Arrays = {}
-    found: dict[str, float] = {}
+    module_scalings: dict[str, float] = {}
     for module, parts in by_module(known).items():
-        own = [factors_of(parameters, scalings, part, module) for part in parts]
-        if all(factors is None for factors in own):
+        factors = [read_factors(parameters, scalings, part, module) for part in parts]
+        if all(part is None for part in factors):
             continue
-        whole = fused(own, [part.size_out for part in parts])
+        whole = fuse(factors, [part.size_out for part in parts])
         tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(whole.a.T)
         tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(whole.b.T)
-        found[module] = whole.scaling
-    return tensors, found
+        module_scalings[module] = whole.scaling
+    return tensors, module_scalings
 
 
-def factors_of(
+def read_factors(
     parameters: Arrays,
     scalings: Mapping[str, float],
     projection: Projection,
     module: str,
 ) -> Factors | None:
-    """The LoRA that we have for one projection in one layer, if there is one.
+    """Returns the LoRA of one projection in one layer, if there is one.
 
     Args:
-      parameters: ours.
-      scalings: by the path of each projection that has a LoRA.
-      projection: of the model.
-      module: of the layer.
+      parameters: our parameters.
+      scalings: scaling of each LoRA, by the path of its projection.
+      projection: a projection of the model.
+      module: module of the layer.
 
     Raises:
-      InputError: for a shape that is not the projection's, or no scaling.
+      InputError: for a shape that does not fit the projection, or a missing scaling.
     """
     path = projection.path
     if f"{path}/{A}" not in parameters:
@@ -158,45 +158,46 @@ def factors_of(
     return Factors(a[layer], b[layer], scalings[path])
 
 
-def fused(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
-    """One LoRA for projections that lie side by side in one module.
+def fuse(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
+    """Fuses the LoRAs of projections that are columns of one module.
 
-    Where all start from the same `a` theirs is kept, and a projection that has none
-    gets zeros in `b`. Otherwise each keeps its own place in the rank:
-    `[a_1 a_2]` and `[[b_1, 0], [0, b_2]]`.
+    If all have the same `a` and scaling, that `a` is kept, and a projection without a
+    LoRA gets zeros in `b`. Otherwise each LoRA gets its own ranks: `[a_1 a_2]` and
+    `[[b_1, 0], [0, b_2]]`.
 
     Args:
-      parts: of each projection, at least one of them not None.
-      sizes: numbers that each puts out.
+      parts: LoRA of each projection; at least one is not None.
+      sizes: output size of each projection.
     """
     present = [part for part in parts if part is not None]
     first = present[0]
-    alike = all(
+    same = all(
         part.scaling == first.scaling and np.array_equal(part.a, first.a)
         for part in present
     )
     ranks = [0 if part is None else part.a.shape[1] for part in parts]
-    starts = [0] * len(parts) if alike else [sum(ranks[:i]) for i in range(len(parts))]
-    rank = first.a.shape[1] if alike else sum(ranks)
+    starts = [0] * len(parts) if same else [sum(ranks[:i]) for i in range(len(parts))]
+    rank = first.a.shape[1] if same else sum(ranks)
     b = np.zeros((rank, sum(sizes)), np.float32)
     for index, part in enumerate(parts):
         if part is not None:
             rows = slice(starts[index], starts[index] + ranks[index])
             columns = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
-            b[rows, columns] = _rescaled(part, first.scaling)
-    a = first.a if alike else np.concatenate([part.a for part in present], axis=1)
+            b[rows, columns] = _rescale(part, first.scaling)
+    a = first.a if same else np.concatenate([part.a for part in present], axis=1)
     return Factors(a, b, first.scaling)
 
 
 def lora_settings(
     tensors: Arrays, scalings: Mapping[str, float], settings: Settings
 ) -> dict[str, object]:
-    """`r` and `lora_alpha`, with patterns for the modules that differ.
+    """Returns `r` and `lora_alpha`, with patterns for the modules that differ.
 
     Args:
-      tensors: PEFT's.
-      scalings: of each module.
-      settings: of the adapter to be; they say whether alpha is divided by `sqrt(r)`.
+      tensors: PEFT's tensors.
+      scalings: scaling of each module.
+      settings: settings of the new adapter, which decide whether alpha is divided by
+        `sqrt(r)`.
     """
     ranks = {
         module: len(tensors[f"{MODEL_PREFIX}{module}{LORA_A}"]) for module in scalings
@@ -215,15 +216,15 @@ def lora_settings(
     }
 
 
-def _rescaled(factors: Factors, scaling: float) -> Float[np.ndarray, "r out"]:
-    """`b` under another scaling; the same bits if it is the same."""
+def _rescale(factors: Factors, scaling: float) -> Float[np.ndarray, "r out"]:
+    """Returns `b` for another scaling; the same bits if the scaling is the same."""
     if factors.scaling == scaling:
         return factors.b
     return (factors.b * np.float64(factors.scaling / scaling)).astype(np.float32)
 
 
 def _alpha(scaling: float, divided_by: float) -> float | int:
-    """Alpha, whole where only rounding has made it a fraction."""
+    """Returns alpha, as an integer if it differs from one only by rounding."""
     alpha = scaling * divided_by
     whole = round(alpha)
     return whole if abs(alpha - whole) <= 1e-9 * max(1.0, abs(alpha)) else alpha

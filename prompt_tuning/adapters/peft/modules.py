@@ -1,7 +1,7 @@
-"""Our projections, the modules that transformers makes of them, and PEFT's choice.
+"""Maps our projections to the modules of transformers, and to PEFT's target settings.
 
-Names come from the tables that read the model (`checkpoints.huggingface`). GPT-2 keeps
-query, key and value in one module, of which each is a part.
+The names come from the tables that restore the model (`families.hf_folder`).
+GPT-2 has query, key and value in one module, of which each is a part.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
-# Adapters of a base model, without its head, lack the prefix of its names.
+# Modules of a base model lack the prefix that they have in the model with its head.
 HEADLESS = ("", *sorted({family.base_prefix for family in FAMILIES.values()} - {""}))
 
 
@@ -24,12 +24,13 @@ class Projection:
     """One projection of a stack.
 
     Attributes:
-      path: ours, such as "decoder/layers/self_attention/query".
-      modules: the module of each layer, as transformers names it.
-      part: which part of those modules it is, and of how many; (0, 1) for all.
-      size_in: numbers that go in.
-      size_out: numbers that come out.
-      in_first: whether a module's weight is stored `[in, out]` (GPT-2's `Conv1D`).
+      path: our path, such as "decoder/layers/self_attention/query".
+      modules: name of each layer's module in transformers.
+      part: index of the projection within those modules, and their number of parts;
+        (0, 1) for a whole module.
+      size_in: input size.
+      size_out: output size.
+      in_first: whether a module's weight is stored as `[in, out]` (GPT-2's `Conv1D`).
     """
 
     path: str
@@ -41,22 +42,22 @@ class Projection:
 
     @property
     def scales_input(self) -> bool:
-        """Whether IA3 multiplies what goes in (Liu et al. 2022, section 3.3)."""
+        """Whether IA3 scales the input (Liu et al. 2022, section 3.3)."""
         return self.path.endswith("/mlp/down")
 
 
 def projections(
     config: ModelConfig, names: Collection[str] = ()
 ) -> dict[str, Projection]:
-    """Every projection of a model, by our path.
+    """Returns the projections of a model, by our path.
 
     Args:
-      config: the model.
-      names: those of a checkpoint's arrays, for modules named as they are there;
-        without them as in a model with its head.
+      config: config of the model.
+      names: names of a checkpoint's arrays, to name the modules as the checkpoint does;
+        without them the names are those of a model with its head.
     """
     sizes = _sizes(config)
-    found = {}
+    by_path = {}
     for path, recipe in hf_folder.find_recipes(config, names).items():
         projection = path.removesuffix("/kernel")
         kind = "/".join(projection.split("/")[-2:])
@@ -64,18 +65,18 @@ def projections(
             continue
         part = recipe.transform
         fused = isinstance(part, FusedPart)
-        found[projection] = Projection(
+        by_path[projection] = Projection(
             projection,
             tuple(name.removesuffix(".weight") for name in recipe.sources),
             (part.index, part.parts) if fused else (0, 1),
             *sizes[kind],
             in_first=part is not transpose,
         )
-    return found
+    return by_path
 
 
 def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Numbers in and out of each kind of projection."""
+    """Returns the input and output size of each kind of projection."""
     width, inner = config.width, config.feed_forward_width
     queries = config.heads * config.head_width
     keys = config.key_value_heads * config.head_width
@@ -87,8 +88,8 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
     return {
         **{
-            f"{place}/{name}": size
-            for place in ("self_attention", "cross_attention")
+            f"{layer}/{name}": size
+            for layer in ("self_attention", "cross_attention")
             for name, size in attention.items()
         },
         "mlp/gate": (width, inner),
@@ -98,19 +99,19 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def by_module(known: Mapping[str, Projection]) -> dict[str, list[Projection]]:
-    """The projections that each module holds, in the order of their parts."""
-    found: dict[str, list[Projection]] = {}
+    """Returns the projections within each module, in the order of their parts."""
+    by_name: dict[str, list[Projection]] = {}
     for projection in known.values():
         for module in projection.modules:
-            found.setdefault(module, []).append(projection)
+            by_name.setdefault(module, []).append(projection)
     return {
         module: sorted(parts, key=lambda projection: projection.part)
-        for module, parts in found.items()
+        for module, parts in by_name.items()
     }
 
 
 def full_name(module: str, known: Collection[str], source: str) -> str:
-    """A module's name, completed where the adapter was made on a model without head.
+    """Completes the name of a module if the adapter's model lacked the head.
 
     Raises:
       InputError: if the model has no such module.
@@ -119,58 +120,58 @@ def full_name(module: str, known: Collection[str], source: str) -> str:
         if prefix + module in known:
             return prefix + module
     raise InputError(
-        f"{source} adapts the module {module}, which is no projection of this model; "
-        f"it has {', '.join(sorted(known)[:4])}, ..."
+        f"{source} adapts the module {module}, which is not a projection of this "
+        f"model; it has {', '.join(sorted(known)[:4])}, ..."
     )
 
 
 def shortest_names(wanted: Collection[str], known: Collection[str]) -> list[str]:
-    """The shortest names by which PEFT finds the wanted modules and no other.
+    """Returns the shortest names by which PEFT finds the wanted modules and no others.
 
-    PEFT takes each module whose name is one of them, or ends with one after a dot.
+    PEFT adapts each module whose name is one of them, or ends with one after a dot.
 
     Args:
       wanted: full names of modules.
-      known: those of all modules that could be found.
+      known: full names of all modules of the model.
 
     Returns:
-      endings such as "q_proj" or "attn.c_proj" where they are enough, and full names
-      for the rest, sorted.
+      Suffixes such as "q_proj" or "attn.c_proj" where they are unambiguous, and full
+      names otherwise, sorted.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for module in sorted(wanted):
-        if _matched(found, module):
+        if _is_matched(names, module):
             continue
-        found.add(_shortest(module, wanted, known))
-    return sorted(found)
+        names.add(_shortest(module, wanted, known))
+    return sorted(names)
 
 
 def _shortest(module: str, wanted: Collection[str], known: Collection[str]) -> str:
-    pieces = module.split(".")
-    for count in range(1, len(pieces)):
-        ending = ".".join(pieces[-count:])
-        if all(name in wanted for name in known if _matched((ending,), name)):
-            return ending
+    parts = module.split(".")
+    for count in range(1, len(parts)):
+        suffix = ".".join(parts[-count:])
+        if all(name in wanted for name in known if _is_matched((suffix,), name)):
+            return suffix
     return module
 
 
-def matching(targets: Any, known: Iterable[str]) -> set[str]:
-    """The modules that a `target_modules` of any form means.
+def match_targets(targets: Any, known: Iterable[str]) -> set[str]:
+    """Returns the modules that a `target_modules` of any form selects.
 
     Raises:
-      InputError: for a text that is no regular expression.
+      InputError: for a string that is not a regular expression.
     """
     if not isinstance(targets, str):
-        return {name for name in known if _matched(targets or (), name)}
+        return {name for name in known if _is_matched(targets or (), name)}
     if targets == ALL_LINEAR:
         return set(known)
     try:
         return {name for name in known if re.fullmatch(targets, name)}
     except re.error as error:
         raise InputError(
-            f"target_modules is {targets!r}, which is no regular expression: {error}"
+            f"target_modules is {targets!r}, which is not a regular expression: {error}"
         ) from error
 
 
-def _matched(endings: Iterable[str], name: str) -> bool:
-    return any(name == end or name.endswith(f".{end}") for end in endings)
+def _is_matched(suffixes: Iterable[str], name: str) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in suffixes)

@@ -1,7 +1,6 @@
-"""The settings of PEFT's adapters that we know: their defaults and what they mean.
+"""Settings of PEFT's adapters: their defaults and their meaning.
 
-As PEFT 0.21.2 writes them; readers of it fill in what is missing and warn of what they
-do not know, and so do we.
+The defaults are those of PEFT 0.21.2. Like PEFT, we fill in missing settings.
 """
 
 import math
@@ -92,116 +91,117 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "velora_config": None,
     },
 }
-# Of each the value that changes nothing, and why any other is refused.
+# For each setting the value that changes nothing, and why others are not supported.
 _REFUSED: dict[str, tuple[Any, str]] = {
     "bias": ("none", "biases of the frozen model were trained as well"),
     "use_dora": (False, "DoRA's magnitudes rescale whole kernels"),
     "lora_bias": (False, "biases were added to the adapter"),
     "use_qalora": (False, "QALoRA pools its inputs"),
     "use_bdlora": (None, "BD-LoRA's factors are block diagonal"),
-    "kasa_config": (None, "KaSA's singular values stand between the factors"),
+    "kasa_config": (None, "KaSA has singular values between the factors"),
     "monteclora_config": (None, "MonteCLoRA mixes sampled factors"),
     "velora_config": (None, "VeLoRA's factors are not plain"),
-    "alora_invocation_tokens": (None, "aLoRA acts on a part of each text"),
+    "alora_invocation_tokens": (None, "aLoRA acts on part of each text"),
     "arrow_config": (None, "Arrow routes each token to other adapters"),
     "layer_replication": (None, "the model's layers were repeated"),
     "target_parameters": (None, "parameters outside of linear layers were adapted"),
     "trainable_token_indices": (None, "rows of the embedding table were trained"),
-    "megatron_config": (None, "Megatron's parallel layers are named otherwise"),
+    "megatron_config": (None, "Megatron's parallel layers have other names"),
 }
 
-# Ways to start LoRA that take the start away from the frozen weights.
+# Initializations of LoRA that subtract the initial product from the frozen weights.
 _MOVES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
 def setting(settings: Settings, name: str) -> Any:
-    """A setting, or PEFT's default where it is missing; None where there is neither."""
+    """Returns a setting, PEFT's default if it is missing, or None without a default."""
     defaults = DEFAULTS.get(settings["peft_type"], {})
     return settings.get(name, defaults.get(name))
 
 
 def check_supported(settings: Settings, source: str) -> None:
-    """Refuses variants of a method that change more than we can express.
+    """Checks that an adapter does not use a variant that we cannot represent.
 
     Raises:
       InputError: with the setting and the reason.
     """
     reasons = _REFUSED if settings["peft_type"] == "LORA" else {}
-    wanted = {"modules_to_save": (None, "whole modules were trained"), **reasons}
-    for name, (plain, reason) in wanted.items():
-        found = setting(settings, name)
-        if found != plain and found:
+    supported = {"modules_to_save": (None, "whole modules were trained"), **reasons}
+    for name, (neutral, reason) in supported.items():
+        value = setting(settings, name)
+        if value != neutral and value:
             raise InputError(
-                f"{source} has {name} = {found!r}, expected {plain!r}: {reason}, which "
-                "is not read here. Merge the adapter with PEFT (merge_and_unload), or "
-                "train it without that"
+                f"{source} has {name} = {value!r}, expected {neutral!r}: {reason}, "
+                "which is not supported. Merge the adapter with PEFT "
+                "(merge_and_unload), or train it without this setting"
             )
     start = setting(settings, "init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_MOVES_BASE):
         raise InputError(
             f"{source} has init_lora_weights = {start!r}, which changes the frozen "
             "weights: save it with path_initial_model_for_weight_conversion, which "
-            "makes a plain LoRA of it"
+            "converts it to a plain LoRA"
         )
 
 
-def positive(settings: Settings, name: str, source: str) -> int:
-    """A setting that counts something.
+def positive_setting(settings: Settings, name: str, source: str) -> int:
+    """Returns a setting that is a positive integer.
 
     Raises:
-      InputError: unless it is a positive integer.
+      InputError: if it is not.
     """
-    found = setting(settings, name)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise InputError(f"{source} has {name} {found!r}, expected a positive integer")
-    return found
+    value = setting(settings, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{source} has {name} {value!r}, expected a positive integer")
+    return value
 
 
 def submodules(settings: Settings, source: str) -> int:
-    """How many stacks get rows: 2 for an encoder-decoder unless the settings say 1.
+    """Returns the number of stacks with rows: by default 2 for an encoder-decoder.
 
     Raises:
-      InputError: for any other number.
+      InputError: if the setting is neither 1 nor 2.
     """
-    found = setting(settings, "num_transformer_submodules")
-    if found is None:
+    count = setting(settings, "num_transformer_submodules")
+    if count is None:
         return 2 if setting(settings, "task_type") == "SEQ_2_SEQ_LM" else 1
-    if found not in (1, 2):
+    if count not in (1, 2):
         raise InputError(
-            f"{source} has num_transformer_submodules {found!r}, expected 1 or 2"
+            f"{source} has num_transformer_submodules {count!r}, expected 1 or 2"
         )
-    return found
+    return count
 
 
 def rank_of(settings: Settings, module: str) -> int:
-    """The rank of a module's LoRA."""
+    """Returns the rank of a module's LoRA."""
     return _patterned(settings, "rank_pattern", "r", module)
 
 
 def scaling_of(settings: Settings, module: str) -> float:
-    """What a module's low-rank product is multiplied by.
+    """Returns the factor of a module's low-rank product.
 
-    `alpha / r` (Hu et al. 2021, section 4.1), or `alpha / sqrt(r)` where the settings
-    ask for rank stabilisation (Kalajdzievski 2023).
+    This is `alpha / r` (Hu et al. 2021, section 4.1), or `alpha / sqrt(r)` with rank
+    stabilization (Kalajdzievski 2023).
     """
     alpha = _patterned(settings, "alpha_pattern", "lora_alpha", module)
     return alpha / divisor(settings, rank_of(settings, module))
 
 
 def divisor(settings: Settings, rank: int) -> float:
-    """By what alpha is divided."""
+    """Returns the divisor of alpha."""
     return math.sqrt(rank) if setting(settings, "use_rslora") else float(rank)
 
 
 def _patterned(settings: Settings, patterns: str, plain: str, module: str) -> Any:
-    """The value of the first pattern that a module's name ends with, else the plain."""
+    """Returns the value of the first pattern that matches, else the default."""
     for pattern, value in (setting(settings, patterns) or {}).items():
         try:
-            found = re.match(rf"(.*\.)?({pattern})$", module)
+            match = re.match(rf"(.*\.)?({pattern})$", module)
         except re.error as error:
             raise InputError(
-                f"{patterns} has {pattern!r}, which is no regular expression: {error}"
+                f"{patterns} has {pattern!r}, which is not a regular "
+                f"expression: {error}"
             ) from error
-        if found:
+        if match:
             return value
     return setting(settings, plain)

@@ -1,4 +1,4 @@
-"""Prompts and prefixes between PEFT's tensors and our parameters."""
+"""Converts prompts and prefixes between PEFT's tensors and our parameters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,41 +17,43 @@ STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
 
 
 def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapter:
-    """A plain prompt; P-tuning saves what its encoder made, which is one.
+    """Reads a plain prompt, or one of P-tuning, which saves its encoder's output.
 
     For an encoder-decoder PEFT stores as many rows again, which it neither trains nor
     uses.
 
     Args:
-      tensors: PEFT's, of checked shapes.
-      settings: of the adapter.
-      stack: "encoder" or "decoder": where the prompt goes.
+      tensors: PEFT's tensors, of checked shapes.
+      settings: settings of the adapter.
+      stack: stack of the prompt, "encoder" or "decoder".
     """
     rows, length = tensors[EMBEDDINGS], settings["num_virtual_tokens"]
     return Adapter(
         kind=PROMPT,
         parameters={f"{stack}/prompt/prompt": rows[:length]},
-        settings=settings if settings["peft_type"] == PROMPT else _origin(settings),
+        settings=settings
+        if settings["peft_type"] == PROMPT
+        else _common_settings(settings),
         unused=rows[length:] if len(rows) > length else None,
     )
 
 
-def _origin(settings: Settings) -> dict[str, Any]:
-    """The settings of P-tuning that mean the same for a plain prompt."""
+def _common_settings(settings: Settings) -> dict[str, Any]:
+    """Returns the settings of P-tuning that are valid for a plain prompt."""
     names = ("base_model_name_or_path", "revision", "task_type")
     return {name: settings[name] for name in names if name in settings}
 
 
 def write_prompt_tuning(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
-    """PEFT's tensor and the settings that follow from it.
+    """Returns PEFT's tensor and the settings that follow from it.
 
-    An encoder-decoder gets a second half: the decoder's prompt where there is one (PEFT
-    keeps it and does not use it), else what was read there, else zeros.
+    An encoder-decoder gets a second half: the decoder's prompt if there is one (PEFT
+    stores it and does not use it), else the rows that were read from PEFT, else zeros.
 
     Raises:
       InputError: if the prompts of encoder and decoder differ in shape.
     """
-    paths = prompts_of(adapter, "prompt")
+    paths = prompt_paths(adapter, "prompt")
     first = adapter.parameters[paths[0]]
     halves = [first]
     if "encoder/prompt/prompt" in paths and adapter.settings.get(
@@ -62,23 +64,23 @@ def write_prompt_tuning(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
         )
     if len(paths) == 2:
         halves = [first, adapter.parameters[paths[1]]]
-    _check_alike(halves)
+    _check_shapes(halves)
     return {EMBEDDINGS: np.concatenate(halves)}, _row_settings(first, len(halves))
 
 
 def read_multitask(
     tensors: Arrays, settings: Settings, stack: str, source: str
 ) -> Adapter:
-    """A factorised prompt for each task (Wang et al. 2023, section 3.2).
+    """Reads a factorized prompt for each task (Wang et al. 2023, section 3.2).
 
-    An encoder-decoder's second half of rows is the decoder's prompt, with the rows of
-    the task in common.
+    The second half of an encoder-decoder's rows is the decoder's prompt. Both prompts
+    share the factor's rows of the task.
 
     Args:
-      tensors: PEFT's, of checked shapes.
-      settings: of the adapter.
-      stack: where the first half goes.
-      source: for messages.
+      tensors: PEFT's tensors, of checked shapes.
+      settings: settings of the adapter.
+      stack: stack of the first half.
+      source: origin of the adapter, for messages.
 
     Raises:
       InputError: if a decoder-only model gets two halves.
@@ -87,8 +89,8 @@ def read_multitask(
     stacks = [stack, "decoder"][: len(tensors[EMBEDDINGS]) // length]
     if len(set(stacks)) != len(stacks):
         raise InputError(
-            f"{source} has prompts for an encoder and a decoder, but the model has a "
-            "decoder alone"
+            f"{source} has prompts for an encoder and a decoder, but the model only "
+            "has a decoder"
         )
     parameters: Arrays = {}
     for index, name in enumerate(stacks):
@@ -102,20 +104,20 @@ def read_multitask(
 
 
 def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
-    """PEFT's tensors and the settings that follow from them.
+    """Returns PEFT's tensors and the settings that follow from them.
 
-    PEFT has one set of rows for both stacks. Where ours differ each gets its own place
-    in the rank: columns `[c, 0]` and `[0, c']`, rows `[r; r']`.
+    PEFT has one set of rows for both stacks. If ours differ, each stack gets its own
+    ranks: columns `[c, 0]` and `[0, c']`, rows `[r; r']`.
 
     Raises:
       InputError: if the prompts of encoder and decoder differ in shape.
     """
-    stacks = [p.split("/")[0] for p in prompts_of(adapter, "shared")]
+    stacks = [p.split("/")[0] for p in prompt_paths(adapter, "shared")]
     shared, columns, rows = (
         [adapter.parameters[f"{stack}/prompt/{leaf}"] for stack in stacks]
         for leaf in ("shared", "columns", "rows")
     )
-    _check_alike(shared)
+    _check_shapes(shared)
     if len(stacks) == 2 and not np.array_equal(rows[0], rows[1]):
         if len(rows[0]) != len(rows[1]):
             raise InputError(
@@ -141,36 +143,36 @@ def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
 def read_prefix(
     tensors: Arrays, settings: Settings, config: ModelConfig, source: str
 ) -> Adapter:
-    """Keys and values of every layer of the decoder, `[L, 2, P, G, K]`.
+    """Reads the keys and values of every decoder layer, `[L, 2, P, G, K]`.
 
-    PEFT stores `[P, L 2 G K]`, rotated as in the cache. Of an encoder-decoder layer `l`
+    PEFT stores `[P, L 2 G K]`, rotated as in the cache. In an encoder-decoder layer `l`
     reads the stored layer `2 l mod L`: PEFT doubles the table for cross-attention, cuts
     it into `L` parts of four and takes keys and values from the first half of each
     (PEFT 0.21.2, `PeftModel.get_prompt`). With an even `L` half of it is never read.
 
     Args:
-      tensors: PEFT's, of checked shapes.
-      settings: of the adapter.
-      config: the model.
-      source: for messages.
+      tensors: PEFT's tensors, of checked shapes.
+      settings: settings of the adapter.
+      config: config of the model.
+      source: origin of the adapter, for messages.
 
     Raises:
-      InputError: if it is the prefix of a model of another shape.
+      InputError: if the prefix belongs to a model of another shape.
     """
     stored = tensors[EMBEDDINGS]
     layers, heads = settings["num_layers"], settings["num_attention_heads"]
-    found = (layers, heads, settings["token_dim"] // heads)
+    shape = (layers, heads, settings["token_dim"] // heads)
     expected = (config.layers, config.key_value_heads, config.head_width)
     order = _stored_layers(config, layers, submodules(settings, source))
-    if found[1:] != expected[1:] or len(order) < config.layers:
+    if shape[1:] != expected[1:] or len(order) < config.layers:
         raise InputError(
-            f"{source} is a prefix for {found[0]} layers of {found[1]} key/value heads "
-            f"of width {found[2]}, but the model has {expected[0]} of {expected[1]} of "
+            f"{source} is a prefix for {shape[0]} layers of {shape[1]} key/value heads "
+            f"of width {shape[2]}, but the model has {expected[0]} of {expected[1]} of "
             f"{expected[2]}"
         )
     order = order[: config.layers]
-    table = stored.reshape(len(stored), layers, 2, *found[1:])
-    table = table.transpose(1, 2, 0, 3, 4)
+    table = stored.reshape(len(stored), layers, 2, *shape[1:])
+    table = table.transpose(1, 2, 0, 3, 4)  # [L, 2, P, G, K]
     rest = [layer for layer in range(layers) if layer not in order]
     return Adapter(
         kind=PREFIX,
@@ -183,17 +185,17 @@ def read_prefix(
 def write_prefix(
     adapter: Adapter, config: ModelConfig
 ) -> tuple[Arrays, dict[str, Any]]:
-    """PEFT's tensor and the settings that follow from it.
+    """Returns PEFT's tensor and the settings that follow from it.
 
-    For an encoder-decoder with an even number of layers that differ, a table of twice
-    as many layers is written, of which PEFT reads every second (see `read_prefix`).
+    For an encoder-decoder with an even number of layers that differ, the table has
+    twice as many layers, of which PEFT reads every second (see `read_prefix`).
 
     Raises:
-      InputError: if the prefix has another shape than the model's cache.
+      InputError: if the shape of the prefix does not fit the model's cache.
     """
     if PREFIX_PATH not in adapter.parameters:
         raise InputError(
-            "PEFT puts prefixes into a decoder alone; found "
+            "PEFT puts prefixes into a decoder only; found "
             f"{sorted(adapter.parameters)}"
         )
     prefix = adapter.parameters[PREFIX_PATH]
@@ -225,12 +227,12 @@ def _stored_table(
     count: int,
     unused: np.ndarray | None,
 ) -> Float[np.ndarray, "stored 2 P G K"]:
-    """The layers in the order, and as often, as PEFT stores them."""
+    """Returns the layers in the order in which PEFT stores them, with repetitions."""
     stored = config.layers
     order = _stored_layers(config, stored, count)
     if any(
-        not np.array_equal(prefix[layer], prefix[order.index(place)])
-        for layer, place in enumerate(order)
+        not np.array_equal(prefix[layer], prefix[order.index(stored_layer)])
+        for layer, stored_layer in enumerate(order)
     ):
         stored *= 2
         order = _stored_layers(config, stored, count)[: config.layers]
@@ -242,24 +244,24 @@ def _stored_table(
     return table
 
 
-def prompts_of(adapter: Adapter, leaf: str) -> list[str]:
-    """The paths of an adapter's prompts, the encoder's first.
+def prompt_paths(adapter: Adapter, leaf: str) -> list[str]:
+    """Returns the paths of an adapter's prompts, the encoder's first.
 
     Raises:
-      InputError: if there is none.
+      InputError: if there are none.
     """
-    found = [f"{stack}/prompt/{leaf}" for stack in ("encoder", "decoder")]
-    found = [path for path in found if path in adapter.parameters]
-    if not found:
+    paths = [f"{stack}/prompt/{leaf}" for stack in ("encoder", "decoder")]
+    paths = [path for path in paths if path in adapter.parameters]
+    if not paths:
         raise InputError(
             f"an adapter of kind {adapter.kind} needs encoder/prompt/{leaf} or "
             f"decoder/prompt/{leaf}; found {sorted(adapter.parameters)}"
         )
-    return found
+    return paths
 
 
 def _stored_layers(config: ModelConfig, stored: int, count: int) -> list[int]:
-    """Which stored layer each of PEFT's cache layers is made of."""
+    """Returns the stored layer that each of PEFT's cache layers reads."""
     if config.architecture == "decoder_only" or count == 1:
         return list(range(stored))
     return [2 * layer % stored for layer in range(stored)]
@@ -273,7 +275,7 @@ def _row_settings(prompt: Float[np.ndarray, "P D"], stacks: int) -> dict[str, An
     }
 
 
-def _check_alike(prompts: Sequence[Float[np.ndarray, "P D"]]) -> None:
+def _check_shapes(prompts: Sequence[Float[np.ndarray, "P D"]]) -> None:
     shapes = {prompt.shape for prompt in prompts}
     if len(shapes) > 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Whether the arrays of a PEFT adapter have the shapes that its settings say."""
+"""Checks the shapes of a PEFT adapter's arrays against its settings."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from prompt_tuning.adapters.peft.peft_settings import (
     Settings,
-    positive,
+    positive_setting,
     rank_of,
     setting,
     submodules,
@@ -23,23 +23,23 @@ IA3 = ".ia3_l"
 
 
 def check_shapes(settings: Settings, tensors: Tensors, source: str) -> None:
-    """Compares shapes with settings, for the kinds that are known here.
+    """Compares shapes with settings, for the kinds that this library supports.
 
     Args:
-      settings: of the adapter.
-      tensors: by PEFT's names.
-      source: for the message.
+      settings: settings of the adapter.
+      tensors: arrays by PEFT's names.
+      source: origin of the adapter, for the message.
 
     Raises:
-      InputError: for the first array that is missing or of another shape.
+      InputError: for the first array that is missing or has another shape.
     """
     check = _CHECKS.get(settings["peft_type"])
     if check is not None:
         check(settings, tensors, source)
 
 
-def needed(tensors: Tensors, name: str, axes: int, source: str) -> np.ndarray:
-    """An array by name.
+def require_tensor(tensors: Tensors, name: str, axes: int, source: str) -> np.ndarray:
+    """Returns an array by its name.
 
     Raises:
       InputError: if it is missing or has another number of axes.
@@ -54,51 +54,51 @@ def needed(tensors: Tensors, name: str, axes: int, source: str) -> np.ndarray:
 
 
 def _rows(settings: Settings, tensors: Tensors, source: str) -> int:
-    """Checks the shared rows of a prompt; returns how many there are."""
-    found = needed(tensors, EMBEDDINGS, 2, source)
-    length = positive(settings, "num_virtual_tokens", source)
+    """Checks the shared rows of a prompt, and returns their number."""
+    rows = require_tensor(tensors, EMBEDDINGS, 2, source)
+    length = positive_setting(settings, "num_virtual_tokens", source)
     count = submodules(settings, source)
     width = setting(settings, "token_dim")
-    if len(found) not in (length, length * count):
+    if len(rows) not in (length, length * count):
         raise InputError(
-            f"{source}: {EMBEDDINGS} has shape {found.shape}, expected {length} rows "
-            f"or {count} times as many, as its settings say"
+            f"{source}: {EMBEDDINGS} has shape {rows.shape}, expected {length} rows "
+            f"or {count} times as many, by its settings"
         )
-    if width is not None and found.shape[1] != width:
+    if width is not None and rows.shape[1] != width:
         raise InputError(
-            f"{source}: {EMBEDDINGS} has shape {found.shape}, but token_dim is {width}"
+            f"{source}: {EMBEDDINGS} has shape {rows.shape}, but token_dim is {width}"
         )
-    return len(found)
+    return len(rows)
 
 
 def _multitask(settings: Settings, tensors: Tensors, source: str) -> None:
     rows = _rows(settings, tensors, source)
     width = tensors[EMBEDDINGS].shape[1]
-    tasks = positive(settings, "num_tasks", source)
-    rank = positive(settings, "num_ranks", source)
+    tasks = positive_setting(settings, "num_tasks", source)
+    rank = positive_setting(settings, "num_ranks", source)
     for name, shape in ((COLUMNS, (tasks, rows, rank)), (ROWS, (tasks, rank, width))):
-        found = needed(tensors, name, 3, source)
-        if found.shape != shape:
+        factor = require_tensor(tensors, name, 3, source)
+        if factor.shape != shape:
             raise InputError(
-                f"{source}: {name} has shape {found.shape}, expected {shape}: tasks "
-                "and ranks of its settings"
+                f"{source}: {name} has shape {factor.shape}, expected {shape}, by the "
+                "tasks and ranks of its settings"
             )
 
 
 def _prefix(settings: Settings, tensors: Tensors, source: str) -> None:
-    found = needed(tensors, EMBEDDINGS, 2, source)
+    table = require_tensor(tensors, EMBEDDINGS, 2, source)
     length, layers, width = (
-        positive(settings, name, source)
+        positive_setting(settings, name, source)
         for name in ("num_virtual_tokens", "num_layers", "token_dim")
     )
-    heads = positive(settings, "num_attention_heads", source)
+    heads = positive_setting(settings, "num_attention_heads", source)
     if width % heads:
         raise InputError(
-            f"{source} has token_dim {width}, no multiple of its {heads} heads"
+            f"{source} has token_dim {width}, not a multiple of its {heads} heads"
         )
-    if found.shape != (length, 2 * layers * width):
+    if table.shape != (length, 2 * layers * width):
         raise InputError(
-            f"{source}: {EMBEDDINGS} has shape {found.shape}, expected "
+            f"{source}: {EMBEDDINGS} has shape {table.shape}, expected "
             f"{(length, 2 * layers * width)}: a key and a value of {width} numbers for "
             f"each of {layers} layers"
         )
@@ -108,13 +108,13 @@ def _lora(settings: Settings, tensors: Tensors, source: str) -> None:
     for name, array in tensors.items():
         if not name.endswith((LORA_A, LORA_B)):
             continue
-        module = module_of(name)
+        module = module_name(name)
         rank = rank_of(settings, module)
         inner = array.shape[0 if name.endswith(LORA_A) else -1] if array.ndim else 0
         if array.ndim != 2 or inner != rank:
             raise InputError(
-                f"{source}: {name} has shape {array.shape}, expected rank {rank}, as "
-                "r or rank_pattern says"
+                f"{source}: {name} has shape {array.shape}, expected rank {rank}, by r "
+                "or rank_pattern"
             )
         twin = LORA_B if name.endswith(LORA_A) else LORA_A
         if name.removesuffix(LORA_A).removesuffix(LORA_B) + twin not in tensors:
@@ -130,11 +130,11 @@ def _ia3(settings: Settings, tensors: Tensors, source: str) -> None:
             )
 
 
-def module_of(name: str) -> str:
-    """The module that a tensor of LoRA or IA3 belongs to, as transformers names it."""
+def module_name(name: str) -> str:
+    """Returns the module that a tensor of LoRA or IA3 belongs to."""
     name = name.removeprefix(MODEL_PREFIX)
-    for ending in (LORA_A, LORA_B, IA3):
-        name = name.removesuffix(ending)
+    for suffix in (LORA_A, LORA_B, IA3):
+        name = name.removesuffix(suffix)
     return name
 
 

@@ -358,8 +358,8 @@ REFUSED = {
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
     "no such module": (lora({"model.layers.2.self_attn.q_proj": (D, D)}), "layers.2"),
-    "head": (lora({"lm_head": (D, 31)}), "module lm_head, which is no projection"),
-    "sizes": (lora({q_proj(0): (D, D + 1)}), "from 16 to 17 numbers"),
+    "head": (lora({"lm_head": (D, 31)}), "module lm_head, which is not a projection"),
+    "sizes": (lora({q_proj(0): (D, D + 1)}), "maps 16 to 17 numbers"),
     "side": (ia3({q_proj(0): np.ones((1, D), "f4")}), r"expected \(16, 1\)"),
     "output of down": (
         ia3({"model.layers.0.mlp.down_proj": np.ones((D, 1), "f4")}),
@@ -383,7 +383,7 @@ def test_variants_and_strangers_are_refused(theirs, message):
 
 def test_ours_for_another_model_are_refused():
     adapter = ours_of(LLAMA, "LORA", ["decoder/layers/mlp/gate"])
-    with pytest.raises(InputError, match=r"mlp/gate.* is no LORA of a projection"):
+    with pytest.raises(InputError, match=r"mlp/gate.* does not belong to LORA"):
         to_peft(adapter, GPT2)
     wider = dataclasses.replace(LLAMA, feed_forward_width=F + 1)
     with pytest.raises(InputError, match="was it trained on another model"):

@@ -162,7 +162,7 @@ def test_the_second_half_of_an_encoder_decoders_tasks_is_the_decoders():
     made = to_peft(adapter, T5_GATED)
     assert_same(made.tensors, theirs.tensors)
     assert made.settings["num_transformer_submodules"] == 2
-    with pytest.raises(InputError, match="decoder alone"):
+    with pytest.raises(InputError, match="only has a decoder"):
         from_peft(theirs, LLAMA, "here")
 
 
@@ -290,7 +290,7 @@ def test_any_prefix_of_a_t5_is_written_so_that_peft_reads_it(layers):
         (
             folder("PROMPT_TUNING", {"prompt_embeddings": normal(P, D), "score": D}),
             LLAMA,
-            "holds score and 0 other",
+            "contains score and 0 other",
         ),
         (
             folder(
@@ -310,7 +310,7 @@ def test_what_does_not_belong_to_the_model_is_refused(theirs, config, message):
 
 def test_what_peft_has_no_form_for_is_refused():
     ours = {"decoder/prompt/prompt": normal(P, D)}
-    with pytest.raises(InputError, match="say which one it is for"):
+    with pytest.raises(InputError, match="set the model that it is for"):
         to_peft(Adapter(kind="PREFIX_TUNING", parameters=ours), None)
     with pytest.raises(InputError, match=r"prefix has shape \(3, 16\)"):
         to_peft(Adapter(kind="PREFIX_TUNING", parameters=ours), LLAMA)
