@@ -18,6 +18,7 @@ from prompt_tuning.generation.engine import pad_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.prompt_module import PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 
@@ -116,7 +117,7 @@ def prompted(
 
 
 def with_prompt(
-    config: ModelConfig, prompt: nnx.Module, prompting: Prompting | None = None
+    config: ModelConfig, prompt: PromptModule, prompting: Prompting | None = None
 ) -> tuple[nnx.GraphDef, Parameters]:
     """Returns the same model and values with a prompt that has its own values."""
     graph, parameters = with_numbers(
