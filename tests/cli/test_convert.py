@@ -214,7 +214,7 @@ def test_peft_folders_come_in_and_go_out_as_they_were(case, tmp_path, capsys):
 def test_what_cannot_be_converted_is_refused(run, files, tmp_path, capsys):
     target = tmp_path / "target"
     assert "does not exist" in refused(capsys, tmp_path / "none", target)
-    assert "holds no adapter" in refused(capsys, tmp_path, target)
+    assert "does not contain an adapter" in refused(capsys, tmp_path, target)
     assert "a file named *.npy" in refused(capsys, run, target, "--to", "npy")
     assert "these kinds: none" in refused(capsys, run, target, "--only", "LORA")
     np.save(tmp_path / "prompt.npy", np.zeros((4, 16), np.float32))
