@@ -222,7 +222,9 @@ def test_what_cannot_be_converted_is_refused(run, files, tmp_path, capsys):
     bound = refused(capsys, plain, target, "--gin.STEPS=3")
     assert "no config uses ['STEPS = 3']" in bound
     np.save(tmp_path / "prefix.npy", np.zeros((1, 2, 4, 1, 8), np.float32))
-    assert "set the model that it is for" in refused(capsys, tmp_path / "prefix.npy", target)
+    assert "set the model that it is for" in refused(
+        capsys, tmp_path / "prefix.npy", target
+    )
     assert "needs the frozen model" in refused(
         capsys, _lora(tmp_path / "lora"), target, "--merge"
     )
