@@ -26,9 +26,9 @@ from prompt_tuning.data.rows.python_rows import is_files, write_rows
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.generation.sampling import temperature as at_temperature
+from prompt_tuning.generation.sampling import temperature_sampler
 from prompt_tuning.generation.text_generation import continue_texts
-from prompt_tuning.models.scoring import merged_model
+from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.tools.inspection import vectors_of
 from prompt_tuning.training.loop import TrainingResult
@@ -155,7 +155,7 @@ class Model:
           key: key of dropout; None for none.
         """
         chosen = self.parameters if parameters is None else parameters
-        return merged_model(self.graph, chosen).hidden(batch, key)
+        return merge_model(self.graph, chosen).hidden(batch, key)
 
     def batches(
         self,
@@ -219,7 +219,7 @@ class Model:
             rows,
             new_tokens=new_tokens,
             batch_size=batch_size,
-            sampler=at_temperature(temperature),
+            sampler=temperature_sampler(temperature),
             seed=seed,
             prompt_ids=prompt_ids,
             template=self.run.source.token_template(self.prompted),
@@ -266,7 +266,7 @@ class Model:
         Raises:
           InputError: if what is tuned has no vectors among the input.
         """
-        model = merged_model(self.graph, self.parameters)
+        model = merge_model(self.graph, self.parameters)
         return vectors_of(model.prompts())
 
     def report(self) -> str:

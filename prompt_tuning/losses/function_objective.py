@@ -11,8 +11,8 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import (
     LossSums,
     Objective,
-    add_up,
     learned_targets,
+    sum_losses,
 )
 from prompt_tuning.sharding import collectives
 
@@ -57,4 +57,4 @@ class FunctionObjective(Objective):
                 f"{targets.shape}: one loss for each target, without a mean"
             )
         correct = logits.argmax(axis=-1) == targets
-        return add_up(losses, batch.loss_weights, batch.loss_weights, correct)
+        return sum_losses(losses, batch.loss_weights, batch.loss_weights, correct)
