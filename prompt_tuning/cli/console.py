@@ -14,7 +14,7 @@ def print_lines(console: Console, *lines: str) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Prints a table, which is not cut to a width where there is no terminal."""
+    """Prints a table, with space for long cells if the output is not a terminal."""
     if not console.is_terminal:
         console = Console(width=WIDE, file=console.file, quiet=console.quiet)
     console.print(table)

@@ -1,4 +1,4 @@
-"""What tells the members of a sweep apart: the grid that `--vary` arguments span."""
+"""The grid of settings that `--vary` arguments span, one point per sweep member."""
 
 import dataclasses
 import itertools
@@ -17,11 +17,11 @@ LONGEST = 40
 
 @dataclasses.dataclass(frozen=True)
 class Variation:
-    """One member.
+    """Settings of one member.
 
     Attributes:
-      name: of its directory, such as `seed=0,learning_rate=0.3`.
-      bindings: its values, as gin reads them, by what they are bound to.
+      name: name of the member's directory, such as `seed=0,learning_rate=0.3`.
+      bindings: values as gin reads them, by the names that they are bound to.
     """
 
     name: str
@@ -34,23 +34,25 @@ class Variation:
 
     @property
     def varies(self) -> dict[str, str]:
-        """The bindings under the shortest names that tell them apart."""
+        """The bindings under the shortest names that are unique."""
         names = short_names(list(self.bindings))
         return dict(zip(names, self.bindings.values(), strict=True))
 
 
-def parse_variations(given: Sequence[str]) -> list[Variation]:
-    """The members: every combination of what the arguments list, the last fastest.
+def parse_variations(arguments: Sequence[str]) -> list[Variation]:
+    """Parses `--vary` arguments to members, one for every combination of their values.
+
+    The values of the last argument vary fastest.
 
     Args:
-      given: each `NAME=VALUE,VALUE,...`, or `NAME,NAME=(VALUE,VALUE),...` where
-        several values change together; commas inside brackets and quotes divide
-        nothing.
+      arguments: each `NAME=VALUE,VALUE,...`, or `NAME,NAME=(VALUE,VALUE),...` if
+        several values change together; commas inside brackets and quotes do not
+        separate values.
 
     Raises:
       InputError: if an argument cannot be read, or two members would be the same.
     """
-    axes = [_parse(argument) for argument in given]
+    axes = [_parse_argument(argument) for argument in arguments]
     names = [name for axis in axes for name in axis[0]]
     for name in names:
         if names.count(name) > 1:
@@ -69,10 +71,10 @@ def parse_variations(given: Sequence[str]) -> list[Variation]:
     ]
 
 
-def _parse(argument: str) -> list[dict[str, str]]:
-    """The values of one argument, each with the names that it is given to."""
+def _parse_argument(argument: str) -> list[dict[str, str]]:
+    """Parses one argument to its values, each by the names that it is bound to."""
     left, equals, right = argument.partition("=")
-    names, values = left.split(","), list(_split(right))
+    names, values = left.split(","), list(_split_values(right))
     if not equals or not all(map(str.strip, names)) or not all(values):
         raise InputError(f"--vary {argument} cannot be read; expected {SHAPE}")
     names = [name.strip() for name in names]
@@ -80,7 +82,7 @@ def _parse(argument: str) -> list[dict[str, str]]:
         return [{names[0]: value} for value in values]
     points = []
     for value in values:
-        parts = list(_split(value[1:-1])) if value[0] + value[-1] == "()" else []
+        parts = list(_split_values(value[1:-1])) if value[0] + value[-1] == "()" else []
         if len(parts) != len(names) or not all(parts):
             raise InputError(
                 f"--vary {argument}: {value} is not one value for each of "
@@ -90,18 +92,18 @@ def _parse(argument: str) -> list[dict[str, str]]:
     return points
 
 
-def _split(text: str) -> Iterator[str]:
-    """What stands between the commas outside of brackets and quotes."""
-    part, awaited = "", []
+def _split_values(text: str) -> Iterator[str]:
+    """Splits a text at its commas outside of brackets and quotes."""
+    part, closing = "", []
     for letter in text:
-        if awaited and awaited[-1] in "'\"":
-            if letter == awaited[-1] and not part.endswith("\\"):
-                awaited.pop()
-        elif awaited and letter == awaited[-1]:
-            awaited.pop()
+        if closing and closing[-1] in "'\"":
+            if letter == closing[-1] and not part.endswith("\\"):
+                closing.pop()
+        elif closing and letter == closing[-1]:
+            closing.pop()
         elif letter in BRACKETS or letter in "'\"":
-            awaited.append(BRACKETS.get(letter, letter))
-        elif letter == "," and not awaited:
+            closing.append(BRACKETS.get(letter, letter))
+        elif letter == "," and not closing:
             yield part.strip()
             part = ""
             continue
@@ -110,7 +112,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of the names, or the whole where two end alike."""
+    """Returns the last part of each name, or all of a name if that is not unique."""
     last = [re.split(r"[./]", name)[-1] for name in names]
     return [
         short if last.count(short) == 1 else name
@@ -119,12 +121,14 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _directory_names(grid: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names that any file system takes, also one that knows no capitals."""
+    """Returns names that are valid and unique also if a file system ignores case."""
     names: list[str] = []
     for point in grid:
         shorts = short_names(list(point))
         pairs = zip(shorts, point.values(), strict=True)
-        plain = ",".join(f"{_plain(name)}={_plain(value)}" for name, value in pairs)
+        plain = ",".join(
+            f"{_sanitize(name)}={_sanitize(value)}" for name, value in pairs
+        )
         plain = plain[:LONGEST_DIRECTORY]
         taken = {name.casefold() for name in names}
         numbered = (f"{plain},{number}" for number in itertools.count(2))
@@ -138,7 +142,7 @@ def _directory_names(grid: Sequence[Mapping[str, str]]) -> list[str]:
     return names
 
 
-def _plain(text: str) -> str:
-    """Letters, digits and a few signs of a text, as much of it as a name can take."""
+def _sanitize(text: str) -> str:
+    """Reduces a text to letters, digits and a few signs, and to the maximum length."""
     plain = re.sub(r"[^\w.+-]+", "-", text.strip("'\"@()[]{} ")).lstrip(".")
     return plain[:LONGEST].rstrip("-.") or "empty"

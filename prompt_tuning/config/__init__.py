@@ -1,1 +1,1 @@
-"""The configuration of a run, and gin, which fills it in."""
+"""Settings of a run, and the gin files that they are read from."""

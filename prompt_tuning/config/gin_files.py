@@ -1,7 +1,7 @@
-"""gin, and the only place that knows of it.
+"""Reads runs from gin files; the only module that uses gin.
 
-What is bound here are plain dataclasses, classes and functions of the package; bound
-in gin, each is a factory that is called to build the thing.
+The factories that a config can bind are plain dataclasses, classes and functions of the
+package. gin calls a factory to build the object that the config describes.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ FACTORIES = (
     *load_factories(),
 )
 
-# What gin raises, and what the factories raise for values of a wrong type.
+# Raised by gin, or by factories that are given values of a wrong type.
 PROBLEMS = (
     OSError,
     ValueError,
@@ -92,11 +92,11 @@ def prompt_names() -> frozenset[str]:
 
 @functools.cache
 def register() -> None:
-    """Makes the package's factories known to gin, once."""
+    """Registers the package's factories with gin, once."""
     for factory in FACTORIES:
         gin.external_configurable(factory, module="prompt_tuning")
-    # gin also looks into importable packages; it takes a folder `runs/` of the working
-    # directory for one, and fails there before it comes to our folders.
+    # gin also searches importable packages. It would take a folder `runs/` of the
+    # working directory for a package and fail before it searches the config folders.
     gin_config._FILE_READERS[:] = [(open, os.path.isfile)]
     for folder in filter(Path.is_dir, CONFIG_FOLDERS):
         gin.add_config_file_search_path(str(folder))
@@ -109,12 +109,12 @@ def read_run(
 
     Args:
       files: paths, or names below `configs/` such as "runs/first_prompt.gin".
-      bindings: such as `Run.steps = 10`; they override the files.
-      directory: of the run, in place of the one that the config names.
+      bindings: bindings such as `Run.steps = 10`, which override the files.
+      directory: directory of the run, which overrides the config's.
 
     Raises:
-      InputError: for a missing file or include, a misspelt name or parameter, and
-        whatever the values themselves are refused for.
+      InputError: for a missing file or include, a misspelled name or parameter, a
+        config without a model, and for values that cannot be used.
     """
     register()
     gin.clear_config()
@@ -125,6 +125,7 @@ def read_run(
         with _explained(f"--gin.{binding.replace(' = ', '=', 1)}"):
             gin.parse_config(binding)
     _check_macros(bindings)
+    _check_model(files)
     if directory is not None:
         gin.bind_parameter("Run.directory", directory)
     with _explained(f"the config {', '.join(files) or '(no file)'}"):
@@ -156,10 +157,10 @@ def read_run_directory(
 
 
 def _check_macros(bindings: Sequence[str]) -> None:
-    """Refuses a macro of the command line that nothing refers to.
+    """Refuses a macro of the command line that the config does not use.
 
     Raises:
-      InputError: with the nearest macros that are used.
+      InputError: with the nearest macros that the config uses.
     """
     used = sorted(set(re.findall(r"%(\w+)", gin.config_str())))
     for binding in bindings:
@@ -170,15 +171,33 @@ def _check_macros(bindings: Sequence[str]) -> None:
             )
 
 
+def _check_model(files: Sequence[str]) -> None:
+    """Refuses a config that is empty or has no model.
+
+    Raises:
+      InputError: with what to add.
+    """
+    try:
+        gin.query_parameter("Run.model")
+    except ValueError:
+        config = f"the config {', '.join(files)}" if files else "the config"
+        state = "incomplete" if gin.config_str().strip() else "empty"
+        raise InputError(
+            f"{config} is {state}: it does not set Run.model, the frozen model; add a "
+            "config that does, such as --gin_file models/checkpoint.gin ("
+            "`prompt-tuning configs` lists them)"
+        ) from None
+
+
 @dataclasses.dataclass(frozen=True)
 class _Explained:
-    """A factory that gin builds from its bindings only once it is called."""
+    """A prompt's factory, whose errors become an `InputError`."""
 
     factory: PromptFactory
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The initialiser that is bound, as `functools.partial` would name it."""
+        """The bound initializer, named as in a `functools.partial`."""
         try:
             name = f"{self.factory.__name__}.initializer"
             return {"initializer": gin.query_parameter(name)}
@@ -186,35 +205,33 @@ class _Explained:
             return {}
 
     def __call__(self, *arguments: Any) -> PromptModule:
-        # What else is raised there is ours or the machine's, and not the config's.
+        # Other errors are not caused by the config.
         with _explained("the config's prompt", (ValueError, TypeError)):
             return self.factory(*arguments)
 
 
 @contextlib.contextmanager
 def _explained(
-    what: str, problems: tuple[type[Exception], ...] = PROBLEMS
+    source: str, problems: tuple[type[Exception], ...] = PROBLEMS
 ) -> Iterator[None]:
-    """Turns what gin raises into an `InputError` with what is of use in it."""
+    """Turns an error of gin into an `InputError` with the useful part of its text."""
     try:
         yield
     except InputError as problem:
-        # Without the chain of gin's calls that led there.
+        # Leave out gin's chain of calls.
         raise InputError(_without_calls(str(problem))) from problem
     except problems as problem:
-        raise InputError(f"{what} cannot be used: {_explain(problem)}") from problem
+        raise InputError(f"{source} cannot be used: {_explain(problem)}") from problem
 
 
 def _explain(problem: Exception) -> str:
     text = _without_calls(str(problem))
     if isinstance(problem, OSError):
-        missing, found = re.match(r"Unable to open file: (.*)\. Searched", text), text
+        missing = re.match(r"Unable to open file: (.*)\. Searched", text)
         if missing is not None:
-            found = f"{missing[1]} is missing" + "".join(text.partition("\n")[1:])
+            text = f"{missing[1]} is missing" + "".join(text.partition("\n")[1:])
         folders = " or ".join(str(f) for f in CONFIG_FOLDERS if f.is_dir())
-        return (
-            f"{found}\nnames are looked for in the working directory and in {folders}"
-        )
+        return f"{text}\nnames are searched in the working directory and in {folders}"
     if "No bindings specified for" in text:
         return _unbound_macros()
     if isinstance(problem, SyntaxError) or "malformed node" in text:
@@ -227,25 +244,25 @@ def _explain(problem: Exception) -> str:
         name, parameter = re.findall(r"'([\w.]+)'", text)[:2]
         return text + _nearest(parameter, _parameters(name))
     if "No configurable matching" in text:
-        found = re.findall(r"'([^']*)'", text)[0]
-        return text + _nearest(found, [factory.__name__ for factory in FACTORIES])
+        name = re.findall(r"'([^']*)'", text)[0]
+        return text + _nearest(name, [factory.__name__ for factory in FACTORIES])
     return text + _callee(problem)
 
 
 def _callee(problem: Exception) -> str:
-    """Which factory of the config raised it, as gin says."""
-    found = re.search(r"In call to configurable '([\w.]+)'", str(problem))
-    return f", in {found[1]}" if found else ""
+    """Names the factory that raised an error, as gin reports it."""
+    match = re.search(r"In call to configurable '([\w.]+)'", str(problem))
+    return f", in {match[1]}" if match else ""
 
 
 def _parameters(name: str) -> list[str]:
-    """The parameters of a factory, which gin may name with its module."""
-    named = [f for f in FACTORIES if f.__name__ == name.rpartition(".")[2]]
-    return [p for f in named for p in inspect.signature(f).parameters]
+    """Returns the parameters of a factory; gin may prefix its name with a module."""
+    factories = [f for f in FACTORIES if f.__name__ == name.rpartition(".")[2]]
+    return [p for f in factories for p in inspect.signature(f).parameters]
 
 
-def _nearest(found: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(found, known, n=3) or sorted(known)
+def _nearest(name: str, expected: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, expected, n=3) or sorted(expected)
     return f"\nexpected {' or '.join(near)}"
 
 
@@ -262,12 +279,12 @@ def _without_calls(text: str) -> str:
 
 
 def bound_config() -> str:
-    """All values that files and bindings gave, by name; known once a run is read."""
+    """Returns the values that files and bindings set for the run read last."""
     return gin.config_str()
 
 
 def operative_config() -> str:
-    """All values in use, defaults included; as a gin file it starts the run again."""
+    """Returns all values in use, with defaults, as a gin file that repeats the run."""
     return gin.operative_config_str()
 
 
@@ -302,7 +319,7 @@ def _parameters_in_use(reference: Any) -> dict[str, Any]:
             configurable.wrapped, configurable.allowlist, configurable.denylist
         )
     )
-    # A scope's bindings add to those of the scopes around it.
+    # A scope also has the bindings of the scopes around it.
     parts = scope.split("/") if scope else []
     for depth in range(len(parts) + 1):
         outer = "/".join(parts[:depth])

@@ -1,4 +1,4 @@
-"""All that one run is made of, as plain dataclasses; gin only fills them in."""
+"""The settings of a run, as a plain dataclass that gin or Python code fills in."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,46 +24,47 @@ CONFIG_FILE = "config.gin"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A frozen model, a prompt, data, and how long to train.
+    """A frozen model, a prompt, data, and the settings of training.
 
     Attributes:
-      directory: where the run keeps its prompt, its log and its config; empty for one
-        that keeps nothing, which cannot train.
+      directory: directory for the checkpoints, log and config of the run; empty for a
+        run that is not trained.
       model: the frozen model.
-      prompt: makes the prompt module, in the encoder if there is one; None for none.
-      prompting: how the prompt stands among the text; as a prefix if None.
-      decoder_prompt: makes the prompt in the decoder of an encoder-decoder.
-      decoder_prompting: how that stands among the targets.
-      adapters: which projections are adapted, and how.
-      mesh: how many devices stand along each axis of the mesh; None for one device.
-      groups: which parameters are trained, and by which optimisers.
-      start_from: what trained parameters start from where paths and shapes agree:
-        another run's directory (its best checkpoint), a checkpoint, a PEFT adapter's
-        folder, or a prompt's file. A run that goes on from a checkpoint of its own has
-        no use for it.
-      keep_optimizer_state: whether what the optimiser of that run has averaged goes on
-        too. Schedules begin again all the same: a run counts its own steps.
-      data: training files; None for a run that only evaluates.
-      objective: what training descends; the mean of the tokens' cross-entropy if None.
-      evaluation: what is measured during and after training, or None.
-      steps: optimiser steps of the whole run.
-      accumulate: micro-batches of `data.batch_size` rows that make one step.
-      evaluate_every: steps between evaluations; 0 for the end alone.
-      save_every: steps between checkpoints; 0 for evaluations and the end alone.
+      prompt: factory of the prompt module, which is in the encoder if there is one;
+        None for no prompt.
+      prompting: position and visibility of the prompt; a prefix if None.
+      decoder_prompt: factory of the prompt in the decoder of an encoder-decoder.
+      decoder_prompting: position and visibility of the decoder's prompt.
+      adapters: adapters of projections.
+      mesh: number of devices along each axis of the mesh; None for a single device.
+      groups: parameter groups that are trained, with their optimizers.
+      start_from: run directory (its best checkpoint), checkpoint, PEFT folder or prompt
+        file whose values replace initial values where paths and shapes agree. A run
+        that continues from its own checkpoint ignores it.
+      keep_optimizer_state: whether the optimizer's averages are taken over from
+        `start_from` too. Schedules start again in any case, because each run counts its
+        own steps.
+      data: training files; None for a run that is only evaluated.
+      objective: training objective; the mean cross-entropy of the tokens if None.
+      evaluation: measurements during and after training; None for no evaluation.
+      steps: optimizer steps of the whole run.
+      accumulate: micro-batches of `data.batch_size` rows per step.
+      evaluate_every: steps between evaluations; 0 for only one at the end.
+      save_every: steps between checkpoints; 0 for checkpoints only at evaluations and
+        at the end.
       log_every: steps between lines of the log.
-      keep_last: newest checkpoints that are kept.
-      keep_best: metric of the evaluation and "min" or "max"; its best checkpoint is
-        kept too, and is the one that evaluation and generation use.
-      checkpoint_form: "numpy", a file for each trained leaf, which each device puts
-        together and process 0 writes; "orbax", of which each process writes its own
-        parts while training goes on; "auto", orbax where trained and optimiser leaves
-        take 256 MiB (`checkpoint_files.LARGE`) or more. Whatever reads checkpoints
-        reads both.
-      early_stopping: evaluations in a row that do not better the metric of `keep_best`
-        after which the run stops; 0 for a run that takes all of its steps.
-      seed: of the prompt's start, the order of rows, and dropout.
-      data_seed: of the order of rows; `seed` if None. Members of a sweep that share
-        it share each batch.
+      keep_last: number of newest checkpoints to keep.
+      keep_best: metric of the evaluation and "min" or "max". Its best checkpoint is
+        also kept, and is the one that evaluation and generation use.
+      checkpoint_form: "numpy" gathers each trained leaf to a file that process 0
+        writes; "orbax" lets each process write its own shards while training continues;
+        "auto" chooses orbax if trained parameters and optimizer state take 256 MiB
+        (`checkpoint_files.LARGE`) or more. All readers of checkpoints read both.
+      early_stopping: consecutive evaluations without an improvement of `keep_best`
+        after which the run stops; 0 to take all steps.
+      seed: seed of the prompt's initial values, the order of rows, and dropout.
+      data_seed: seed of the order of rows; `seed` if None. Members of a sweep with the
+        same value share each batch.
     """
 
     directory: str = ""
@@ -94,7 +95,7 @@ class Run:
 
     @property
     def tuning(self) -> Tuning:
-        """What is put into the frozen model to be trained."""
+        """The prompts and adapters that are added to the frozen model."""
         return Tuning(
             prompt=self.prompt,
             prompting=self.prompting,
@@ -105,9 +106,10 @@ class Run:
 
     @property
     def source(self) -> DataSource:
-        """How data is read: to train on, else to measure; by defaults if there is none.
+        """The settings for reading data, which generation uses too.
 
-        What is generated from is read alike.
+        Training data has precedence over evaluation data; without either, the
+        settings are the defaults.
         """
         if self.data is not None:
             return self.data
@@ -115,12 +117,12 @@ class Run:
 
     @property
     def order_seed(self) -> int:
-        """The seed of the order of rows."""
+        """Seed of the order of rows."""
         return self.seed if self.data_seed is None else self.data_seed
 
     def __post_init__(self):
         check_fields(self)
-        for name, least in (
+        for name, minimum in (
             ("steps", 1),
             ("accumulate", 1),
             ("evaluate_every", 0),
@@ -129,16 +131,16 @@ class Run:
             ("keep_last", 1),
             ("early_stopping", 0),
         ):
-            found = getattr(self, name)
-            if found < least:
-                raise InputError(f"Run.{name} is {found}, expected at least {least}")
+            value = getattr(self, name)
+            if value < minimum:
+                raise InputError(f"Run.{name} is {value}, expected at least {minimum}")
         if self.checkpoint_form not in FORMS:
             raise InputError(
                 f"Run.checkpoint_form is {self.checkpoint_form!r}, expected one of "
                 f"{', '.join(map(repr, FORMS))}"
             )
         if not isinstance(self.groups, Sequence):
-            raise InputError("Run.groups is no list; write [@ParameterGroup()]")
+            raise InputError("Run.groups is not a list; write [@ParameterGroup()]")
         self._check_objective()
         best = self.keep_best
         if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
@@ -167,17 +169,17 @@ class Run:
             objective.check_packing()
 
     def _check_early_stopping(self) -> None:
-        """Refuses to stop by what is not measured on the way.
+        """Refuses early stopping without evaluations during training.
 
         Raises:
           InputError: with what is missing.
         """
         needed = {"keep_best": "a metric and 'min' or 'max'"}
         needed |= {"evaluation": "held-out data", "evaluate_every": "a number of steps"}
-        for name, what in needed.items():
+        for name, expected in needed.items():
             if not getattr(self, name):
                 raise InputError(
                     f"Run.early_stopping is {self.early_stopping} and Run.{name} is "
-                    f"{getattr(self, name)}: set it to {what}, so that there is "
-                    "something to stop by, or early_stopping to 0"
+                    f"{getattr(self, name)}: set it to {expected}, which "
+                    "early stopping needs, or set early_stopping to 0"
                 )

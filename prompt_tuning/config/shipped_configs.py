@@ -33,7 +33,7 @@ def read_config(name: str) -> str:
       name: name of the config; its folder and `.gin` may be left out.
 
     Raises:
-      InputError: if there is no such config; with the nearest names.
+      InputError: if the config does not exist; with the nearest names.
     """
     names = list(list_configs())
     file = f"{name.removesuffix('.gin')}.gin"

@@ -122,7 +122,7 @@ def _find_run(path: Path) -> Path | None:
 def _open_run(
     directory: Path, path: Path, base_model: str | None, bindings: Sequence[str]
 ) -> ConversionSource:
-    """Opens a run with its best trained parameters, or with those of a checkpoint."""
+    """Opens a run with the trained parameters of its best or the given checkpoint."""
     # One process reads all parameters, on whatever mesh the run was trained.
     run = read_run_directory(directory, bindings)
     model, parameters = load_tuned(dataclasses.replace(run, mesh=None))

@@ -253,7 +253,7 @@ def test_a_binding_that_is_wrong(refused, binding, found, expected):
 def test_a_missing_config(refused):
     found = refused(None, "--gin_file=runs/first_promt.gin")
     assert "runs/first_promt.gin is missing" in found
-    assert "names are looked for in the working directory and in" in found
+    assert "names are searched in the working directory and in" in found
 
 
 def test_a_missing_include(refused, tmp_path):
@@ -420,7 +420,7 @@ def test_values_that_are_not_what_they_should_be(tmp_path):
     cases = [
         ("STPES=3", ("--gin.STPES is used by nothing", "STEPS")),
         ("Run.keep_best=('loss', 'lowest')", ("Run.keep_best", "'min' or 'max'")),
-        ("Run.groups=@ParameterGroup()", ("Run.groups is no list",)),
+        ("Run.groups=@ParameterGroup()", ("Run.groups is not a list",)),
         ("Run.model=@Pretrained", ("Run.model", "expected @Pretrained()")),
         ("ParameterGroup.optimizer=@adafactor", ("expected an optax", "@adafactor()")),
         ("ParameterGroup.regexes='.*'", ("regexes is '.*'", "list of strings")),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.prompt_files import read_prompt
-from prompt_tuning.cli.main import main
+from prompt_tuning.cli.main import Command, load_commands, main
 from prompt_tuning.config import gin_files, shipped_configs
 from prompt_tuning.config.run import CONFIG_FILE
 from tests.support.small_runs import (
@@ -233,6 +233,22 @@ def test_the_package_runs_as_a_module():
         check=True,
     )
     assert "--gin_file FILE" in done.stdout
+
+
+def test_no_command_prints_the_help(capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr().err
+    assert "Start with: prompt-tuning train --gin_file runs/first_prompt.gin" in printed
+
+
+def test_every_command_is_listed_in_one_line(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name, command in load_commands().items():
+        assert isinstance(command, Command)
+        assert f"  {name:11}  {command.HELP}" in lines
 
 
 @pytest.mark.parametrize("flag", ["--stepz=3", "--gin.Run.steps", "--gin_fil=x"])
