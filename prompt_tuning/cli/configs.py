@@ -33,12 +33,12 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sentences = list_configs()
     indent = max(map(len, sentences)) + 2
+    lines = []
     for folder, names in itertools.groupby(sentences, lambda x: x.partition("/")[0]):
-        print(f"{folder}/")
-        for name in names:
-            print(_wrap(f"{name:{indent}}{sentences[name]}", indent))
-        print()
-    print("Print one with: prompt-tuning configs NAME")
+        lines.append(f"{folder}/")
+        lines += [_wrap(f"{name:{indent}}{sentences[name]}", indent) for name in names]
+        lines.append("")
+    print(*lines, "Print one with: prompt-tuning configs NAME", sep="\n")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -33,9 +34,10 @@ def run(options: argparse.Namespace) -> int:
         report_idle_devices,
     )
     from prompt_tuning.config import gin_files
-    from prompt_tuning.processes.group import is_first
+    from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.training.loop import train
     from prompt_tuning.training.progress import make_reporter
+    from prompt_tuning.training.run_directory import check_owner
     from prompt_tuning.training.run_plan import open_run
 
     run = gin_files.read_run(options.gin_file, options.bindings)
@@ -47,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
     training = open_run(run)
     print_lines(console, training.report(), *report_idle_devices(run))
     if options.dry_run:
+        directory, config = Path(run.directory), gin_files.operative_config()
+        model = training.fingerprint
+        run_on_first(lambda: check_owner(directory, config, model))
         print_lines(console, "dry run: no step was taken and nothing was written")
         return 0
     outcome = train(

@@ -35,23 +35,39 @@ def claim(
       InputError: if the directory belongs to another config or model; it is then left
         unchanged.
     """
-    identity = directory / IDENTITY_FILE
-    if identity.exists():
-        _check_config(directory, config)
-        check_model(directory, frozen_model)
+    if check_owner(directory, config, frozen_model):
         return
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file, expected a directory or nothing")
     content = {"frozen_model": frozen_model, **record}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(directory / CONFIG_FILE, config)
-        replace_file(identity, json.dumps(content, indent=2, sort_keys=True) + "\n")
+        replace_file(
+            directory / IDENTITY_FILE,
+            json.dumps(content, indent=2, sort_keys=True) + "\n",
+        )
     except OSError as problem:
         raise InputError(
             f"{directory} cannot be written to: {problem}; choose another "
             "Run.directory, or check its permissions"
         ) from problem
+
+
+def check_owner(directory: Path, config: str, frozen_model: str) -> bool:
+    """Checks that a directory is new or belongs to this run; writes nothing.
+
+    Returns:
+      whether the run is in the directory already.
+
+    Raises:
+      InputError: if the directory belongs to another config or model.
+    """
+    if (directory / IDENTITY_FILE).exists():
+        _check_config(directory, config)
+        check_model(directory, frozen_model)
+        return True
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file, expected a directory or nothing")
+    return False
 
 
 def open_store(run: Run) -> CheckpointStore:

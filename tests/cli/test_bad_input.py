@@ -1,6 +1,6 @@
 """Input that cannot be used: exit code 2, a message, and nothing done.
 
-Each test reads what the message says was found and expected.
+Each test checks that the message has the value found and the value expected.
 """
 
 import errno
@@ -28,7 +28,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(files, tmp_path, capsys, monkeypatch) -> Refused:
-    """Trains, expects a refusal, and gives the message without line breaks."""
+    """Trains, expects exit code 2, and returns the message without line breaks."""
     directory = tmp_path / "run"
     monkeypatch.setattr(run_plan, "compile_step", lambda *_, **__: never_called)
 
@@ -55,13 +55,13 @@ def message(capsys) -> str:
 
 @pytest.fixture
 def rows(tmp_path) -> Path:
-    """A good HDF5 file, to be spoilt."""
+    """A valid HDF5 file for the test to damage."""
     return write_rows(tmp_path / "rows.hdf5", GOOD)
 
 
 @pytest.fixture
 def model(files, tmp_path) -> Path:
-    """A copy of the decoder's folder, to be spoilt."""
+    """A copy of the decoder's folder for the test to damage."""
     return shutil.copytree(files.decoder, tmp_path / "model")
 
 
@@ -76,7 +76,7 @@ def test_truncated_data(refused, rows):
     assert f"{rows} cannot be opened as HDF5 (is it truncated" in found
 
 
-def test_data_that_is_no_hdf5(refused, rows):
+def test_data_that_is_not_hdf5(refused, rows):
     rows.write_text("id,text\n")
     found = refused(TRAIN_FILES=str(rows))
     assert f"{rows} cannot be opened as HDF5" in found
@@ -99,12 +99,12 @@ def value(rows: Path, name: str, found: int) -> str:
     return str(rows)
 
 
-def test_a_data_set_is_missing(refused, rows):
+def test_a_missing_dataset(refused, rows):
     found = refused(TRAIN_FILES=replace(rows, input_ids=None))
     assert "has the data sets ['token_type_ids'], expected 'input_ids'" in found
 
 
-def test_a_data_set_of_another_shape(refused, rows):
+def test_a_dataset_of_another_shape(refused, rows):
     found = refused(TRAIN_FILES=replace(rows, token_type_ids=np.zeros((2, 9), "i4")))
     assert (
         "token_type_ids has shape (2, 9), expected (2, 24), the shape of input_ids"
@@ -112,7 +112,7 @@ def test_a_data_set_of_another_shape(refused, rows):
     )
 
 
-def test_a_data_set_of_another_type(refused, rows):
+def test_a_dataset_of_another_type(refused, rows):
     found = refused(TRAIN_FILES=replace(rows, input_ids=np.zeros((2, 24), "f4")))
     assert "input_ids has type float32, expected an integer type" in found
 
@@ -133,8 +133,8 @@ def test_rows_with_nothing_to_learn(refused, rows):
     assert "row 0: no token has a loss weight, expected at least one" in found
 
 
-def test_a_row_longer_than_the_positions_beside_the_prompt(refused, tmp_path):
-    # BOS, 58 letters and EOS are 60 tokens, as many as 64 positions leave of 4 vectors.
+def test_a_row_that_does_not_fit_with_the_prompt(refused, tmp_path):
+    # BOS, 58 letters and EOS are 60 tokens: 64 positions without 4 vectors.
     data = write_pairs(tmp_path / "long.jsonl", [("", "a" * 58), ("", "a" * 59)])
     found = refused(TRAIN_FILES=str(data))
     assert (
@@ -154,7 +154,7 @@ def test_a_character_that_the_tokenizer_lacks(refused, tmp_path):
     assert "the text 'h\u00e9=' cannot be encoded" in found
 
 
-def test_a_line_that_is_no_pair(refused, tmp_path):
+def test_a_line_that_is_not_a_pair(refused, tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text('{"prompt": "a=", "answer": "A"}\n')
     found = refused(TRAIN_FILES=str(data))
@@ -194,7 +194,7 @@ def test_an_unknown_kind_of_model(refused, model):
     assert "has model_type 'mamba', expected one of llama, " in refused(model)
 
 
-def test_a_model_that_is_not_there(refused, tmp_path):
+def test_a_missing_model(refused, tmp_path):
     found = refused(tmp_path / "nowhere")
     assert f"{tmp_path / 'nowhere'} does not exist; expected a Hugging Face" in found
 
@@ -263,14 +263,14 @@ def test_a_missing_include(refused, tmp_path):
     assert f'models/mine.gin is missing In file "{config}", line 2' in found
 
 
-def test_macros_that_nobody_set(capsys):
+def test_macros_without_a_value(capsys):
     assert main(["train", "--gin_file=runs/first_prompt.gin"]) == 2
     found = message(capsys)
     assert "it needs EVALUATION_FILES, MODEL, RUN_DIRECTORY, TRAIN_FILES" in found
 
 
-def test_a_folder_that_is_named_like_a_package_hides_no_config(tmp_path, monkeypatch):
-    """gin looks for includes among importable packages, which `runs` then is."""
+def test_a_folder_named_like_a_package_does_not_hide_configs(tmp_path, monkeypatch):
+    """gin searches importable packages for includes, and `runs` is one here."""
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -299,7 +299,7 @@ def test_a_directory_of_another_config(run, files, capsys):
 
 
 def test_a_disk_that_is_full(files, tmp_path, capsys, monkeypatch):
-    """The checkpoint before stays, and the same command goes on from it."""
+    """The previous checkpoint stays, and the same command continues from it."""
     write, full = checkpoint_files.write_files, OSError(errno.ENOSPC, "No space left")
 
     def last_fails(directory, *content):
@@ -318,7 +318,7 @@ def test_a_disk_that_is_full(files, tmp_path, capsys, monkeypatch):
 
 
 def test_a_directory_of_another_model(run, files, tmp_path, capsys):
-    """The path is the same, what lies there is not."""
+    """The path is the same, but the model at it has changed."""
     moved = files.decoder.rename(tmp_path / "moved")
     shutil.copytree(moved, files.decoder)
     tensors = load_file(moved / "model.safetensors")
@@ -342,7 +342,7 @@ def test_all_checkpoints_are_damaged(run, tmp_path, capsys):
     assert "are damaged (steps [3, 6])" in message(capsys)
 
 
-def test_a_run_that_is_none(tmp_path, capsys):
+def test_a_directory_that_is_not_a_run(tmp_path, capsys):
     assert main(["inspect", "--run", str(tmp_path)]) == 2
     assert f"{tmp_path} has no config.gin, so it is not a run directory" in message(
         capsys
@@ -358,7 +358,7 @@ def test_another_prompt_of_another_width(run, tmp_path, capsys):
         assert "(4, 17)" in found and "(4, 16)" in found
 
 
-def test_a_completion_that_is_no_label(run, capsys):
+def test_a_completion_that_is_not_a_label(run, capsys):
     labels = "--gin.Evaluation.labels=['yes', 'no']"
     assert main(["evaluate", "--run", str(run), labels]) == 2
     assert "which is none of the labels ['yes', 'no']" in message(capsys)
@@ -374,7 +374,7 @@ def test_a_completion_that_is_no_label(run, capsys):
         (["h\u00e9="], "the text 'h\u00e9=' cannot be encoded"),
     ],
 )
-def test_generation_that_cannot_be(run, options, found, capsys):
+def test_generation_with_impossible_options(run, options, found, capsys):
     assert main(["generate", "--run", str(run), "hello=", *options]) == 2
     assert found in message(capsys)
 
@@ -397,7 +397,7 @@ print(json.dumps(found))
 
 
 def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> list[str]:
-    """The messages of a process of its own, where no hook checks argument types."""
+    """Messages of a separate process, in which no hook checks argument types."""
     start = ["train", "--gin_file", "runs/first_prompt.gin"]
     macros = ("MODEL", "TRAIN_FILES", "EVALUATION_FILES")
     start += [f"--gin.{name}='missing'" for name in macros]
@@ -416,7 +416,7 @@ def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> lis
     return [said for _, said in found]
 
 
-def test_values_that_are_not_what_they_should_be(tmp_path):
+def test_values_of_the_wrong_type(tmp_path):
     cases = [
         ("STPES=3", ("--gin.STPES is used by nothing", "STEPS")),
         ("Run.keep_best=('loss', 'lowest')", ("Run.keep_best", "'min' or 'max'")),
@@ -433,9 +433,7 @@ def test_values_that_are_not_what_they_should_be(tmp_path):
         assert "Traceback" not in said
 
 
-def test_prefix_attention_does_not_go_with_learning_given_tokens(
-    files, tmp_path, capsys
-):
+def test_prefix_attention_excludes_learning_prompt_tokens(files, tmp_path, capsys):
     macros = {"Prompting.prefix_attention": True, "DataSource.prompt_loss_weight": 1.0}
     assert tune(files, tmp_path / "run", **macros) == 2
     assert "would see its own target" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Each command from its arguments to its output, on tiny models."""
+"""Commands from arguments to output, on tiny models."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ BUCKETS = 8
 
 @pytest.fixture(scope="module")
 def run(files, tmp_path_factory) -> Path:
-    """A decoder's finished run, on batches of several lengths."""
+    """A finished run of a decoder, on batches of several lengths."""
     directory = tmp_path_factory.mktemp("module") / "run"
     assert tune(files, directory, DataSource__buckets=BUCKETS) == 0
     return directory
@@ -33,7 +33,7 @@ def run(files, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def t5_run(files, tmp_path_factory) -> Path:
-    """A T5's finished run."""
+    """A finished run of a T5."""
     directory = tmp_path_factory.mktemp("module") / "t5"
     assert tune(files, directory, files.t5) == 0
     return directory
@@ -48,7 +48,7 @@ def output(capsys, *arguments) -> str:
 
 
 def evaluated(capsys, *arguments) -> dict[str, float]:
-    """The rows of the table that `evaluate` prints."""
+    """Returns the rows of the table that `evaluate` prints."""
     lines = output(capsys, "evaluate", *arguments).splitlines()
     rows = [line.strip("│ ").split("│") for line in lines if line.startswith("│")]
     return {name.strip(): float(value) for name, value, _ in rows}
@@ -66,7 +66,7 @@ def test_a_shipped_config_is_found_by_name_from_any_directory(
     assert read_prompt(tmp_path / "run").shape == (LENGTH, 16)
 
 
-def test_in_a_wheel_the_configs_inside_the_package_go_first():
+def test_configs_inside_the_package_take_precedence():
     assert shipped_configs.CONFIG_FOLDERS[0] == shipped_configs.PACKAGE / "configs"
     assert (shipped_configs.CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
 
@@ -93,7 +93,7 @@ def test_a_saved_config_starts_the_run_again_and_gives_the_same_bits(
     assert trained_prompt(again, 6) == trained_prompt(run, 6)
 
 
-def test_evaluation_of_a_run_gives_what_training_measured_last(run, capsys):
+def test_evaluation_of_a_run_repeats_the_last_one_of_training(run, capsys):
     found = evaluated(capsys, "--run", run)
     (measured,) = (line for line in logged(run) if "evaluation/loss" in line)
     assert found["loss"] == pytest.approx(measured["evaluation/loss"], abs=6e-5)
@@ -105,7 +105,7 @@ def test_without_its_prompt_the_frozen_model_is_measured(run, capsys):
     assert alone["loss"] != evaluated(capsys, "--run", run)["loss"]
 
 
-def test_a_moved_run_is_still_one(run, tmp_path, capsys):
+def test_a_moved_run_can_be_evaluated(run, tmp_path, capsys):
     run.rename(tmp_path / "moved")
     try:
         moved = evaluated(capsys, "--run", tmp_path / "moved")
@@ -114,13 +114,13 @@ def test_a_moved_run_is_still_one(run, tmp_path, capsys):
     assert moved == evaluated(capsys, "--run", run)
 
 
-def test_another_prompt_may_stand_in(run, tmp_path, capsys):
+def test_another_prompt_can_be_evaluated(run, tmp_path, capsys):
     np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 16), np.float32))
     other = evaluated(capsys, "--run", run, "--prompt", tmp_path / "prompt.npy")
     assert other["loss"] != evaluated(capsys, "--run", run)["loss"]
 
 
-def test_a_text_is_continued_alike_alone_and_among_others(run, monkeypatch, capsys):
+def test_a_text_continues_alike_alone_and_in_a_batch(run, monkeypatch, capsys):
     texts = ["hi=", "a much longer text before it=", "hello="]
     options = ("generate", "--run", run, "--new_tokens", 8)
     alone = [output(capsys, *options, text) for text in texts]
@@ -130,7 +130,7 @@ def test_a_text_is_continued_alike_alone_and_among_others(run, monkeypatch, caps
     assert all(map(str.startswith, alone, texts))
 
 
-def test_a_seed_repeats_what_is_drawn(run, capsys):
+def test_a_seed_repeats_its_samples(run, capsys):
     def drawn(seed):
         options = ("--new_tokens", 12, "--temperature", 2.0, "--seed", seed)
         return output(capsys, "generate", "--run", run, *options, "hello=")
@@ -145,7 +145,7 @@ def test_inspect_shows_each_vector_with_its_norm(run, capsys):
         assert f"│ {index}      │ {norm:.3f}" in printed
 
 
-def test_a_t5_is_tuned_measured_and_asked(t5_run, capsys):
+def test_a_t5_is_tuned_evaluated_and_generates(t5_run, capsys):
     assert read_prompt(t5_run).shape == (LENGTH, 16)
     assert evaluated(capsys, "--run", t5_run)["loss"] > 0
     asked = ("generate", "--run", t5_run, "--new_tokens", 4)
@@ -154,9 +154,7 @@ def test_a_t5_is_tuned_measured_and_asked(t5_run, capsys):
     assert output(capsys, *asked, "hello=", "a much longer text=").startswith(alone)
 
 
-def test_rows_of_hdf5_train_as_the_pairs_that_they_were_made_of(
-    files, run, t5_run, tmp_path
-):
+def test_hdf5_rows_train_as_the_pairs_they_were_made_from(files, run, t5_run, tmp_path):
     rows = {"TRAIN_FILES": str(files.train_rows)}
     rows["EVALUATION_FILES"] = str(files.held_out_rows)
     runs = ((files.decoder, run, BUCKETS), (files.t5, t5_run, 1))
@@ -168,7 +166,7 @@ def test_rows_of_hdf5_train_as_the_pairs_that_they_were_made_of(
 
 
 @pytest.mark.parametrize("directory", ["run", "t5_run"])
-def test_exact_match_and_labels_are_measured_where_asked(
+def test_exact_match_and_labels_are_measured_on_request(
     directory, files, tmp_path, capsys, request
 ):
     pairs = [(prompt, "yes" if i % 2 else "no") for i, (prompt, _) in enumerate(UPPER)]
@@ -189,7 +187,7 @@ def test_exact_match_and_labels_are_measured_where_asked(
 
 @pytest.mark.filterwarnings("default:1 of 3 completions are longer than")
 def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
-    """What the model says is the right answer to measure it by."""
+    """Two of the three targets are what the model generates."""
     asked = ["a=", "hello="]
     said = output(capsys, "generate", "--run", run, "--new_tokens", 5, *asked)
     answers = [
@@ -213,7 +211,7 @@ def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     [["--help"], ["--version"]]
     + [[command, "--help"] for command in ("train", "sweep", "convert", "memory")],
 )
-def test_help_does_not_wait_for_jax(arguments):
+def test_help_does_not_import_jax(arguments):
     code = (
         "import sys; from prompt_tuning.cli.main import main\n"
         f"try: main({arguments!r})\n"
@@ -281,11 +279,11 @@ MACROS = {
     "file", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
 def test_every_shipped_config_builds_what_it_names(file, tmp_path):
-    # In a file, since a macro that nothing uses is an error on the command line.
+    # In a file, because an unused macro on the command line is an error.
     macros = tmp_path / "macros.gin"
     bound = [f"{name} = {value!r}\n" for name, value in MACROS.items()]
     macros.write_text("".join(bound))
-    # What the parts that a run is put together of leave to each other.
+    # Values that each part of a run leaves to the other parts.
     rest = ["Run.directory = 'run'", "Run.model = @Pretrained()"]
     rest += ["Pretrained.checkpoint = 'model'"]
     if file.stem == "t5_1_1":
@@ -299,7 +297,7 @@ def test_every_shipped_config_builds_what_it_names(file, tmp_path):
         assert run.groups
 
 
-def test_an_inference_only_prompt_generates_what_the_tuned_one_does(
+def test_an_inference_only_prompt_generates_as_the_tuned_one(
     files, run, tmp_path, capsys
 ):
     np.save(tmp_path / "prompt.npy", read_prompt(run))
@@ -319,7 +317,7 @@ def test_an_inference_only_prompt_generates_what_the_tuned_one_does(
     assert constant == tuned
 
 
-def test_a_run_directory_with_a_long_path_may_be_moved(files, tmp_path):
+def test_a_run_directory_with_a_long_path_can_be_moved(files, tmp_path):
     long = tmp_path / "a-long-name" / ("directory-" * 9)
     assert tune(files, long) == 0
     assert tune(files, long.rename(tmp_path / "moved")) == 0

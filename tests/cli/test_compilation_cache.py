@@ -40,7 +40,7 @@ def test_a_second_process_compiles_nothing(files, tmp_path):
 
 
 @pytest.mark.parametrize("chosen", [None, "elsewhere"])
-def test_a_directory_that_jax_was_told_goes_first(chosen, tmp_path, monkeypatch):
+def test_a_configured_cache_directory_takes_precedence(chosen, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = "jax_compilation_cache_dir"
     before = jax.config.values[name]

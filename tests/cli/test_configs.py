@@ -97,6 +97,12 @@ def test_a_dry_run_reports_and_writes_nothing(command, files, tmp_path, capsys):
     assert "absent.jsonl is missing" in capsys.readouterr().err
 
 
+def test_a_dry_run_checks_that_the_directory_is_free(files, tmp_path, capsys):
+    (tmp_path / "run").write_text("mine")
+    assert main(["train", *files.arguments(tmp_path / "run"), "--dry_run"]) == 2
+    assert "is a file, expected a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate", "inspect", "convert"])
 @pytest.mark.parametrize(
     "content, state", [("", "empty"), ("Run.seed = 1\n", "incomplete")]

@@ -1,4 +1,4 @@
-"""`prompt-tuning convert`, from its arguments to files and what it prints."""
+"""`prompt-tuning convert`, from arguments to files and output."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ REPARAMETERISED = ["--gin.Run.prompt=@MLPPrompt", "--gin.MLPPrompt.inner=@SoftPr
 
 @pytest.fixture(scope="module")
 def run(files, tmp_path_factory) -> Path:
-    """A decoder's finished run, with checkpoints after 3 and 6 steps."""
+    """A finished run of a decoder, with checkpoints after 3 and 6 steps."""
     directory = tmp_path_factory.mktemp("module") / "run"
     assert tune(files, directory) == 0
     return directory
@@ -47,12 +47,12 @@ def train(files, directory, *bindings, **macros) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(files, tmp_path_factory) -> Path:
-    """A run that tuned LoRA and IA3, two of its projections both."""
+    """A run with LoRA and IA3, two projections of which have both."""
     return train(files, tmp_path_factory.mktemp("module") / "adapted", *ADAPTERS)
 
 
 def converted(capsys, *arguments) -> str:
-    """What the command prints."""
+    """Returns the output of the command."""
     capsys.readouterr()
     code = main(["convert", *map(str, arguments)])
     printed = capsys.readouterr()
@@ -61,7 +61,7 @@ def converted(capsys, *arguments) -> str:
 
 
 def refused(capsys, *arguments) -> str:
-    """Why the command refuses."""
+    """Returns the message with which the command fails."""
     capsys.readouterr()
     assert main(["convert", *map(str, arguments)]) == 2
     return capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_a_run_becomes_a_peft_folder(run, files, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["prompt.npy", "prompt.safetensors"])
-def test_a_file_is_of_the_form_that_its_name_says(name, run, tmp_path, capsys):
+def test_the_suffix_chooses_the_form(name, run, tmp_path, capsys):
     converted(capsys, run, tmp_path / name)
     np.testing.assert_array_equal(read_prompt(tmp_path / name), read_prompt(run))
 
@@ -107,7 +107,7 @@ def test_one_checkpoint_of_a_run(run, tmp_path, capsys):
     assert not np.array_equal(found, read_prompt(run / FOLDER / "checkpoint_6"))
 
 
-def test_a_reparameterised_prompt_is_written_folded(files, tmp_path, capsys):
+def test_a_reparameterized_prompt_is_written_as_vectors(files, tmp_path, capsys):
     run = train(files, tmp_path / "run", *REPARAMETERISED)
     trained = list((run / FOLDER / "checkpoint_6").glob("*.npy"))
     assert len(trained) > 1
@@ -119,7 +119,7 @@ def test_a_reparameterised_prompt_is_written_folded(files, tmp_path, capsys):
     assert described.prompt_length == LENGTH and not np.array_equal(prompt, inner)
 
 
-def test_there_and_back_again(run, tmp_path, capsys, files):
+def test_a_round_trip_keeps_the_values(run, tmp_path, capsys, files):
     converted(capsys, run, tmp_path / "peft")
     base = ("--base_model", files.decoder)
     printed = converted(capsys, tmp_path / "peft", tmp_path / "ours", *base)
@@ -141,7 +141,7 @@ def test_a_prompt_file_needs_no_model(run, tmp_path, capsys):
     assert read_folder(tmp_path / "b").settings["task_type"] == "SEQ_2_SEQ_LM"
 
 
-def test_a_bundled_model_may_be_named(run, tmp_path, capsys):
+def test_a_bundled_model_can_be_named(run, tmp_path, capsys):
     converted(capsys, run, tmp_path / "prompt.npy")
     bundled = ("--base_model", "bundled:skills-decoder")
     converted(capsys, tmp_path / "prompt.npy", tmp_path / "peft", *bundled)
@@ -194,7 +194,7 @@ def test_a_prompt_is_not_merged(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     "case", ["llama_gqa_untied/lora", "gpt2_tied/ia3", "t5v11_untied_gated/mpt"]
 )
-def test_peft_folders_come_in_and_go_out_as_they_were(case, tmp_path, capsys):
+def test_peft_folders_survive_a_round_trip(case, tmp_path, capsys):
     folder, base = PEFT / case, (PEFT / case).parent / "base"
     converted(capsys, folder, tmp_path / "ours", "--base_model", base)
     state = tmp_path / "ours" / FOLDER / "checkpoint_0" / "state.json"
@@ -235,14 +235,14 @@ def test_what_cannot_be_converted_is_refused(run, files, tmp_path, capsys):
 
 
 def _lora(folder: Path) -> Path:
-    """A checkpoint with a LoRA, and no run around it."""
+    """Writes a checkpoint with a LoRA that does not belong to a run."""
     path = "decoder/layers/mlp/up/adapters/lora"
     trained = {f"{path}/{leaf}": np.zeros((1, 2, 2), np.float32) for leaf in ("a", "b")}
     CheckpointStore(folder).save(0, trained, (), {})
     return folder
 
 
-def test_a_prompt_that_peft_would_place_otherwise_is_refused(files, tmp_path, capsys):
+def test_a_prompt_at_another_position_than_pefts_is_refused(files, tmp_path, capsys):
     run = train(files, tmp_path / "run", Prompting__placement="suffix")
     problem = refused(capsys, run, tmp_path / "peft")
     assert "PEFT puts every prompt before the text" in problem

@@ -1,4 +1,4 @@
-"""A tuned prompt beside the frozen model, with and without a text before its input."""
+"""Evaluation of a tuned prompt and of the frozen model with and without a text."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ LABELS = sorted({completion for _, completion in HELD_OUT})
 
 @pytest.fixture(scope="module", params=["decoder", "t5"])
 def run(request, files, tmp_path_factory) -> Path:
-    """A finished run, whose last step moved nothing."""
+    """A finished run of a single step."""
     folder = tmp_path_factory.mktemp(request.param)
     held_out = write_pairs(folder / "held_out.jsonl", HELD_OUT)
     choices = {"Run.steps": 1, "EVALUATION_FILES": str(held_out)}
@@ -35,7 +35,7 @@ def output(capsys, *arguments) -> str:
 
 
 def columns(printed: str) -> dict[str, dict[str, str]]:
-    """The cells of the table, by column and then by metric."""
+    """Returns the cells of the table, by column and then by metric."""
     head = next(line for line in printed.splitlines() if line.startswith("┃"))
     names = [name.strip() for name in head.strip("┃").split("┃")]
     rows = [
@@ -50,7 +50,7 @@ def columns(printed: str) -> dict[str, dict[str, str]]:
     }
 
 
-def test_the_frozen_model_stands_beside_the_prompt(run, capsys):
+def test_the_frozen_model_is_compared_with_the_prompt(run, capsys):
     compared = columns(output(capsys, "--run", run, "--baseline"))
     assert list(compared) == ["tuned", "no prompt"]
     tuned = columns(output(capsys, "--run", run))
@@ -61,7 +61,7 @@ def test_the_frozen_model_stands_beside_the_prompt(run, capsys):
     assert compared["tuned"]["loss"] != compared["no prompt"]["loss"]
 
 
-def test_a_text_prompt_is_a_text_before_each_given_one(run, tmp_path, capsys):
+def test_a_text_prompt_precedes_each_input(run, tmp_path, capsys):
     text = "up: "
     named = [(text + given, said) for given, said in HELD_OUT]
     file = write_pairs(tmp_path / "named.jsonl", named)
@@ -77,7 +77,7 @@ def test_a_text_prompt_is_a_text_before_each_given_one(run, tmp_path, capsys):
     assert {m: v.split()[0] for m, v in found[f"text {text!r}"].items()} == expected
 
 
-def test_a_text_prompts_braces_are_braces_and_the_datas_template_follows():
+def test_braces_of_a_text_prompt_are_literal_and_the_template_follows():
     def text(**how) -> str:
         source = DataSource(files="x.jsonl", **how)
         template = parse_template(comparison._template(source, "{up} a}"))
@@ -88,7 +88,7 @@ def test_a_text_prompts_braces_are_braces_and_the_datas_template_follows():
     assert text(template="{key} or {soft:2}{prompt}") == "{up} a}lo or |hi"
 
 
-def test_a_text_prompt_stands_before_the_ids_of_hdf5_rows_too(run, tmp_path, capsys):
+def test_a_text_prompt_precedes_the_ids_of_hdf5_rows(run, tmp_path, capsys):
     rows = write_rows(tmp_path / "rows.hdf5", HELD_OUT)
     options = ("--run", run, "--text_prompt", "up:")
     of_text = columns(output(capsys, *options))
@@ -96,7 +96,7 @@ def test_a_text_prompt_stands_before_the_ids_of_hdf5_rows_too(run, tmp_path, cap
     assert of_rows == of_text
 
 
-def test_labels_and_categories_are_measured_of_all_alike(run, tmp_path, capsys):
+def test_labels_and_categories_are_measured_for_all_systems(run, tmp_path, capsys):
     file = tmp_path / "kinds.jsonl"
     lines = [
         {"prompt": given, "completion": said, "kind": "even" if place % 2 else "odd"}
@@ -123,7 +123,7 @@ def test_predictions_are_written_with_each_examples_scores(run, tmp_path, capsys
     for line, (given, said) in zip(lines, HELD_OUT * 2, strict=True):
         assert (line["given"], line["wanted"]) == (given, said)
         assert line["scores"]["exact_match"] == float(line["made"] == said)
-    # One letter more each, so that the mean over tokens is one of weighted examples.
+    # Each completion has EOS too; the loss is a mean over tokens.
     weights = np.array([len(said) + 1 for _, said in HELD_OUT])
     losses = np.array([line["scores"]["loss"] for line in lines[:4]])
     loss = columns(printed)["tuned"]["loss"].split()[0]
@@ -141,8 +141,8 @@ def test_the_answers_to_labels_are_predictions(run, tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("always")
-def test_completions_that_cannot_be_generated_are_told_of_before(run, capsys):
-    """The model generates letter by letter."""
+def test_a_warning_counts_completions_that_are_too_long(run, capsys):
+    """A token of the model is one letter."""
     lengths = sorted(len(said) for _, said in HELD_OUT)
     few, all_of_them = lengths[-1] - 1, lengths[-1]
 
@@ -165,7 +165,7 @@ def test_predictions_without_a_tokenizer_are_refused_before_measuring(
 ):
     rows = write_rows(tmp_path / "rows.hdf5", HELD_OUT)
     bare = tmp_path / "model"
-    # The fixture's folder has the model's name, and a number.
+    # The fixture's folder is named after the model, followed by a number.
     shutil.copytree(getattr(files, run.parent.name[:-1]), bare)
     for file in (*bare.glob("tokenizer*"), *bare.glob("*.model")):
         file.unlink()
@@ -215,9 +215,7 @@ def test_a_text_that_leaves_no_room_is_refused(files, tmp_path, capsys):
     assert "1 examples fit, and 2 with tuned" in found
 
 
-def test_prompts_of_tasks_are_compared_with_the_one_frozen_model(
-    files, tmp_path, capsys
-):
+def test_prompts_of_tasks_are_compared_with_the_frozen_model(files, tmp_path, capsys):
     file = tmp_path / "tasks.jsonl"
     lines = [
         {"prompt": given, "completion": said, "task": place % 2}
@@ -238,7 +236,7 @@ def test_prompts_of_tasks_are_compared_with_the_one_frozen_model(
     assert "calibrated_accuracy" in found["no prompt"]
 
 
-def test_a_templates_text_stays_where_its_vectors_are_left_out(files, tmp_path, capsys):
+def test_the_frozen_model_sees_the_text_of_a_template(files, tmp_path, capsys):
     arguments = files.arguments(
         tmp_path / "run", Run__steps=1, TEMPLATE='{soft:2}word {prompt}{soft:"up"}'
     )

@@ -1,4 +1,4 @@
-"""A run on int8 weights, from the command line."""
+"""A run with int8 weights, from the command line."""
 
 import shutil
 

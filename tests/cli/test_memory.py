@@ -1,4 +1,4 @@
-"""The command that tells what a run takes before it starts."""
+"""`prompt-tuning memory`, which reports the memory of a run before it starts."""
 
 import dataclasses
 import re
@@ -21,13 +21,13 @@ WIDTH = 16
 
 
 def arguments(files: Files, *more: str, model=None, **macros) -> list[str]:
-    """Those of `train`, of a run whose directory is never made."""
+    """Returns arguments of a run whose directory is never created."""
     given = files.arguments(files.train.parent / "absent", model, **macros)
     return ["memory", *given, *more]
 
 
 def table(printed: str) -> dict[str, list[str]]:
-    """The rows by their first cells."""
+    """Returns the rows of the table by their first cells."""
     lines = [line.strip("│ ") for line in printed.splitlines() if line.startswith("│")]
     rows = [[cell.strip() for cell in line.split("│")] for line in lines]
     return {row[0]: row[1:] for row in rows}
@@ -37,7 +37,7 @@ def bytes_of(text: str) -> float:
     return memory_command.parse_size(text.replace(",", "").replace(" ", ""))
 
 
-def test_what_a_run_takes_is_told_and_that_it_fits(files, tmp_path, capsys):
+def test_the_memory_of_a_run_that_fits_is_reported(files, tmp_path, capsys):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=4))
     given = ("--limit", "80GB", "--policy", "nothing")
     code = main(arguments(files, *given, model=model))
@@ -58,12 +58,12 @@ def test_what_a_run_takes_is_told_and_that_it_fits(files, tmp_path, capsys):
     assert not (files.train.parent / "absent").exists()
 
 
-def test_a_run_that_does_not_fit_is_told_by_the_exit_code(files, capsys):
+def test_a_run_that_does_not_fit_has_its_own_exit_code(files, capsys):
     assert main(arguments(files, "--limit", "10KB", "--policy", "none")) == 1
     assert table(capsys.readouterr().out)["none *"][3] == "no"
 
 
-def test_the_run_s_own_policies_come_first_and_steps_are_timed(files, capsys):
+def test_the_configured_policies_come_first_and_steps_are_timed(files, capsys):
     choices = {"Pretrained__encoder_rematerialization": None}
     given = arguments(files, "--time", "--policy", "dots", model=files.t5, **choices)
     given += ["--gin.Rematerialization.policy='nothing'"]
@@ -74,7 +74,7 @@ def test_the_run_s_own_policies_come_first_and_steps_are_timed(files, capsys):
     assert all(re.fullmatch(r"[\d,]+ ms", row[4]) for row in rows.values())
 
 
-def test_on_a_mesh_each_device_holds_its_part(files, capsys):
+def test_on_a_mesh_each_device_holds_a_shard(files, capsys):
     def frozen(*more):
         assert main(arguments(files, "--policy", "none", *more)) == 0
         found = re.search(r"frozen parameters +(.+)", capsys.readouterr().out)
@@ -86,7 +86,7 @@ def test_on_a_mesh_each_device_holds_its_part(files, capsys):
         assert frozen(*mesh) < 0.7 * frozen()
 
 
-def test_each_stack_has_a_policy_in_a_config(files):
+def test_a_config_sets_the_policy_of_each_stack(files):
     bindings = [
         "Rematerialization.policy = 'dots'",
         "Pretrained.encoder_rematerialization = @encoder/Rematerialization()",
@@ -122,7 +122,7 @@ def test_a_streamed_model_is_refused(files, capsys):
     assert "set it to 'device'" in capsys.readouterr().err
 
 
-def test_help_loads_nothing_heavy():
+def test_help_imports_nothing_heavy():
     script = (
         "import sys; from prompt_tuning.cli import main; main.build_parser(); "
         "print({'jax', 'numpy', 'rich'} & set(sys.modules))"

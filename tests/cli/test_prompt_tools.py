@@ -1,4 +1,4 @@
-"""The commands that compare prompts and that take one to another model."""
+"""Commands that compare prompts, and that map a prompt to another model."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
 from prompt_tuning.prompts.tools.recycling import METHODS
 
-# Along one axis, along another, and half way between them, of different lengths.
+# Vectors along one axis, along another, and between them, of different lengths.
 ALONG = np.array([[2.0, 0, 0], [2.0, 0, 0]], "f4")
 ACROSS = np.array([[0, 5.0, 0]], "f4")
 BETWEEN = np.array([[1.0, 0, 0], [0, 1.0, 0], [1.0, 1.0, 0]], "f4")
@@ -23,13 +23,13 @@ def prompts(tmp_path):
     return lambda *names: [str(tmp_path / f"{name}.npy") for name in names]
 
 
-def test_the_command_ranks_the_prompts_nearest_first(prompts, capsys, tmp_path):
+def test_prompts_are_ranked_most_similar_first(prompts, capsys, tmp_path):
     picture = tmp_path / "map.png"
     query = ["--query", *prompts("along"), f"--picture={picture}"]
     assert main(["similar", *prompts("across", "between", "along"), *query]) == 0
     printed = capsys.readouterr().out
     assert "nearest to along" in printed
-    # (1 + 0 + 2 ** -0.5) / 3 and 2 ** -0.5: pairs, by which it ranks, and means.
+    # (1 + 0 + 2 ** -0.5) / 3 of pairs, which ranks, and 2 ** -0.5 of means.
     rows = [line.split("│")[1:4] for line in printed.splitlines() if "│" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["between", "0.5690", "0.7071"],
@@ -38,7 +38,7 @@ def test_the_command_ranks_the_prompts_nearest_first(prompts, capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_shows_the_nearest_of_each(prompts, capsys):
+def test_the_nearest_prompts_of_each_are_shown(prompts, capsys):
     given = prompts("across", "along", "between")
     assert main(["similar", *given, "--average", "--nearest=1"]) == 0
     printed = capsys.readouterr().out
@@ -88,7 +88,7 @@ def decoder_prompt(tmp_path):
 
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("method", METHODS)
-def test_the_command_takes_words_of_one_model_to_those_of_the_other(
+def test_words_of_one_model_are_mapped_to_words_of_the_other(
     method, decoder_prompt, tmp_path, capsys
 ):
     out = tmp_path / "out.npy"

@@ -1,4 +1,4 @@
-"""`prompt-tuning sweep` from its arguments to its output, and what it refuses."""
+"""`prompt-tuning sweep`, from arguments to output and errors."""
 
 import importlib.util
 import json
@@ -38,19 +38,19 @@ def test_values_in_brackets_change_together():
     assert second.name == "PROMPT_LENGTH=20,seed=2"
 
 
-def test_commas_in_brackets_and_quotes_divide_nothing():
+def test_commas_in_brackets_and_quotes_do_not_separate_values():
     first, second = parse_variations(["f.labels=['a,b', \"c\"],[f(1,2)]"])
     assert first.lines == ["f.labels = ['a,b', \"c\"]"]
     assert second.lines == ["f.labels = [f(1,2)]"]
 
 
-def test_names_are_safe_and_told_apart():
+def test_names_are_safe_and_unique():
     assert names("SoftPrompt.initializer=@uniform(),@from_text()") == [
         "initializer=uniform",
         "initializer=from_text",
     ]
     assert names("x.rate=-1,1") == ["rate=-1", "rate=1"]
-    # Other files, but not on a file system that knows no capitals.
+    # Different names, but not on a file system that ignores case.
     assert names("t.text='A/b ','a b'") == ["text=A-b", "text=a-b,2"]
     assert names("a/D.files=1", "b/D.files=2") == ["a-D.files=1,b-D.files=2"]
     (long,) = names(f"t.text='{'word ' * 50}'")
@@ -76,7 +76,7 @@ def test_arguments_that_cannot_be_read(given, message):
 
 @pytest.fixture
 def refused(files, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
-    """Sweeps, expects a refusal before anything is compiled or written."""
+    """Sweeps, and expects an error before anything is compiled or written."""
     monkeypatch.setattr(sweeps, "compile_sweep_step", None)
 
     def run(*vary: str, **choices) -> str:
@@ -138,11 +138,11 @@ def test_frozen_prompts_that_differ(refused):
         assert "decoder/prompt/prompt is frozen and fresh" in refused(vary, **regexes)
 
 
-def test_a_name_that_nothing_uses(refused):
+def test_an_unused_name(refused):
     assert "PROMPT_LENGHT is used by nothing" in refused("PROMPT_LENGHT=2,3")
 
 
-def test_rows_that_fit_beside_the_shorter_prompt_alone(refused):
+def test_rows_that_fit_only_with_the_shorter_prompt(refused):
     choices = {
         "DataSource.on_too_long": "skip",
         "from_sampled_vocabulary.population_size": None,
@@ -153,7 +153,7 @@ def test_rows_that_fit_beside_the_shorter_prompt_alone(refused):
 
 @pytest.fixture(scope="module")
 def finished(files, tmp_path_factory) -> Path:
-    """A grid of which half the members diverge."""
+    """A grid half of whose members diverge."""
     directory = tmp_path_factory.mktemp("module") / "sweep"
     choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
     assert main(["sweep", *files.arguments(directory, **choices), *GRID]) == 0
@@ -206,7 +206,7 @@ def test_a_member_is_an_ordinary_run(finished, capsys):
     assert "all 6 steps are already done" in printed
 
 
-def test_a_sweeps_directory_stands_for_its_best_member(finished, capsys):
+def test_a_sweeps_directory_selects_its_best_member(finished, capsys):
     best = json.loads((finished / "best.json").read_text())["directory"]
     of_sweep = output(capsys, "evaluate", "--run", finished)
     assert of_sweep == output(capsys, "evaluate", "--run", finished / best)
@@ -227,7 +227,7 @@ def test_without_matplotlib_there_is_a_table_and_a_line(
     assert "x diverged" in printed
 
 
-def test_where_all_members_diverge_the_sweep_fails(files, tmp_path, capsys):
+def test_a_sweep_fails_if_all_members_diverge(files, tmp_path, capsys):
     vary = ["--vary", "Run.seed,warmup_linear_decay.peak=(0,1e38),(1,2e38)"]
     words = ["sweep", *files.arguments(tmp_path / "sweep"), *vary]
     for _ in range(2):
@@ -250,7 +250,7 @@ def test_without_held_out_data_the_training_loss_decides(files, tmp_path, capsys
     assert "* best" in printed
 
 
-def test_help_says_how_members_vary():
+def test_help_explains_how_members_vary():
     done = subprocess.run(
         [sys.executable, "-m", "prompt_tuning", "sweep", "--help"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Runs whose data says which prompt an example has, or where its vectors stand."""
+"""Runs whose data selects the prompt of an example, or the position of its vectors."""
 
 import json
 import re
@@ -13,7 +13,7 @@ WORDS = ["hello", "world", "apple", "grape", "melon", "peach", "berry", "lemon"]
 
 
 def write_tasks(path):
-    """Words and what two tasks make of them; nothing in the text says which."""
+    """Writes words with the answers of two tasks, which the text does not name."""
     pairs = [(name, word, f(word)) for word in WORDS for name, f in TASKS.items()]
     lines = [{"prompt": f"{w}=", "completion": c, "task": t} for t, w, c in pairs]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -55,7 +55,7 @@ def test_a_text_is_continued_by_the_prompt_of_its_task(files, tmp_path, capsys, 
     assert "has 2 prompts" in capsys.readouterr().err
 
 
-def test_a_text_is_put_into_the_template_of_its_run(files, tmp_path, capsys):
+def test_a_text_is_inserted_into_the_template_of_its_run(files, tmp_path, capsys):
     run = tmp_path / "run"
     template = '{soft:2}word {prompt}{soft:"up"}'
     arguments = [*files.arguments(run), "--gin_file=data/template.gin"]

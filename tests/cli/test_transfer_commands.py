@@ -1,4 +1,4 @@
-"""Commands that take what was trained elsewhere: --prompt, and Run.start_from."""
+"""Commands that use prompts or adapters of other runs: --prompt and Run.start_from."""
 
 import functools
 from pathlib import Path
@@ -50,7 +50,7 @@ ASKED = ("--new_tokens=9", "hello=", "ab=")
 
 @pytest.fixture(scope="module")
 def made(files, tmp_path_factory):
-    """The directory of a run, trained the first time that it is asked for."""
+    """Returns the directory of a run, which is trained on first use."""
     folder = tmp_path_factory.mktemp("runs")
 
     @functools.cache
@@ -64,7 +64,7 @@ def made(files, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(made) -> Path:
-    """A run of a prompt."""
+    """A run with a prompt."""
     return made("prompt")
 
 
@@ -88,12 +88,12 @@ def evaluated(capsys, *arguments) -> list[str]:
 
 
 def bare(files) -> tuple[str, ...]:
-    """Arguments that name a model, and no run."""
+    """Returns arguments that name a model but not a run."""
     return ("--gin_file=models/checkpoint.gin", f"--gin.MODEL={str(files.decoder)!r}")
 
 
 @pytest.mark.parametrize("bindings", [[], LORA_ALONE], ids=["prompt", "lora"])
-def test_a_model_and_a_peft_folder_say_what_the_run_says(
+def test_a_model_and_a_peft_folder_generate_as_the_run(
     bindings, made, files, tmp_path, capsys
 ):
     directory = made("lora", *bindings) if bindings else made("prompt")
@@ -105,8 +105,8 @@ def test_a_model_and_a_peft_folder_say_what_the_run_says(
 
 
 @pytest.mark.parametrize("form", ["file", "deep", "run", "checkpoint"])
-def test_vectors_alone_stand_before_the_text(form, run, files, tmp_path, capsys):
-    """Of a model with one block a deep prompt is a soft one."""
+def test_plain_vectors_precede_the_text(form, run, files, tmp_path, capsys):
+    """With a single block, a deep prompt is a soft prompt."""
     prompt = {"run": run, "checkpoint": run / FOLDER / "checkpoint_6"}.get(form)
     if prompt is None:
         prompt = tmp_path / "prompt.npy"
@@ -116,7 +116,7 @@ def test_vectors_alone_stand_before_the_text(form, run, files, tmp_path, capsys)
 
 
 def test_a_lora_of_a_run_directory_has_its_scaling(made, files, capsys):
-    """It is not that of the class: alpha 16 by rank 2 is said by the checkpoint."""
+    """The checkpoint has alpha 16 and rank 2, which are not the defaults."""
     directory = made("lora", *LORA_ALONE)
     given = ("generate", *bare(files), "--prompt", directory, *ASKED)
     said = output(capsys, "generate", "--run", directory, *ASKED)
@@ -148,7 +148,7 @@ def test_every_kind_of_peft_folder_has_pefts_logits(case):
     assert_same_logits(logits, reference[f"{folder.name}.logits"], tokens)
 
 
-def test_a_checkpoint_of_several_leaves_stands_in_for_anothers(made, capsys):
+def test_a_checkpoint_of_several_leaves_replaces_another(made, capsys):
     one = made("residual", *RESIDUAL)
     other = made("residual_again", *RESIDUAL, "--gin.Run.seed=5")
     there = evaluated(capsys, "--run", one)
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_several_leaves_stands_in_for_anothers(made, capsys):
     assert evaluated(capsys, "--run", other, "--prompt", one) == there
 
 
-def test_what_a_run_trained_of_the_model_itself_is_measured(made, files, capsys):
+def test_trained_weights_of_the_model_are_measured(made, files, capsys):
     directory = made("full", *FULL)
     (measured,) = (x for x in logged(directory) if "evaluation/loss" in x)
     loss = next(row for row in evaluated(capsys, "--run", directory) if "loss" in row)
@@ -177,7 +177,7 @@ def test_the_model_alone_of_a_run_of_adapters(made, run, capsys):
     assert alone != evaluated(capsys, "--run", directory)
 
 
-def test_half_of_what_a_run_trained_is_not_measured(made, capsys):
+def test_only_all_trained_parameters_are_measured(made, capsys):
     directory = made("beside", *BESIDE)
     found = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")
     assert "lora/a of shape (1, 16, 2), but the model has no such parameter" in found
@@ -190,7 +190,7 @@ def test_a_file_that_leaves_something_untrained(made, run, capsys):
     assert "holds decoder/prompt/prompt and nothing for decoder/layers/self" in found
 
 
-def test_an_adapter_that_the_run_has_no_place_for(made, run, files, tmp_path, capsys):
+def test_an_adapter_that_the_run_cannot_hold(made, run, files, tmp_path, capsys):
     config = read_config(files.decoder)
     adapter = to_peft(random_adapter(config, "IA3"), config)
     write_folder(tmp_path / "peft", adapter)
@@ -213,7 +213,7 @@ def test_a_run_of_lora_is_not_measured_under_another_scaling(made, capsys):
     assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in found
 
 
-def test_training_starts_from_a_run_and_says_so(run, files, tmp_path, capsys):
+def test_training_starts_from_a_run_and_reports_it(run, files, tmp_path, capsys):
     start = [f"--gin.Run.start_from={str(run)!r}", "--gin.Run.steps=1", *BESIDE]
     printed = output(capsys, "train", *files.arguments(tmp_path / "run"), *start)
     assert f"start_from {run / FOLDER / 'checkpoint_6'}" in printed
@@ -226,7 +226,7 @@ def test_training_starts_from_a_run_and_says_so(run, files, tmp_path, capsys):
     assert "all 1 steps are already done" in again
 
 
-def test_every_member_of_a_sweep_starts_there(run, files, tmp_path, capsys):
+def test_every_member_of_a_sweep_starts_from_it(run, files, tmp_path, capsys):
     still = "--gin.ParameterGroup.optimizer=@adamw()", "--gin.adamw.learning_rate=0.0"
     start = f"--gin.Run.start_from={str(run)!r}"
     arguments = [x for x in files.arguments(tmp_path / "sweep") if "adafactor" not in x]
@@ -244,7 +244,7 @@ def test_every_member_of_a_sweep_starts_there(run, files, tmp_path, capsys):
         (None, {"PROMPT_LENGTH": 5}, "(4, 16), but the model has shape (5, 16)"),
     ],
 )
-def test_a_start_that_cannot_be(start, choices, expected, run, files, tmp_path, capsys):
+def test_an_unusable_start(start, choices, expected, run, files, tmp_path, capsys):
     start = str(run) if start is None else start
     choices = choices | {"Run__start_from": start}
     assert tune(files, tmp_path / "run", **choices) == 2
@@ -252,7 +252,7 @@ def test_a_start_that_cannot_be(start, choices, expected, run, files, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_inspect_shows_what_a_file_puts_before_the_text(run, files, tmp_path, capsys):
+def test_inspect_shows_the_vectors_of_a_file(run, files, tmp_path, capsys):
     config = read_config(files.decoder)
     shown = {}
     for kind in ("MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "LORA"):
