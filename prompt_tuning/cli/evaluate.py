@@ -2,7 +2,6 @@
 
 import argparse
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,10 @@ from prompt_tuning.cli.shared_options import (
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from prompt_tuning.config.run import Run
+    from prompt_tuning.evaluation.evaluation_settings import Evaluation
     from prompt_tuning.evaluation.evaluator import Evaluator
 
 HELP = "measure a tuned prompt on held-out data"
@@ -72,22 +74,8 @@ def run(options: argparse.Namespace) -> int:
     """Measures a tuned prompt, or the frozen model alone if `Run.prompt = None`."""
     from rich.console import Console
 
-    from prompt_tuning.cli.console import print_lines, print_table
-    from prompt_tuning.cli.evaluation_table import (
-        comparison_table,
-        describe_examples,
-        vote_table,
-    )
-    from prompt_tuning.cli.selected_run import (
-        check_processes,
-        print_config,
-        read_run,
-        report_idle_devices,
-    )
-    from prompt_tuning.core.atomic_files import write_file
+    from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
     from prompt_tuning.processes.group import is_first, run_on_first
-    from prompt_tuning.tuned.comparison import measure_each, open_comparison
-    from prompt_tuning.tuned.ensembles import evaluate_ensemble, open_ensemble
 
     run = read_run(options)
     if options.print_config:
@@ -97,40 +85,72 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("Run.evaluation is None: name the held-out data there")
     run_on_first(lambda: _check_options(options))
     check_processes(options, run)
-    prompts: Sequence[Path] = options.prompts
     console = Console(quiet=not is_first())
-    if len(prompts) > 1:
-        vote = options.vote or "majority"
-        model, parameters = open_ensemble(run, prompts)
-        outcomes = evaluate_ensemble(model, parameters, run.evaluation, vote)
-        print_table(console, vote_table(outcomes, prompts, vote))
-        return 0
+    if len(options.prompts) > 1:
+        _vote(run, run.evaluation, options, console)
+    else:
+        _compare(run, run.evaluation, options, console)
+    return 0
+
+
+def _vote(
+    run: "Run",
+    evaluation: "Evaluation",
+    options: argparse.Namespace,
+    console: "Console",
+) -> None:
+    """Prints the metrics of several prompts together, and of each alone."""
+    from prompt_tuning.cli.console import print_table
+    from prompt_tuning.cli.evaluation_table import vote_table
+    from prompt_tuning.prompts.tools.similarity import short_names
+    from prompt_tuning.tuned.ensembles import evaluate_ensemble, open_ensemble
+
+    vote = options.vote or "majority"
+    names = short_names(options.prompts)
+    model, parameters = open_ensemble(run, options.prompts)
+    results = evaluate_ensemble(model, parameters, evaluation, vote)
+    print_table(console, vote_table(results, names, vote))
+
+
+def _compare(
+    run: "Run",
+    evaluation: "Evaluation",
+    options: argparse.Namespace,
+    console: "Console",
+) -> None:
+    """Prints the metrics of one prompt, and of the frozen model if asked to."""
+    from prompt_tuning.cli.console import print_lines, print_table
+    from prompt_tuning.cli.evaluation_table import comparison_table, describe_examples
+    from prompt_tuning.cli.selected_run import report_idle_devices
+    from prompt_tuning.core.atomic_files import write_file
+    from prompt_tuning.processes.group import is_first
+    from prompt_tuning.tuned.comparison import measure_each, open_comparison
+
     if options.predictions is not None:
         _check_tokenizer(run)
     systems = open_comparison(
         run,
-        run.evaluation,
-        prompt_file=prompts[0] if prompts else None,
+        evaluation,
+        prompt_file=options.prompts[0] if options.prompts else None,
         baseline=options.baseline,
         text_prompts=options.text_prompt,
     )
     first = systems[0].evaluator
-    if run.evaluation.generates:
-        _warn_of_cut_answers(first, run.evaluation.new_tokens)
+    if evaluation.generates:
+        _warn_of_cut_answers(first, evaluation.new_tokens)
     results = {}
     predictions: list[str] = []
     for name, evaluator, result in measure_each(systems):
         results[name] = result
         if options.predictions is not None:
             predictions += evaluator.predictions(name, result)
-    print_table(console, comparison_table(results, run.evaluation))
-    description = describe_examples(first, run.evaluation.resamples)
+    print_table(console, comparison_table(results, evaluation))
+    description = describe_examples(first, evaluation.resamples)
     print_lines(console, description, *report_idle_devices(run))
     if options.predictions is not None and is_first():
         content = "".join(predictions).encode()
         write_file(options.predictions, content, force=options.force)
         print_lines(console, f"predictions: {options.predictions}")
-    return 0
 
 
 def _check_options(options: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
@@ -12,7 +11,6 @@ from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.metric_sums import MetricSums, intervals
 from prompt_tuning.evaluation.results import EvaluationResult
-from prompt_tuning.prompts.tools.similarity import short_names
 from prompt_tuning.tuned.ensembles import EnsembleResult
 
 
@@ -101,12 +99,17 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
 
 
 def vote_table(
-    outcomes: Mapping[str, EnsembleResult], prompts: Sequence[Path], vote: str
+    results: Mapping[str, EnsembleResult], prompts: Sequence[str], vote: str
 ) -> Table:
-    """Tabulates each metric of the prompts together, and of each alone."""
-    names = short_names(prompts)
-    table = Table("metric", f"together ({vote})", *map(escape, names))
-    for metric, outcome in outcomes.items():
-        values = (outcome.together, *outcome.alone)
+    """Tabulates each metric of the prompts together, and of each alone.
+
+    Args:
+      results: results by metric.
+      prompts: names of the prompts.
+      vote: how they vote.
+    """
+    table = Table("metric", f"together ({vote})", *map(escape, prompts))
+    for metric, result in results.items():
+        values = (result.together, *result.alone)
         table.add_row(metric, *(f"{value:.4f}" for value in values))
     return table

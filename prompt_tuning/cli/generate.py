@@ -29,14 +29,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="texts to continue; lines of standard input if none is given",
     )
     parser.add_argument(
-        "--new_tokens", type=int, default=64, help="maximum of new tokens (64)"
+        "--new_tokens",
+        type=int,
+        default=64,
+        metavar="N",
+        help="maximum number of new tokens (64)",
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0 is greedy (the default)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 is greedy (the default)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of sampling (0)")
     parser.add_argument(
-        "--batch_size", type=int, default=32, help="texts continued at once (32)"
+        "--seed", type=int, default=0, metavar="N", help="seed of sampling (0)"
+    )
+    parser.add_argument(
+        "--batch_size",
+        type=int,
+        default=32,
+        metavar="N",
+        help="texts continued at once (32)",
     )
     parser.add_argument(
         "--prompt_id",

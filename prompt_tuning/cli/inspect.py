@@ -25,7 +25,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_option(parser)
     add_prompt_option(parser)
     parser.add_argument(
-        "--nearest", type=int, default=5, help="tokens shown for each vector (5)"
+        "--nearest",
+        type=int,
+        default=5,
+        metavar="N",
+        help="tokens shown for each vector (5)",
     )
 
 

@@ -21,10 +21,11 @@ HELP = "report the device memory that a run needs, and whether it fits"
 USES_JAX = True
 SEVERAL_PROCESSES = False
 DESCRIPTION = (
-    "Compiles the step of a run for its largest batch, under several rematerialization "
-    "policies, and prints what each device has to hold: frozen and trained parameters, "
+    "Compile the step of a run for its largest batch, under several rematerialization "
+    "policies, and print what each device has to hold: frozen and trained parameters, "
     "optimizer state, and activations as the compiler counts them. Nothing is run "
-    "unless --time is given. Exits with 1 if the run as it is configured does not fit."
+    "unless --time is given. The exit code is 1 if the run does not fit as it is "
+    "configured."
 )
 OFFLOAD = "+offload"
 KINDS = ("none", "dots", "attention", "nothing")

@@ -59,12 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--skip_first",
         type=int,
         default=1000,
+        metavar="N",
         help="shared tokens to skip at the start of the vocabulary (1000)",
     )
     parser.add_argument(
         "--words",
         type=int,
         default=4000,
+        metavar="N",
         help="shared tokens to use after the skipped ones (4000)",
     )
 

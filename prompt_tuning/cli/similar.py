@@ -47,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--nearest",
         type=int,
         default=5,
+        metavar="N",
         help="prompts shown for each, without --query (5)",
     )
     parser.add_argument(

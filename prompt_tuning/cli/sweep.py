@@ -24,7 +24,7 @@ HELP = "train many prompts at once over one copy of the frozen model"
 USES_JAX = True
 SEVERAL_PROCESSES = False
 DESCRIPTION = (
-    "Trains K prompts at once over one copy of the frozen model with one compiled "
+    "Train K prompts at once over one copy of the frozen model with one compiled "
     "step. Each member is an ordinary run in its own directory below RUN_DIRECTORY, "
     "followed by a table, sweep.json and curves.png. The frozen model takes the memory "
     "of one run; activations take the memory of the members computed at once. Members "
