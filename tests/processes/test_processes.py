@@ -143,7 +143,7 @@ def test_where_one_is_killed_the_others_end_and_say_so(killed, files, start, tmp
     assert codes[other] == 3 if killed else codes[other] not in (0, None)
     last = started.last_said(other)
     assert last.startswith(f"prompt-tuning: process {killed} of 2 has ")
-    assert "the same command goes on from its last checkpoint" in last
+    assert "the same command continues from its last checkpoint" in last
     assert CheckpointStore(tmp_path / "run").latest_valid() is not None
 
 
