@@ -25,7 +25,7 @@ from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.sharding import shard_map
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.step import gradients, value_and_gradient
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support import dummies, meshes
 
 L = 4

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from prompt_tuning.losses.cross_entropy import token_loss
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support.chunks import chunked
 
 B, M, D, V = 3, 4, 8, 11

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
 from prompt_tuning.losses.logit_losses import LossTerms
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support.chunks import chunked
 
 # Few of each: a program is compiled for every pair of them.

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scripts import hlo
-from scripts.bench_cases import CASES, IGNORED, make_prompt, make_rows, width
-from scripts.bench_ideal import Work, distinct, looped, time_products
-from scripts.bench_ours import make_batch
-from scripts.bench_page import page
-from scripts.bench_report import Measure, Outcome, Results, as_json, markdown, sheets
-from scripts.bench_steps import (
+from scripts.bench import hlo
+from scripts.bench.cases import CASES, IGNORED, make_prompt, make_rows, width
+from scripts.bench.ideal import Work, distinct, looped, time_products
+from scripts.bench.ours import make_batch
+from scripts.bench.page import page
+from scripts.bench.report import Measure, Outcome, Results, as_json, markdown, sheets
+from scripts.bench.steps import (
     DisagreementError,
     StepResult,
     check_agreement,
     median_ratio,
 )
-from scripts.bench_workers import Worker, WorkerError, take_turns
+from scripts.bench.workers import Worker, WorkerError, take_turns
 
 
 def scanned_attention(query, kernels):
@@ -199,7 +199,7 @@ def test_sides_that_disagree_are_not_compared():
 
 
 SERVER = """
-from scripts.bench_workers import serve
+from scripts.bench.workers import serve
 steps = []
 def step():
     steps.append(1)

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from scripts.bench_cases import CASES, GPT2_CONFIG, T5_CONFIG, TINY_CONFIG
-from scripts.bench_steps import (
+from scripts.bench.cases import CASES, GPT2_CONFIG, T5_CONFIG, TINY_CONFIG
+from scripts.bench.steps import (
     SIDES,
     Settings,
     by_case,
@@ -20,7 +20,7 @@ from scripts.bench_steps import (
     start_worker,
     write_inputs,
 )
-from scripts.bench_workers import take_turns
+from scripts.bench.workers import take_turns
 
 PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
 pytestmark = pytest.mark.skipif(

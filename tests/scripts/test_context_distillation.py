@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts import context_distillation
+from scripts.bench import context_distillation
 from tests.support.shared_data import SHARED, needs_shared
 from tests.support.small_runs import clean_process
 

@@ -3,7 +3,7 @@
 import pytest
 
 from prompt_tuning.pretrained.source import BUNDLED
-from scripts import load_cost, quantization_cost
+from scripts.bench import load_cost, quantization_cost
 from tests.support.shared_data import SHARED, needs_shared
 
 

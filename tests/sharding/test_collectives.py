@@ -9,7 +9,7 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support import dummies, meshes
 
 D, L, P = 16, 2, dummies.P

@@ -14,7 +14,7 @@ from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support import dummies, meshes
 
 B, M, D, V = 4, 5, 16, dummies.V

@@ -25,7 +25,7 @@ from prompt_tuning.sweep.sweep_step import (
 )
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support import dummies
 
 PROMPT_PATH = {

@@ -23,7 +23,8 @@ from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
-from scripts import hlo, skills
+from scripts import skills
+from scripts.bench import hlo
 from tests.support import dummies
 from tests.support.chunks import chunked
 from tests.support.small_runs import logged, write_pairs

@@ -15,7 +15,7 @@ from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support import dummies
 
 B, T, P, M_PER_ROW = 8, 64, 20, 32

@@ -19,7 +19,7 @@ from prompt_tuning.losses.policy_gradient import PolicyGradient
 from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
 from prompt_tuning.training.step import gradients
-from scripts import hlo
+from scripts.bench import hlo
 from tests.support import dummies
 from tests.support.chunks import chunked
 

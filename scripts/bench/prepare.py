@@ -1,6 +1,6 @@
 """How fast `prompt-tuning prepare` is, and how much memory it takes.
 
-    python -m scripts.bench_prepare --peft_python PYTHON    # one with transformers
+    python -m scripts.bench.prepare --peft_python PYTHON    # one with transformers
 
 Lines of JSON are made from the texts in ../shared. The rival reads the same lines, one
 after the other, and encodes each with `transformers.AutoTokenizer`: half of them before
@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.bench_workers import ROOT, Answer, Worker, peak_memory, serve
+from scripts.bench.workers import ROOT, Answer, Worker, peak_memory, serve
 
 SHARED = ROOT.parent / "shared"
 GPT2 = SHARED / "data/tokenizers/gpt2"
@@ -149,7 +149,7 @@ def _memory(process: int) -> int:
 
 
 def _rival(python: str) -> list[str]:
-    return [python, "-m", "scripts.bench_prepare", "serve"]
+    return [python, "-m", "scripts.bench.prepare", "serve"]
 
 
 def _encode(file: str, start: int, stop: int) -> Answer:

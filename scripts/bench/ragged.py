@@ -1,6 +1,6 @@
 """Real text of ragged length: our batches against random ones padded to their longest.
 
-    python -m scripts.bench_ragged MODEL TEXT [TOKENIZER]   # answers `bench_workers`
+    python -m scripts.bench.ragged MODEL TEXT [TOKENIZER]   # answers `workers`
 
 The same model and the same step; only the batches differ. Both ways without padding
 that the library has are measured: buckets by token budget, and packing.
@@ -24,10 +24,10 @@ from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import load_tokenizer
-from scripts.bench_cases import LLAMA
-from scripts.bench_llama import open_prompted, write_llama
-from scripts.bench_ours import prepare
-from scripts.bench_workers import Answer, serve
+from scripts.bench.cases import LLAMA
+from scripts.bench.llama import open_prompted, write_llama
+from scripts.bench.ours import prepare
+from scripts.bench.workers import Answer, serve
 
 ROWS = 16
 RANDOM_MODEL = "llama"

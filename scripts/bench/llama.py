@@ -10,7 +10,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrain
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.soft import SoftPrompt
-from scripts.bench_cases import LLAMA_CONFIG
+from scripts.bench.cases import LLAMA_CONFIG
 from scripts.random_model import write_random_model
 
 

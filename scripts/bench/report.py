@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning.data.preparation.worker_pool import available_cores
-from scripts.bench_cases import CASES, GROWTH, MOST_GROWTH
-from scripts.bench_steps import OURS, SIDES, Settings, StepResult, median_ratio
+from scripts.bench.cases import CASES, GROWTH, MOST_GROWTH
+from scripts.bench.steps import OURS, SIDES, Settings, StepResult, median_ratio
 
 MEGABYTE = 1e6
 PACKAGES = ("jax", "jaxlib", "flax", "numpy")

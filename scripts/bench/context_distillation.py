@@ -1,6 +1,6 @@
 """A prompt of 8 vectors in place of a text: how much of what the text says it keeps.
 
-    python -m scripts.context_distillation --model DIR [--gin.STEPS=600 ...]
+    python -m scripts.bench.context_distillation --model DIR [--gin.STEPS=600 ...]
 
 Samples texts from the frozen model behind a context of about 32 tokens, tunes a prompt
 by the shipped config `runs/context_distillation` on some of them, and measures the

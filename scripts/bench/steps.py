@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from scripts.bench_cases import CASES, Case, make_prompt, make_rows
-from scripts.bench_workers import ROOT, Turn, Worker, WorkerError, take_turns
+from scripts.bench.cases import CASES, Case, make_prompt, make_rows
+from scripts.bench.workers import ROOT, Turn, Worker, WorkerError, take_turns
 
 OURS, PEFT = SIDES = ("ours", "peft")
 AGREEMENT = 1e-3
@@ -52,7 +52,7 @@ class StepResult:
       losses: of the first steps, by side.
       seconds: of every step, by side, in the order of turns.
       peak_bytes: most memory of each side's process, weights included.
-      ideal: the answer of `bench_ideal.time_products`; None if it was not asked for.
+      ideal: the answer of `ideal.time_products`; None if it was not asked for.
     """
 
     case: str
@@ -182,7 +182,7 @@ def write_inputs(cases: Mapping[str, Case], folder: Path, python: str) -> None:
     described = {"family": first.family, "config": first.config}
     (folder / "model.json").write_text(json.dumps(described))
     made = subprocess.run(
-        [python, "-m", "scripts.bench_peft", "make", str(folder)],
+        [python, "-m", "scripts.bench.peft_step", "make", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -205,7 +205,13 @@ def start_worker(name: str, side: str, folder: Path, settings: Settings) -> Work
     """Starts one side of a case."""
     inputs = str(folder / name)
     if side == OURS:
-        command = [sys.executable, "-m", "scripts.bench_ours", inputs]
+        command = [sys.executable, "-m", "scripts.bench.ours", inputs]
     else:
-        command = [settings.peft_python, "-m", "scripts.bench_peft", "serve", inputs]
+        command = [
+            settings.peft_python,
+            "-m",
+            "scripts.bench.peft_step",
+            "serve",
+            inputs,
+        ]
     return Worker(f"{side} of {name}", command)

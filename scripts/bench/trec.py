@@ -1,6 +1,6 @@
 """What a key/value prefix gains: a model of children's stories sorts TREC's questions.
 
-    python -m scripts.bench_trec --model DIR --questions train_5500.label
+    python -m scripts.bench.trec --model DIR --questions train_5500.label
 
 Tunes three prefixes by the shipped config `runs/trec_stories`, at once, on all
 questions but the last 500, and prints the share of these whose class the model finds

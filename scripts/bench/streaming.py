@@ -1,6 +1,6 @@
 """What training over streamed weights takes: memory, time, and the loss it comes to.
 
-    python -m scripts.bench_streaming
+    python -m scripts.bench.streaming
 
 A random Llama of about 1.5 GB is written layer by layer into a temporary folder, and a
 soft prompt is tuned on it for some steps by two processes: one streams the weights of
@@ -135,7 +135,7 @@ def _drawn(random: np.random.Generator, path: str, shape: tuple[int, ...]):
 
 def in_a_process(folder: str, weights: str, asked: list[str]) -> dict[str, Any]:
     """Measures in a fresh process, whose memory is its own."""
-    command = [sys.executable, "-m", "scripts.bench_streaming", *asked]
+    command = [sys.executable, "-m", "scripts.bench.streaming", *asked]
     done = subprocess.run(
         [*command, "--checkpoint", folder, "--weights", weights],
         check=True,

@@ -1,6 +1,6 @@
 """What loading a checkpoint takes: seconds, and memory above that of the weights.
 
-    python -m scripts.load_cost
+    python -m scripts.bench.load_cost
 
 Writes a random Llama checkpoint of 1 GB in float32 and loads it as each kind of frozen
 weights, each in a process of its own. Linux alone: peaks are read from `/proc`.
@@ -63,7 +63,13 @@ def main() -> None:
 
 def in_a_process(checkpoint: str, dtype: str) -> dict:
     """Loads in a fresh process, whose peak is its own."""
-    command = [sys.executable, "-m", "scripts.load_cost", "--checkpoint", checkpoint]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench.load_cost",
+        "--checkpoint",
+        checkpoint,
+    ]
     done = subprocess.run(
         [*command, "--dtype", dtype], check=True, stdout=subprocess.PIPE, text=True
     )

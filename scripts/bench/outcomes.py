@@ -5,10 +5,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.bench_report import Measure, Outcome
-from scripts.bench_startup import seconds_to_first_log
-from scripts.bench_steps import Settings
-from scripts.bench_workers import Worker
+from scripts.bench.first_log import seconds_to_first_log
+from scripts.bench.report import Measure, Outcome
+from scripts.bench.steps import Settings
+from scripts.bench.workers import Worker
 
 MEMBERS = 8
 MOST_PER_MEMBER = {"16": 1.05, "4": 0.7}
@@ -35,7 +35,7 @@ class Text(NamedTuple):
 def sweep(settings: Settings) -> Outcome:
     """A sweep of prompts, for each member, against one run."""
     settings.say(f"[bold]sweep[/]: {MEMBERS} prompts at once against one run")
-    command = [sys.executable, "-m", "scripts.bench_sweep"]
+    command = [sys.executable, "-m", "scripts.bench.sweep"]
     with Worker("the sweep", command) as worker:
         found = worker.ask("measure", rounds=settings.steps)
     figures, measures = {}, []
@@ -70,7 +70,7 @@ def _ragged(
 ) -> Outcome:
     settings.say(f"[bold]{name}[/]: batches of real text")
     tokenizer = [text.tokenizer] if model == "llama" else []
-    command = [sys.executable, "-m", "scripts.bench_ragged", model, text.file]
+    command = [sys.executable, "-m", "scripts.bench.ragged", model, text.file]
     with Worker(name, [*command, *tokenizer]) as worker:
         found = worker.ask("measure", rounds=RAGGED_TURNS * settings.steps)
     figures = {}

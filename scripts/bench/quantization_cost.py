@@ -1,7 +1,7 @@
 """What narrower frozen weights cost: bytes, nats per token, answers that change.
 
-    python -m scripts.quantization_cost
-    python -m scripts.quantization_cost --text_model DIR --text stories.txt
+    python -m scripts.bench.quantization_cost
+    python -m scripts.bench.quantization_cost --text_model DIR --text stories.txt
 
 For both bundled models a prompt is tuned on float32 weights; each kind of weights then
 reads and answers held-out words with it, and with `--own` also with a prompt tuned on

@@ -1,7 +1,7 @@
 """Memory and time of a step under each policy of rematerialisation.
 
-    python -m scripts.bench_remat            # all cases
-    python -m scripts.bench_remat decoder    # or some
+    python -m scripts.bench.remat            # all cases
+    python -m scripts.bench.remat decoder    # or some
 
 Models of 24 blocks with random weights. Memory is what the compiler counts beside the
 step's arguments; time is the median of steps that are taken in turns, policy after

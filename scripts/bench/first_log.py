@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.bench_workers import ROOT, WorkerError
+from scripts.bench.workers import ROOT, WorkerError
 
 LONGEST = 300.0
 """Seconds after which a run that logs nothing is given up."""

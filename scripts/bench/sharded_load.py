@@ -1,6 +1,6 @@
 """What each of two processes reads of a checkpoint, and the memory that it takes.
 
-    python -m scripts.bench_sharded_load
+    python -m scripts.bench.sharded_load
 
 Writes random checkpoints, in float32 and of about 1 GB (Llama) and 0.5 GB (T5), and has
 two processes of two CPU devices each load them onto a mesh {fsdp 2, tensor 2}, so that
@@ -35,7 +35,7 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.sharding.mesh import MeshShape
-from scripts.load_cost import MODEL, memory
+from scripts.bench.load_cost import MODEL, memory
 from scripts.random_model import write_random_model
 
 PROCESSES, DEVICES = 2, 2
@@ -129,7 +129,7 @@ def in_processes(checkpoint: Path, dtype: str) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "scripts.bench_sharded_load"]
+    command = [sys.executable, "-m", "scripts.bench.sharded_load"]
     command += ["--checkpoint", str(checkpoint), "--dtype", dtype, "--port", str(port)]
     running = [
         subprocess.Popen(

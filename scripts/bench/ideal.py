@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from scripts.bench_workers import Answer
-from scripts.hlo import Dimensions, Operand, Product
+from scripts.bench.hlo import Dimensions, Operand, Product
+from scripts.bench.workers import Answer
 
 DTYPES = {
     "f64": jnp.float64,

@@ -1,6 +1,6 @@
 """How long the quickstart takes from its launch to its first finished step.
 
-    python -m scripts.start_up --runs 3
+    python -m scripts.bench.start_up --runs 3
 
 The first run finds no compiled program and compiles all; the later ones find them in
 the cache that it left. Each is a process of its own, ended after its first step.

@@ -1,6 +1,6 @@
 """Our side of the benchmark: a process that does its training step when asked.
 
-    python -m scripts.bench_ours FOLDER   # answers `bench_workers` questions
+    python -m scripts.bench.ours FOLDER   # answers `workers` questions
 
 The step is the library's, on a model opened by the library; nothing is tuned to the
 case. Programs are compiled without a cache, so that compiling counts in the memory.
@@ -34,10 +34,10 @@ from prompt_tuning.prompts.initializers import from_file
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from scripts.bench_cases import IGNORED, Case, Rows
-from scripts.bench_ideal import time_products
-from scripts.bench_workers import Answer, peak_memory, serve
-from scripts.hlo import products
+from scripts.bench.cases import IGNORED, Case, Rows
+from scripts.bench.hlo import products
+from scripts.bench.ideal import time_products
+from scripts.bench.workers import Answer, peak_memory, serve
 
 LEARNING_RATE = 1e-2
 TRAINED = (r".*/prompt/prompt|token_embedder/given",)
@@ -136,7 +136,7 @@ class OurStep:
         return {"seconds": seconds, "loss": float(metrics["loss"])}
 
     def ideal(self, rounds: int) -> Answer:
-        """The time of the step's matrix products alone; see `bench_ideal`."""
+        """The time of the step's matrix products alone; see `ideal`."""
         step = cast(jax.stages.Wrapped, self.step)
         compiled = step.lower(self.state, self.frozen, self.batch).compile()
         return time_products(products(compiled), lambda: self()["seconds"], rounds)

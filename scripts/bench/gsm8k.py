@@ -1,6 +1,6 @@
 """What a prompt gains on real text: a model of children's stories reads GSM8K.
 
-    python -m scripts.bench_gsm8k --model DIR --train train.jsonl --test test.jsonl
+    python -m scripts.bench.gsm8k --model DIR --train train.jsonl --test test.jsonl
 
 Tunes 20 vectors on the training questions by the shipped config `runs/gsm8k_stories`,
 then prints nats per token of the first 300 test questions, whole and cut off at 128

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.bench_cases import CASES, GROWTH
-from scripts.bench_outcomes import Text, ragged, startup, sweep
-from scripts.bench_page import page
-from scripts.bench_report import (
+from scripts.bench.cases import CASES, GROWTH
+from scripts.bench.outcomes import Text, ragged, startup, sweep
+from scripts.bench.page import page
+from scripts.bench.report import (
     Outcome,
     Results,
     as_json,
@@ -31,8 +31,8 @@ from scripts.bench_report import (
     markdown,
     show,
 )
-from scripts.bench_steps import DisagreementError, Settings, StepResult, run_cases
-from scripts.bench_workers import WorkerError
+from scripts.bench.steps import DisagreementError, Settings, StepResult, run_cases
+from scripts.bench.workers import WorkerError
 
 OURS_ALONE = ("sweep", "ragged", "startup")
 EVERYTHING = ("growth", "gpt2", "t5", "tiny", *OURS_ALONE)
@@ -97,7 +97,9 @@ def find_text(options: argparse.Namespace) -> Text | None:
 def build_parser() -> argparse.ArgumentParser:
     """The parser; an unknown flag or case is an error."""
     parser = argparse.ArgumentParser(
-        description=str(__doc__).partition("\n")[0], allow_abbrev=False
+        prog="python -m scripts.bench",
+        description=str(__doc__).partition("\n")[0],
+        allow_abbrev=False,
     )
     parser.add_argument(
         "cases",

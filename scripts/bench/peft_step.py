@@ -1,7 +1,7 @@
 """PEFT's side of the benchmark: a process that does its training step when asked.
 
-    python -m scripts.bench_peft make FOLDER    # a random model, written there
-    python -m scripts.bench_peft serve FOLDER   # answers `bench_workers` questions
+    python -m scripts.bench.peft_step make FOLDER    # a random model, written there
+    python -m scripts.bench.peft_step serve FOLDER   # answers `workers` questions
 
 Needs torch, transformers and peft, and nothing of prompt_tuning.
 """
@@ -22,8 +22,8 @@ import peft
 import torch
 import transformers
 
-from scripts.bench_cases import Case
-from scripts.bench_workers import Answer, peak_memory, serve
+from scripts.bench.cases import Case
+from scripts.bench.workers import Answer, peak_memory, serve
 
 THREADS = 2
 HEAD_SCALE = 0.05

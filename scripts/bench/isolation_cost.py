@@ -1,6 +1,6 @@
 """What it costs a prompt to see itself alone, on the bundled encoder-decoder.
 
-    python -m scripts.isolation_cost
+    python -m scripts.bench.isolation_cost
 
 Tunes the same prompts twice, by `runs/skills_t5`: seeing the text in the encoder, and
 isolated from it (`Prompting.visibility`), which lets the prompt run once for the batch.

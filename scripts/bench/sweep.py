@@ -1,6 +1,6 @@
 """A sweep of prompts against one run: the sweep's step, for each member of it.
 
-    python -m scripts.bench_sweep   # answers `bench_workers` questions
+    python -m scripts.bench.sweep   # answers `workers` questions
 
 Both steps are the library's, over one copy of the weights, and take turns.
 """
@@ -17,10 +17,10 @@ import jax
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.sweep.sweep_step import compile_sweep_step
-from scripts.bench_cases import LLAMA, make_rows
-from scripts.bench_llama import open_prompted, write_llama
-from scripts.bench_ours import Prepared, make_batch, prepare
-from scripts.bench_workers import Answer, serve
+from scripts.bench.cases import LLAMA, make_rows
+from scripts.bench.llama import open_prompted, write_llama
+from scripts.bench.ours import Prepared, make_batch, prepare
+from scripts.bench.workers import Answer, serve
 
 MEMBERS = 8
 BATCHES = (16, 4)

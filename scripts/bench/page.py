@@ -3,10 +3,10 @@
 import html
 from collections.abc import Sequence
 
-from scripts import bench_charts as charts
-from scripts.bench_cases import CASES, GROWTH
-from scripts.bench_report import MEGABYTE, Measure, Results, Sheet, sheets
-from scripts.bench_steps import SIDES
+from scripts.bench import charts
+from scripts.bench.cases import CASES, GROWTH
+from scripts.bench.report import MEGABYTE, Measure, Results, Sheet, sheets
+from scripts.bench.steps import SIDES
 
 STYLE = """
 :root { --ink: #1c2430; --soft: #667085; --line: #e3e7ee; --card: #ffffff;

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Answer = dict[str, Any]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 PAUSE = 0.01
 """Seconds between turns, in which the threads of the last worker stop to spin."""

@@ -1,0 +1,1 @@
+"""Benchmarks and other measurements; `python -m scripts.bench` compares with PEFT."""
