@@ -1,4 +1,4 @@
-"""Tables of the same examples, brought to count the same targets."""
+"""Alignment of example tables, so that models are compared on the same tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,36 +12,41 @@ from prompt_tuning.data.examples.row_readers import Example
 
 
 def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
-    """The tables of some systems, in which all are measured on the same tokens.
+    """Aligns the tables of several models, so that all count the same tokens.
 
-    Nothing predicts the first token of a row in a model without a prompt, so it may
-    count in one table and not in another. All then weigh what they do in the one that
-    counts the fewest, and an example that has no other token is left out of all.
+    A model without a prompt cannot predict the first token of a row, so that token may
+    count in one table and not in another. All tables then use the weights of the table
+    that counts the fewest tokens, and an example without another learned token is left
+    out of all.
 
     Args:
-      tables: with the systems' names.
+      tables: the name and the examples of each model.
 
     Raises:
-      InputError: if tables hold other examples, or count others of their tokens.
+      InputError: if tables contain different examples, or learn different tokens.
     """
-    fewest, least = min(tables, key=lambda each: int(each[1].weight_counts.sum()))
+    smallest_name, smallest = min(
+        tables, key=lambda each: int(each[1].weight_counts.sum())
+    )
     return [
-        table if _same(table, least) else _like(table, name, least, fewest)
+        table
+        if _is_aligned(table, smallest)
+        else _align(table, name, smallest, smallest_name)
         for name, table in tables
     ]
 
 
 class AlignedExamples(Examples):
-    """Examples whose targets weigh what they do in another table of them.
+    """Examples whose targets have the weights of another table.
 
     Attributes:
-      other: that table, in the same order.
+      other: the other table, with the same examples in the same order.
     """
 
     def __init__(self, own: Examples, other: Examples):
-        """Takes those of the examples that are in the other table."""
+        """Selects the examples that are in the other table."""
         counts = {"weight_counts": other.weight_counts}
-        chosen = np.isin(_places(own), _places(other))
+        chosen = np.isin(_example_keys(own), _example_keys(other))
         super().__init__(
             own.rows,
             own.reader,
@@ -54,7 +59,7 @@ class AlignedExamples(Examples):
         self.uncounted = int(own.weight_counts.sum() - other.weight_counts.sum())
 
     def __getitem__(self, index: int) -> Example:
-        """Example `index`, with the other table's weights."""
+        """Returns example `index` with the other table's weights."""
         example, other = super().__getitem__(index), self.other[index]
         weights = align_weights(other.weights, len(example.weights))
         return dataclasses.replace(example, weights=weights)
@@ -63,60 +68,61 @@ class AlignedExamples(Examples):
 def align_weights(
     weights: Float32[np.ndarray, "n"], length: int
 ) -> Float32[np.ndarray, "length"]:
-    """Weights of as many of the last targets of a row of another length.
+    """Copies weights to a row of another length, aligned at the last target.
 
-    From the right, as a text may stand before what a row has of its own.
+    Rows are aligned at the end, because a text may be inserted before their tokens.
     """
-    found = np.zeros(length, np.float32)
+    aligned = np.zeros(length, np.float32)
     shared = min(len(weights), length)
-    found[length - shared :] = weights[len(weights) - shared :]
-    return found
+    aligned[length - shared :] = weights[len(weights) - shared :]
+    return aligned
 
 
-def _places(table: Examples) -> Int64[np.ndarray, "E"]:
-    """A number for the row and the first token of each example, in their order."""
+def _example_keys(table: Examples) -> Int64[np.ndarray, "E"]:
+    """Returns a number for each example that identifies its row and first token."""
     spans = table.index
-    # More than there are tokens in any row.
+    # 2**31 exceeds the length of every row.
     return spans.rows * np.int64(2**31) + spans.starts
 
 
-def _same(one: Examples, other: Examples) -> bool:
-    return np.array_equal(_places(one), _places(other)) and np.array_equal(
+def _is_aligned(one: Examples, other: Examples) -> bool:
+    return np.array_equal(_example_keys(one), _example_keys(other)) and np.array_equal(
         one.weight_counts, other.weight_counts
     )
 
 
-def _like(table: Examples, name: str, other: Examples, other_name: str) -> Examples:
-    """A table with the weights of another.
+def _align(table: Examples, name: str, other: Examples, other_name: str) -> Examples:
+    """Returns a table with the weights of another.
 
     Raises:
-      InputError: if it lacks an example of the other, has one more in which more than
-        a first token is learned, or has other tokens where that has weights.
+      InputError: if the table lacks an example of the other, has an additional example
+        with more than a first learned token, or has different learned tokens.
     """
-    own, wanted = _places(table), _places(other)
-    more = table.weight_counts[~np.isin(own, wanted)]
-    if not np.isin(wanted, own).all() or (more > 1).any():
+    keys, other_keys = _example_keys(table), _example_keys(other)
+    additional = table.weight_counts[~np.isin(keys, other_keys)]
+    if not np.isin(other_keys, keys).all() or (additional > 1).any():
         sizes = {name: len(table), other_name: len(other)}
-        fewer, rest = sorted(sizes, key=lambda each: sizes[each])
+        smaller, larger = sorted(sizes, key=lambda each: sizes[each])
         raise InputError(
-            f"{fewer}: {sizes[fewer]} examples fit, and {sizes[rest]} with {rest}: "
-            "they would be compared on different ones; leave out long rows, or shorten "
-            "the text"
+            f"{smaller}: {sizes[smaller]} examples fit, and {sizes[larger]} with "
+            f"{larger}, so they cannot be compared on the same examples; leave out "
+            "long rows, or shorten the text"
         )
-    found = AlignedExamples(table, other)
-    for index in range(len(found)):
-        _check_targets(found[index], other[index], index, name, other_name)
-    return found
+    aligned = AlignedExamples(table, other)
+    for index in range(len(aligned)):
+        _check_targets(aligned[index], other[index], index, name, other_name)
+    return aligned
 
 
 def _check_targets(
     one: Example, other: Example, index: int, name: str, other_name: str
 ) -> None:
-    counted, wanted = one.targets[one.weights != 0], other.targets[other.weights != 0]
-    if not np.array_equal(counted, wanted):
+    learned = one.targets[one.weights != 0]
+    expected = other.targets[other.weights != 0]
+    if not np.array_equal(learned, expected):
         raise InputError(
-            f"example {index}: {name} would count {len(counted)} tokens that are not "
-            f"the {len(wanted)} that {other_name} counts, so that they cannot "
-            "be compared: measure them one by one, or let completions alone count "
+            f"example {index}: {name} would count {len(learned)} tokens, which differ "
+            f"from the {len(expected)} that {other_name} counts, so they cannot be "
+            "compared: measure each alone, or learn completions only "
             "(DataSource.use_token_type_ids = True, prompt_loss_weight = 0.0)"
         )

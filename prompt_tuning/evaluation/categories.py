@@ -1,4 +1,4 @@
-"""What data files say of examples beside their tokens: categories and references."""
+"""Columns of held-out data besides tokens: categories and references."""
 
 import dataclasses
 import json
@@ -18,18 +18,18 @@ from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 
 NO_CATEGORY = -1
-"""The category of what has none."""
+"""Category of an example or a token without one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """Which category each example, and each token that is learned of it, is of.
+    """Categories of the examples and of their learned tokens.
 
     Attributes:
-      names: of the categories.
-      of_examples: the first category of each example, an index of `names`, `NONE` for
-        one without, `[E]`.
-      of_targets: that of each target that carries weight, example after example, `[t]`.
+      names: names of the categories.
+      example_categories: first category of each example, an index into `names`, or
+        `NO_CATEGORY`, `[E]`.
+      target_categories: category of each learned token, example after example, `[t]`.
     """
 
     names: tuple[str, ...]
@@ -44,47 +44,47 @@ def read_categories(
     separate: bool,
     dropped: int | None = None,
 ) -> Categories:
-    """The categories that `evaluation.category_key` names.
+    """Reads the categories in the column `evaluation.category_key`.
 
     Args:
-      evaluation: names the files and the key.
-      examples: as they were loaded from these files.
-      separate: whether targets are apart from inputs (encoder-decoder); all targets of
-        an example are then of its first category.
-      dropped: the place of a token that examples leave out of a row (that of a task).
+      evaluation: settings that name the files and the key.
+      examples: examples loaded from these files.
+      separate: whether targets are separate from inputs (encoder-decoder); all targets
+        of an example then have its first category.
+      dropped: position of a token that examples leave out of a row (the task token).
 
     Raises:
-      InputError: if there is no such key or data set, or a number in it has no name.
+      InputError: if the key or data set does not exist, or a number in it has no name.
     """
     key = evaluation.category_key
     assert key is not None
-    if _holds_text(evaluation):
-        return _of_lines(evaluation, examples, key)
+    if _reads_text(evaluation):
+        return _read_line_categories(evaluation, examples, key)
     column, parts = _Column(list_files(evaluation.data.files), key), []
     for index in range(len(examples)):
-        found = column.read(*examples.locate(index))
+        numbers = column.read(*examples.locate(index))
         weights = examples[index].weights
-        of_tokens = np.full(len(weights), _first(found), np.int64)
+        token_numbers = np.full(len(weights), _first(numbers), np.int64)
         if not separate and not column.by_row:
-            kept = found if dropped is None else np.delete(found, dropped)
-            # From the right: a text may have been put before the row's own tokens.
-            of_tokens[len(weights) - len(kept) :] = kept
-        parts.append(of_tokens[weights != 0])
-    of_examples = np.array([_first(part) for part in parts])
-    return _named(evaluation, of_examples, np.concatenate(parts))
+            numbers = numbers if dropped is None else np.delete(numbers, dropped)
+            # Aligned at the end: a text may have been inserted before the row's tokens.
+            token_numbers[len(weights) - len(numbers) :] = numbers
+        parts.append(token_numbers[weights != 0])
+    example_categories = np.array([_first(part) for part in parts])
+    return _name_categories(evaluation, example_categories, np.concatenate(parts))
 
 
 def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str]]:
-    """The texts under `evaluation.references_key`, of each example.
+    """Reads the texts under `evaluation.references_key` of each example.
 
     Raises:
-      InputError: if the data is no text, or a line has none there.
+      InputError: if the files contain token ids, or a line has no text under the key.
     """
     key = evaluation.references_key
     assert key is not None
-    if not _holds_text(evaluation):
+    if not _reads_text(evaluation):
         raise InputError(
-            f"Evaluation.references_key is {key!r}, but {evaluation.data.files} holds "
+            f"Evaluation.references_key is {key!r}, but {evaluation.data.files} has "
             "token ids and no texts: use jsonl files, or leave it out to compare with "
             "the completions"
         )
@@ -92,12 +92,12 @@ def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str
     return [_texts(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
 
 
-def _holds_text(evaluation: Evaluation) -> bool:
+def _reads_text(evaluation: Evaluation) -> bool:
     return list_files(evaluation.data.files)[0].suffix == JSONL_SUFFIX
 
 
 def _lines(evaluation: Evaluation) -> list[JsonLine]:
-    """The lines that rows were made of, in the rows' order."""
+    """Returns the lines of all files, in the order of the rows."""
     paths = list_files(evaluation.data.files)
     return [line for path in paths for line in read_lines(path)]
 
@@ -115,21 +115,23 @@ def _texts(line: JsonLine, key: str) -> list[str]:
     return texts
 
 
-def _of_lines(evaluation: Evaluation, examples: Examples, key: str) -> Categories:
-    """The categories of jsonl lines: texts or numbers, null for none."""
+def _read_line_categories(
+    evaluation: Evaluation, examples: Examples, key: str
+) -> Categories:
+    """Reads the categories of jsonl lines: texts or numbers, null for none."""
     if evaluation.category_names is not None:
         raise InputError(
-            "Evaluation.category_names is set, but lines name their categories: leave "
-            "the names out"
+            "Evaluation.category_names is set, but jsonl lines name their categories: "
+            "leave category_names out"
         )
     lines = _lines(evaluation)
-    found = [_category(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
-    names = tuple(sorted({name for name in found if name is not None}))
-    of_examples = np.array(
-        [NO_CATEGORY if x is None else names.index(x) for x in found]
+    given = [_category(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
+    names = tuple(sorted({name for name in given if name is not None}))
+    example_categories = np.array(
+        [NO_CATEGORY if x is None else names.index(x) for x in given]
     )
     return Categories(
-        names, of_examples, np.repeat(of_examples, examples.weight_counts)
+        names, example_categories, np.repeat(example_categories, examples.weight_counts)
     )
 
 
@@ -144,7 +146,7 @@ def _category(line: JsonLine, key: str) -> str | None:
 
 
 class _Column:
-    """An integer data set of several HDF5 files, one number to a row or to a token."""
+    """An integer data set in several HDF5 files, one number for each row or token."""
 
     def __init__(self, paths: Sequence[Path], key: str):
         self._tables = [_open(path, key) for path in paths]
@@ -152,7 +154,7 @@ class _Column:
         self.by_row = any(len(table.shape) == 1 for table in self._tables)
 
     def read(self, row: int, start: int, stop: int) -> Int[np.ndarray, "n"]:
-        """The numbers of some tokens of a row, or the row's own."""
+        """Reads the numbers of some tokens of a row, or the number of the row."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         table = self._tables[number]
         row -= int(self._ends[number - 1]) if number else 0
@@ -163,57 +165,61 @@ class _Column:
 
 def _open(path: Path, key: str) -> h5py.Dataset:
     file = h5py.File(path, "r")
-    found = file.get(key)
-    if not isinstance(found, h5py.Dataset):
+    column = file.get(key)
+    if not isinstance(column, h5py.Dataset):
         raise InputError(
             f"{path} has the data sets {sorted(file)}, expected {key!r}; "
             "Evaluation.category_key names it (usually 'category_ids')"
         )
     ids = file[INPUT_IDS]
-    assert isinstance(ids, h5py.Dataset)  # the rows were opened before
+    assert isinstance(ids, h5py.Dataset)  # checked when the examples were opened
     rows, length = ids.shape
-    if found.shape not in ((rows,), (rows, length)) or found.dtype.kind not in "iu":
+    if column.shape not in ((rows,), (rows, length)) or column.dtype.kind not in "iu":
         raise InputError(
-            f"{path}: {key} has shape {found.shape} and type {found.dtype}, expected "
-            f"integers [{rows}] or [{rows}, {length}], one of each row or token"
+            f"{path}: {key} has shape {column.shape} and type {column.dtype}, expected "
+            f"integers [{rows}] or [{rows}, {length}], one for each row or token"
         )
-    return found
+    return column
 
 
 def _first(numbers: Int[np.ndarray, "n"]) -> int:
-    """The first category among some numbers."""
+    """Returns the first category among some numbers."""
     real = numbers[numbers != NO_CATEGORY]
     return int(real[0]) if len(real) else NO_CATEGORY
 
 
-def _named(
+def _name_categories(
     evaluation: Evaluation,
-    of_examples: Int[np.ndarray, "E"],
-    of_targets: Int[np.ndarray, "t"],
+    example_categories: Int[np.ndarray, "E"],
+    target_categories: Int[np.ndarray, "t"],
 ) -> Categories:
-    """The categories that occur, in the order of their numbers."""
-    numbers = np.unique(of_targets[of_targets != NO_CATEGORY])
-    known = _names(evaluation)
-    unnamed = [n for n in numbers.tolist() if known is not None and n not in known]
+    """Replaces the numbers that occur by indices of their names, in order."""
+    numbers = np.unique(target_categories[target_categories != NO_CATEGORY])
+    known_names = _category_names(evaluation)
+    unnamed = [
+        n for n in numbers.tolist() if known_names is not None and n not in known_names
+    ]
     if unnamed or (len(numbers) and numbers[0] < NO_CATEGORY):
         raise InputError(
             f"the data has category {unnamed[0] if unnamed else numbers[0]}, expected "
             f"{NO_CATEGORY} for none"
-            + ("" if known is None else f" or one of {known}")
+            + ("" if known_names is None else f" or one of {known_names}")
             + "; see Evaluation.category_names"
         )
-    names = [str(n) if known is None else known[n] for n in numbers.tolist()]
+    names = [
+        str(n) if known_names is None else known_names[n] for n in numbers.tolist()
+    ]
 
     def index(values: np.ndarray) -> np.ndarray:
         return np.where(
             values == NO_CATEGORY, NO_CATEGORY, np.searchsorted(numbers, values)
         )
 
-    return Categories(tuple(names), index(of_examples), index(of_targets))
+    return Categories(tuple(names), index(example_categories), index(target_categories))
 
 
-def _names(evaluation: Evaluation) -> dict[int, str] | None:
-    """The names of the numbers, if any are given."""
+def _category_names(evaluation: Evaluation) -> dict[int, str] | None:
+    """Returns the name of each number, if the settings name them."""
     given = evaluation.category_names
     if not isinstance(given, str):
         return None if given is None else dict(enumerate(given))

@@ -1,4 +1,4 @@
-"""What is measured on held-out data, as a config says it."""
+"""Settings of an evaluation, as a config sets them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,32 +13,33 @@ PERPLEXITY = "perplexity"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is measured on held-out data.
+    """Metrics to compute on held-out data.
 
     Attributes:
-      data: the held-out files; columns for a training objective are not read.
+      data: held-out files; columns for a training objective are not read.
       exact_match: whether completions are generated and compared.
-      metrics: what else is measured: "squad" (F1 and exact match of normalised words),
-        "rouge" and "bleu" of generated completions, "perplexity".
-      labels: verbalizers; each example's completion is one of them, and the model's
-        answer is the one it finds most likely. None if the task has no labels.
-      length_normalize: whether a label is judged by the mean of its tokens'
-        log-probabilities and not by the sum.
-      calibrate: texts without content, such as ["N/A"], given in place of an example's;
-        the labels are ranked once more, by their probabilities over those that they
-        have there. See `calibration`.
-      new_tokens: most tokens to generate.
-      references_key: jsonl key of the completions that are right, a text or a list of
-        them, for the metrics of generated text; the completion alone if None.
-      category_key: what says which category an example is of, for metrics of each: a
-        jsonl key, or an HDF5 data set (usually `category_ids`), -1 for none.
-      category_names: of the numbers in that data set, in order, or a JSON file that has
-        the number of each name, as `category_to_id.json` does.
-      resamples: of the bootstrap, from which the 95 % intervals are.
-      bootstrap_seed: of these.
+      metrics: additional metrics: "squad" (F1 and exact match of normalized words),
+        "rouge" and "bleu" of generated completions, and "perplexity".
+      labels: verbalizers. The completion of each example is one of them, and the
+        model's answer is the one that it finds most likely. None for a task without
+        labels.
+      length_normalize: whether a label's score is the mean of its tokens'
+        log-probabilities instead of the sum.
+      calibrate: inputs without content, such as ["N/A"]; the labels are ranked a second
+        time by their probabilities relative to those for these inputs. See
+        `calibration`.
+      new_tokens: maximum number of generated tokens.
+      references_key: jsonl key of the right completions, a text or a list of texts, for
+        the metrics of generated text; if None, the completion is the only one.
+      category_key: key of each example's category, for metrics by category: a jsonl
+        key, or an HDF5 data set (usually `category_ids`) with -1 for no category.
+      category_names: names of the numbers in that data set, in order, or a JSON file
+        that maps names to numbers, such as `category_to_id.json`.
+      resamples: bootstrap resamples for the 95 % intervals.
+      bootstrap_seed: seed of the resampling.
 
     Raises:
-      InputError: if something cannot be measured as it is asked for.
+      InputError: if the settings contradict each other or name an unknown metric.
     """
 
     data: DataSource
@@ -56,12 +57,12 @@ class Evaluation:
 
     @property
     def text_metrics(self) -> list[str]:
-        """Those of `metrics` that compare generated text."""
+        """Names in `metrics` that compare generated text."""
         return [name for name in self.metrics if name in TEXT_METRICS]
 
     @property
     def generates(self) -> bool:
-        """Whether something is measured of generated completions."""
+        """Whether any metric needs generated completions."""
         return self.exact_match or bool(self.text_metrics)
 
     def __post_init__(self):
@@ -77,29 +78,29 @@ class Evaluation:
             )
         if self.references_key is not None and not self.text_metrics:
             raise InputError(
-                f"Evaluation.references_key is {self.references_key!r}, but nothing is "
-                f"compared with references: set Evaluation.metrics to some of "
-                f"{', '.join(TEXT_METRICS)}, or leave it out"
+                f"Evaluation.references_key is {self.references_key!r}, but no metric "
+                f"uses references: set Evaluation.metrics to some of "
+                f"{', '.join(TEXT_METRICS)}, or leave references_key out"
             )
         if self.category_names is not None and self.category_key is None:
             raise InputError(
-                "Evaluation.category_names is set, but no category_key says where the "
-                "categories are: set it too (HDF5: 'category_ids')"
+                "Evaluation.category_names is set without category_key, which names "
+                "the column of the categories: set both (HDF5: 'category_ids')"
             )
 
     def _check_metrics(self) -> None:
-        known = (PERPLEXITY, *TEXT_METRICS)
+        choices = (PERPLEXITY, *TEXT_METRICS)
         if isinstance(self.metrics, str):
             raise InputError(
                 f"Evaluation.metrics is {self.metrics!r}, expected a list such as "
                 f"[{self.metrics!r}]"
             )
         for name in self.metrics:
-            if name not in known:
+            if name not in choices:
                 raise InputError(
                     f"Evaluation.metrics has {name!r}, expected some of "
-                    f"{', '.join(known)} (exact_match and labels are settings of their "
-                    "own)"
+                    f"{', '.join(choices)} (exact_match and labels are separate "
+                    "settings)"
                 )
             check_library(name)
 
@@ -119,8 +120,8 @@ class Evaluation:
             return
         if not self.labels:
             raise InputError(
-                "Evaluation.calibrate is set, but there are no labels whose ranking "
-                "could be calibrated: set Evaluation.labels too, or leave it out"
+                "Evaluation.calibrate is set, but there are no labels to calibrate: "
+                "set Evaluation.labels too, or leave calibrate out"
             )
         if not self.calibrate:
             raise InputError(

@@ -1,7 +1,7 @@
-"""How much a generated text is like the texts that were wanted.
+"""Similarity of generated texts to reference texts.
 
-ROUGE is that of `rouge-score` and BLEU that of `sacrebleu`, so that the numbers are
-those that others report. Both are in the extra `metrics`, and are imported when used.
+ROUGE is computed by `rouge-score` and BLEU by `sacrebleu`, so the numbers compare with
+published ones. Both are in the extra `metrics` and are imported on first use.
 """
 
 import collections
@@ -17,7 +17,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.metric_sums import MetricSums, Sums, mean_metric
 
 References = Sequence[Sequence[str]]
-"""Of each example the texts that are right, at least one."""
+"""Reference texts of each example, at least one."""
 
 TextMetric = Callable[[Sequence[str], References], dict[str, MetricSums]]
 
@@ -27,61 +27,63 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def answer_words(text: str) -> list[str]:
-    """The words of an answer as SQuAD compares them (Rajpurkar et al. 2016, 6.1).
+    """Splits an answer into words as SQuAD does (Rajpurkar et al. 2016, section 6.1).
 
-    In lower case, without ASCII punctuation and the articles a, an and the.
+    Words are in lower case, without ASCII punctuation and the articles a, an and the.
     """
     bare = text.lower().translate(_PUNCTUATION)
     return re.sub(r"\b(?:a|an|the)\b", " ", bare).split()
 
 
-def word_f1(made: Sequence[str], wanted: Sequence[str]) -> float:
-    """The F1 of two bags of words; where one is empty, whether both are."""
-    if not made or not wanted:
-        return float(made == wanted)
-    shared = (collections.Counter(made) & collections.Counter(wanted)).total()
-    return 2 * shared / (len(made) + len(wanted))
+def word_f1(generated: Sequence[str], reference: Sequence[str]) -> float:
+    """Computes the F1 of two bags of words; 1 if both are empty, 0 if one is."""
+    if not generated or not reference:
+        return float(generated == reference)
+    shared = collections.Counter(generated) & collections.Counter(reference)
+    return 2 * shared.total() / (len(generated) + len(reference))
 
 
-def squad(made: Sequence[str], references: References) -> dict[str, MetricSums]:
-    """SQuAD's F1 and exact match, each with the reference that fits best."""
+def squad(generated: Sequence[str], references: References) -> dict[str, MetricSums]:
+    """Computes SQuAD's F1 and exact match, each with the best reference."""
     f1, exact = [], []
-    for text, right in zip(made, references, strict=True):
-        words, wanted = answer_words(text), [answer_words(one) for one in right]
-        f1.append(max(word_f1(words, one) for one in wanted))
-        exact.append(any(words == one for one in wanted))
+    for text, texts in zip(generated, references, strict=True):
+        words = answer_words(text)
+        reference_words = [answer_words(reference) for reference in texts]
+        f1.append(max(word_f1(words, reference) for reference in reference_words))
+        exact.append(any(words == reference for reference in reference_words))
     return {"squad_f1": mean_metric(f1), "squad_exact_match": mean_metric(exact)}
 
 
-def rouge(made: Sequence[str], references: References) -> dict[str, MetricSums]:
-    """The F-measures of ROUGE-1, -2 and -L (Lin 2004), stemmed, best reference.
+def rouge(generated: Sequence[str], references: References) -> dict[str, MetricSums]:
+    """Computes the F-measures of ROUGE-1, -2 and -L (Lin 2004) with stemming.
 
-    `rouge-score` takes Latin letters and digits for words, and nothing else.
+    Each text is compared with its best reference. `rouge-score` finds words of Latin
+    letters and digits only.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(ROUGE_NAMES), use_stemmer=True)
-    found = [
-        scorer.score_multi(list(right), text)
-        for text, right in zip(made, references, strict=True)
+    scores = [
+        scorer.score_multi(list(texts), text)
+        for text, texts in zip(generated, references, strict=True)
     ]
     return {
-        name: mean_metric([scores[name].fmeasure for scores in found])
+        name: mean_metric([each[name].fmeasure for each in scores])
         for name in ROUGE_NAMES
     }
 
 
-def bleu(made: Sequence[str], references: References) -> dict[str, MetricSums]:
-    """BLEU of all texts together (Papineni et al. 2002), from 0 to 100.
+def bleu(generated: Sequence[str], references: References) -> dict[str, MetricSums]:
+    """Computes BLEU over all texts together (Papineni et al. 2002), from 0 to 100.
 
-    As `sacrebleu` has it (Post 2018): its tokenizer 13a, exponential smoothing.
+    Uses the defaults of `sacrebleu` (Post 2018): tokenizer 13a, exponential smoothing.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     metric, rows = BLEU(), []
-    for text, right in zip(made, references, strict=True):
-        found = metric.corpus_score([text], [[one] for one in right])
-        rows.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+    for text, texts in zip(generated, references, strict=True):
+        score = metric.corpus_score([text], [[reference] for reference in texts])
+        rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
 
     def score_one(sums: Float[np.ndarray, "k"]) -> float:
         numbers = np.rint(sums).astype(int).tolist()
@@ -91,10 +93,12 @@ def bleu(made: Sequence[str], references: References) -> dict[str, MetricSums]:
             counts, totals, *lengths, smooth_method=metric.smooth_method
         ).score
 
-    def score(sums: Sums) -> Float[np.ndarray, "*lead"]:
+    def score_all(sums: Sums) -> Float[np.ndarray, "*lead"]:
         return np.apply_along_axis(score_one, -1, sums)
 
-    return {"bleu": MetricSums(np.array(rows, np.float64), score, per_example=False)}
+    return {
+        "bleu": MetricSums(np.array(rows, np.float64), score_all, per_example=False)
+    }
 
 
 TEXT_METRICS: dict[str, TextMetric] = {"squad": squad, "rouge": rouge, "bleu": bleu}
@@ -103,16 +107,16 @@ METRIC_NAMES = {
     "rouge": ROUGE_NAMES,
     "bleu": ("bleu",),
 }
-"""What each of them measures."""
+"""Metrics that each of `TEXT_METRICS` computes."""
 
 _LIBRARIES = {"rouge": ("rouge_score", "rouge-score"), "bleu": ("sacrebleu",) * 2}
 
 
 def check_library(metric: str) -> None:
-    """Refuses a metric whose library is not there.
+    """Checks that the library of a metric is installed.
 
     Raises:
-      InputError: with how to install it.
+      InputError: if it is not, with how to install it.
     """
     if metric not in _LIBRARIES:
         return

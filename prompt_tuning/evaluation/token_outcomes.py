@@ -78,7 +78,7 @@ def measure_tokens(
         losses = jax.device_get(score_batch(token_losses, model, parameters, batch))
         arrays = np.stack([batch.loss_weights, losses.nll, losses.correct])  # [3, B, m]
         rows = plan.batch(index).rows
-        # A row's learned tokens are those of its segments, one after the other.
+        # A row contains the learned tokens of its segments one after the other.
         for row, segments in enumerate(rows.reshape(len(rows), -1).tolist()):
             offset = 0
             for number in (number for number in segments if number != FILLING):

@@ -1,1 +1,1 @@
-"""Continuing rows of tokens: the next-token loop, and the choices it makes."""
+"""Text generation: the decoding loop, sampling, and batching of rows."""

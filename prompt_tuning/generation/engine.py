@@ -1,7 +1,7 @@
-"""Generation with a key/value cache, rows of different lengths side by side.
+"""Generation with a key/value cache, for rows of different lengths in one batch.
 
-A row's continuation does not depend on its neighbours: positions count the row's own
-tokens, padding is masked, and random draws use a key of the row's own.
+A row's continuation does not depend on the other rows: positions count only the row's
+tokens, padding is masked, and each row has its own random key.
 """
 
 import functools
@@ -42,27 +42,27 @@ def continue_rows(
 ) -> Int[Array, "B new"]:
     """Generates up to `new_tokens` tokens for each row.
 
-    The prompt and the rows are read once; then one token a step, until every row has
-    ended.
+    The prompt and the rows are processed once (prefill); each step then generates one
+    token a row, until every row has ended.
 
     Args:
       parameters: all parameters of the model by path.
       tokens: rows, padded on the right; for an encoder-decoder the encoder's input.
-      lengths: real tokens of each row.
-      keys: one random key a row, used by sampling alone.
-      prompt_ids: which prompt each row has; see `Batch`.
-      graph: the model's structure.
-      new_tokens: how many tokens at most.
+      lengths: number of real tokens of each row.
+      keys: one random key for each row, used by sampling.
+      prompt_ids: prompt of each row; see `Batch`.
+      graph: structure of the model.
+      new_tokens: maximum number of new tokens.
       sampler: chooses the next token.
-      eos_id: the token that ends a row, or None.
-      pad_id: stands after a row's end.
-      layout: how the parameters lie on a mesh; None on one device.
+      eos_id: token that ends a row, or None.
+      pad_id: token after the end of a row.
+      layout: layout of the parameters on a mesh; None for one device.
 
     Returns:
-      the new tokens, the one that ends a row included.
+      The new tokens, including the one that ends the row.
     """
     run = functools.partial(
-        _continued,
+        _continue_local_rows,
         graph=graph,
         new_tokens=new_tokens,
         sampler=sampler,
@@ -73,9 +73,9 @@ def continue_rows(
     return map_rows(layout, graph, run)(parameters, rows)
 
 
-def _continued(
+def _continue_local_rows(
     parameters: Parameters,
-    given: tuple,
+    inputs: tuple,
     *,
     graph: nnx.GraphDef,
     new_tokens: int,
@@ -83,22 +83,22 @@ def _continued(
     eos_id: int | None,
     pad_id: int,
 ) -> Int[Array, "B new"]:
-    """What `continue_rows` gives, of a device's rows; arguments as there."""
-    tokens, lengths, keys, prompt_ids = given
+    """Generates the tokens of one device's rows; arguments as in `continue_rows`."""
+    tokens, lengths, keys, prompt_ids = inputs
     model = cast(LanguageModel, merge(graph, parameters))
     rows = tokens.shape[0]
 
-    def choose(hidden, step, ended):
+    def choose(hidden, step, ended):  # hidden: [B, D], ended: [B]
         step_keys = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys)
-        chosen = sampler(model.logits(hidden), step_keys)
+        chosen = sampler(model.logits(hidden), step_keys)  # [B, V] -> [B]
         chosen = jnp.where(ended, pad_id, chosen)
         return chosen, ended if eos_id is None else ended | (chosen == eos_id)
 
-    def going_on(carry):
+    def unfinished(carry):
         step, _, ended, _, _ = carry
         return (step < new_tokens) & ~collectives.true_everywhere(jnp.all(ended))
 
-    def body(carry):
+    def generate_token(carry):
         step, written, ended, last, cache = carry
         hidden, cache = model.decode(last, cache)
         chosen, ended = choose(hidden, step, ended)
@@ -107,8 +107,9 @@ def _continued(
     hidden, cache = model.prefill(tokens, lengths, new_tokens, prompt_ids)
     first, ended = choose(hidden, 0, jnp.zeros(rows, bool))
     written = jnp.full((rows, new_tokens), pad_id, jnp.int32).at[:, 0].set(first)
+    # step, tokens [B, new], ended [B], last token [B], key/value cache
     carry = (jnp.array(1), written, ended, first, cache)
-    return jax.lax.while_loop(going_on, body, carry)[1]
+    return jax.lax.while_loop(unfinished, generate_token, carry)[1]
 
 
 def pad_rows(
@@ -117,15 +118,15 @@ def pad_rows(
     """Pads rows on the right to one length.
 
     Returns:
-      tokens `[B, T]` and the rows' own lengths `[B]`.
+      Tokens `[B, T]` and the number of real tokens of each row `[B]`.
     """
     tokens = np.full((len(rows), length), pad_id, np.int32)
-    for place, row in zip(tokens, rows, strict=True):
-        place[: len(row)] = row
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
     return tokens, np.array([len(row) for row in rows], np.int32)
 
 
 def strip_end(row: Sequence[int], eos_id: int | None) -> list[int]:
-    """A generated row up to the token that ends it."""
+    """Returns a generated row up to the token that ends it, exclusive."""
     ids = [int(token) for token in row]
     return ids[: ids.index(eos_id)] if eos_id in ids else ids

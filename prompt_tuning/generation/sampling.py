@@ -1,4 +1,4 @@
-"""How the next token is chosen from scores."""
+"""Functions that choose the next token from its logits."""
 
 from collections.abc import Callable
 
@@ -12,16 +12,18 @@ Sampler = Callable[[Float[Array, "B V"], Key[Array, "B"]], Int[Array, "B"]]
 
 
 def greedy(logits: Float[Array, "B V"], keys: Key[Array, "B"]) -> Int[Array, "B"]:
-    """The token with the highest score; the lowest id among equals."""
+    """Returns the token with the highest logit; of equal ones the lowest id."""
     del keys
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def temperature_sampler(value: float) -> Sampler:
-    """Draws from `softmax(logits / value)`, each row with a key of its own.
+    """Returns a sampler that draws from `softmax(logits / value)`.
+
+    Each row is drawn with its own key.
 
     Args:
-      value: above 0; 0 means `greedy`.
+      value: temperature, above 0; 0 selects `greedy`.
 
     Raises:
       InputError: if the temperature is negative.
@@ -32,6 +34,7 @@ def temperature_sampler(value: float) -> Sampler:
         return greedy
 
     def sample(logits, keys):
+        # [B, V] logits and [B] keys -> [B]
         drawn = jax.vmap(jax.random.categorical)(keys, logits / value)
         return drawn.astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""Generation for many rows of any lengths, in batches of few shapes."""
+"""Generation for many rows of different lengths, in batches of few shapes."""
 
 from collections.abc import Sequence
 
@@ -30,23 +30,23 @@ def continue_all(
     seed: int = 0,
     prompt_ids: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Continues every row; the outcome does not depend on how rows are batched.
+    """Continues every row; the result does not depend on how rows are batched.
 
     Args:
-      model: of which graph and config are used.
+      model: model that generates.
       parameters: all parameters by path.
-      rows: token ids, each at least one token where the model has no prompt.
-      new_tokens: how many tokens at most.
-      batch_size: rows that run together.
+      rows: token ids; without a prompt, each row needs at least one token.
+      new_tokens: maximum number of new tokens of each row.
+      batch_size: rows of a batch.
       sampler: chooses the next token.
-      seed: of sampling; row `i` draws with a key of its own.
-      prompt_ids: which prompt each row has, of a model with several; else None.
+      seed: seed of sampling; each row draws with its own key.
+      prompt_ids: prompt of each row if the model has several, else None.
 
     Returns:
-      the new tokens of each row, without the one that ended it.
+      The new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive, or the weights are streamed, and
+      InputError: if the batch size is not positive or the weights are streamed, and
         as `check_rows` and `check_prompt_ids`.
     """
     if batch_size < 1:
@@ -56,15 +56,16 @@ def continue_all(
     check_prompt_ids(model, prompt_ids, len(rows))
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     base = jax.random.key(seed)
-    found: dict[int, list[int]] = {}
+    continuations: dict[int, list[int]] = {}
     size = min(batch_size, len(rows))
     if model.layout is not None:
         size = model.layout.round_up_rows(size)
     for start in range(0, len(rows), size or 1):
         chosen = order[start : start + size]
+        # The last batch repeats a row, so that every batch has the same shape.
         filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
         tokens, lengths = _padded(model, [rows[index] for index in filled])
-        made = continue_rows(
+        generated = continue_rows(
             parameters,
             tokens,
             lengths,
@@ -77,15 +78,15 @@ def continue_all(
             pad_id=model.config.pad_id,
             layout=model.layout,
         )
-        for index, row in zip(chosen, made.tolist(), strict=False):
-            found[index] = strip_end(row, model.config.eos_id)
-    return [found[index] for index in range(len(rows))]
+        for index, row in zip(chosen, generated.tolist(), strict=False):
+            continuations[index] = strip_end(row, model.config.eos_id)
+    return [continuations[index] for index in range(len(rows))]
 
 
 def _padded(
     model: PromptedModel, rows: Sequence[Sequence[int]]
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
-    """Rows padded to one of few lengths, and never past the last learned position."""
+    """Pads rows to one of few lengths, at most the model's maximum length."""
     longest = max(1, *(len(row) for row in rows))
     length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     room = model.maximum_length
@@ -96,14 +97,14 @@ def _padded(
 def check_rows(
     model: PromptedModel, rows: Sequence[Sequence[int]], new_tokens: int
 ) -> None:
-    """Refuses rows that cannot be continued.
+    """Checks that rows can be continued.
 
     Raises:
-      InputError: if no new token is asked for, a row and the new tokens do not fit the
-        model's positions, or a row is empty and no prompt stands before it.
+      InputError: if fewer than one new token is requested, a row and its new tokens
+        exceed the model's positions, or a row is empty in a model without a prompt.
     """
     if new_tokens < 1:
-        raise InputError(f"{new_tokens} new tokens were asked for, expected at least 1")
+        raise InputError(f"new_tokens is {new_tokens}, expected at least 1")
     lengths = [len(row) for row in rows]
     room = model.maximum_length
     if room is not None and max(lengths, default=0) + new_tokens > room:
@@ -123,18 +124,18 @@ def check_rows(
 def check_prompt_ids(
     model: PromptedModel, prompt_ids: Sequence[int] | None, rows: int
 ) -> None:
-    """Refuses rows that do not say which of the model's prompts they have.
+    """Checks that each row chooses one of the model's prompts.
 
     Raises:
-      InputError: if the model has several and there is no id for each row, or one is
-        out of range; or if there are ids, and one prompt.
+      InputError: if the model has several prompts and an id is missing or out of
+        range, or if there are ids for a model with one prompt.
     """
     count = model.prompt_count
     if prompt_ids is None:
         if count > 1:
             raise InputError(
-                f"the model has {count} prompts, and nothing says which a row has: "
-                f"pass prompt_ids (generate: --prompt_id), 0 to {count - 1}"
+                f"the model has {count} prompts, and no row names its prompt: pass "
+                f"prompt_ids (generate: --prompt_id), 0 to {count - 1}"
             )
         return
     if count == 1:
@@ -143,12 +144,12 @@ def check_prompt_ids(
             "them out"
         )
     if len(prompt_ids) != rows:
-        raise InputError(f"{len(prompt_ids)} prompt ids, expected {rows}, one a row")
+        raise InputError(
+            f"there are {len(prompt_ids)} prompt ids, expected {rows}, one for each row"
+        )
     outside = [number for number in prompt_ids if not 0 <= number < count]
     if outside:
-        raise InputError(
-            f"the prompt id {outside[0]} was given, expected 0 to {count - 1}"
-        )
+        raise InputError(f"the prompt id is {outside[0]}, expected 0 to {count - 1}")
 
 
 def continue_texts(
@@ -163,13 +164,13 @@ def continue_texts(
     prompt_ids: Sequence[int] | None = None,
     template: TokenTemplate | None = None,
 ) -> list[str]:
-    """Continues every text; arguments and errors as for `continue_all`.
+    """Continues every text; arguments and errors as in `continue_all`.
 
-    With a template, that of the data, each text stands where its only key does.
+    With a template, which is that of the data, each text replaces its only key.
     """
     tokenizer = model.needed_tokenizer()
     rows = [encode_given(model, text, template) for text in texts]
-    made = continue_all(
+    continuations = continue_all(
         model,
         parameters,
         rows,
@@ -180,21 +181,21 @@ def continue_texts(
         prompt_ids=prompt_ids,
     )
     if model.config.architecture == "encoder_decoder":
-        return [tokenizer.decode(row) for row in made]
+        return [tokenizer.decode(row) for row in continuations]
     size = model.config.vocabulary_size
     return [
         continuation_text(tokenizer, [i for i in row if i < size], new)
-        for row, new in zip(rows, made, strict=True)
+        for row, new in zip(rows, continuations, strict=True)
     ]
 
 
 def continuation_text(
     tokenizer: Tokenizer, given: Sequence[int], new: Sequence[int]
 ) -> str:
-    """What new ids add to the text of those given.
+    """Decodes new ids as the text that they add to the given ids.
 
-    Decoded alone they would lose a space at their head: sentencepiece takes it for the
-    one that it puts before every text.
+    Decoded alone, they would lose a leading space: sentencepiece drops it as the one
+    that it inserts before every text.
     """
     before, whole = tokenizer.decode(given), tokenizer.decode([*given, *new])
     return whole.removeprefix(before) if before else tokenizer.decode(new)
@@ -203,7 +204,7 @@ def continuation_text(
 def encode_given(
     model: PromptedModel, text: str, template: TokenTemplate | None = None
 ) -> list[int]:
-    """The ids of a given text as training sees them: BOS first, or EOS last."""
+    """Encodes an input as in training: with BOS first, or EOS last."""
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(text) if template is None else template.encode_text(text)
     if model.config.architecture == "decoder_only":

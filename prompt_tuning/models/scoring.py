@@ -41,8 +41,8 @@ def row_nll(
     graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B"]:
     """Computes each row's weighted negative log likelihood, in nats."""
-    outcome = token_losses(graph, parameters, batch)
-    return jnp.sum(batch.loss_weights * outcome.nll, axis=1)
+    losses = token_losses(graph, parameters, batch)
+    return jnp.sum(batch.loss_weights * losses.nll, axis=1)  # [B, m] -> [B]
 
 
 def loss_sums(

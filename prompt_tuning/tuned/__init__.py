@@ -1,1 +1,1 @@
-"""Uses of what a run trained: evaluation, ensembles, export."""
+"""Uses of trained prompts and adapters: loading, comparison, ensembles, export."""

@@ -1,7 +1,7 @@
-"""A tuned prompt beside the frozen model without one, and with a text in its place.
+"""Comparison of a tuned prompt with the frozen model alone and with text prompts.
 
-All are measured on the same tokens of the same examples. One after the other, so that
-no more than one set of parameters is in memory.
+All are measured on the same tokens of the same examples, one after the other, so that
+only one set of parameters is in memory at a time.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ NO_PROMPT = "no prompt"
 
 @dataclasses.dataclass(frozen=True)
 class PlannedModel:
-    """What is to be measured, before its examples are read; see `System`.
+    """A model to compare, before its examples are read; see `ComparedModel`.
 
     Attributes:
-      name: of its column.
-      model: that answers.
-      evaluation: what is measured of it.
-      read: gives all of its parameters.
-      context_ids: ids of a text that is put before what each example is given.
+      name: heading of its column.
+      model: the model.
+      evaluation: settings of its evaluation.
+      read: returns all of its parameters.
+      context_ids: token ids of a text to insert before each example's input.
     """
 
     name: str
@@ -49,12 +49,12 @@ class PlannedModel:
     context_ids: Sequence[int] = ()
 
     def examples(self) -> Examples:
-        """All that its files hold."""
+        """Loads all examples of its files."""
         data = self.evaluation.data
         return load_examples(data, self.model.interface, context_ids=self.context_ids)
 
     def open(self, examples: Examples) -> "ComparedModel":
-        """The system that answers some of them."""
+        """Opens the evaluation of the model on some of the examples."""
         evaluator = Evaluator(
             self.model,
             self.evaluation,
@@ -66,12 +66,12 @@ class PlannedModel:
 
 @dataclasses.dataclass(frozen=True)
 class ComparedModel:
-    """Something that answers held-out examples.
+    """A model that is compared on held-out examples.
 
     Attributes:
-      name: of its column.
-      evaluator: opened for its model.
-      read: gives all of its parameters.
+      name: heading of its column.
+      evaluator: evaluator opened for the model.
+      read: returns all of its parameters.
     """
 
     name: str
@@ -87,49 +87,49 @@ def open_comparison(
     baseline: bool = False,
     text_prompts: Sequence[str] = (),
 ) -> list[ComparedModel]:
-    """Opens and checks what is measured, the run's own model first.
+    """Opens and checks all models to compare, the run's model first.
 
-    A first token that one of them has nothing to predict from counts in none; see
+    A first token that one of the models cannot predict counts for none of them; see
     `align_examples`.
 
     Args:
-      run: with neither prompts nor adapters, the frozen model is its own.
-      evaluation: what is measured.
-      prompt_file: what stands in place of what the run trained; see `load_tuned`.
-      baseline: whether the frozen model is measured without a prompt too.
-      text_prompts: texts that are put before what the frozen model is given, each for
-        a measurement of its own.
+      run: run whose model is measured; without prompts and adapters this is the frozen
+        model.
+      evaluation: settings of the evaluation.
+      prompt_file: replaces what the run trained; see `load_tuned`.
+      baseline: whether the frozen model without a prompt is measured too.
+      text_prompts: texts before the frozen model's input, each measured separately.
 
     Raises:
-      InputError: if something cannot be used, a text leaves other examples out, or
-        other tokens would count.
+      InputError: if a file cannot be used, or the models would be measured on different
+        examples or tokens.
     """
     model, parameters = load_tuned(run, prompt_file)
     bare = run.tuning.is_empty and prompt_file is None
     name = NO_PROMPT if bare else "tuned" if prompt_file is None else prompt_file.stem
-    opened = [PlannedModel(name, model, evaluation, lambda: parameters)]
+    planned = [PlannedModel(name, model, evaluation, lambda: parameters)]
     if baseline and not bare:
-        opened.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
+        planned.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
     for text in text_prompts:
-        opened.append(_with_text(run, _without_tasks(evaluation), text))
-    tables = align_examples([(one.name, one.examples()) for one in opened])
-    return [one.open(table) for one, table in zip(opened, tables, strict=True)]
+        planned.append(_with_text(run, _without_tasks(evaluation), text))
+    tables = align_examples([(one.name, one.examples()) for one in planned])
+    return [one.open(table) for one, table in zip(planned, tables, strict=True)]
 
 
 def measure_each(
     systems: list[ComparedModel],
 ) -> Iterator[tuple[str, Evaluator, EvaluationResult]]:
-    """Measures each in turn, takes it off the list, and lets go of its parameters."""
+    """Measures each model, removes it from the list, and releases its parameters."""
     while systems:
         system = systems.pop(0)
         name, evaluator = system.name, system.evaluator
-        findings = evaluator.measure(system.read())
+        result = evaluator.measure(system.read())
         del system
-        yield name, evaluator, findings
+        yield name, evaluator, result
 
 
 def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
-    """The frozen model alone, reading rows as a placement says."""
+    """Opens the frozen model alone; a template placement reads its rows."""
     prompting = None if placement is None else Prompting(placement=placement)
     tuning = Tuning(prompting=prompting)
     key = jax.random.key(run.seed)
@@ -143,10 +143,10 @@ def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
 
 
 def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
-    """The frozen model with a text before each given one.
+    """Plans the frozen model with a text before each input.
 
-    Texts are joined before they are encoded; ids of HDF5 rows stay as they are, behind
-    those of the text.
+    Texts of jsonl files are joined before they are encoded; ids of HDF5 rows follow the
+    ids of the text unchanged.
     """
     data, name = evaluation.data, f"text {text!r}"
     if not text:
@@ -160,7 +160,7 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
 
 
 def _template(data: DataSource, text: str) -> str:
-    """The data's template, or the text under its key, behind another text."""
+    """Returns the data's template, or a template of its prompt key, after a text."""
     before = text.replace("{", "{{").replace("}", "}}")
     if data.template is not None:
         return before + data.template
@@ -168,17 +168,17 @@ def _template(data: DataSource, text: str) -> str:
 
 
 def _without_tasks(evaluation: Evaluation) -> Evaluation:
-    """For a model that has no prompts to choose from.
+    """Drops the choice of a prompt, for a model without prompts.
 
     Raises:
-      InputError: if the rows themselves say their tasks.
+      InputError: if a token of each row names its task.
     """
     data = evaluation.data
     if data.task_token is not None:
         raise InputError(
-            "each row begins with a token that says its task (DataSource.task_token), "
-            "which the frozen model would read as text: measure the run alone, or say "
-            "the task by DataSource.prompt_id_key"
+            "each row begins with a token that names its task (DataSource.task_token), "
+            "which the frozen model would read as text: measure the run alone, or name "
+            "the task with DataSource.prompt_id_key"
         )
     data = dataclasses.replace(data, prompt_id_key=None, prompt_id_names=None)
     return dataclasses.replace(evaluation, data=data)

@@ -1,8 +1,8 @@
-"""Several prompts over one frozen model that answer together.
+"""Prompt ensembles: several prompts of one frozen model vote on each answer.
 
 Prompt ensembling (Lester et al. 2021, section 6). The `k` prompts are one module, and
-each question is asked once for each prompt, in the same batches: the frozen model is in
-memory once, and every prompt is run once for a batch.
+every row runs once with each prompt, in the same batches: the frozen model is in memory
+once, and each prompt is computed once for a batch.
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ Vote = Callable[[Int[np.ndarray, "k"], Float[np.ndarray, "k C"]], int]
 
 
 def majority_vote(answers: Int[np.ndarray, "k"], nats: Float[np.ndarray, "k C"]) -> int:
-    """The answer of most prompts; of tied ones the most likely, on average.
+    """Returns the most frequent answer; of tied ones the likeliest on average.
 
     Args:
-      answers: which of the `C` candidates each of `k` prompts gives.
-      nats: what each candidate costs with each prompt.
+      answers: candidate that each of the `k` prompts answers, of `C`.
+      nats: negative log likelihood of each candidate with each prompt.
     """
     votes = np.bincount(answers, minlength=nats.shape[1])
     return int(np.where(votes == votes.max(), nats.mean(0), np.inf).argmin())
 
 
 def mean_vote(answers: Int[np.ndarray, "k"], nats: Float[np.ndarray, "k C"]) -> int:
-    """The candidate of the greatest mean log-probability; see `majority_vote`."""
+    """Returns the candidate with the highest mean log-probability."""
     del answers
     return int(nats.mean(0).argmin())
 
@@ -61,11 +61,11 @@ VOTES: dict[str, Vote] = {"majority": majority_vote, "mean": mean_vote}
 
 
 class EnsembleResult(NamedTuple):
-    """A share of right answers.
+    """Shares of right answers.
 
     Attributes:
-      together: of the prompts' vote.
-      alone: of each prompt.
+      together: share of the vote.
+      alone: share of each prompt.
     """
 
     together: float
@@ -73,34 +73,34 @@ class EnsembleResult(NamedTuple):
 
 
 def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Parameters]:
-    """A run's frozen model with several prompts from elsewhere.
+    """Opens a run's frozen model with several prompts from files.
 
     Args:
-      run: of which model and `prompting` are used.
-      files: prompts of one length, as `read_prompt` reads them.
+      run: run whose model and `prompting` are used.
+      files: prompts of the same shape, in any format of `read_prompt`.
 
     Returns:
-      the model with `k` prompts, and all of its parameters by path.
+      The model with `k` prompts, and all of its parameters by path.
 
     Raises:
-      InputError: if a prompt cannot be read or is of another shape, or the run tunes
-        more than a prompt among its input.
+      InputError: if a prompt cannot be read or has another shape, or the run tunes
+        more than an input prompt.
     """
     if run.tuning.adapters or run.tuning.decoder_prompt is not None:
         raise InputError(
-            "an ensemble is of prompts among the input alone; this run has adapters or "
-            "a prompt in the decoder beside them"
+            "an ensemble can only use input prompts, but this run also has adapters or "
+            "a prompt in the decoder"
         )
     prompts = [read_prompt(file) for file in files]
     for file, prompt in zip(files, prompts, strict=True):
         if prompt.shape != prompts[0].shape:
             raise InputError(
-                f"{file} holds a prompt {prompt.shape} and {files[0]} one "
-                f"{prompts[0].shape}; the prompts of an ensemble have one shape"
+                f"{file} has a prompt of shape {prompt.shape} and {files[0]} one of "
+                f"{prompts[0].shape}: expected prompts of the same shape"
             )
     vectors = np.stack(prompts)
 
-    def stacked(key: Key[Array, ""], vocabulary: Vocabulary) -> StackedPrompts:
+    def stack(key: Key[Array, ""], vocabulary: Vocabulary) -> StackedPrompts:
         del key
         if vectors.shape[2] != vocabulary.width:
             raise InputError(
@@ -109,7 +109,7 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
             )
         return StackedPrompts(jnp.asarray(vectors))
 
-    tuning = Tuning(prompt=stacked, prompting=run.tuning.prompting)
+    tuning = Tuning(prompt=stack, prompting=run.tuning.prompting)
     model = open_pretrained(
         run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
@@ -122,17 +122,17 @@ def evaluate_ensemble(
     evaluation: Evaluation,
     vote: str = "majority",
 ) -> dict[str, EnsembleResult]:
-    """Measures what several prompts answer together, and each alone.
+    """Measures the vote of several prompts, and each prompt alone.
 
     Args:
-      model: with `k` prompts, as `open_ensemble` makes it.
+      model: model with `k` prompts, from `open_ensemble`.
       parameters: all of its parameters by path.
-      evaluation: held-out data, with labels to rank or with `exact_match`.
-      vote: "majority", or "mean" for the greatest mean log-probability. Generated
+      evaluation: settings of the evaluation, with labels or `exact_match`.
+      vote: "majority", or "mean" for the highest mean log-probability. Generated
         answers are candidates that all prompts score.
 
     Returns:
-      `label_accuracy` and `exact_match`, as far as the evaluation asks for them.
+      `label_accuracy` and `exact_match`, if the evaluation asks for them.
 
     Raises:
       InputError: if it asks for neither, or its files cannot be used.
@@ -142,62 +142,62 @@ def evaluate_ensemble(
             "prompts vote on answers, and this evaluation has none: set "
             "Evaluation.labels, or Evaluation.exact_match = True"
         )
-    one = _as_one(model)
-    examples = load_examples(evaluation.data, one.interface)
-    rows = [given_tokens(examples[i], one) for i in range(len(examples))]
-    wanted = [completion_tokens(examples[i], one) for i in range(len(examples))]
-    outcomes = {}
+    single = _with_single_prompt(model)
+    examples = load_examples(evaluation.data, single.interface)
+    rows = [given_tokens(examples[i], single) for i in range(len(examples))]
+    expected = [completion_tokens(examples[i], single) for i in range(len(examples))]
+    results = {}
     if evaluation.exact_match:
         answers = _generate(model, parameters, evaluation, rows)
         chosen = _elect(model, parameters, evaluation, rows, answers, VOTES[vote])
-        outcomes["exact_match"] = _outcome(chosen, answers, wanted)
+        results["exact_match"] = _ensemble_result(chosen, answers, expected)
     if evaluation.labels:
-        labels = encode_labels(one, evaluation.data, evaluation.labels)
-        gold = gold_label_indices(one, wanted, labels, evaluation.labels)
-        nats = _rank(model, parameters, evaluation, rows, labels)
+        labels = encode_labels(single, evaluation.data, evaluation.labels)
+        gold = gold_label_indices(single, expected, labels, evaluation.labels)
+        nats = _rank_with_prompts(model, parameters, evaluation, rows, labels)
         ranked = nats.argmin(2)
         voted = [VOTES[vote](ranked[:, row], nats[:, row]) for row in range(len(rows))]
-        outcomes["label_accuracy"] = _outcome(voted, ranked.tolist(), gold)
-    return outcomes
+        results["label_accuracy"] = _ensemble_result(voted, ranked.tolist(), gold)
+    return results
 
 
-def _as_one(model: PromptedModel) -> PromptedModel:
-    """The model as its data see it: no row is of one prompt and not of another."""
+def _with_single_prompt(model: PromptedModel) -> PromptedModel:
+    """Returns the model with one prompt, because rows of its data name no prompt."""
     prompt = model.prompts.prompt
     assert isinstance(prompt, StackedPrompts)
     return dataclasses.replace(model, prompts=PromptPair(StackedPrompts(prompt()[:1])))
 
 
-def _outcome(
-    chosen: Sequence, alone: Sequence[Sequence], wanted: Sequence
+def _ensemble_result(
+    chosen: Sequence, alone: Sequence[Sequence], expected: Sequence
 ) -> EnsembleResult:
     def right(answers: Sequence) -> float:
-        return float(np.mean([a == b for a, b in zip(answers, wanted, strict=True)]))
+        return float(np.mean([a == b for a, b in zip(answers, expected, strict=True)]))
 
     return EnsembleResult(right(chosen), tuple(map(right, alone)))
 
 
-def _asked(model: PromptedModel, rows: Rows) -> tuple[Rows, list[int]]:
-    """Every row once for each prompt, prompt by prompt, and the ids of the prompts."""
+def _repeat_for_prompts(model: PromptedModel, rows: Rows) -> tuple[Rows, list[int]]:
+    """Repeats the rows for each prompt, and returns the prompt of each row."""
     count = model.prompt_count
     return rows * count, np.repeat(np.arange(count), len(rows)).tolist()
 
 
-def _rank(
+def _rank_with_prompts(
     model: PromptedModel,
     parameters: Parameters,
     evaluation: Evaluation,
     rows: Rows,
     labels: Rows,
 ) -> Float[np.ndarray, "k n C"]:
-    """The nats of each label after each row with each prompt."""
+    """Computes the cost of each label for each row with each prompt."""
     add_eos = evaluation.data.add_eos
     check_rows(model, rows, max(map(len, add_end(labels, model, add_eos))))
-    asked, prompt_ids = _asked(model, rows)
+    repeated, prompt_ids = _repeat_for_prompts(model, rows)
     nats = label_nats(
         model,
         parameters,
-        asked,
+        repeated,
         labels,
         add_eos=add_eos,
         length_normalize=evaluation.length_normalize,
@@ -210,18 +210,18 @@ def _rank(
 def _generate(
     model: PromptedModel, parameters: Parameters, evaluation: Evaluation, rows: Rows
 ) -> list[Rows]:
-    """What each prompt continues each row with."""
-    asked, prompt_ids = _asked(model, rows)
-    made = continue_all(
+    """Generates the answer of each prompt to each row."""
+    repeated, prompt_ids = _repeat_for_prompts(model, rows)
+    generated = continue_all(
         model,
         parameters,
-        asked,
+        repeated,
         new_tokens=evaluation.new_tokens,
         batch_size=evaluation.data.batch_size,
         prompt_ids=prompt_ids,
     )
-    starts = range(0, len(made), len(rows))
-    return [made[start : start + len(rows)] for start in starts]
+    starts = range(0, len(generated), len(rows))
+    return [generated[start : start + len(rows)] for start in starts]
 
 
 def _elect(
@@ -232,21 +232,21 @@ def _elect(
     answers: list[Rows],
     vote: Vote,
 ) -> Rows:
-    """The answer that wins for each row.
+    """Returns the winning answer of each row.
 
-    Where prompts differ, each answer is a candidate, and all prompts say what it costs.
+    If the prompts' answers differ, each answer is a candidate that all prompts score.
     """
     count = model.prompt_count
-    found = [[prompt[row] for prompt in answers] for row in range(len(rows))]
-    candidates = [_distinct(own) for own in found]
-    contested = [row for row, own in enumerate(candidates) if len(own) > 1]
+    by_row = [[prompt[row] for prompt in answers] for row in range(len(rows))]
+    candidates = [_distinct(row_answers) for row_answers in by_row]
+    contested = [row for row, options in enumerate(candidates) if len(options) > 1]
     examples = [
         label_example(model.config.architecture, rows[row], answer, prompt)
         for row in contested
         for prompt in range(count)
-        for answer in _ended(candidates[row], model, evaluation.new_tokens)
+        for answer in _add_ends(candidates[row], model, evaluation.new_tokens)
     ]
-    winners = [own[0] for own in candidates]
+    winners = [options[0] for options in candidates]
     if not contested:
         return winners
     nats = completion_nats(
@@ -259,14 +259,14 @@ def _elect(
     sizes = [count * len(candidates[row]) for row in contested]
     parts = np.split(nats, np.cumsum(sizes)[:-1])
     for row, part in zip(contested, parts, strict=True):
-        own = candidates[row]
-        given_answers = np.array([own.index(answer) for answer in found[row]])
-        winners[row] = own[vote(given_answers, part.reshape(count, len(own)))]
+        options = candidates[row]
+        votes = np.array([options.index(answer) for answer in by_row[row]])
+        winners[row] = options[vote(votes, part.reshape(count, len(options)))]
     return winners
 
 
-def _ended(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
-    """Answers with the token that ended them; one of `new_tokens` was cut instead."""
+def _add_ends(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
+    """Appends the end token to each answer that is shorter than `new_tokens`."""
     return [
         add_end([answer], model, add_eos=len(answer) < new_tokens)[0]
         for answer in answers
@@ -274,5 +274,5 @@ def _ended(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
 
 
 def _distinct(answers: Rows) -> Rows:
-    """The answers without repetitions, in their order."""
+    """Removes repeated answers, keeping the order."""
     return [list(ids) for ids in dict.fromkeys(map(tuple, answers))]

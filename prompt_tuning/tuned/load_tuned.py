@@ -1,4 +1,4 @@
-"""A run's model with what the run trained, or with an adapter from elsewhere."""
+"""Loads a run's model with its trained parameters, or with another adapter."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,29 +25,28 @@ def load_tuned(
 ) -> tuple[PromptedModel, Parameters]:
     """Loads a run's model for evaluation or generation.
 
-    A run that has checkpoints of prompts or adapters is measured without any of what it
-    trained where its prompts are None and its adapters empty. One that trained
-    parameters of the model itself has those in any case.
+    If `run` has no prompts and no adapters, but its checkpoints do, the frozen model is
+    loaded without them. Trained parameters of the model itself are always loaded.
 
     Args:
-      run: with neither prompts nor adapters, the model alone, or what `prompt_file`
-        says is put into it.
-      prompt_file: what stands in place of all that the run trained: another run's
-        directory, a checkpoint, a PEFT folder, or a prompt's file.
+      run: run to load; without prompts and adapters it is the model alone, or the
+        model with the content of `prompt_file`.
+      prompt_file: replaces everything that the run trained: another run's directory, a
+        checkpoint, a PEFT folder, or a prompt file.
 
     Returns:
-      the model, and its parameters with those of the run's best checkpoint (its newest
-      where none was measured).
+      The model, and its parameters updated from the run's best checkpoint (the newest
+      if none was measured).
 
     Raises:
-      InputError: if there is no checkpoint, or what it holds does not fit the model.
+      InputError: if the run has no checkpoint, or its content does not fit the model.
     """
     if prompt_file is not None:
         return _load_other(run, prompt_file)
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
-    trained, parameters = _own(run, model), model.read_parameters()
+    trained, parameters = _read_trained(run, model), model.read_parameters()
     if trained:
         everything = model.weight_storage.with_streamed(parameters)
         frozen = {p: leaf for p, leaf in everything.items() if p not in trained}
@@ -61,16 +60,16 @@ def load_trained(run: Run, model: PromptedModel) -> Parameters:
     Raises:
       InputError: if there is no checkpoint, or it does not fit the model.
     """
-    return model.put(_own(run, model))
+    return model.put(_read_trained(run, model))
 
 
-def _own(run: Run, model: PromptedModel) -> dict[str, Leaf]:
-    """What the run trained; nothing where the model alone is asked for."""
-    bare = not any(map(_is_beside, model.plan.abstract))
+def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
+    """Reads what the run trained; nothing if the model alone is requested."""
+    bare = not any(map(_is_added, model.plan.abstract))
     if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
         return {}
     source = read_source(best_checkpoint(run), model.config)
-    if bare and any(map(_is_beside, source.leaves)):
+    if bare and any(map(_is_added, source.leaves)):
         return {}
     _check_leaves(run.directory, source.leaves, model)
     source.check_scalings(run.tuning.loras(model.plan.abstract))
@@ -78,11 +77,11 @@ def _own(run: Run, model: PromptedModel) -> dict[str, Leaf]:
 
 
 def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
-    """The run's model with what a file or folder holds, and nothing else trained."""
+    """Loads the run's model with the content of a file or folder alone."""
     tuning = run.tuning
     config = open_checkpoint(run.model)[0]
     source = read_source(path, config)
-    if tuning.is_empty and any(map(_is_beside, source.leaves)):
+    if tuning.is_empty and any(map(_is_added, source.leaves)):
         tuning = rebuild_tuning(source.adapter, config, run.prompting)
     model = open_pretrained(
         run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
@@ -90,12 +89,12 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
     abstract = model.plan.abstract
     source = source.with_model_path(abstract)
     _check_leaves(str(path), source.leaves, model)
-    missing = [p for p in abstract if _is_beside(p) and p not in source.leaves]
+    missing = [p for p in abstract if _is_added(p) and p not in source.leaves]
     if missing:
         raise InputError(
-            f"{path} holds {', '.join(source.leaves)} and nothing for "
-            f"{', '.join(missing)}, which would be untrained; leave out of the config "
-            "what is not in there, or name a checkpoint that has all of it"
+            f"{path} contains {', '.join(source.leaves)} and nothing for "
+            f"{', '.join(missing)}, which would be untrained; leave these out of the "
+            "config, or name a checkpoint that contains all of them"
         )
     source.check_scalings(tuning.loras(abstract))
     return model, model.read_parameters() | model.put(source.leaves)
@@ -104,36 +103,36 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
 def _check_leaves(
     origin: str, leaves: Mapping[str, Leaf], model: PromptedModel
 ) -> None:
-    """Refuses leaves that the model has no place for.
+    """Checks that the model has a parameter for each leaf.
 
     Raises:
-      InputError: with the first of them.
+      InputError: for the first leaf without one.
     """
     abstract = model.plan.abstract
     for path, leaf in leaves.items():
         if path in abstract:
             check_shape(origin, path, leaf, abstract[path])
             continue
-        beside = [known for known in abstract if _is_beside(known)]
+        added = [other for other in abstract if _is_added(other)]
         raise InputError(
-            f"{origin} holds {path} of shape {leaf.shape}, but the model has no such "
-            f"parameter; beside the frozen ones it has {', '.join(beside) or 'none'}. "
-            "Was it tuned on another model? Else set Run.prompt, Run.decoder_prompt "
-            "and Run.adapters to what is in there, or for the model alone, or for what "
-            "--prompt names alone, to None, None and ()"
+            f"{origin} contains {path} of shape {leaf.shape}, but the model has no "
+            "such parameter; in addition to the frozen ones it has "
+            f"{', '.join(added) or 'none'}. Was it tuned on another model? If not, set "
+            "Run.prompt, Run.decoder_prompt and Run.adapters to match it, or to None, "
+            "None and () for the frozen model alone or with the file of --prompt"
         )
 
 
-def _is_beside(path: str) -> bool:
-    """Whether a parameter was put into the frozen model, and is not the model's own."""
+def _is_added(path: str) -> bool:
+    """Tests whether a parameter belongs to a prompt or adapter."""
     return "/prompt/" in path or "/adapters/" in path
 
 
 def best_checkpoint(run: Run) -> Path:
-    """The directory of the run's best checkpoint, its newest where none was measured.
+    """Returns the run's best checkpoint, or the newest if none was measured.
 
     Raises:
-      InputError: if there is none, or all are damaged.
+      InputError: if the run has no checkpoint, or all are damaged.
     """
     folder = Path(run.directory) / FOLDER
     return folder / run_on_first(lambda: best_or_latest(folder).name)

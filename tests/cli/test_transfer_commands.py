@@ -181,13 +181,13 @@ def test_only_all_trained_parameters_are_measured(made, capsys):
     directory = made("beside", *BESIDE)
     found = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")
     assert "lora/a of shape (1, 16, 2), but the model has no such parameter" in found
-    assert "beside the frozen ones it has decoder/prompt/prompt" in found
+    assert "in addition to the frozen ones it has decoder/prompt/prompt" in found
 
 
 def test_a_file_that_leaves_something_untrained(made, run, capsys):
     directory = made("beside", *BESIDE)
     found = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
-    assert "holds decoder/prompt/prompt and nothing for decoder/layers/self" in found
+    assert "contains decoder/prompt/prompt and nothing for decoder/layers/self" in found
 
 
 def test_an_adapter_that_the_run_cannot_hold(made, run, files, tmp_path, capsys):

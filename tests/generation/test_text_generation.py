@@ -137,7 +137,7 @@ def test_rows_say_which_prompt_they_have():
     model, parameters = several(LLAMA)
     with pytest.raises(InputError, match=r"has 3 prompts, .* 0 to 2"):
         continue_all(model, parameters, [ROW], new_tokens=5)
-    with pytest.raises(InputError, match="prompt id 3 was given, expected 0 to 2"):
+    with pytest.raises(InputError, match="prompt id is 3, expected 0 to 2"):
         continue_all(model, parameters, [ROW], new_tokens=5, prompt_ids=[3])
     with pytest.raises(InputError, match="2 prompt ids, expected 1"):
         continue_all(model, parameters, [ROW], new_tokens=5, prompt_ids=[0, 1])

@@ -158,7 +158,7 @@ def test_tables_of_other_examples_or_tokens_are_refused(tmp_path):
 
     one = table("one", ["abc", "nu"])
     bare = table("bare", ["abc", "see"], predicts_first_token=False)
-    with pytest.raises(InputError, match=r"example 1: one would count 3 tokens that"):
+    with pytest.raises(InputError, match=r"example 1: one would count 3 tokens, which"):
         aligned_examples.align_examples([one, bare])
     with pytest.raises(InputError, match="fewer: 1 examples fit, and 2 with one"):
         aligned_examples.align_examples([one, table("fewer", ["abc"])])

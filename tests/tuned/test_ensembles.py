@@ -124,7 +124,7 @@ def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch
     texts = elected_texts(asked, VOTES[vote])
     # What wins is called right, so that another choice for any row is seen.
     left = iter(texts)
-    monkeypatch.setattr(ensembles, "completion", lambda *_: next(left))
+    monkeypatch.setattr(ensembles, "completion_tokens", lambda *_: next(left))
     monkeypatch.setattr(ensembles, "gold_label_indices", lambda *_: labels)
     opened = open_ensemble(asked.run, asked.prompts)
     found = evaluate_ensemble(*opened, asked.run.evaluation, vote)
@@ -210,7 +210,7 @@ def test_what_cannot_vote_is_refused(saved, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert "prompts vote on answers" in refused("a", "b")
-    assert "short.npy holds a prompt (3, 16)" in refused("a", "short")
+    assert "short.npy has a prompt of shape (3, 16)" in refused("a", "short")
     assert "one shape" in refused("a", "wide")
     assert "--vote is among several prompts" in refused("a", flags=["--vote=mean"])
     assert "a.npy is given twice" in refused("a", "a")
