@@ -211,7 +211,7 @@ def test_what_cannot_vote_is_refused(saved, tmp_path, capsys):
 
     assert "prompts vote on answers" in refused("a", "b")
     assert "short.npy has a prompt of shape (3, 16)" in refused("a", "short")
-    assert "one shape" in refused("a", "wide")
+    assert "prompts of the same shape" in refused("a", "wide")
     assert "--vote is among several prompts" in refused("a", flags=["--vote=mean"])
     assert "a.npy is given twice" in refused("a", "a")
     (tmp_path / "wide_too.npy").write_bytes((tmp_path / "wide.npy").read_bytes())
@@ -221,5 +221,5 @@ def test_what_cannot_vote_is_refused(saved, tmp_path, capsys):
 def test_an_ensemble_is_of_prompts_among_the_input(files, tmp_path):
     run = read(files, "t5", tmp_path)
     both = dataclasses.replace(run, decoder_prompt=run.prompt)
-    with pytest.raises(InputError, match="a prompt in the decoder beside them"):
+    with pytest.raises(InputError, match="adapters or a prompt in the decoder"):
         open_ensemble(both, [])
