@@ -22,6 +22,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.python_rows import is_files, write_rows
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
@@ -30,7 +32,7 @@ from prompt_tuning.generation.sampling import temperature_sampler
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.prompts.tools.inspection import vectors_of
+from prompt_tuning.prompts.tools.inspection import input_vectors
 from prompt_tuning.training.loop import TrainingResult
 from prompt_tuning.tuned.conversion import SUFFIXES, source_of_model, write_adapters
 
@@ -178,8 +180,9 @@ class Model:
         source = DataSource(files=(), batch_size=batch_size, **settings)
         with _data_files(data, source) as files:
             source = dataclasses.replace(source, files=files)
-            examples = source.load(self.prompted)
-            plan = source.plan(self.prompted, examples, seed=seed, shuffle=True)
+            examples = load_examples(source, self.prompted.interface)
+            interface = self.prompted.interface
+            plan = plan_batches(source, interface, examples, seed=seed, shuffle=True)
             count = plan.batches_per_epoch if steps is None else steps
             for batch in stream_batches(
                 examples, plan, 0, count, pad_id=self.config.pad_id
@@ -222,7 +225,7 @@ class Model:
             sampler=temperature_sampler(temperature),
             seed=seed,
             prompt_ids=prompt_ids,
-            template=self.run.source.token_template(self.prompted),
+            template=self.run.source.token_template(self.prompted.interface),
         )
         return continuations[0] if isinstance(texts, str) else continuations
 
@@ -267,7 +270,7 @@ class Model:
           InputError: if what is tuned has no vectors among the input.
         """
         model = merge_model(self.graph, self.parameters)
-        return vectors_of(model.prompts())
+        return input_vectors(model.prompts())
 
     def report(self) -> str:
         """Lists which parameters are restored, fresh and ignored, and their bytes."""
