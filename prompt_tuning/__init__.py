@@ -12,6 +12,9 @@ Names are imported when they are first used: `import prompt_tuning` loads nothin
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from prompt_tuning.losses import FACTORIES as OBJECTIVES
+from prompt_tuning.prompts import FACTORIES as PROMPTS
+
 __version__ = "0.1.0"
 
 MODULES = {
@@ -34,48 +37,19 @@ MODULES = {
 """The module of each public name."""
 
 CONFIGURABLE = (
-    "AddMultiTaskPrompt",
-    "AddedDeepPrompt",
     "AxisRules",
-    "ClassObjective",
-    "ConcatFeaturesMultiTaskPrompt",
-    "ConcatTimeMultiTaskPrompt",
-    "ContextDistillation",
     "DataSource",
-    "DeepPrompt",
-    "DroppedPrompt",
     "Evaluation",
-    "FactorizedMultiTaskPrompt",
-    "IA3",
-    "InferenceOnlyPrompt",
-    "KeyValuePrefix",
-    "LoRA",
-    "MLPPrompt",
     "MeshShape",
     "ParameterGroup",
-    "PolicyGradient",
     "Pretrained",
-    "ProjectMultiTaskPrompt",
-    "ProjectedKeyValuePrefix",
-    "Prompting",
     "Rematerialization",
-    "ResidualPrompt",
-    "SoftPrompt",
-    "TokenObjective",
-    "WaywardPrompt",
     "adafactor",
     "adamw",
-    "factors_of_ones",
-    "from_class_labels",
-    "from_file",
-    "from_sampled_vocabulary",
-    "from_template",
-    "from_text",
-    "normal",
-    "normal_factors",
     "t5_config",
-    "uniform",
     "warmup_linear_decay",
+    *OBJECTIVES,
+    *PROMPTS,
 )
 """Settings under the names that configs use; called with what is to be set."""
 

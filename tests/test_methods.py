@@ -20,8 +20,8 @@ from flax import nnx
 from rich.console import Console
 
 from prompt_tuning.adapters.adapter import IA3, LORA, MULTITASK, Adapter
-from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store.checkpoint_files import (
     OPTIMIZER_FILE,
     STATE_FILE,

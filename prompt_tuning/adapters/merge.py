@@ -13,10 +13,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter
-from prompt_tuning.adapters.peft.conversion import check_projections
 from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
 from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
+from prompt_tuning.adapters.peft.peft_conversion import check_projections
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files

@@ -48,16 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         action="append",
-        choices=(
-            "PROMPT_TUNING",
-            "PREFIX_TUNING",
-            "MULTITASK_PROMPT_TUNING",
-            "DEEP_PROMPT",
-            "ADDED_DEEP_PROMPT",
-            "LORA",
-            "IA3",
-        ),
-        help="the adapters to write, of a run with several; may be repeated",
+        metavar="KIND",
+        help="the kind of adapters to write, of a run with several, such as LORA; may "
+        "be repeated",
     )
     parser.add_argument(
         "--force",

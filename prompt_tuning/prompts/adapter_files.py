@@ -17,8 +17,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from prompt_tuning.adapters.adapter import PROMPT, Adapter, Arrays
-from prompt_tuning.adapters.peft.conversion import from_peft
 from prompt_tuning.adapters.peft.folder import find_folder, read_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.adapters.peft.prompts import STACKS
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array

@@ -7,7 +7,7 @@ look it up, by its name or by the arrays that a file contains.
 import functools
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import Arrays
@@ -50,6 +50,20 @@ def adapter_specs() -> dict[str, type[AdapterSpec]]:
         for factory in load_factories()
         if isinstance(factory, type) and issubclass(factory, AdapterSpec)
     }
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Checks that kinds of adapters exist.
+
+    Raises:
+      InputError: with the first that does not.
+    """
+    known = [*prompt_classes(), *adapter_specs()]
+    for kind in kinds:
+        if kind not in known:
+            raise InputError(
+                f"{kind!r} is not a kind of adapter, expected one of {', '.join(known)}"
+            )
 
 
 def find_prompt_class(shapes: Shapes) -> type[PromptModule] | None:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from prompt_tuning.adapters.adapter import IA3, LORA, PEFT_KINDS, Adapter
 from prompt_tuning.adapters.merge import write_merged
-from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.config.gin_files import read_run_directory
@@ -23,6 +23,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.prompts import adapter_files
+from prompt_tuning.prompts.kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sweep.sweep_summary import best_member
 from prompt_tuning.tuned.export_adapters import (
@@ -194,10 +195,12 @@ def write_adapters(
       lines that describe what was written.
 
     Raises:
-      InputError: if the adapters have no such form, or the target exists.
+      InputError: if a kind is unknown, the adapters have no such form, or the target
+        exists.
     """
     if form not in FORMS:
         raise InputError(f"the form is {form!r}, expected one of {', '.join(FORMS)}")
+    check_kinds(only)
     adapters = [x for x in source.adapters if not only or x.kind in only]
     if form == "merged":
         return _merge(target, adapters, source, force)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning.adapters.peft.conversion import from_peft
 from prompt_tuning.adapters.peft.folder import read_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
@@ -217,6 +217,8 @@ def test_what_cannot_be_converted_is_refused(run, files, tmp_path, capsys):
     assert "does not contain an adapter" in refused(capsys, tmp_path, target)
     assert "a file named *.npy" in refused(capsys, run, target, "--to", "npy")
     assert "these kinds: none" in refused(capsys, run, target, "--only", "LORA")
+    unknown = refused(capsys, run, target, "--only", "lora")
+    assert "'lora' is not a kind of adapter, expected one of PROMPT_TUNING" in unknown
     np.save(tmp_path / "prompt.npy", np.zeros((4, 16), np.float32))
     plain = tmp_path / "prompt.npy"
     bound = refused(capsys, plain, target, "--gin.STEPS=3")

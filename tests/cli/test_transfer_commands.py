@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main

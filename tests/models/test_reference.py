@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from prompt_tuning.adapters.peft.conversion import from_peft
 from prompt_tuning.adapters.peft.folder import read_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.batch import Batch

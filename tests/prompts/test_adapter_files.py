@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from prompt_tuning.adapters.adapter import Adapter
-from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.prompts.adapter_files import (

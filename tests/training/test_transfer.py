@@ -13,8 +13,8 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.adapters.adapter import Adapter
-from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.adapters.peft.conversion import to_peft
 from prompt_tuning.adapters.peft.folder import check_shapes
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.models.build import build_model

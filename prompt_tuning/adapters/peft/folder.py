@@ -4,7 +4,7 @@
     adapter_model.safetensors   float32 arrays, with the metadata {"format": "pt"}
 
 The format is that of PEFT 0.21 (`save_pretrained`), byte for byte; older releases omit
-some settings. `conversion` interprets the arrays.
+some settings. `peft_conversion` interprets the arrays.
 """
 
 import dataclasses

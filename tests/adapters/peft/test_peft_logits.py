@@ -6,8 +6,8 @@ import functools
 import numpy as np
 import pytest
 
-from prompt_tuning.adapters.peft.conversion import from_peft, to_peft
 from prompt_tuning.adapters.peft.folder import read_folder, write_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.families.hf_folder import read_config
 from tests.support.adapters import (
     assert_same_logits,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.adapter import Adapter
-from prompt_tuning.adapters.peft.conversion import from_peft, to_peft
 from prompt_tuning.adapters.peft.folder import AdapterFolder, check_shapes
 from prompt_tuning.adapters.peft.modules import by_module, projections
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
 from tests.support.dummies import GPT2, LLAMA, T5_GATED, T5_ORIGINAL
 

@@ -7,8 +7,8 @@ import pytest
 
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
-from prompt_tuning.adapters.peft.conversion import from_peft, to_peft
 from prompt_tuning.adapters.peft.folder import AdapterFolder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
 from tests.support.dummies import GPT2, LLAMA, T5_GATED
 
