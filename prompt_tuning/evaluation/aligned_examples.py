@@ -43,20 +43,20 @@ class AlignedExamples(Examples):
       other: the other table, with the same examples in the same order.
     """
 
-    def __init__(self, own: Examples, other: Examples):
+    def __init__(self, table: Examples, other: Examples):
         """Selects the examples that are in the other table."""
         counts = {"weight_counts": other.weight_counts}
-        chosen = np.isin(_example_keys(own), _example_keys(other))
+        chosen = np.isin(_example_keys(table), _example_keys(other))
         super().__init__(
-            own.rows,
-            own.reader,
-            dataclasses.replace(own.index.select(chosen), **counts),
-            own.skipped,
-            has_prompt_ids=own.has_prompt_ids,
-            columns=own.columns,
+            table.rows,
+            table.reader,
+            dataclasses.replace(table.index.select(chosen), **counts),
+            table.skipped,
+            has_prompt_ids=table.has_prompt_ids,
+            columns=table.columns,
         )
         self.other = other
-        self.uncounted = int(own.weight_counts.sum() - other.weight_counts.sum())
+        self.uncounted = int(table.weight_counts.sum() - other.weight_counts.sum())
 
     def __getitem__(self, index: int) -> Example:
         """Returns example `index` with the other table's weights."""
