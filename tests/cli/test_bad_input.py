@@ -390,8 +390,8 @@ from prompt_tuning.cli.main import main
 
 found = []
 for arguments in json.load(sys.stdin):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        found.append([main(arguments), said.getvalue()])
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        found.append([main(arguments), errors.getvalue()])
 print(json.dumps(found))
 """
 
