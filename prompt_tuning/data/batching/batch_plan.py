@@ -234,7 +234,7 @@ class _Bucket(NamedTuple):
 class BucketPlan(BatchPlan):
     """Batches of examples of similar length, one example per row.
 
-    A bucket is a pair of lengths chosen from those of the examples; see
+    A bucket is a pair of lengths, chosen to suit the examples; see
     `buckets.choose_tops`. In an encoder-decoder these are the lengths of inputs and
     targets, which are padded separately; in a decoder-only model the length of the row
     and the number of its learned targets. There are at most `buckets` of them, and at

@@ -15,8 +15,8 @@ from prompt_tuning.data.model_interface import ModelInterface
 class ClassExamples:
     """`E` examples of `C` rows each: the example's prompt with each of `C` labels.
 
-    A batch plan treats it as a table of examples whose lengths are those of their
-    longest rows; `build_batch` puts the rows of an example one after the other.
+    A batch plan treats it as a table of examples, each as long as its longest row;
+    `build_batch` puts the rows of an example one after the other.
 
     Attributes:
       gold: index of the correct label of each example, `[E]`.

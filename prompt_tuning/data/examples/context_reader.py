@@ -30,15 +30,15 @@ class ContextRowReader:
     bos_id: int | None
 
     @property
-    def targets_are_inputs(self) -> bool:
+    def same_tokens(self) -> bool:
         """See `RowReader`."""
-        return self.reader.targets_are_inputs
+        return self.reader.same_tokens
 
     def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
         """Returns the other reader's index with longer inputs; see `RowReader`."""
         index = self.reader.scan(block, describe_row)
         lengths = {"input_lengths": index.input_lengths + len(self.ids)}
-        if self.targets_are_inputs:
+        if self.same_tokens:
             lengths["target_lengths"] = index.target_lengths + len(self.ids)
         return dataclasses.replace(index, **lengths)
 
@@ -55,7 +55,7 @@ class ContextRowReader:
         begins_with_bos = example.prefix_length > 0 and inputs[0] == self.bos_id
         position = int(begins_with_bos)
         inputs = np.insert(inputs, position, np.array(self.ids, np.int32))
-        if not self.targets_are_inputs:
+        if not self.same_tokens:
             return dataclasses.replace(example, inputs=inputs)
         zeros = np.zeros(len(self.ids), np.float32)
         return dataclasses.replace(

@@ -49,7 +49,7 @@ class DecoderOnlyRowReader:
     split: RowSplitter = split_at_separators
 
     @property
-    def targets_are_inputs(self) -> bool:
+    def same_tokens(self) -> bool:
         """See `RowReader`."""
         return True
 

@@ -40,7 +40,7 @@ class EncoderDecoderRowReader:
     task_token: TaskToken | None = None
 
     @property
-    def targets_are_inputs(self) -> bool:
+    def same_tokens(self) -> bool:
         """See `RowReader`."""
         return False
 

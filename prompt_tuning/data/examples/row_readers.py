@@ -83,8 +83,8 @@ class RowReader(Protocol):
     """A way to read rows as examples."""
 
     @property
-    def targets_are_inputs(self) -> bool:
-        """Whether the inputs of an example are also its targets."""
+    def same_tokens(self) -> bool:
+        """Whether the inputs are also the targets, as in decoder-only models."""
         ...
 
     def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
