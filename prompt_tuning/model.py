@@ -34,7 +34,7 @@ from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.tools.inspection import input_vectors
 from prompt_tuning.training.loop import TrainingResult
-from prompt_tuning.tuned.conversion import SUFFIXES, source_of_model, write_adapters
+from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
 
 TRAINED = (".*/prompt/.*", ".*/adapters/.*")
 """Paths of the parameters that prompts and adapters add to a frozen model."""

@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Reads an adapter in one form and writes it in another."""
-    from prompt_tuning.tuned.conversion import (
+    from prompt_tuning.tuned.adapter_export import (
         default_form,
         open_source,
         write_adapters,

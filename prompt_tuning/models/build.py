@@ -13,6 +13,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
+from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
@@ -23,7 +24,6 @@ from prompt_tuning.models.prompted import (
     PromptEncoderDecoder,
     PromptEncoderPromptDecoder,
 )
-from prompt_tuning.models.t5 import Encoder, EncoderDecoder
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting

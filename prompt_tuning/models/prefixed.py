@@ -14,9 +14,9 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.decoder_only import Decoder
+from prompt_tuning.models.encoder_decoder import Encoder
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
-from prompt_tuning.models.t5 import Encoder
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding import collectives

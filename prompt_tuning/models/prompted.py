@@ -20,9 +20,9 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
+from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.models.row_info import RowInfo, check_groupable, select_prompts
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
-from prompt_tuning.models.t5 import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.prompts.placement import (
     TEMPLATE,
     JoinedLayout,
