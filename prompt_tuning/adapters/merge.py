@@ -97,7 +97,7 @@ def _merge(
     for part in adapted:
         index, count = part.part
         columns = wide.T if leaf == "weight" and not part.in_first else wide
-        # A view of the projection's columns, which the adapters change in place.
+        # A view of the projection's columns, which the adapters change.
         view = np.split(columns, count, axis=-1)[index]
         change = _change_kernel if leaf == "weight" else _change_bias
         # A LoRA reads the input before IA3 scales it.
@@ -118,7 +118,7 @@ def _scales_input(adapter: Adapter, projection: Projection) -> bool:
 def _change_kernel(
     kernel: np.ndarray, projection: Projection, module: str, adapter: Adapter
 ) -> None:
-    """Merges an adapter into a kernel `[in, out]`, in place."""
+    """Merges an adapter into a kernel `[in, out]` by changing it."""
     if adapter.kind == IA3:
         scale = read_scale(adapter.parameters, projection, module)
         kernel *= scale[:, None] if projection.scales_input else scale
@@ -131,6 +131,6 @@ def _change_kernel(
 def _change_bias(
     bias: np.ndarray, projection: Projection, module: str, adapter: Adapter
 ) -> None:
-    """Merges an adapter into a bias `[out]`, in place."""
+    """Merges an adapter into a bias `[out]` by changing it."""
     if adapter.kind == IA3 and not _scales_input(adapter, projection):
         bias *= read_scale(adapter.parameters, projection, module)

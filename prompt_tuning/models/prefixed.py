@@ -1,6 +1,6 @@
 """Models with trained keys and values before every row, in every block.
 
-The attention masks are those of the plain models: a prefix is one more context of each
+The attention masks of the plain models remain: a prefix is one more context of each
 row, which every query sees.
 """
 
@@ -90,7 +90,7 @@ class PrefixEncoder(_Prefixed, Encoder):
 
 
 class PrefixDecoder(_Prefixed, Decoder):
-    """A decoder with trained keys and values before those of its input."""
+    """A decoder with trained keys and values before its input."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Deep prompts: separate vectors for the prompt's positions in every block.
 
-The first block's vectors are among the input like those of a soft prompt, and run in
-the same way: as a shared stream where the prompt stands first and sees no text, joined
-to the text everywhere else. In each later block the vectors meet the output of the
+The first block's vectors are among the input like a soft prompt, and run in the same
+way: as a shared stream where the prompt comes first and sees no text, joined to the
+text everywhere else. In each later block the vectors meet the output of the
 previous block.
 """
 

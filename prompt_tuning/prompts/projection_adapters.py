@@ -94,7 +94,7 @@ class ProjectionAdapter(nnx.Module):
 
 
 def _adapter_axes(axes: tuple[str, str]) -> tuple[str, str]:
-    """Logical axes of an adapter's parameters, from those of the kernel.
+    """Returns logical axes of an adapter's parameters, from the kernel's axes.
 
     They are sharded like the kernel, except along the model's width, where they are
     small.

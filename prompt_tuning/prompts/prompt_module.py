@@ -40,7 +40,7 @@ class Attachment(enum.Enum):
 
     @property
     def at_input(self) -> bool:
-        """Whether prompt vectors stand among the model's input."""
+        """Whether the model's input includes prompt vectors."""
         return self is not Attachment.KEYS_AND_VALUES
 
 
@@ -146,9 +146,8 @@ class InputPrompt(PromptModule):
     """A prompt among a model's input: one prompt of `P` vectors, or `N` of them.
 
     A subclass defines `length` and the vectors. It runs as a shared stream where it
-    stands first and sees no text, and joined to the text everywhere else. Where its
-    vectors stand is decided by `placement`, and the masks by `models.prompted`.
-    Evaluated, the prompt is plain vectors, however they are computed, and so it is
+    comes first and sees no text, and joined to the text everywhere else. `placement`
+    defines the positions of its vectors, and `models.prompted` the masks. Evaluated, the prompt is plain vectors, however they are computed, and so it is
     exported.
     """
 
@@ -156,7 +155,7 @@ class InputPrompt(PromptModule):
 
     @property
     def real_length(self) -> Count:
-        """Number of vectors that are not padding; they stand first."""
+        """Number of vectors that are not padding, which come first."""
         return self.length
 
     def __call__(

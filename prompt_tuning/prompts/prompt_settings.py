@@ -53,7 +53,7 @@ class Prompting:
 
     @property
     def sees(self) -> Visibility:
-        """What the prompt sees where attention is bidirectional."""
+        """Visibility for the prompt where attention is bidirectional."""
         if self.visibility is None:
             return Visibility()
         return Visibility.from_names(self.visibility)

@@ -54,7 +54,7 @@ def projections(
     Args:
       config: config of the model.
       names: names of a checkpoint's arrays, to name the modules as the checkpoint does;
-        without them the names are those of a model with its head.
+        without them, the names of a model with its head.
     """
     sizes = _sizes(config)
     by_path = {}

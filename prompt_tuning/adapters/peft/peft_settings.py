@@ -1,6 +1,6 @@
 """Settings of PEFT's adapters: their defaults and their meaning.
 
-The defaults are those of PEFT 0.21.2. Like PEFT, we fill in missing settings.
+The defaults come from PEFT 0.21.2. Like PEFT, we fill in missing settings.
 """
 
 import math

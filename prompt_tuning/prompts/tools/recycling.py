@@ -1,8 +1,8 @@
-"""Takes a prompt from one model to another through the words that both know.
+"""Maps a prompt from one model to another through the tokens that both share.
 
-The three methods of Lester et al. 2022 ("Reducing Retraining by Recycling
-Parameter-Efficient Prompts"). Each looks at the embeddings of shared tokens, row `i` of
-the source's and of the target's table being those of one token.
+The three methods are from Lester et al. 2022 ("Reducing Retraining by Recycling
+Parameter-Efficient Prompts"). Each uses the embeddings of shared tokens: row `i` of the
+source's table and row `i` of the target's embed the same token.
 """
 
 import warnings
@@ -28,7 +28,7 @@ BATCH_SIZE = 50
 EPOCHS = 25
 
 OnEpoch = Callable[[int, float], None]
-"""Told the number of an epoch that is done, and its mean squared error."""
+"""Called with the number of a finished epoch and its mean squared error."""
 
 
 class SharedTokens(NamedTuple):
@@ -52,14 +52,16 @@ def share_tokens(
 ) -> SharedTokens:
     """Finds the tokens whose text is the same in both vocabularies.
 
-    Special tokens and bytes are left out. Ids count from the commonest token in most
-    vocabularies; the very first are short and say little, so some are skipped.
+    Special tokens and bytes are excluded. Most vocabularies are ordered by frequency;
+    the most frequent tokens are short and uninformative, so some are skipped.
 
     Args:
-      source: of the model that the prompt comes from.
-      target: of the model that it goes to.
-      skip_first: shared tokens to skip; fewer (warned) if there are not enough.
-      words: shared tokens to use after them; fewer (warned) if there are not enough.
+      source: vocabulary of the prompt's model.
+      target: vocabulary of the new model.
+      skip_first: number of shared tokens to skip; fewer, with a warning, if there are
+        not enough.
+      words: number of shared tokens to use after them; fewer, with a warning, if there
+        are not enough.
 
     Raises:
       InputError: if a vocabulary has no tokenizer, or too few tokens are shared.
@@ -68,13 +70,16 @@ def share_tokens(
         raise InputError(
             f"skip_first is {skip_first} and words {words}, expected at least 0 and 1"
         )
-    theirs = _ids_by_text(target, "target")
-    ours = _ids_by_text(source, "source")
-    shared = [(place, theirs[text]) for text, place in ours.items() if text in theirs]
+    target_ids = _ids_by_text(target, "target")
+    shared = [
+        (source_id, target_ids[text])
+        for text, source_id in _ids_by_text(source, "source").items()
+        if text in target_ids
+    ]
     if not shared:
         raise InputError(
-            "the two tokenizers have no token in common, so nothing says how one "
-            "model's embeddings correspond to the other's"
+            "the two tokenizers have no token in common, so the embeddings of the two "
+            "models cannot be matched"
         )
     used, skipped = min(words, len(shared)), skip_first
     if len(shared) < skip_first + words:
@@ -89,30 +94,30 @@ def share_tokens(
 
 
 def _ids_by_text(vocabulary: Vocabulary, which: str) -> dict[str, int]:
-    """Ids by the token's text, with one mark for a space; the lowest id of each."""
+    """Returns ids by the token's text, with a plain space; the lowest id of each."""
     tokenizer = vocabulary.tokenizer
     if tokenizer is None:
         raise InputError(
-            f"the {which} model has no tokenizer, which says what its tokens are; name "
-            "a checkpoint's folder with a tokenizer in it"
+            f"the {which} model has no tokenizer, which defines its tokens; name a "
+            "checkpoint's folder with a tokenizer in it"
         )
-    found: dict[str, int] = {}
-    for place in range(min(tokenizer.vocabulary_size, len(vocabulary.embeddings))):
-        text = _plain(tokenizer, place)
+    ids: dict[str, int] = {}
+    for token_id in range(min(tokenizer.vocabulary_size, len(vocabulary.embeddings))):
+        text = _token_text(tokenizer, token_id)
         if text is not None:
-            found.setdefault(text, place)
-    return found
+            ids.setdefault(text, token_id)
+    return ids
 
 
-def _plain(tokenizer: Tokenizer, place: int) -> str | None:
-    """The text of a token; None for one that stands for no text of its own."""
-    piece = tokenizer.token(place)
-    special = place in (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
-    if special or (piece.startswith("<") and piece.endswith(">") and len(piece) > 2):
+def _token_text(tokenizer: Tokenizer, token_id: int) -> str | None:
+    """Returns the text of a token; None for special tokens and bytes."""
+    token = tokenizer.token(token_id)
+    special = token_id in (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
+    if special or (token.startswith("<") and token.endswith(">") and len(token) > 2):
         return None
     for mark in SPACE_MARKS:
-        piece = piece.replace(mark, " ")
-    return piece or None
+        token = token.replace(mark, " ")
+    return token or None
 
 
 def _rows(vocabulary: Vocabulary, ids: Int[np.ndarray, "n"]) -> np.ndarray:
@@ -120,7 +125,7 @@ def _rows(vocabulary: Vocabulary, ids: Int[np.ndarray, "n"]) -> np.ndarray:
 
 
 def check_width(prompt: Float[np.ndarray, "P _"], source: Vocabulary) -> None:
-    """Refuses a prompt that is not the source model's.
+    """Checks that a prompt has the width of the source model.
 
     Raises:
       InputError: if the widths differ.
@@ -139,8 +144,8 @@ def v2v_linear(
 ) -> Float[np.ndarray, "P E"]:
     """Applies the linear map from source to target embeddings, by least squares.
 
-    With fewer tokens than the source is wide, what of the prompt lies outside of their
-    span is lost (warned).
+    With fewer tokens than the source's width, the component of the prompt outside their
+    span is lost, with a warning.
     """
     kernel, _, rank, _ = np.linalg.lstsq(
         source.astype(np.float64), target.astype(np.float64)
@@ -148,7 +153,7 @@ def v2v_linear(
     if rank < source.shape[1]:
         warnings.warn(
             f"the {len(source)} shared tokens span {rank} of the source's "
-            f"{source.shape[1]} dimensions; what of the prompt lies outside is lost",
+            f"{source.shape[1]} dimensions; the prompt's component outside is lost",
             stacklevel=2,
         )
     return (prompt.astype(np.float64) @ kernel).astype(np.float32)
@@ -159,9 +164,10 @@ def linear_combination(
     source: Float[np.ndarray, "n D"],
     target: Float[np.ndarray, "n E"],
 ) -> Float[np.ndarray, "P E"]:
-    """Writes each vector as a combination of tokens, and takes it to the target's.
+    """Expresses each vector as a combination of tokens, and applies it to the target.
 
-    The combination is that of least squares, the smallest where several are.
+    The combination is the least-squares solution, of the smallest norm if there are
+    several.
     """
     weights = np.linalg.lstsq(source.T.astype(np.float64), prompt.T.astype("f8"))[0]
     return (weights.T @ target).astype(np.float32)
@@ -176,16 +182,17 @@ def v2v_mlp(
     epochs: int = EPOCHS,
     on_epoch: OnEpoch | None = None,
 ) -> Float[np.ndarray, "P E"]:
-    """Applies a network that was taught to map source to target embeddings.
+    """Applies a network that is trained to map source to target embeddings.
 
-    One hidden layer of `4 E` and ReLU, squared error, Adam.
+    The network has one hidden layer of width `4 E` with ReLU, and is trained with
+    squared error and Adam.
 
     Args:
-      prompt: of the source model.
-      source: embeddings of shared tokens there.
-      target: and in the target model.
-      seed: of the network's start and of the order of tokens.
-      epochs: how often each token is seen.
+      prompt: prompt of the source model.
+      source: embeddings of shared tokens in the source model.
+      target: embeddings of shared tokens in the target model.
+      seed: seed of the network's initial values and of the order of tokens.
+      epochs: number of passes over the tokens.
       on_epoch: called after each epoch.
     """
     start, order = (
@@ -246,10 +253,10 @@ def _epoch(
     pairs: tuple[Float[Array, "n D"], Float[Array, "n E"]],
     key: Key[Array, ""],
 ) -> tuple[_Network, optax.OptState, Float[Array, ""]]:
-    """One pass over the tokens, in an order of its own; gives the mean loss too."""
+    """Runs one pass over the tokens in a new order; also returns the mean loss."""
     count = len(pairs[0])
     size = min(BATCH_SIZE, count)
-    # The few tokens beyond the last full batch have their turn in another epoch.
+    # The tokens after the last full batch are left to other epochs.
     batches = jax.random.permutation(key, count)[: count // size * size]
 
     def error(network: _Network, ids: Int[Array, "b"]) -> Float[Array, ""]:

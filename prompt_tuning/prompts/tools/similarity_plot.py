@@ -1,4 +1,4 @@
-"""The picture of how alike prompts are."""
+"""Plots the similarities of prompts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WITH_NUMBERS = 16
+MAXIMUM_WITH_NUMBERS = 16
 INCHES_PER_PROMPT = 0.55
-ITSELF_COLOUR = "#e4e4e4"
-LONGEST_NAME = 32
+DIAGONAL_COLOR = "#e4e4e4"
+MAXIMUM_NAME_LENGTH = 32
 
 
 def plot_similarities(
@@ -23,14 +23,14 @@ def plot_similarities(
 ) -> None:
     """Draws a heat map.
 
-    The colours span what different prompts have in common, so that small differences
-    show; a prompt's similarity with itself is grey.
+    The colors span the similarities of different prompts, so that small differences are
+    visible. The diagonal is gray.
 
     Args:
-      names: of the prompts, `k` of them.
-      similarities: of each with each.
-      title: what is drawn.
-      file: a PNG file to write.
+      names: names of the `k` prompts.
+      similarities: similarities of all pairs.
+      title: title of the plot.
+      file: PNG file to write.
     """
     size = min(max(INCHES_PER_PROMPT * len(names), 2.2), 14.0)
     with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 10}):
@@ -38,10 +38,10 @@ def plot_similarities(
         ax = figure.subplots()
         low, high = _range(similarities)
         others = np.ma.array(similarities, mask=np.eye(len(names), dtype=bool))
-        palette = matplotlib.colormaps["viridis"].with_extremes(bad=ITSELF_COLOUR)
+        palette = matplotlib.colormaps["viridis"].with_extremes(bad=DIAGONAL_COLOR)
         image = ax.imshow(others, cmap=palette, vmin=low, vmax=high)
-        _name(ax, [_shortened(name) for name in names])
-        if len(names) <= WITH_NUMBERS:
+        _label_axes(ax, [_shorten(name) for name in names])
+        if len(names) <= MAXIMUM_WITH_NUMBERS:
             _write_numbers(ax, similarities, low, high)
         ax.set_title(title)
         figure.colorbar(image, ax=ax, label="cosine similarity")
@@ -49,16 +49,16 @@ def plot_similarities(
 
 
 def _range(similarities: Float[np.ndarray, "k k"]) -> tuple[float, float]:
-    """From the least to the greatest similarity of two different prompts."""
+    """Returns the lowest and highest similarity of two different prompts."""
     others = similarities[~np.eye(len(similarities), dtype=bool)]
     low, high = float(others.min()), float(others.max())
     return (low, high) if high - low > 1e-6 else (low - 0.5, high + 0.5)
 
 
-def _name(ax: Axes, names: Sequence[str]) -> None:
-    places = np.arange(len(names))
-    ax.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor")
-    ax.set_yticks(places, names)
+def _label_axes(ax: Axes, names: Sequence[str]) -> None:
+    ticks = np.arange(len(names))
+    ax.set_xticks(ticks, names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_yticks(ticks, names)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
@@ -66,7 +66,7 @@ def _name(ax: Axes, names: Sequence[str]) -> None:
 def _write_numbers(
     ax: Axes, similarities: Float[np.ndarray, "k k"], low: float, high: float
 ) -> None:
-    """Each similarity in its cell, dark on light or light on dark."""
+    """Writes each similarity into its cell, dark on light or light on dark."""
     decimals = 2 if high - low > 0.1 else 3
     for (row, column), value in np.ndenumerate(similarities):
         light = row == column or value > (low + high) / 2
@@ -80,6 +80,10 @@ def _write_numbers(
         )
 
 
-def _shortened(name: str) -> str:
-    """The end of a name, where paths differ."""
-    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+def _shorten(name: str) -> str:
+    """Keeps the end of a long name, where paths differ."""
+    return (
+        name
+        if len(name) <= MAXIMUM_NAME_LENGTH
+        else f"…{name[1 - MAXIMUM_NAME_LENGTH :]}"
+    )
