@@ -147,8 +147,8 @@ class InputPrompt(PromptModule):
 
     A subclass defines `length` and the vectors. It runs as a shared stream where it
     comes first and sees no text, and joined to the text everywhere else. `placement`
-    defines the positions of its vectors, and `models.prompted` the masks. Evaluated, the prompt is plain vectors, however they are computed, and so it is
-    exported.
+    defines the positions of its vectors, and `models.prompted` the masks. Evaluated,
+    the prompt is plain vectors, however they are computed, and so it is exported.
     """
 
     attachment = Attachment.INPUT

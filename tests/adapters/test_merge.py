@@ -1,4 +1,4 @@
-"""A model with adapters in its weights is the model with the adapters."""
+"""A model with merged adapters equals the model with separate adapters."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def logits_of(model, base, adapter):
 
 
 @pytest.mark.parametrize(("model", "kind"), CASES)
-def test_merged_logits_are_those_with_the_adapter(model, kind, tmp_path):
+def test_merged_logits_equal_those_with_the_adapter(model, kind, tmp_path):
     adapter, base = adapter_of(model, kind), PEFT / model / "base"
     write_merged(tmp_path / "merged", base, [adapter])
     expected = logits_of(model, base, adapter)
@@ -87,7 +87,7 @@ def test_only_what_is_adapted_changes(tmp_path):
     for name, array in before.items():
         expected = array.copy()
         if "c_attn" in name:
-            # Keys are the second third of the columns, weights and biases alike.
+            # Keys are the second third of the columns, in weights and biases.
             expected[..., 48:96] *= 2
         np.testing.assert_array_equal(after[name], expected)
 
@@ -114,7 +114,7 @@ def test_a_lora_reads_the_input_before_ia3_scales_it(tmp_path):
     np.testing.assert_allclose(x @ merged, expected, rtol=1e-4)
 
 
-def test_a_checkpoint_in_several_files_stays_so(tmp_path):
+def test_a_checkpoint_in_several_files_keeps_its_files(tmp_path):
     whole = PEFT / "llama_gqa_untied/base"
     base = shutil.copytree(whole, tmp_path / "base")
     arrays = load_file(base / "model.safetensors")
@@ -138,7 +138,7 @@ def test_a_checkpoint_in_several_files_stays_so(tmp_path):
     assert (tmp_path / "parts/model.safetensors.index.json").is_file()
 
 
-def test_what_is_no_change_of_weights_is_refused(tmp_path):
+def test_an_adapter_that_does_not_change_weights_is_refused(tmp_path):
     base = PEFT / "llama_gqa_untied/base"
     prompt = adapter_of("llama_gqa_untied", "PROMPT_TUNING")
     with pytest.raises(InputError, match="PROMPT_TUNING does not change weights"):

@@ -17,7 +17,7 @@ RELEASED = SHARED / "data" / "prompts" / "released"
 
 
 def write_run(folder, losses, keep_best=("loss", "min")):
-    """A run whose prompt at step `s` is `ROWS + s`."""
+    """Writes a run whose prompt at step `s` is `ROWS + s`."""
     store = CheckpointStore(folder, keep_last=9, keep_best=keep_best)
     for step, loss in enumerate(losses):
         trained = {"decoder/prompt/prompt": ROWS + step}
@@ -48,7 +48,7 @@ def test_double_precision_is_cast(tmp_path):
     np.testing.assert_array_equal(read_prompt(tmp_path / "prompt.npy"), ROWS / 3)
 
 
-# Mean norms of the vectors of the published files, measured apart from this code.
+# Mean norms of the published files' vectors, computed independently of this code.
 @needs_shared
 @pytest.mark.parametrize(
     ("task", "norm"), [("sst2", 1384.8), ("mrpc", 867.7), ("rte", 903.3)]
@@ -145,7 +145,7 @@ def test_a_bfloat16_adapter_is_read(tmp_path):
         ({"num_virtual_tokens": None}, "num_virtual_tokens None, expected a positive"),
     ],
 )
-def test_adapters_that_are_no_prompt_are_refused(settings, message, tmp_path):
+def test_adapters_without_prompt_vectors_are_refused(settings, message, tmp_path):
     with pytest.raises(InputError, match=message):
         read_prompt(write_adapter(tmp_path / "adapter", **settings))
 
@@ -162,7 +162,7 @@ def test_one_tensor_of_a_safetensors_file(tmp_path):
         read_prompt(adapter / "adapter_model.safetensors")
 
 
-def test_an_adapter_with_a_name_lies_one_folder_below(tmp_path):
+def test_a_named_adapter_is_in_a_subfolder(tmp_path):
     write_adapter(tmp_path / "named")
     np.testing.assert_array_equal(read_prompt(tmp_path), ROWS)
 
@@ -196,7 +196,7 @@ def test_a_truncated_adapter_is_refused(tmp_path):
     ],
     ids=["one row", "three axes", "no row", "integers", "not finite", "objects"],
 )
-def test_arrays_that_are_no_prompt_are_refused(array, message, tmp_path):
+def test_arrays_of_other_shapes_or_types_are_refused(array, message, tmp_path):
     np.save(tmp_path / "prompt.npy", array, allow_pickle=True)
     with pytest.raises(InputError, match=message):
         read_prompt(tmp_path / "prompt.npy")

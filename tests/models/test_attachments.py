@@ -1,4 +1,4 @@
-"""Prompts at blocks, in decoders and by template, and adapters of projections."""
+"""Deep prompts, decoder prompts, templates, prefixes and adapters of projections."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def batch_of(config, sizes=((4, 3), (0, 5), (2, 1))):
 
 
 @pytest.mark.parametrize("prompting", [None, Prompting(execution="joined")])
-def test_a_deep_prompt_of_what_blocks_make_of_a_soft_one_is_that_soft_one(prompting):
+def test_a_deep_prompt_of_a_soft_prompts_hidden_states_equals_it(prompting):
     config = dataclasses.replace(LLAMA, layers=3)
     graph, parameters = built(config, soft())
     stack = STACK._replace(layers=3)
@@ -86,7 +86,7 @@ def hidden_after(layers, config, parameters):
 
 @pytest.mark.parametrize("config", [LLAMA, T5])
 @pytest.mark.parametrize("placement", ["prefix", "suffix"])
-def test_a_deep_prompt_that_adds_nothing_is_a_soft_one(config, placement):
+def test_a_deep_prompt_that_adds_nothing_is_a_soft_prompt(config, placement):
     prompting = Prompting(placement)
     added = AddedDeepPrompt(KEY, VOCABULARY, length=P)
     graph, parameters = built(config, soft(), prompting)
@@ -162,7 +162,7 @@ def test_reading_step_by_step_gives_the_scores_of_reading_at_once(
     np.testing.assert_allclose(by_step, at_once, atol=1e-4)
 
 
-def test_a_projected_prefix_is_a_prefix_of_what_it_makes():
+def test_a_projected_prefix_equals_the_prefix_that_it_computes():
     projected = ProjectedKeyValuePrefix(KEY, VOCABULARY, length=P, hidden=5)
     made = projected()
     assert made.shape == (2, 2, P, 2, 4)
@@ -212,7 +212,7 @@ def test_adapters_that_match_nothing_or_meet_are_refused():
         )
 
 
-def test_what_a_prefix_or_a_decoder_has_no_choice_in_is_refused():
+def test_unsupported_settings_of_prefixes_and_decoders_are_refused():
     prefix = KeyValuePrefix(KEY, VOCABULARY, length=P)
     with pytest.raises(InputError, match="precedes the text and sees none"):
         build_model(KEY, LLAMA, prefix, Prompting("suffix"))
@@ -248,7 +248,7 @@ def test_both_stacks_choose_among_as_many_prompts():
         tuning.start(KEY, VOCABULARY, T5)
 
 
-def test_a_prefix_starts_as_its_initialiser_says():
+def test_the_initializer_sets_the_prefix():
     prefix = KeyValuePrefix(KEY, VOCABULARY, length=50, initializer=normal(0.3))
     assert float(prefix().std()) == pytest.approx(0.3, rel=0.1)
 

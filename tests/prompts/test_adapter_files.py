@@ -1,4 +1,4 @@
-"""Adapters in every kind of file, as our parameters by path."""
+"""Reading and writing adapters in every file format."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[path], array)
 
 
-# Of a T5's tasks PEFT stores rows that both stacks share, so other factors come back.
+# For a T5's tasks PEFT stores rows that both stacks share, so the factors differ.
 @pytest.mark.parametrize(
     ("config", "kind"),
     [(LLAMA, kind) for kind in KINDS]
@@ -99,7 +99,7 @@ def test_servers_get_one_tensor_of_rows(tmp_path):
     assert tensor.dtype == np.float32
 
 
-def test_t5x_has_one_module_more_in_its_names(tmp_path):
+def test_t5x_names_have_one_more_module(tmp_path):
     both = Adapter(kind="PROMPT_TUNING", parameters={ENCODER: ROWS, DECODER: ROWS + 1})
     files = write_t5x(tmp_path / "t5x", both)
     assert [file.name for file in files] == [
@@ -123,7 +123,7 @@ def test_a_released_prompt(tmp_path):
     assert found[ENCODER].shape == (100, 768)
 
 
-def test_nothing_is_overwritten_unasked(tmp_path):
+def test_nothing_is_overwritten_without_force(tmp_path):
     write_array(tmp_path / "prompt.npy", prompt())
     with pytest.raises(InputError, match="already exists; --force"):
         write_array(tmp_path / "prompt.npy", prompt(array=-ROWS))
@@ -175,7 +175,7 @@ def test_kinds_by_names_and_axes():
         write_array(Path("nowhere"), several)
 
 
-def test_an_added_deep_prompt_is_told_from_one_that_replaces(tmp_path):
+def test_added_and_replacing_deep_prompts_are_distinguished(tmp_path):
     start = "encoder/prompt"
     leaves = {f"{start}/prompt": ROWS, f"{start}/added": np.stack([ROWS, -ROWS])}
     assert find_kind(leaves, "here") == ADDED_DEEP
@@ -185,7 +185,7 @@ def test_an_added_deep_prompt_is_told_from_one_that_replaces(tmp_path):
     assert_same(back.parameters, leaves)
 
 
-def test_a_lone_prefix_of_an_encoder_says_so_in_its_files_name(tmp_path):
+def test_the_file_name_identifies_a_lone_prefix_of_an_encoder(tmp_path):
     table = np.ones((2, 2, 3, 4, 3), np.float32)
     path = "encoder/prompt/prompt"
     adapter = Adapter(kind="PREFIX_TUNING", parameters={path: table})

@@ -63,7 +63,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def rows_drawn(drawn):
-    """Which row of the table each vector is."""
+    """Returns the row of the table that each vector equals."""
     assert np.all(np.isin(drawn[:, 0], TABLE[:, 0]))
     rows = (drawn[:, 0] / 4).astype(int)
     np.testing.assert_array_equal(drawn, TABLE[rows])
@@ -118,12 +118,12 @@ def test_class_labels_beyond_the_prompt_are_left_out_with_a_warning():
 
 
 @pytest.mark.parametrize("label", ["", "  "])
-def test_a_class_label_that_gives_no_token_is_refused(label):
+def test_a_class_label_without_tokens_is_refused(label):
     with pytest.raises(InputError, match=f"the text '{label}' has no tokens"):
         start(initializers.from_class_labels(["a", label]))
 
 
-def test_a_text_gives_one_vector_a_token_and_the_rest_falls_back():
+def test_each_token_of_a_text_gives_a_vector_and_the_rest_falls_back():
     started = start(initializers.from_text("ca", ZEROS))
     np.testing.assert_array_equal(started, [TABLE[2], TABLE[0], np.zeros(4)])
 
@@ -134,7 +134,7 @@ def test_a_text_longer_than_the_prompt_is_cut_with_a_warning():
     np.testing.assert_array_equal(started, TABLE[[4, 3, 2]])
 
 
-def test_a_text_that_gives_no_token_is_refused():
+def test_a_text_without_tokens_is_refused():
     with pytest.raises(InputError, match="has no tokens"):
         start(initializers.from_text(" "))
 

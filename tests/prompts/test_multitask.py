@@ -60,7 +60,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def numbered(factory):
-    """The prompt with numbers of its own everywhere, evaluated under `jit`."""
+    """Fills a prompt with distinct numbers, and evaluates it under `jit`."""
     graph, parameters = split(factory(KEY, VOCABULARY))
     random = np.random.default_rng(1)
     numbers = {
@@ -95,7 +95,7 @@ def test_added_prompts():
         np.testing.assert_allclose(made[task], expected, rtol=1e-6)
 
 
-def test_prompts_one_after_the_other():
+def test_shared_vectors_precede_the_tasks():
     numbers, made = numbered(functools.partial(TIME, task_length=2))
     assert made.shape == (N, P + 2, D)
     for task in range(N):
@@ -103,7 +103,7 @@ def test_prompts_one_after_the_other():
         np.testing.assert_array_equal(made[task, P:], numbers["task"][task])
 
 
-def test_features_side_by_side():
+def test_shared_features_precede_the_tasks():
     numbers, made = numbered(FEATURES)
     for task in range(N):
         np.testing.assert_array_equal(made[task, :, :2], numbers["shared"])
@@ -138,7 +138,7 @@ def test_factorized_prompts_start_at_the_shared_one():
     for task in prompt():
         np.testing.assert_allclose(task, TABLE[:P], rtol=1e-6)
     columns, rows = factors_of_ones()(KEY, (N, P, 2, D))
-    # Something of the second rank is not 0, or it would never have a gradient.
+    # The second rank must not be 0 everywhere, or it would never have a gradient.
     assert np.abs(columns[..., 1]).min() > 0 and not rows[:, 1].any()
 
 
@@ -166,7 +166,7 @@ def test_each_task_may_start_in_the_vocabulary():
     assert all(tuple(row) in rows for task in np.asarray(prompt()) for row in task)
 
 
-def test_a_project_prompt_starts_its_maps_as_asked():
+def test_the_maps_have_an_initializer():
     prompt = PROJECT(KEY, VOCABULARY, task_initializer=uniform(0.5))
     task = np.asarray(prompt.task[...])
     assert task.min() >= 0 and 0.3 < task.max() < 0.5
@@ -223,7 +223,7 @@ with torch.no_grad():
     "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
     reason="needs PEFT: the bench extra, or PEFT_PYTHON",
 )
-def test_factorized_prompts_are_those_of_peft(tmp_path):
+def test_factorized_prompts_equal_pefts(tmp_path):
     numbers, made = numbered(FACTORIZED)
     given, found = tmp_path / "given.npz", tmp_path / "found.npy"
     np.savez(

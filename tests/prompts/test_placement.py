@@ -6,8 +6,8 @@ import pytest
 from prompt_tuning.prompts import placement
 
 PROMPT = jnp.array([[-1.0], [-2.0]])
-# Rows as google-research/prompt-tuning tests them: 1 is EOS, 0 padding. Vectors of one
-# number, that of the token, show where each of them went.
+# Rows from the tests of google-research/prompt-tuning: 1 is EOS, 0 padding. Vectors
+# with the token as their only number show the position of each token.
 ROWS = jnp.array([[7, 8, 9, 1, 0], [5, 1, 0, 0, 0]])
 LENGTHS = jnp.array([4, 2])
 
@@ -35,13 +35,13 @@ def put_in(rows, segments, at, count=2):
         ("suffix_after_eos", False, [[7, 8, 9, 1, -1, -2, 0], [5, 1, -1, -2, 0, 0, 0]]),
     ],
 )
-def test_a_prompt_stands_where_the_placement_says(name, ends_with_eos, expected):
+def test_the_placement_sets_the_position_of_the_prompt(name, ends_with_eos, expected):
     at = placement.PLACEMENTS[name](LENGTHS, ends_with_eos)
     np.testing.assert_array_equal(joined(at), expected)
 
 
 @pytest.mark.parametrize("name", placement.PLACEMENTS)
-def test_in_an_empty_row_the_prompt_stands_first(name):
+def test_in_an_empty_row_the_prompt_comes_first(name):
     at = placement.PLACEMENTS[name](jnp.array([0, 0]), True)
     expected = jnp.concatenate([jnp.array([[-1, -2]] * 2), ROWS], axis=1)
     np.testing.assert_array_equal(joined(at), expected)
@@ -72,8 +72,8 @@ def test_joined_position_finds_each_token_again(at):
 def test_in_a_packed_row_each_example_has_its_prompt():
     rows = jnp.array([[7, 8, 5, 6, 4, 0], [9, 9, 9, 3, 0, 0]])
     segments = jnp.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
-    # The first example's before its second token, the second's first; the other row
-    # has one example.
+    # The first example's prompt precedes its second token, and the second's comes
+    # first; the other row has one example.
     at = jnp.array([[1, 2], [1, 6]])
     expected = [[7, -1, -2, 8, -1, -2, 5, 6, 4, 0], [9, -1, -2, 9, 9, 3, 0, 0, -1, -2]]
     np.testing.assert_array_equal(jax.jit(put_in)(rows, segments, at), expected)
@@ -85,7 +85,7 @@ def test_in_a_packed_row_each_example_has_its_prompt():
     np.testing.assert_array_equal(layout.is_prompt.astype(int), is_prompt)
 
 
-def test_the_padding_of_a_prompt_comes_to_stand_last():
+def test_the_padding_of_a_prompt_moves_to_the_end():
     made = jax.jit(put_in)(ROWS, (ROWS > 0).astype(int), jnp.array([[1], [0]]), 1)
     expected = [[7, -1, 8, 9, 1, 0, -2], [-1, 5, 1, 0, 0, 0, -2]]
     np.testing.assert_array_equal(made, expected)

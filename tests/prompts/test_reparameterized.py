@@ -23,7 +23,7 @@ networks = pytest.mark.parametrize("network", [MLP, RESIDUAL], ids=["mlp", "resi
 
 
 def numbered(factory):
-    """The prompt with numbers of its own everywhere, evaluated under `jit`."""
+    """Fills a prompt with distinct numbers, and evaluates it under `jit`."""
     graph, parameters = split(factory(KEY, VOCABULARY))
     random = np.random.default_rng(1)
     numbers = {
@@ -38,14 +38,14 @@ def linear(numbers, name, x):
     return x @ numbers[f"{name}/kernel"] + numbers[f"{name}/bias"]
 
 
-def test_a_network_of_three_layers_makes_the_vectors():
+def test_a_network_of_three_layers_computes_the_vectors():
     numbers, made = numbered(MLP)
     hidden = np.maximum(linear(numbers, "hidden", numbers["inner/prompt"]), 0)
     hidden = np.maximum(linear(numbers, "middle", hidden), 0)
     np.testing.assert_allclose(made, linear(numbers, "output", hidden), rtol=1e-4)
 
 
-def test_a_residual_network_adds_normalised_vectors():
+def test_a_residual_network_adds_normalized_vectors():
     numbers, made = numbered(RESIDUAL)
     vectors = numbers["inner/prompt"]
     up = linear(numbers, "up", np.maximum(linear(numbers, "down", vectors), 0))
@@ -65,7 +65,7 @@ def test_a_residual_prompt_may_start_at_the_inner_one():
 
 
 @networks
-def test_the_hidden_layers_are_as_wide_as_asked_or_as_the_model(network):
+def test_the_hidden_width_is_set_or_the_models(network):
     shapes = {p: x.shape for p, x in split(network(KEY, VOCABULARY))[1].items()}
     assert {s[-1] for p, s in shapes.items() if "hidden/" in p or "down/" in p} == {5}
     wide = split(network(KEY, VOCABULARY, hidden_width=None))[1]

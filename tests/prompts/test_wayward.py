@@ -17,16 +17,16 @@ TABLE = np.random.default_rng(0).standard_normal((9, D)).astype("f4")
 VOCABULARY = Vocabulary(TABLE, LetterTokenizer())
 
 
-def test_a_wayward_prompt_starts_at_its_text_for_nothing():
+def test_a_wayward_prompt_starts_at_its_text_without_penalty():
     prompt = WaywardPrompt(KEY, VOCABULARY, text="bad")
     np.testing.assert_array_equal(prompt(), TABLE[[1, 0, 3]])
     assert prompt.gamma == 0.01
     assert prompt.penalty() == 0
-    # The discrete prompt is no parameter: nothing to train or to restore.
+    # The discrete prompt is not a parameter, so nothing trains or restores it.
     assert list(split(prompt)[1]) == ["prompt"]
 
 
-def test_a_wayward_prompt_pays_gamma_times_its_mean_squared_distance():
+def test_the_penalty_is_gamma_times_the_mean_squared_distance():
     prompt = WaywardPrompt(KEY, VOCABULARY, text="bad", gamma=0.5)
     graph, parameters = split(prompt)
     moved = {"prompt": parameters["prompt"].at[0, 0].add(3.0).at[2, 1].add(-4.0)}
@@ -41,7 +41,7 @@ def test_a_wayward_prompt_pays_gamma_times_its_mean_squared_distance():
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_wayward_prompt_may_start_elsewhere():
+def test_a_wayward_prompt_can_start_elsewhere():
     start = from_array(TABLE[4:7])
     prompt = WaywardPrompt(KEY, VOCABULARY, text="bad", initializer=start)
     np.testing.assert_array_equal(prompt(), TABLE[4:7])

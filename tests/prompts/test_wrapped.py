@@ -1,4 +1,4 @@
-"""What all prompts that are made from another one have in common."""
+"""Prompts that are computed from another prompt keep its properties."""
 
 import functools
 
@@ -43,7 +43,7 @@ def dropped(key, vocabulary):
 @pytest.mark.parametrize(
     "wrapper", [MLPPrompt, ResidualPrompt, functools.partial(DroppedPrompt, rate=0.5)]
 )
-def test_what_wraps_a_prompt_keeps_its_padding_tasks_and_penalty(wrapper):
+def test_a_wrapped_prompt_keeps_padding_tasks_and_penalty(wrapper):
     assert wrapper(KEY, VOCABULARY, inner=padded).real_length == 3
     assert wrapper(KEY, VOCABULARY, inner=padded).length == P
     assert wrapper(KEY, VOCABULARY, inner=dropped).drops

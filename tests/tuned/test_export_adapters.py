@@ -1,4 +1,4 @@
-"""What was trained, taken out of models of every kind."""
+"""Exporting prompts and adapters of every kind from models."""
 
 from typing import cast
 
@@ -38,7 +38,7 @@ def prompt_of(cls, seed=0, **settings):
 
 
 def model_of(config, prompt=None, **tuning):
-    """A model with numbers that all matter, and its prompt as it is."""
+    """Returns a model with distinct numbers and the given prompt."""
     graph, parameters = dummies.unprompted(config)
     model = build_model(jax.random.key(0), config, prompt, **tuning)
     graph, own = split(model)
@@ -62,7 +62,7 @@ def test_a_plain_prompt_is_its_vectors(config, stack):
     np.testing.assert_array_equal(adapter.parameters[path], prompt.prompt[...])
 
 
-def test_a_reparameterised_prompt_is_folded():
+def test_a_reparameterized_prompt_is_folded():
     prompt = prompt_of(MLPPrompt, inner=lambda k, v: SoftPrompt(k, v, length=P))
     adapter = the_only(model_of(LLAMA, prompt))
     assert adapter.kind == "PROMPT_TUNING"
@@ -72,7 +72,7 @@ def test_a_reparameterised_prompt_is_folded():
     assert np.abs(found - prompt.inner()).max() > 0.01
 
 
-def test_dropout_and_padding_are_left_behind():
+def test_dropout_and_padding_are_removed():
     inner = prompt_of(SoftPrompt, length=P)
     dropped = prompt_of(DroppedPrompt, inner=lambda *_: inner, rate=0.5)
     found = the_only(model_of(LLAMA, dropped)).parameters["decoder/prompt/prompt"]
@@ -88,12 +88,12 @@ def prompts_in(tensors):
 
 
 def test_prompts_of_tasks_are_peft_tasks():
-    factorised = prompt_of(FactorizedMultiTaskPrompt, length=P, tasks=4, rank=2)
-    adapter = the_only(model_of(LLAMA, factorised))
+    factorized = prompt_of(FactorizedMultiTaskPrompt, length=P, tasks=4, rank=2)
+    adapter = the_only(model_of(LLAMA, factorized))
     leaves = ("shared", "columns", "rows")
     assert set(adapter.parameters) == {f"decoder/prompt/{leaf}" for leaf in leaves}
     for leaf in leaves:
-        expected = getattr(factorised, leaf)[...]
+        expected = getattr(factorized, leaf)[...]
         found = adapter.parameters[f"decoder/prompt/{leaf}"]
         np.testing.assert_array_equal(found, expected)
     added = prompt_of(AddMultiTaskPrompt, length=P, tasks=4)
@@ -140,12 +140,12 @@ def test_an_encoders_prefix_has_no_form_in_peft():
 
 def logits(model, tokens):
     batch = dummies.make_batch(LLAMA, [([], row) for row in tokens])
-    # Token 0 is predicted by a prompt, which a prefix does not do.
+    # Token 0 is predicted by a prompt, but not by a prefix.
     return jax.jit(lambda batch: model.logits(model.hidden(batch)))(batch)[:, 1:]
 
 
 @pytest.mark.parametrize("cls", [DeepPrompt, AddedDeepPrompt, SoftPrompt])
-def test_what_runs_ahead_of_the_text_is_a_prefix(cls):
+def test_a_prompt_that_runs_before_the_text_becomes_a_prefix(cls):
     prompt = prompt_of(cls, length=P)
     leaves = split(prompt)[1]
     noise = {
@@ -202,7 +202,7 @@ def test_adapters_of_projections_come_with_their_scalings():
         (T5_GATED, Prompting(visibility=["prompt->prompt"])),
     ],
 )
-def test_what_peft_would_place_or_mask_otherwise_is_refused(config, prompting):
+def test_positions_and_masks_that_peft_lacks_are_refused(config, prompting):
     prompt = prompt_of(SoftPrompt, length=P)
     model = model_of(config, prompt, prompting=prompting)
     with pytest.raises(InputError, match=r"before the text.*Prompting\("):

@@ -1,4 +1,4 @@
-"""The two files of a PEFT adapter, against those that PEFT 0.21.2 wrote."""
+"""The two files of a PEFT adapter, compared with files written by PEFT 0.21.2."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_a_bfloat16_adapter_is_read_as_float32(tmp_path):
     np.testing.assert_array_equal(found, ROWS)
 
 
-def test_an_adapter_with_a_name_lies_one_folder_below(tmp_path):
+def test_a_named_adapter_is_in_a_subfolder(tmp_path):
     made(tmp_path / "saved" / "mine")
     assert find_folder(tmp_path / "saved") == tmp_path / "saved" / "mine"
     assert read_folder(tmp_path / "saved").settings == SETTINGS
@@ -125,7 +125,7 @@ def test_damaged_settings_are_refused(content, message, tmp_path):
         (np.where(ROWS == 5, np.inf, ROWS), "not finite"),
     ],
 )
-def test_numbers_that_are_no_parameters_are_refused(array, message, tmp_path):
+def test_numbers_that_cannot_be_parameters_are_refused(array, message, tmp_path):
     folder = made(tmp_path / "adapter")
     save_file({"prompt_embeddings": array}, folder / FILES[1])
     with pytest.raises(InputError, match=message):
@@ -173,7 +173,9 @@ SHAPES = {
 @pytest.mark.parametrize(
     ("settings", "tensors", "message"), SHAPES.values(), ids=SHAPES
 )
-def test_shapes_that_the_settings_do_not_say(settings, tensors, message, tmp_path):
+def test_shapes_that_contradict_the_settings_are_refused(
+    settings, tensors, message, tmp_path
+):
     folder = tmp_path / "adapter"
     with pytest.raises(InputError, match=message):
         write_folder(folder, AdapterFolder(settings, tensors))
@@ -207,7 +209,7 @@ def test_an_adapter_is_replaced_only_by_force(tmp_path):
 
 
 @pytest.mark.parametrize("stranger", ["model.safetensors", "mine.txt"])
-def test_what_is_no_adapter_is_never_replaced(stranger, tmp_path):
+def test_a_folder_with_other_files_is_never_replaced(stranger, tmp_path):
     folder = made(tmp_path / "adapter")
     (folder / stranger).touch()
     with pytest.raises(InputError, match=f"contains {stranger}, which would be lost"):
@@ -217,7 +219,7 @@ def test_what_is_no_adapter_is_never_replaced(stranger, tmp_path):
         made(tmp_path / "file")
 
 
-def test_a_write_that_is_killed_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_killed_write_leaves_the_old_adapter(tmp_path, monkeypatch):
     folder = made(tmp_path / "adapter")
 
     class KilledError(BaseException):
@@ -233,7 +235,7 @@ def test_a_write_that_is_killed_leaves_what_was_there(tmp_path, monkeypatch):
             if name == "fsync":
                 patch.setattr(os, "fsync", kill)
             else:
-                # The second rename, when the old folder has stepped aside.
+                # The second rename, after the old folder was moved away.
                 patch.setattr(
                     Path,
                     "rename",

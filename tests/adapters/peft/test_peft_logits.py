@@ -1,4 +1,4 @@
-"""An adapter changes our model as it changes PEFT's, whoever wrote it."""
+"""An adapter changes our model and PEFT's in the same way, whichever wrote it."""
 
 import dataclasses
 import functools
@@ -83,9 +83,9 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """What PEFT makes of all our adapters, each written without settings of its own.
+    """PEFT's logits with our adapters, each written with default settings.
 
-    Those of one model are written with alpha divided by the root of the rank.
+    The adapters of one model have alpha divided by the square root of the rank.
     """
     folder = tmp_path_factory.mktemp("peft")
     jobs = {}

@@ -1,4 +1,4 @@
-"""LoRA and IA3 of PEFT as our parameters, and back."""
+"""Converting LoRA and IA3 from PEFT and back."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def name_of(module, ending):
 
 
 def lora(sizes, ranks=None, **settings):
-    """PEFT's folder with a LoRA of each module: {name: (in, out)}."""
+    """Returns PEFT's folder with a LoRA of each module: {name: (in, out)}."""
     tensors = {}
     for module, (size_in, size_out) in sizes.items():
         own = ranks[module] if ranks else R
@@ -45,14 +45,14 @@ QUERIES = {q_proj(layer): (D, D) for layer in range(2)}
 
 
 def change(adapter, path, layer):
-    """What a LoRA adds to a kernel `[in, out]`."""
+    """Returns the change of a kernel `[in, out]` by a LoRA."""
     leaves = (adapter.parameters[f"{path}/adapters/lora/{x}"] for x in "ab")
     a, b = (leaf[layer].astype(float) for leaf in leaves)
     return adapter.scalings[path] * (a @ b)
 
 
 def their_change(folder, module, scaling):
-    """What PEFT adds to a weight `[out, in]`, transposed."""
+    """Returns PEFT's change of a weight `[out, in]`, transposed."""
     a, b = (
         folder.tensors[name_of(module, f"lora_{x}.weight")].astype(float) for x in "AB"
     )
@@ -125,7 +125,7 @@ def test_scalings(settings, scalings):
         np.testing.assert_allclose(change(adapter, path, layer), expected, rtol=1e-5)
 
 
-def test_ranks_that_differ_are_filled_with_zeros():
+def test_lower_ranks_are_padded_with_zeros():
     ranks = {q_proj(0): 1, q_proj(1): 3}
     theirs = lora(
         QUERIES, ranks, r=1, rank_pattern={"layers.1.self_attn.q_proj": 3}, lora_alpha=6
@@ -138,7 +138,7 @@ def test_ranks_that_differ_are_filled_with_zeros():
         np.testing.assert_allclose(change(adapter, path, layer), expected, rtol=1e-5)
 
 
-def test_layers_that_were_left_out_are_not_changed():
+def test_layers_without_a_lora_are_not_changed():
     theirs = lora({q_proj(1): (D, D)}, layers_to_transform=[1], target_modules=["q"])
     adapter = from_peft(theirs, LLAMA, "here")
     (path,) = adapter.scalings
@@ -174,7 +174,7 @@ def test_a_fused_module_is_three_projections():
         (("key",), (2.0,), 2),
     ],
 )
-def test_projections_of_their_own_are_written_side_by_side(names, scalings, rank):
+def test_independent_projections_get_separate_ranks(names, scalings, rank):
     paths = [f"decoder/layers/self_attention/{name}" for name in names]
     parameters = {}
     for path in paths:
@@ -197,7 +197,7 @@ def test_projections_of_their_own_are_written_side_by_side(names, scalings, rank
 
 
 def ours_of(config, kind, paths, rank=R):
-    """Our adapter on some projections, with random numbers."""
+    """Returns our adapter of some projections, with random numbers."""
     known = projections(config)
     parameters = {}
     for path in paths:
@@ -288,7 +288,7 @@ def test_modules_that_differ_get_patterns():
     assert again.scalings == adapter.scalings
 
 
-def test_rank_stabilised_settings_stay_so():
+def test_rank_stabilized_settings_are_kept():
     theirs = lora(QUERIES, use_rslora=True, target_modules=["q_proj"])
     adapter = from_peft(theirs, LLAMA, "here")
     assert_same_folder(to_peft(adapter, LLAMA), theirs)
@@ -376,7 +376,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("theirs", "message"), REFUSED.values(), ids=REFUSED)
-def test_variants_and_strangers_are_refused(theirs, message):
+def test_unsupported_variants_and_other_modules_are_refused(theirs, message):
     with pytest.raises(InputError, match=message):
         from_peft(theirs, LLAMA, "here")
 

@@ -1,4 +1,4 @@
-"""Prompts and prefixes of PEFT as our parameters, and back."""
+"""Converting prompts and prefixes from PEFT and back."""
 
 import dataclasses
 
@@ -89,7 +89,7 @@ def test_settings_are_those_of_the_model_and_the_task():
     )
 
 
-def test_settings_that_were_read_stay_unless_they_would_be_wrong():
+def test_settings_that_were_read_are_kept_unless_wrong():
     rows = normal(P, D)
     theirs = folder(
         "PROMPT_TUNING",
@@ -134,12 +134,12 @@ def mpt(rows, **settings):
 
 
 def prompts(tensors):
-    """The prompts of all tasks, as Wang et al. define them."""
+    """Returns the prompts of all tasks, by the definition of Wang et al."""
     factor = tensors["prefix_task_cols"] @ tensors["prefix_task_rows"]
     return tensors["prompt_embeddings"] * factor
 
 
-def test_factorised_prompts_of_tasks_there_and_back():
+def test_factorized_prompts_of_tasks_there_and_back():
     theirs = mpt(P)
     adapter = from_peft(theirs, LLAMA, "here")
     names = ("shared", "columns", "rows")
@@ -195,7 +195,7 @@ def test_tasks_of_an_encoder_alone_leave_the_decoder_as_it_is():
 
 
 @pytest.mark.parametrize("length", [3, 20])
-def test_any_prompts_of_tasks_have_a_factorised_form_of_the_same_bits(length):
+def test_any_prompts_of_tasks_have_a_factorized_form_of_the_same_bits(length):
     vectors = normal(N, length, D)
     made = to_peft(factorized_adapter({"decoder": vectors}), LLAMA)
     np.testing.assert_array_equal(prompts(made.tensors), vectors)
@@ -219,11 +219,11 @@ def prefix(config, stored_layers, **settings):
 
 
 def cache(theirs):
-    """Keys and values of each layer `[P, G, K]`, by PEFT 0.21.2's own steps.
+    """Keys and values of each layer `[P, G, K]`, computed as PEFT 0.21.2 does.
 
     `PeftModel.get_prompt`: the flat rows are cut into 2 L tables of `[P, G, K]`; for
     two submodules the tables are doubled; each layer gets the next 2 or 4, of which the
-    last two, those of cross-attention, are thrown away.
+    last two, for cross-attention, are discarded.
     """
     settings, flat = theirs.settings, theirs.tensors["prompt_embeddings"]
     heads, count = settings["num_attention_heads"], settings["num_layers"]
@@ -275,7 +275,7 @@ def test_any_prefix_of_a_t5_is_written_so_that_peft_reads_it(layers):
     parameters = {"decoder/prompt/prompt": ours}
     made = to_peft(Adapter(kind="PREFIX_TUNING", parameters=parameters), config)
     np.testing.assert_array_equal(np.stack(cache(made))[:layers], ours)
-    # T5's own d_model is not heads * d_kv; PEFT must be told.
+    # T5's d_model is not heads * d_kv, so the settings must include it.
     assert made.settings["token_dim"] == config.heads * config.head_width
     assert_same(from_peft(made, config, "here").parameters, parameters)
 
@@ -308,7 +308,7 @@ def test_what_does_not_belong_to_the_model_is_refused(theirs, config, message):
         from_peft(theirs, config, "here")
 
 
-def test_what_peft_has_no_form_for_is_refused():
+def test_an_adapter_that_peft_cannot_represent_is_refused():
     ours = {"decoder/prompt/prompt": normal(P, D)}
     with pytest.raises(InputError, match="set the model that it is for"):
         to_peft(Adapter(kind="PREFIX_TUNING", parameters=ours), None)

@@ -1,4 +1,4 @@
-"""Our defaults are PEFT's own, of a version that the project names."""
+"""Our defaults equal the defaults of the PEFT release that the project names."""
 
 import json
 import subprocess
@@ -42,9 +42,9 @@ def theirs():
 
 @needs_peft
 @pytest.mark.parametrize("kind", CLASSES)
-def test_defaults_are_those_of_peft(kind, theirs):
+def test_defaults_equal_pefts(kind, theirs):
     version, made = theirs
-    # What is saved is for use: PEFT writes true.
+    # PEFT saves adapters with inference_mode set.
     expected = made[kind] | {"inference_mode": True, "peft_version": VERSION}
     assert expected.pop("peft_type") == kind
     if version != VERSION:

@@ -34,12 +34,12 @@ def test_more_tokens_than_there_are_gives_all():
 
 
 def test_a_prompt_of_another_width_is_refused():
-    # Under jaxtyping the annotation speaks first; below it is what a user reads.
+    # jaxtyping would raise first; the function without it raises the user's error.
     unchecked = inspect.unwrap(nearest_tokens)
     with pytest.raises(InputError, match="3 wide and the model's embeddings are 2"):
         unchecked(np.ones((1, 3), np.float32), TABLE, 1)
 
 
-def test_at_least_one_token_is_asked_for():
+def test_at_least_one_token_is_requested():
     with pytest.raises(InputError, match="0 nearest tokens were requested"):
         nearest_tokens(np.ones((1, 2), np.float32), TABLE, 0)

@@ -44,7 +44,7 @@ def test_a_linear_map_is_that_of_least_squares():
 
 
 def test_a_combination_has_the_weights_of_least_squares():
-    # Fewer tokens than dimensions: the prompt is taken to what they span.
+    # With fewer tokens than dimensions, the prompt is projected onto their span.
     source, target = SOURCE[:4], draw(4, E)
     weights = np.linalg.solve(source @ source.T, source @ PROMPT.T)
     found = linear_combination(PROMPT, source, target)
@@ -80,7 +80,7 @@ def test_a_network_is_a_function_of_its_seed():
 
 
 class ListedTokenizer(LetterTokenizer):
-    """Its pieces are a list; the first two are special."""
+    """A tokenizer of a list of tokens, of which the first two are special."""
 
     bos_id: int | None = 0
     eos_id: int | None = 1
@@ -95,7 +95,7 @@ class ListedTokenizer(LetterTokenizer):
 
 
 def listed(pieces, rows=20, width=2):
-    """A vocabulary in which row `i` is `i` everywhere."""
+    """Returns a vocabulary whose row `i` contains `i` everywhere."""
     table = np.repeat(np.arange(rows, dtype="f4")[:, None], width, axis=1)
     return Vocabulary(table, ListedTokenizer(pieces))
 

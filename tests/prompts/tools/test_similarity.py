@@ -12,7 +12,7 @@ from prompt_tuning.prompts.tools.similarity import (
 )
 
 RANDOM = np.random.default_rng(0)
-# Along one axis, along another, and half way between them, of different lengths.
+# Along one axis, along another, and halfway between them, with different lengths.
 ALONG = np.array([[2.0, 0, 0], [2.0, 0, 0]], "f4")
 ACROSS = np.array([[0, 5.0, 0]], "f4")
 BETWEEN = np.array([[1.0, 0, 0], [0, 1.0, 0], [1.0, 1.0, 0]], "f4")
@@ -51,7 +51,7 @@ def test_a_prompt_of_zeros_is_like_none():
         assert not measure([zeros, ALONG]).any(where=[[True, True], [True, False]])
 
 
-def test_the_nearest_come_first_and_a_prompt_is_not_its_own_neighbour():
+def test_the_nearest_come_first_and_a_prompt_is_not_its_own_neighbor():
     found = np.array([[1, 0.2, 0.9], [0.2, 1, 0.2], [0.9, 0.2, 1]])
     assert nearest(found, 0) == [(2, 0.9), (1, 0.2)]
     assert nearest(found, 1) == [(0, 0.2), (2, 0.2)]
@@ -67,7 +67,7 @@ def test_the_nearest_come_first_and_a_prompt_is_not_its_own_neighbour():
         (["run_1", "run_2/"], ["run_1", "run_2"]),
     ],
 )
-def test_names_are_what_tells_paths_apart(paths, names):
+def test_names_distinguish_paths(paths, names):
     assert short_names([Path(path) for path in paths]) == names
 
 
