@@ -1,0 +1,66 @@
+"""Kinds of adapters, found through the list of factories."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.adapters.adapter import PEFT_KINDS
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.kinds import (
+    adapter_specs,
+    check_kinds,
+    find_kind,
+    find_prompt_class,
+    prompt_classes,
+    prompt_shapes,
+)
+
+VOCABULARY = Vocabulary(np.ones((7, 4), np.float32), stack=StackShape(3, 2, 5))
+SIZES = {"P": 6, "N": 2, "r": 2, "L": 3, "D": 4, "later": 2, "G": 2, "K": 5, "2": 2}
+
+
+def arrays_of(kind: str) -> dict[str, np.ndarray]:
+    """Returns arrays of a kind's axes by path."""
+    form = prompt_classes()[kind].form
+    assert form is not None
+    return {
+        f"decoder/prompt/{leaf}": np.ones([SIZES[axis] for axis in axes.split()], "f4")
+        for leaf, axes in form.axes.items()
+    }
+
+
+@pytest.mark.parametrize("kind", prompt_classes())
+def test_a_kind_is_found_by_its_arrays_and_rebuilt_with_their_shapes(kind):
+    arrays = arrays_of(kind)
+    assert find_kind(arrays, "here") == kind
+    (shapes,) = prompt_shapes(arrays).values()
+    prompt_class = find_prompt_class(shapes)
+    assert prompt_class is prompt_classes()[kind]
+    prompt = prompt_class.factory_for(shapes)(jax.random.key(0), VOCABULARY)
+    exported = prompt.export()
+    assert exported.kind == kind
+    assert {leaf: x.shape for leaf, x in exported.arrays.items()} == shapes
+    assert (prompt.length, prompt.count) == (6, 2 if kind.startswith("MULTI") else 1)
+
+
+def test_no_two_kinds_have_the_same_leaves_and_number_of_axes():
+    for one, other in itertools.permutations(prompt_classes(), 2):
+        (shapes,) = prompt_shapes(arrays_of(one)).values()
+        form = prompt_classes()[other].form
+        assert form is not None and not form.matches(shapes)
+
+
+def test_every_kind_of_peft_has_a_class():
+    assert {*prompt_classes(), *adapter_specs()} >= set(PEFT_KINDS)
+
+
+def test_an_incomplete_or_unknown_prompt_has_no_kind():
+    arrays = arrays_of("MULTITASK_PROMPT_TUNING")
+    del arrays["decoder/prompt/rows"]
+    with pytest.raises(InputError, match=r"here contains .*shared.*not one adapter"):
+        find_kind(arrays, "here")
+    with pytest.raises(InputError, match="'LORAS' is not a kind of adapter"):
+        check_kinds(["LORA", "LORAS"])
