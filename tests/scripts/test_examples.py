@@ -1,0 +1,74 @@
+"""Runs the examples of the Python interface and the notebook."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from scripts import examples
+from scripts.examples import first_prompt, lora_with_prompt, own_loss, own_training_loop
+
+EXAMPLES = Path(examples.__file__).parent
+CHECKOUT = EXAMPLES.parents[1]
+
+
+def test_first_prompt_learns_to_drop_the_first_letter(capsys):
+    first_prompt.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Model(bundled:skills-decoder: decoder_only, 4 layers")
+    assert "640 trained parameters in 1 arrays, step 60" in lines[-3]
+    assert lines[-2].endswith("'indow']")
+    assert "'exact_match': " in lines[-1]
+
+
+def test_lora_with_prompt_trains_both_and_merges(capsys):
+    lora_with_prompt.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "decoder/prompt/prompt (5, 128)" in lines
+    assert "decoder/layers/self_attention/query/adapters/lora/a (4, 128, 4)" in lines
+    assert lines[-1].startswith("Model(")
+    assert "/merged: decoder_only" in lines[-1]
+
+
+def test_own_loss_learns_to_drop_the_first_letter(capsys):
+    own_loss.main()
+    assert capsys.readouterr().out.splitlines()[-1].endswith("'indow']")
+
+
+def test_own_training_loop_reaches_full_accuracy(capsys):
+    own_training_loop.main()
+    *_, metrics, answer = capsys.readouterr().out.splitlines()
+    assert metrics.startswith("60 {'accuracy': 1.0,")
+    assert answer.startswith("ar")
+
+
+def test_the_notebook_stores_no_outputs():
+    notebook = nbformat.read(EXAMPLES / "first_prompt.ipynb", as_version=4)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:(nbclient|jupyter_client|jupyter_core|tornado|zmq).*",
+    "ignore::ResourceWarning",
+)
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(EXAMPLES / "first_prompt.ipynb", as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(CHECKOUT)}},
+    )
+    client.execute()
+    outputs = [x for cell in notebook.cells for x in cell.get("outputs", ())]
+    results = [x.data["text/plain"] for x in outputs if x.output_type != "stream"]
+    answers, metrics = results[-2:]
+    assert answers.endswith("'indow']")
+    assert "'exact_match': " in metrics
+    bar = next(x for x in outputs if x.output_type == "display_data")
+    assert "<progress value='60' max='60'>" in bar.data["text/html"]
