@@ -1,13 +1,9 @@
 """A step with named outputs, whose output gradients are arguments of the program.
 
 A loss is one way to choose the gradients of a step's outputs: each token's negative log
-likelihood has the gradient of its loss weight over the sum of the weights. Other arrays
-work as well: ones, random numbers, advantages, the difference between a student's and a
-teacher's probabilities. Here the forward and the backward pass are compiled once, and
-the output gradients are arguments of the compiled program: zero until they are set, and
-set to any array without a new compilation. If several outputs have gradients, their
-contributions are summed. Frameworks that compile the backward pass ahead of time work
-the same way (SambaFlow, "Backpropagation best practices").
+likelihood gets its loss weight over the sum of the weights. Here any array can be set.
+The forward and backward pass are compiled once; output gradients are zero until they
+are set, and setting one compiles nothing (SambaFlow, "Backpropagation best practices").
 """
 
 import dataclasses
@@ -36,7 +32,6 @@ TOKEN_NLL, LOGITS = "token_nll", "logits"
 Arrays = Mapping[str, Array]
 Shapes = Mapping[str, Any]
 """Objects with a `shape` and a `dtype`, by output."""
-
 NUMBERS = ("prompt_norm", "penalty")
 """Scalar outputs of the parameters alone; all others have the batch's rows."""
 

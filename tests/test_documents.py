@@ -1,0 +1,103 @@
+"""The documents: their links, their commands, and, on request, all of their code."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prompt_tuning.cli import main as command
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(
+    file
+    for file in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob(".github/*.md"),
+        *ROOT.glob("prompt_tuning/**/*.md"),
+        *ROOT.glob("scripts/**/*.md"),
+    ]
+)
+NAMES = [str(file.relative_to(ROOT)) for file in FILES]
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>.*?) -->\n)?"
+    r"^```(?P<language>\w+)\n(?P<code>.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def blocks(name: str) -> list[re.Match]:
+    """The blocks of code in a document, outputs left out."""
+    found = BLOCK.finditer((ROOT / name).read_text())
+    return [match for match in found if match["language"] in ("bash", "python")]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_files(name):
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target:
+            assert ((ROOT / name).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_that_are_not_run_have_a_reason(name):
+    for block in blocks(name):
+        assert block["reason"] is None or block["reason"].strip()
+
+
+def commands(name: str) -> list[list[str]]:
+    """The arguments of each `prompt-tuning` command in a document's blocks."""
+    lines = []
+    for block in blocks(name):
+        if block["language"] == "bash":
+            code = block["code"].replace("\\\n", " ")
+            lines += [x for x in code.split("\n") if x.startswith("prompt-tuning ")]
+    return [shlex.split(line.split(" | ")[0], comments=True)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if commands(name)])
+def test_commands_have_the_options_that_documents_use(name):
+    parser = command.build_parser(command.load_commands())
+    for arguments in commands(name):
+        arguments = [x for x in arguments if x not in (">", "2>&1")]
+        plain, _ = command.split_bindings(arguments)
+        if "--help" not in plain:
+            parser.parse_args(plain)
+
+
+@pytest.mark.documents
+@pytest.mark.parametrize("name", [name for name in NAMES if blocks(name)])
+def test_blocks_run(name, tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    shim = folder / "prompt-tuning"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m prompt_tuning "$@"\n')
+    shim.chmod(0o755)
+    (folder / "python").symlink_to(sys.executable)
+    environment = os.environ | {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+    for block in blocks(name):
+        if block["reason"] is None:
+            shell = (
+                ["bash", "-euc"] if block["language"] == "bash" else ["python", "-c"]
+            )
+            ended = subprocess.run(
+                [*shell, block["code"]],
+                cwd=work,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert ended.returncode == 0, f"{block['code']}\n{ended.stderr[-2000:]}"
