@@ -102,7 +102,7 @@ def tune(
         )
     except BaseException:
         if temporary is not None:
-            shutil.rmtree(temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     if temporary is not None:
         tuned.keep_until_collected(temporary)

@@ -49,7 +49,7 @@ class TuneRequest:
 
 def tune_request(
     model: Configured,
-    methods: Sequence[Configured],
+    methods: Sequence[Any],
     data: Any,
     *,
     directory: Path,
@@ -128,7 +128,7 @@ def _sort_settings(
     )
 
 
-def attachments(methods: Sequence[Configured]) -> dict[str, Any]:
+def attachments(methods: Sequence[Any]) -> dict[str, Any]:
     """Assigns methods to `Run.prompt` and `Run.adapters`.
 
     Raises:
@@ -159,7 +159,7 @@ def _is_adapter(method: Configured) -> bool:
 
 
 def _groups(
-    methods: Sequence[Configured],
+    methods: Sequence[Any],
     learning_rate: Any,
     optimizer: Any,
     replacements: dict[str, Any],
