@@ -16,7 +16,7 @@ def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
     model = getattr(files, family)
     assert tune(files, tmp_path, model, **INT8) == 0
     report = capsys.readouterr().out
-    assert "quantised to one float32 scale a channel" in report
+    assert "quantized with one float32 scale per channel" in report
     finished = trained_prompt(tmp_path, 6)
     assert finished != trained_prompt(tmp_path, 3)
     shutil.rmtree(tmp_path / FOLDER / "checkpoint_6")
