@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 MAXIMUM_LINES = 12
+MAXIMUM_SHOWN = 200
+"""Maximum length of a foreign value in a message."""
 
 
 class InputError(ValueError):
@@ -28,6 +30,19 @@ class StorageError(RuntimeError):
     The message states the system's error, which checkpoint is kept, and what to do. The
     command prints only the message and exits with code 1.
     """
+
+
+def shown(value: object) -> str:
+    """Returns a foreign value as a message may show it: on one line, and short."""
+    try:
+        text = repr(value[:MAXIMUM_SHOWN] if isinstance(value, str | bytes) else value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        text = f"{type(value).__name__} that is too long to print"
+    if isinstance(value, str | bytes) and len(value) > MAXIMUM_SHOWN:
+        return f"{text[:MAXIMUM_SHOWN]}... ({len(value):,} characters)"
+    if len(text) > MAXIMUM_SHOWN:
+        return f"{text[:MAXIMUM_SHOWN]}... ({len(text):,} characters)"
+    return text
 
 
 def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
