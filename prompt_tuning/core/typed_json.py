@@ -5,6 +5,7 @@ depth. Fields are then read by type and range, so that a wrong one is reported w
 file and name instead of failing later.
 """
 
+import collections
 import dataclasses
 import json
 import math
@@ -109,6 +110,16 @@ class JsonObject:
             self.refuse(name, expected)
         return value
 
+    def integers(
+        self, name: str, *, minimum: int = 0, maximum: int = MAXIMUM_INTEGER
+    ) -> list[int]:
+        """Returns a list of integers between two bounds; see `integer`."""
+        values = self.sequence(name)
+        if any(type(x) is not int or not minimum <= x <= maximum for x in values):
+            expected = f"whole numbers from {minimum:,} to {maximum:,}"
+            self.refuse(name, f"a list of {expected}")
+        return values
+
     def text(self, name: str, default: Any = REQUIRED) -> Any:
         """Returns a text, or the default; see `integer`."""
         return self._typed(name, default, str)
@@ -196,12 +207,16 @@ def read_limited(file: Path, maximum_bytes: int) -> bytes:
     return content
 
 
-def parse_json(content: str | bytes, source: str) -> Any:
+def parse_json(
+    content: str | bytes, source: str, *, distinct_names: bool = False
+) -> Any:
     """Parses JSON.
 
     Args:
       content: JSON text; bytes are UTF-8.
       source: file or line, for messages.
+      distinct_names: whether an object that has a name twice is refused; otherwise the
+        last of its values is used.
 
     Raises:
       InputError: for anything else than JSON, and for JSON whose arrays and objects are
@@ -217,7 +232,8 @@ def parse_json(content: str | bytes, source: str) -> Any:
     )
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        value = json.loads(text)
+        hook = _distinct if distinct_names else None
+        value = json.loads(text, object_pairs_hook=hook)
     except RecursionError:
         raise too_deep from None
     except ValueError as error:
@@ -226,6 +242,15 @@ def parse_json(content: str | bytes, source: str) -> Any:
     if text.count("[") + text.count("{") > MAXIMUM_DEPTH and _is_deep(value):
         raise too_deep
     return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object; raises `ValueError` if two of its values have one name."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = collections.Counter(name for name, _ in pairs)
+        raise ValueError(f"it has {shown(names.most_common(1)[0][0])} more than once")
+    return values
 
 
 def _is_deep(value: Any) -> bool:

@@ -108,3 +108,20 @@ def test_foreign_values_are_shortened():
     assert shown([1] * 1000).endswith("(3,000 characters)")
     assert shown(10**5000) == "int that is too long to print"
     assert "\n" not in shown("a\nb")
+
+
+def test_a_list_of_integers_is_checked():
+    values = JsonObject("a.json", {"good": [1, 2], "bad": [1, 2.0], "text": "12"})
+    assert values.integers("good") == [1, 2]
+    with pytest.raises(InputError, match=r"bad = \[1, 2.0\], expected a list of whole"):
+        values.integers("bad")
+    with pytest.raises(InputError, match="expected a list"):
+        values.integers("text")
+    with pytest.raises(InputError, match="from 0 to 1"):
+        values.integers("good", maximum=1)
+
+
+def test_repeated_names_are_refused_where_names_must_be_distinct():
+    assert parse_json('{"a": 1, "a": 2}', "a.json") == {"a": 2}
+    with pytest.raises(InputError, match=r"a\.json is not valid .*'a' more than once"):
+        parse_json('[{"b": 1, "a": 1, "a": 2}]', "a.json", distinct_names=True)

@@ -275,7 +275,7 @@ def test_a_longer_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ({"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}, "dtype 'F4'"),
+        ({"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}, "dtype = 'F4'"),
         ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "12 bytes"),
         ({"dtype": "F32", "shape": [2]}, "data_offsets"),
         (7, "invalid header entry"),

@@ -7,17 +7,26 @@ states both sizes, and so that an array, or a block of one, is a view of the fil
 it is cast: only the pages of the file that contain the block are read.
 """
 
+import dataclasses
 import functools
-import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_names import check_name
 from prompt_tuning.core.slices import Block
+from prompt_tuning.core.typed_json import (
+    JsonObject,
+    as_object,
+    parse_json,
+    read_object,
+)
 
 DTYPES = {
     "F64": np.dtype("<f8"),
@@ -37,6 +46,13 @@ DTYPES = {
     "BOOL": np.dtype("?"),
 }
 LENGTH_BYTES = 8
+METADATA = "__metadata__"
+MAXIMUM_HEADER = 100_000_000
+"""Maximum length of a header in bytes, as in the `safetensors` library."""
+MAXIMUM_SIZE = 2**48
+"""Maximum offset, and maximum size of an axis: more than any file system stores."""
+MAXIMUM_AXES = 32
+"""Maximum number of axes of an array; NumPy has at most 64."""
 
 
 def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
@@ -81,20 +97,22 @@ def _open_files(files: list[Path]) -> dict[str, StoredTensor]:
 
 
 def _open_indexed(index: Path) -> dict[str, StoredTensor]:
-    weight_map = _parse_json(index, index.read_bytes()).get("weight_map")
-    if not isinstance(weight_map, dict):
+    content = read_object(index)
+    if type(content.value("weight_map", None)) is not dict:
         raise InputError(f"{index} has no 'weight_map' of tensor names to files")
-    files = sorted(set(map(str, weight_map.values())))
+    weight_map = content.nested("weight_map").values
+    # The files may be links: Hugging Face's cache has links to files elsewhere.
+    files = sorted({check_name(file, str(index)) for file in weight_map.values()})
     for file in files:
         if Path(file).name != file or not (index.parent / file).is_file():
             raise InputError(
-                f"{index} names {file!r}, which is not a file in {index.parent}; "
+                f"{index} names {shown(file)}, which is not a file in {index.parent}; "
                 f"the checkpoint has {len(files)} files: download all of them"
             )
     stored = _open_files([index.parent / file for file in files])
     for name, file in weight_map.items():
         if name not in stored:
-            raise InputError(f"{index} lists {name} in {file}, which lacks it")
+            raise InputError(f"{index} lists {shown(name)} in {file}, which lacks it")
     return stored
 
 
@@ -102,26 +120,29 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """Opens the arrays in one file.
 
     Raises:
-      InputError: if the file is not a whole safetensors file.
+      InputError: if the file is not a whole safetensors file, by the rules of the
+        `safetensors` library: arrays have distinct names and fill the file without gaps
+        and overlaps.
     """
     header, start = _header(file)
-    header.pop("__metadata__", None)
-    if not header:
+    entries = dict(header.values)
+    if any(type(x) is not str for x in header.nested(METADATA, {}).values.values()):
+        header.refuse(METADATA, "texts by name")
+    entries.pop(METADATA, None)
+    if not entries:
         raise InputError(f"{file} contains no tensors")
-    try:
-        ends = [entry["data_offsets"][1] for entry in header.values()]
-        expected, size = start + max(ends), file.stat().st_size
-        if size != expected:
-            raise InputError(
-                f"{file} has {size:,} bytes, but its header describes {expected:,}; "
-                "the copy is incomplete or damaged: fetch it again"
-            )
-        return {name: _tensor(file, name, header[name], start) for name in header}
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(f"{file} has an invalid header entry: {error!r}") from error
+    arrays = {name: _array(file, name, entry) for name, entry in entries.items()}
+    end = max(array.end for array in arrays.values())
+    if file.stat().st_size != start + end:
+        raise InputError(
+            f"{file} has {file.stat().st_size:,} bytes, but its header describes "
+            f"{start + end:,}; the copy is incomplete or damaged: fetch it again"
+        )
+    _check_contiguous(file, arrays)
+    return {name: array.stored(file, start) for name, array in arrays.items()}
 
 
-def _header(file: Path) -> tuple[dict, int]:
+def _header(file: Path) -> tuple[JsonObject, int]:
     """Returns the header, and the offset of the data."""
     if not file.is_file():
         raise InputError(f"{file} is not a file")
@@ -140,37 +161,76 @@ def _header(file: Path) -> tuple[dict, int]:
                 f"{file} has {size:,} bytes, but its header alone ends at {start:,}; "
                 "the copy is incomplete: fetch it again"
             )
+        if length > MAXIMUM_HEADER:
+            raise InputError(
+                f"{file} has a header of {length:,} bytes, expected at most "
+                f"{MAXIMUM_HEADER:,}"
+            )
         opened.seek(LENGTH_BYTES)
-        return _parse_json(file, opened.read(length)), start
+        content = parse_json(opened.read(length), str(file), distinct_names=True)
+        return as_object(content, str(file)), start
 
 
-def _parse_json(file: Path, text: bytes) -> dict:
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{file} does not contain valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InputError(f"{file} contains JSON that is not an object")
-    return parsed
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    """Entry of a header.
+
+    Attributes:
+      dtype: dtype of the array.
+      shape: shape of the array.
+      begin: offset of its first byte in the data.
+      end: offset of the byte after it.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def stored(self, file: Path, start: int) -> StoredTensor:
+        """Returns the array, in a file whose data starts at an offset."""
+        begin = start + self.begin
+        read = functools.partial(_read, file, begin, self.dtype, self.shape)
+        return StoredTensor(self.shape, self.dtype, str(file), read)
 
 
-def _tensor(file: Path, name: str, entry: dict, start: int) -> StoredTensor:
-    if entry["dtype"] not in DTYPES:
+def _array(file: Path, name: str, value: Any) -> _Array:
+    source = f"{shown(name)} in {file}"
+    if not isinstance(value, dict):
+        raise InputError(f"{source} is an invalid header entry: {shown(value)}")
+    entry = JsonObject(source, value)
+    dtype_name = entry.text("dtype")
+    if dtype_name not in DTYPES:
+        entry.refuse("dtype", f"one of {', '.join(DTYPES)}")
+    dtype = DTYPES[dtype_name]
+    shape = entry.integers("shape", maximum=MAXIMUM_SIZE)
+    offsets = entry.integers("data_offsets", maximum=MAXIMUM_SIZE)
+    if len(shape) > MAXIMUM_AXES:
+        entry.refuse("shape", f"at most {MAXIMUM_AXES} axes")
+    if len(offsets) != 2:
+        entry.refuse("data_offsets", "a first and a last offset")
+    size, span = math.prod(shape) * dtype.itemsize, offsets[1] - offsets[0]
+    if span != size:
         raise InputError(
-            f"{name} in {file} has dtype {entry['dtype']!r}, expected one of "
-            f"{', '.join(DTYPES)}"
+            f"{source}: {dtype.name}{shape} takes {size:,} bytes, but its offsets span "
+            f"{span:,} from {offsets[0]:,}"
         )
-    dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-    begin, end = entry["data_offsets"]
-    if begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
-        raise InputError(
-            f"{name} in {file}: {dtype.name}{list(shape)} takes "
-            f"{math.prod(shape) * dtype.itemsize:,} bytes, but its offsets span "
-            f"{end - begin:,} from {begin:,}"
-        )
+    return _Array(dtype, tuple(shape), *offsets)
 
-    read = functools.partial(_read, file, start + begin, dtype, shape)
-    return StoredTensor(shape, dtype, str(file), read)
+
+def _check_contiguous(file: Path, arrays: Mapping[str, _Array]) -> None:
+    """Checks that each array begins where the one before it ends."""
+    end, previous = 0, "the header"
+    for name, array in sorted(
+        arrays.items(), key=lambda item: (item[1].begin, item[1].end)
+    ):
+        if array.begin != end:
+            raise InputError(
+                f"{shown(name)} in {file} begins at byte {array.begin:,} of the data, "
+                f"expected {end:,}, where {previous} ends: arrays neither overlap nor "
+                "leave gaps; the file is damaged: fetch it again"
+            )
+        end, previous = array.end, shown(name)
 
 
 def _read(
