@@ -21,11 +21,11 @@ from prompt_tuning.checkpoints.run_store import (
     checkpoint_selection,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.numpy_files import read_npy
 
 SAFETENSORS = ".safetensors"
 ADAPTER_KINDS = ("PROMPT_TUNING", "P_TUNING")
 
-_NUMPY_MAGIC = b"\x93NUMPY"
 _logger = logging.getLogger(__name__)
 
 
@@ -91,7 +91,7 @@ def read_array(path: Path) -> np.ndarray:
       InputError: if the file is damaged, of another format, or has several arrays.
     """
     if path.suffix != SAFETENSORS:
-        return _read_numpy(path)
+        return read_npy(path)
     if (path.parent / peft_folder.CONFIG).is_file():
         raise InputError(f"{path} is part of an adapter; name its folder")
     stored = read_header(path)
@@ -120,26 +120,6 @@ def _check_prompt(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
         count = int((~np.isfinite(prompt)).sum())
         raise InputError(f"{path}: {count} of {prompt.size} numbers are not finite")
     return prompt
-
-
-def _read_numpy(path: Path) -> np.ndarray:
-    """Reads a file in NumPy's format, whatever its name.
-
-    Raises:
-      InputError: if it is of another format, truncated, or has pickled objects.
-    """
-    with path.open("rb") as file:
-        start = file.read(len(_NUMPY_MAGIC))
-        if start != _NUMPY_MAGIC:
-            raise InputError(
-                f"{path} begins with {start!r}, expected NumPy's {_NUMPY_MAGIC!r}; for "
-                "a PEFT adapter name its folder; pickles are never read"
-            )
-        file.seek(0)
-        try:
-            return np.lib.format.read_array(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise InputError(f"{path} cannot be read: {error}") from error
 
 
 def _read_checkpoint(directory: Path) -> np.ndarray:

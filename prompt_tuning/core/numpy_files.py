@@ -16,6 +16,8 @@ from prompt_tuning.core.errors import InputError, shown
 MAGIC = b"\x93NUMPY"
 MAXIMUM_AXES = 32
 """Maximum number of axes of an array in a file."""
+MAXIMUM_SIZE = 2**48
+"""Maximum size of an axis: more than file systems store."""
 MAXIMUM_HEADER = 10_000
 """Maximum number of bytes of a header, as in NumPy."""
 
@@ -102,9 +104,7 @@ def _read_array(stream: Any, size: int, source: str) -> np.ndarray:
         raise InputError(f"{source} cannot be read: {shown(str(error))}") from error
 
 
-def _read_header(
-    stream: Any, source: str
-) -> tuple[tuple[int, ...], np.dtype]:
+def _read_header(stream: Any, source: str) -> tuple[tuple[int, ...], np.dtype]:
     """Reads shape and dtype, up to where the numbers begin."""
     # NumPy parses the header as Python, and raises anything for a damaged one.
     try:
@@ -134,8 +134,26 @@ def _check_kind(shape: tuple[int, ...], dtype: np.dtype, source: str) -> None:
         )
     if dtype.fields or dtype.subdtype or not dtype.itemsize:
         raise InputError(f"{source} contains {shown(dtype)}, expected numbers")
-    if len(shape) > MAXIMUM_AXES or any(size < 0 for size in shape):
+    check_shape(shape, source)
+
+
+def check_shape(shape: Any, source: str) -> tuple[int, ...]:
+    """Checks a value that declares the shape of an array.
+
+    Args:
+      shape: list or tuple that was found.
+      source: where it was found, for messages.
+
+    Raises:
+      InputError: for anything but a few sizes of at least 0.
+    """
+    if (
+        not isinstance(shape, list | tuple)
+        or len(shape) > MAXIMUM_AXES
+        or any(type(size) is not int or not 0 <= size <= MAXIMUM_SIZE for size in shape)
+    ):
         raise InputError(
             f"{source} has the shape {shown(shape)}, expected at most {MAXIMUM_AXES} "
-            "axes of at least 0"
+            f"whole numbers from 0 to {MAXIMUM_SIZE:,}"
         )
+    return tuple(shape)

@@ -192,7 +192,7 @@ def test_a_truncated_adapter_is_refused(tmp_path):
         (ROWS[:0], r"shape \(0, 3\), expected prompt vectors"),
         (ROWS.astype(int), "int64, expected floating numbers"),
         (np.where(ROWS == 5, np.nan, ROWS), "1 of 12 numbers are not finite"),
-        (ROWS.astype(object), "cannot be read: Object arrays"),
+        (ROWS.astype(object), "contains Python objects"),
     ],
     ids=["one row", "three axes", "no row", "integers", "not finite", "objects"],
 )

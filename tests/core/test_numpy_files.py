@@ -22,8 +22,11 @@ def peak():
 
 def npy(text, data=b"", version=1):
     header = text.encode().ljust(118) + b"\n"
-    return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2, "little") + (
-        header + data
+    return (
+        b"\x93NUMPY"
+        + bytes([version, 0])
+        + len(header).to_bytes(2, "little")
+        + (header + data)
     )
 
 

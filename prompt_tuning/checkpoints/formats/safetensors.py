@@ -20,6 +20,7 @@ import numpy as np
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import check_name
+from prompt_tuning.core.numpy_files import MAXIMUM_SIZE, check_shape
 from prompt_tuning.core.slices import Block
 from prompt_tuning.core.typed_json import (
     JsonObject,
@@ -49,10 +50,6 @@ LENGTH_BYTES = 8
 METADATA = "__metadata__"
 MAXIMUM_HEADER = 100_000_000
 """Maximum length of a header in bytes, as in the `safetensors` library."""
-MAXIMUM_SIZE = 2**48
-"""Maximum offset, and maximum size of an axis: more than any file system stores."""
-MAXIMUM_AXES = 32
-"""Maximum number of axes of an array; NumPy has at most 64."""
 
 
 def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
@@ -203,19 +200,17 @@ def _array(file: Path, name: str, value: Any) -> _Array:
     if dtype_name not in DTYPES:
         entry.refuse("dtype", f"one of {', '.join(DTYPES)}")
     dtype = DTYPES[dtype_name]
-    shape = entry.integers("shape", maximum=MAXIMUM_SIZE)
+    shape = check_shape(entry.value("shape"), source)
     offsets = entry.integers("data_offsets", maximum=MAXIMUM_SIZE)
-    if len(shape) > MAXIMUM_AXES:
-        entry.refuse("shape", f"at most {MAXIMUM_AXES} axes")
     if len(offsets) != 2:
         entry.refuse("data_offsets", "a first and a last offset")
     size, span = math.prod(shape) * dtype.itemsize, offsets[1] - offsets[0]
     if span != size:
         raise InputError(
-            f"{source}: {dtype.name}{shape} takes {size:,} bytes, but its offsets span "
-            f"{span:,} from {offsets[0]:,}"
+            f"{source}: {dtype.name}{list(shape)} takes {size:,} bytes, but its "
+            f"offsets span {span:,} from {offsets[0]:,}"
         )
-    return _Array(dtype, tuple(shape), *offsets)
+    return _Array(dtype, shape, *offsets)
 
 
 def _check_contiguous(file: Path, arrays: Mapping[str, _Array]) -> None:

@@ -29,6 +29,13 @@ import jax
 import numpy as np
 
 from prompt_tuning.checkpoints.run_store import orbax_arrays
+from prompt_tuning.checkpoints.run_store.checkpoint_state import (
+    OPTIMIZER,
+    TRAINED,
+    check_files,
+    check_sharded,
+    check_state,
+)
 from prompt_tuning.checkpoints.run_store.checksummed_json import (
     measured,
     read_sealed,
@@ -36,7 +43,9 @@ from prompt_tuning.checkpoints.run_store.checksummed_json import (
 )
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, StoredArray, Writing
 from prompt_tuning.core.atomic_files import sync_file, sync_path
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.numpy_files import read_npy, read_npz
 
 FORMAT = 1
 SHARDED_FORMAT = "orbax-1"
@@ -48,7 +57,6 @@ FORMS = (AUTO, NUMPY, ORBAX)
 LARGE = 256 * 2**20
 """Total size in bytes of the leaves from which `auto` selects Orbax's format."""
 
-TRAINED, OPTIMIZER = "trained", "optimizer"
 Trained = Mapping[str, Any]
 
 
@@ -203,15 +211,19 @@ def read_state(directory: Path) -> dict[str, Any]:
     """Reads `state.json` and verifies its checksum.
 
     Raises:
-      InputError: if it is missing, damaged, or of another format.
+      InputError: if it is missing, damaged, or of another format; also if it names a
+        file outside of the directory.
     """
     path = directory / STATE_FILE
     state = read_sealed(path)
     if state.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise InputError(
-            f"{path} has format {state.get('format')}, this version reads {FORMAT} and "
-            f"{SHARDED_FORMAT}"
+            f"{path} has format {shown(state.get('format'))}, this version reads "
+            f"{FORMAT} and {SHARDED_FORMAT}"
         )
+    check_state(path, state)
+    check = check_files if state["format"] == FORMAT else check_sharded
+    check(path, state)
     return state
 
 
@@ -234,7 +246,7 @@ def verify(directory: Path) -> dict[str, Any]:
             raise InputError(
                 f"{path} is damaged: found {actual['bytes']} bytes with SHA-256 "
                 f"{actual['sha256']}, expected {expected['bytes']} bytes with "
-                f"{expected['sha256']}"
+                f"{shown(expected['sha256'])}"
             )
     return state
 
@@ -301,12 +313,7 @@ def read_optimizer_leaves(directory: Path) -> dict[str, Leaf]:
     state = read_state(directory)
     if state["format"] == SHARDED_FORMAT:
         return _stored(directory, OPTIMIZER, state)
-    path = directory / OPTIMIZER_FILE
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is not an archive of arrays: {error}") from error
+    return {**read_npz(path_within(directory, OPTIMIZER_FILE, str(directory)))}
 
 
 def _stored(directory: Path, group: str, state: dict[str, Any]) -> dict[str, Leaf]:
@@ -358,10 +365,7 @@ def _read_leaf(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     Raises:
       InputError: if it is not a float32 array of that shape.
     """
-    try:
-        array = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise InputError(f"{path} is not an array: {error}") from error
+    array = read_npy(path)
     if array.shape != shape or array.dtype != np.float32:
         raise InputError(
             f"{path} has shape {array.shape} and dtype {array.dtype}, expected {shape} "

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.atomic_files import sync_file
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import read_object
 
 
 def sealed(content: dict[str, Any]) -> str:
@@ -42,18 +43,23 @@ def read_sealed(path: Path) -> dict[str, Any]:
     Raises:
       InputError: if it is missing or damaged.
     """
+    if not path.is_file():
+        raise InputError(f"{path} is missing: the checkpoint is incomplete")
     try:
-        state = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: the checkpoint is incomplete") from error
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: not JSON ({error})") from error
-    if not isinstance(state, dict) or "checksum" not in state:
+        state = dict(read_object(path).values)
+    except InputError as error:
+        raise InputError(f"the checkpoint is damaged: {error}") from error
+    if "checksum" not in state:
         raise InputError(f"{path} is not the state of a checkpoint: it has no checksum")
-    expected, actual = state.pop("checksum"), _checksum(state)
+    expected = state.pop("checksum")
+    try:
+        actual = _checksum(state)
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}") from error
     if actual != expected:
         raise InputError(
-            f"{path} is damaged: its content has SHA-256 {actual}, expected {expected}"
+            f"{path} is damaged: its content has SHA-256 {actual}, expected "
+            f"{shown(expected)}"
         )
     return state
 

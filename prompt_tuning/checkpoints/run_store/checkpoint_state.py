@@ -1,0 +1,86 @@
+"""Checks the fields of a checkpoint's `state.json`, which anybody may have written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.numpy_files import check_shape
+from prompt_tuning.core.typed_json import JsonObject, as_object
+
+TRAINED, OPTIMIZER = "trained", "optimizer"
+MAXIMUM_BYTES = 2**60
+"""Maximum size of a file of a checkpoint."""
+KINDS = "biuf"
+"""Kinds of NumPy's dtypes that a checkpoint stores."""
+
+
+def check_state(path: Path, content: dict[str, Any]) -> None:
+    """Checks type and range of every field that is read from a state.
+
+    Args:
+      path: path of `state.json`, whose folder contains the files that it names.
+      content: content of the file.
+
+    Raises:
+      InputError: for the first field that is missing or wrong.
+    """
+    state = JsonObject(str(path), content)
+    state.integer("step")
+    state.nested("extra")
+    metrics = state.nested("metrics")
+    for name in metrics.values:
+        metrics.number(name)
+    best = state.sequence("keep_best", None)
+    if best is not None and not _is_selection(best):
+        state.refuse("keep_best", "a metric and 'min' or 'max'")
+    for name, described in _entries(state, "files"):
+        path_within(path.parent, name, str(path))
+        described.integer("bytes", maximum=MAXIMUM_BYTES)
+        described.text("sha256")
+
+
+def check_files(path: Path, content: dict[str, Any]) -> None:
+    """Checks the description of leaves in files of NumPy's format; see `check_state`.
+
+    Raises:
+      InputError: for the first field that is missing or wrong.
+    """
+    for _, leaf in _entries(JsonObject(str(path), content), TRAINED):
+        path_within(path.parent, leaf.value("file"), leaf.source)
+        check_shape(leaf.value("shape"), leaf.source)
+
+
+def check_sharded(path: Path, content: dict[str, Any]) -> None:
+    """Checks the description of leaves in Orbax's format; see `check_state`.
+
+    Raises:
+      InputError: for the first field that is missing or wrong.
+    """
+    state = JsonObject(str(path), content)
+    for group in (TRAINED, OPTIMIZER):
+        for _, leaf in _entries(state, group):
+            check_shape(leaf.value("shape"), leaf.source)
+            name = leaf.text("dtype")
+            try:
+                kind = np.dtype(name).kind
+            # NumPy parses the name, and raises anything for a wrong one.
+            except Exception:
+                kind = ""
+            if kind not in KINDS or not kind:
+                leaf.refuse("dtype", "the name of a numeric type of NumPy")
+
+
+def _entries(state: JsonObject, name: str) -> list[tuple[str, JsonObject]]:
+    """Returns the objects in an object, by name."""
+    outer = state.nested(name)
+    return [
+        (key, as_object(value, f"{key!r} in {outer.source}"))
+        for key, value in outer.values.items()
+    ]
+
+
+def _is_selection(value: list) -> bool:
+    """Returns whether a value selects the best checkpoint (see `CheckpointStore`)."""
+    return len(value) == 2 and type(value[0]) is str and value[1] in ("min", "max")
