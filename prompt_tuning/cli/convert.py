@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from prompt_tuning.cli.shared_options import add_imports_option
+
 HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
 USES_JAX = True
 SEVERAL_PROCESSES = False
@@ -57,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace a target that this command wrote before",
     )
+    add_imports_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,7 +70,12 @@ def run(options: argparse.Namespace) -> int:
         write_adapters,
     )
 
-    source = open_source(options.source, options.base_model, options.bindings)
+    source = open_source(
+        options.source,
+        options.base_model,
+        options.bindings,
+        allow_imports=options.allow_gin_imports,
+    )
     form = "merged" if options.merge else options.to
     lines = write_adapters(
         source,

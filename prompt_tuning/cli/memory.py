@@ -83,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
 
     limit = None if options.limit is None else parse_size(options.limit)
     files = [*options.gin_file, *options.configs]
-    estimate = MemoryEstimate.open(gin_files.read_run(files, options.bindings, UNUSED))
+    imports = options.allow_gin_imports
+    run = gin_files.read_run(files, options.bindings, UNUSED, allow_imports=imports)
+    estimate = MemoryEstimate.open(run)
     limit = limit or device_limit(estimate.devices)
     console = Console()
     print_lines(console, *describe(estimate, estimate.argument_bytes(), limit))

@@ -23,15 +23,17 @@ def read_run(options: argparse.Namespace) -> Run:
     Raises:
       InputError: if the directory is not a run's, or the config cannot be used.
     """
-    files = list(options.gin_file)
+    files, imports = list(options.gin_file), options.allow_gin_imports
     if options.run is None:
-        return gin_files.read_run(files, options.bindings)
+        return gin_files.read_run(files, options.bindings, allow_imports=imports)
     directory = best_member(Path(options.run)) or Path(options.run)
     if not (directory / CONFIG_FILE).exists():
         raise InputError(
             f"{directory} has no {CONFIG_FILE}, so it is not a run directory"
         )
-    return gin_files.read_run_directory(directory, options.bindings, files)
+    return gin_files.read_run_directory(
+        directory, options.bindings, files, allow_imports=imports
+    )
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:

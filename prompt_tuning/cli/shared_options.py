@@ -25,7 +25,19 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
         help="a gin file, by path or by its name below configs/ (`prompt-tuning "
         "configs` lists them); may be repeated",
     )
+    add_imports_option(parser)
     parser.epilog = EPILOG
+
+
+def add_imports_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--allow_gin_imports`."""
+    parser.add_argument(
+        "--allow_gin_imports",
+        action="store_true",
+        help="let the config import Python modules, for factories of your own; this "
+        "runs their code, so give it only for configs that you trust as you trust a "
+        "program",
+    )
 
 
 def add_print_config_option(parser: argparse.ArgumentParser) -> None:

@@ -132,7 +132,8 @@ def _read_member(
 
     own = None if directory is None else (directory / variation.name).as_posix()
     bindings = [*options.bindings, *variation.lines]
-    return gin_files.read_run(options.gin_file, bindings, own)
+    imports = options.allow_gin_imports
+    return gin_files.read_run(options.gin_file, bindings, own, allow_imports=imports)
 
 
 def _print_configs(options: argparse.Namespace) -> int:

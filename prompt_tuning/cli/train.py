@@ -40,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.training.run_directory import check_owner
     from prompt_tuning.training.run_plan import open_run
 
-    run = gin_files.read_run(options.gin_file, options.bindings)
+    run = gin_files.read_run(
+        options.gin_file, options.bindings, allow_imports=options.allow_gin_imports
+    )
     if options.print_config:
         print_config()
         return 0

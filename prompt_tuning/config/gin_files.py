@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import os
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from gin import config as gin_config
 
 from prompt_tuning import losses
 from prompt_tuning.config.configured import factory_signature
+from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.python_objects import (
     ObjectiveFromPython,
     optimizer_from_python,
@@ -29,7 +29,7 @@ from prompt_tuning.config.python_objects import (
 from prompt_tuning.config.run import CONFIG_FILE, DataSource, Evaluation, Run
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core import parameter_groups
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.pretrained.source import Pretrained
@@ -70,8 +70,13 @@ PROBLEMS = (
     ImportError,
     NameError,
     RuntimeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
     tokenize.TokenError,
 )
+MAXIMUM_TEXT = 1000
+"""Maximum length of an error's text in a message."""
 
 
 @functools.cache
@@ -95,15 +100,16 @@ def register() -> None:
     """Registers the package's factories with gin, once."""
     for factory in FACTORIES:
         gin.external_configurable(factory, module="prompt_tuning")
-    # gin also searches importable packages. It would take a folder `runs/` of the
-    # working directory for a package and fail before it searches the config folders.
-    gin_config._FILE_READERS[:] = [(open, os.path.isfile)]
     for folder in filter(Path.is_dir, CONFIG_FOLDERS):
         gin.add_config_file_search_path(str(folder))
 
 
 def read_run(
-    files: Sequence[str], bindings: Sequence[str], directory: str | None = None
+    files: Sequence[str],
+    bindings: Sequence[str],
+    directory: str | None = None,
+    *,
+    allow_imports: bool = False,
 ) -> Run:
     """Parses gin files and bindings, and builds the run that they describe.
 
@@ -111,18 +117,28 @@ def read_run(
       files: paths, or names below `configs/` such as "runs/first_prompt.gin".
       bindings: bindings such as `Run.steps = 10`, which override the files.
       directory: directory of the run, which overrides the config's.
+      allow_imports: whether the config may import modules, which runs their code.
 
     Raises:
-      InputError: for a missing file or include, a misspelled name or parameter, a
-        config without a model, and for values that cannot be used.
+      InputError: for a missing file or include, an import statement, a misspelled name
+        or parameter, a config without a model, and for values that cannot be used.
     """
     register()
     gin.clear_config()
+    sources = ConfigSources(allow_imports=allow_imports)
+    # Check everything before gin applies anything.
     for file in files:
-        with _explained(f"the config {file}"):
+        with _explained(f"the config {shortened(file)}"):
+            sources.check_file(file)
+    for binding in bindings:
+        with _explained(_option(binding)):
+            sources.check_binding(binding)
+    sources.use_in_gin()
+    for file in files:
+        with _explained(f"the config {shortened(file)}"):
             gin.parse_config_file(file)
     for binding in bindings:
-        with _explained(f"--gin.{binding.replace(' = ', '=', 1)}"):
+        with _explained(_option(binding)):
             gin.parse_config(binding)
     _check_macros(bindings)
     _check_model(files)
@@ -139,7 +155,11 @@ def read_run(
 
 
 def read_run_directory(
-    directory: Path, bindings: Sequence[str] = (), files: Sequence[str] = ()
+    directory: Path,
+    bindings: Sequence[str] = (),
+    files: Sequence[str] = (),
+    *,
+    allow_imports: bool = False,
 ) -> Run:
     """Reads the run of a directory.
 
@@ -147,11 +167,13 @@ def read_run_directory(
       directory: a run directory with its config.
       bindings: override the config, as `files` do.
       files: gin files.
+      allow_imports: see `read_run`.
 
     Raises:
       InputError: if the config cannot be used.
     """
-    run = read_run([str(directory / CONFIG_FILE), *files], bindings)
+    config = str(directory / CONFIG_FILE)
+    run = read_run([config, *files], bindings, allow_imports=allow_imports)
     # The directory may have been moved since the run wrote its config.
     return dataclasses.replace(run, directory=str(directory))
 
@@ -167,8 +189,14 @@ def _check_macros(bindings: Sequence[str]) -> None:
         name = binding.partition("=")[0].strip()
         if re.fullmatch(r"\w+", name) and name not in used:
             raise InputError(
-                f"--gin.{name} is used by nothing in the config{_nearest(name, used)}"
+                f"--gin.{shortened(name)} is used by nothing in the config"
+                f"{_nearest(name, used)}"
             )
+
+
+def _option(binding: str) -> str:
+    """Returns a binding as it is given on the command line."""
+    return f"--gin.{shortened(binding.replace(' = ', '=', 1))}"
 
 
 def _check_model(files: Sequence[str]) -> None:
@@ -225,28 +253,29 @@ def _explained(
 
 
 def _explain(problem: Exception) -> str:
-    text = _without_calls(str(problem))
-    if isinstance(problem, OSError):
-        missing = re.match(r"Unable to open file: (.*)\. Searched", text)
-        if missing is not None:
-            text = f"{missing[1]} is missing" + "".join(text.partition("\n")[1:])
-        folders = " or ".join(str(f) for f in CONFIG_FOLDERS if f.is_dir())
-        return f"{text}\nnames are searched in the working directory and in {folders}"
+    if isinstance(problem, RecursionError):
+        return "it refers to itself, or is nested too deeply"
+    text = _without_calls(str(problem)).rstrip()
     if "No bindings specified for" in text:
         return _unbound_macros()
-    if isinstance(problem, SyntaxError) or "malformed node" in text:
+    if isinstance(problem, tokenize.TokenError):
+        return "a bracket or a quote is not closed"
+    if isinstance(problem, SyntaxError):
         line = (getattr(problem, "text", None) or "").strip()
+        where = f" in the line {shown(line)}" if line else ""
+        if problem.filename:
+            where = f" in line {problem.lineno} of {problem.filename}"
         return (
-            f"a value cannot be parsed{f' in the line {line!r}' if line else ''}; text "
-            "needs quotes inside the shell's: --gin.MODEL='\"folder\"'"
+            f"a value cannot be parsed{where}; text needs quotes inside the shell's: "
+            "--gin.MODEL='\"folder\"'"
         )
     if isinstance(problem, ValueError) and "n't have a parameter" in text:
         name, parameter = re.findall(r"'([\w.]+)'", text)[:2]
-        return text + _nearest(parameter, _parameters(name))
+        return shortened(text) + _nearest(parameter, _parameters(name))
     if "No configurable matching" in text:
         name = re.findall(r"'([^']*)'", text)[0]
-        return text + _nearest(name, [factory.__name__ for factory in FACTORIES])
-    return text + _callee(problem)
+        return shortened(text) + _nearest(name, sorted(factory_names()))
+    return shortened(text, MAXIMUM_TEXT) + _callee(problem)
 
 
 def _callee(problem: Exception) -> str:
@@ -262,7 +291,7 @@ def _parameters(name: str) -> list[str]:
 
 
 def _nearest(name: str, expected: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, expected, n=3) or sorted(expected)
+    near = difflib.get_close_matches(name[:100], expected, n=3) or sorted(expected)
     return f"\nexpected {' or '.join(near)}"
 
 

@@ -45,6 +45,13 @@ def shown(value: object) -> str:
     return text
 
 
+def shortened(text: str, maximum: int = MAXIMUM_SHOWN) -> str:
+    """Returns a text without quotes, cut where it is longer than a message shows."""
+    if len(text) <= maximum:
+        return text
+    return f"{text[:maximum]}... ({len(text):,} characters)"
+
+
 def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
     """Returns the first lines that were removed (`-`) or added (`+`) between texts."""
     diff = difflib.unified_diff(before, after, n=0, lineterm="")

@@ -14,7 +14,7 @@ from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.config.gin_files import read_run_directory
-from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
@@ -67,7 +67,11 @@ def default_form(source: Path, target: Path) -> str:
 
 
 def open_source(
-    path: Path, base_model: str | None = None, bindings: Sequence[str] = ()
+    path: Path,
+    base_model: str | None = None,
+    bindings: Sequence[str] = (),
+    *,
+    allow_imports: bool = False,
 ) -> ConversionSource:
     """Reads the adapters of a run, checkpoint, PEFT folder or file.
 
@@ -75,6 +79,7 @@ def open_source(
       path: where they are.
       base_model: frozen model of adapters that do not belong to a run.
       bindings: override the config of a run.
+      allow_imports: whether that config may import modules, which runs their code.
 
     Raises:
       InputError: if there are none, or they cannot be read.
@@ -83,7 +88,8 @@ def open_source(
         raise InputError(f"{path} does not exist; expected an adapter or a run")
     directory = _find_run(path)
     if directory is not None:
-        source = _open_run(directory, path, base_model, bindings)
+        run = read_run_directory(directory, bindings, allow_imports=allow_imports)
+        source = _open_run(run, path, base_model)
     elif bindings:
         raise InputError(
             f"{path} does not belong to a run, so no config uses {bindings}; "
@@ -120,12 +126,9 @@ def _find_run(path: Path) -> Path | None:
     return directory if (directory / CONFIG_FILE).is_file() else None
 
 
-def _open_run(
-    directory: Path, path: Path, base_model: str | None, bindings: Sequence[str]
-) -> ConversionSource:
+def _open_run(run: Run, path: Path, base_model: str | None) -> ConversionSource:
     """Opens a run with the trained parameters of its best or the given checkpoint."""
     # One process reads all parameters, on whatever mesh the run was trained.
-    run = read_run_directory(directory, bindings)
     model, parameters = load_tuned(dataclasses.replace(run, mesh=None))
     if (path / checkpoint_files.STATE_FILE).is_file():
         state = checkpoint_files.verify(path)

@@ -1,0 +1,264 @@
+"""The files and bindings of a config, read within limits and checked to be data.
+
+A config may come with a model or a run of somebody else, so it may set values and
+nothing more. gin's import statements run code and are refused. All files, with the
+files that they include, are read and parsed before gin applies the first binding; gin
+then reads the same texts, and opens and imports nothing itself.
+"""
+
+import ast
+import io
+import math
+import os
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from gin import config as gin_config
+from gin import config_parser
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER, read_limited
+
+MAXIMUM_BYTES = 2**20
+"""Maximum size of all files of a config; a file counts each time it is included."""
+MAXIMUM_INCLUDES = 100
+"""Maximum number of include statements that are followed."""
+MAXIMUM_INCLUDE_DEPTH = 10
+MAXIMUM_VALUE_DEPTH = 50
+"""Maximum nesting of lists, tuples and dicts in a value."""
+
+_LITERALS = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
+
+
+class DataParser(config_parser.ConfigParser):
+    """gin's parser, for a config that is data.
+
+    Errors name the file and the line and do not repeat the line, because an include
+    can name any file.
+    """
+
+    def __init__(self, source: Any, delegate: Any, *, allow_imports: bool = False):
+        """Initializes the parser.
+
+        Args:
+          source: text, or an opened file.
+          delegate: makes the objects for references and macros.
+          allow_imports: whether import statements are accepted.
+        """
+        self._allow_imports = allow_imports
+        self._depth = 0
+        super().__init__(source, delegate)
+
+    def parse_value(self) -> Any:
+        """Parses a value; see `MAXIMUM_VALUE_DEPTH`."""
+        self._depth += 1
+        if self._depth > MAXIMUM_VALUE_DEPTH:
+            self._refuse(
+                f"nests a value more than {MAXIMUM_VALUE_DEPTH} levels deep, expected "
+                f"at most {MAXIMUM_VALUE_DEPTH}"
+            )
+        value = super().parse_value()
+        self._depth -= 1
+        return value
+
+    def _parse_import(self, keyword: str, statement_location: Any) -> Any:
+        if not self._allow_imports:
+            self._refuse(
+                "is an import statement, which runs code; a config may only set "
+                "values. Remove the statement. If you trust the config and what it "
+                "imports as you trust a program, give --allow_gin_imports"
+            )
+        return super()._parse_import(keyword, statement_location)
+
+    def _maybe_parse_basic_type(self) -> tuple[bool, Any]:
+        """Parses a literal; gin's own method takes quadratic time for long texts."""
+        tokens = []
+        if self._current_token.string == "-":
+            tokens.append("-")
+            self._advance()
+        if self._current_token.type not in _LITERALS:
+            return False, None
+        continues = True
+        location = self._current_location()
+        while continues:
+            tokens.append(self._current_token.string)
+            continues = self._current_token.type == tokenize.STRING
+            self._advance()
+            continues &= self._current_token.type == tokenize.STRING
+        try:
+            value = ast.literal_eval("".join(tokens))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            self._raise_syntax_error("not a literal", location)
+        self._check_literal(value, location.line_num)
+        return True, value
+
+    def _check_literal(self, value: Any, line: int) -> None:
+        """Refuses literals that no setting can be."""
+        if type(value) is int and abs(value) > MAXIMUM_INTEGER:
+            self._refuse(
+                f"contains the integer {shown(value)}, expected one from "
+                f"{-MAXIMUM_INTEGER:,} to {MAXIMUM_INTEGER:,}",
+                line,
+            )
+        if type(value) is float and not math.isfinite(value):
+            self._refuse(f"contains {value}, expected a finite number", line)
+        if type(value) is str and not is_text(value):
+            self._refuse(
+                "contains a text with a zero byte or half a surrogate pair, expected "
+                "characters",
+                line,
+            )
+        if value is not None and type(value) not in (bool, int, float, str):
+            kind = type(value).__name__
+            self._refuse(
+                f"contains a value of type {kind}, expected a number, a text, True, "
+                "False or None",
+                line,
+            )
+
+    def _refuse(self, problem: str, line: int | None = None) -> None:
+        line = self._current_location().line_num if line is None else line
+        file = "the binding" if self._filename is None else self._filename
+        raise InputError(f"line {line} of {file} {problem}")
+
+    def _current_location(self, ignore_char_num: bool = False) -> Any:
+        location = super()._current_location(ignore_char_num)
+        return (
+            location if self._filename is None else location._replace(line_content="")
+        )
+
+    def _raise_syntax_error(self, msg: str, location: Any = None) -> None:
+        file, line, column, content = location or self._current_location()
+        content = content if self._filename is None else ""
+        raise SyntaxError(msg, (file, line, column, content))
+
+
+class ConfigSources:
+    """Texts of files by path, checked as far as that is possible without gin."""
+
+    def __init__(self, *, allow_imports: bool = False):
+        self._allow_imports = allow_imports
+        self._texts: dict[str, str] = {}
+        self._bytes = self._includes = 0
+
+    def check_file(self, name: str) -> None:
+        """Reads and checks a file and all that it includes.
+
+        Raises:
+          InputError: for a file that is missing or too large, an import statement, and
+            includes that are too many, too deep or circular.
+          SyntaxError: for content that gin cannot parse.
+        """
+        self._check_file(name, "", ())
+
+    def check_binding(self, binding: str) -> None:
+        """Checks a binding; see `check_file`."""
+        self._check_text(binding, ())
+
+    def use_in_gin(self) -> None:
+        """Lets gin read the checked texts, and nothing else, with `DataParser`."""
+        allow_imports = self._allow_imports
+
+        class Parser(DataParser):
+            def __init__(self, source: Any, delegate: Any):
+                super().__init__(source, delegate, allow_imports=allow_imports)
+
+        setattr(gin_config.config_parser, "ConfigParser", Parser)  # noqa: B010
+        gin_config._FILE_READERS[:] = [(self._open, self._texts.__contains__)]
+
+    def _open(self, path: str) -> "_NamedText":
+        return _NamedText(self._texts[path], path)
+
+    def _check_file(self, name: str, origin: str, outer: tuple[str, ...]) -> None:
+        path = _find(name, origin)
+        real = os.path.realpath(path)
+        if real in outer:
+            raise InputError(
+                f"{shown(name)}{origin} includes itself; remove the include"
+            )
+        content = read_limited(Path(path), MAXIMUM_BYTES)
+        self._bytes += len(content)
+        if self._bytes > MAXIMUM_BYTES:
+            raise InputError(
+                f"the files of the config have {self._bytes:,} bytes or more, expected "
+                f"at most {MAXIMUM_BYTES:,}"
+            )
+        try:
+            text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not text in UTF-8: {error.reason}") from None
+        self._texts[path] = text
+        self._check_text(_NamedText(text, path), (*outer, real))
+
+    def _check_text(self, source: Any, outer: tuple[str, ...]) -> None:
+        """Parses a file or a binding, and checks what it includes."""
+        parser = DataParser(source, _Ignored(), allow_imports=self._allow_imports)
+        for statement in parser:
+            if not isinstance(statement, config_parser.IncludeStatement):
+                continue
+            file, line, *_ = statement.location
+            origin = "" if file is None else f'\n  In file "{file}", line {line}'
+            self._includes += 1
+            if self._includes > MAXIMUM_INCLUDES:
+                raise InputError(
+                    f"the config has {self._includes} include statements or more, "
+                    f"expected at most {MAXIMUM_INCLUDES}{origin}"
+                )
+            if len(outer) > MAXIMUM_INCLUDE_DEPTH:
+                raise InputError(
+                    f"files include each other {len(outer)} levels deep, expected at "
+                    f"most {MAXIMUM_INCLUDE_DEPTH}{origin}"
+                )
+            self._check_file(statement.filename, origin, outer)
+
+
+class _NamedText(io.StringIO):
+    """Text of a file, with the file's name for gin's messages."""
+
+    def __init__(self, text: str, name: str):
+        super().__init__(text)
+        self.name = name
+
+
+class _Ignored(config_parser.ParserDelegate):
+    """Makes nothing of references and macros: only statements are looked at."""
+
+    def configurable_reference(
+        self, scoped_configurable_name: str, evaluate: bool
+    ) -> None:
+        """Ignores a reference."""
+
+    def macro(self, macro_name: str) -> None:
+        """Ignores a macro."""
+
+
+def is_text(value: str) -> bool:
+    """Returns whether a text can be part of a file name and of a file's content."""
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def _find(name: str, origin: str) -> str:
+    """Returns the path that gin reads for the name of a file.
+
+    Raises:
+      InputError: if there is no such file.
+    """
+    folders = [""] if Path(name).is_absolute() else gin_config._LOCATION_PREFIXES
+    # `Path` would write the name in another way than gin looks it up.
+    paths = [os.path.join(folder, name) for folder in folders]  # noqa: PTH118
+    for path in paths:
+        if os.path.isfile(path):  # noqa: PTH113
+            return path
+    # The message for a name on the command line is read without quotes.
+    short = name if len(name) < 200 else shown(name)
+    if any(map(os.path.isdir, paths)):
+        raise InputError(f"{short} is a folder, expected a gin file{origin}")
+    searched = " or ".join(str(folder) for folder in folders if folder)
+    raise InputError(
+        f"{short} is missing{origin}\nnames are searched in the working directory and "
+        f"in {searched or 'no other folder'}"
+    )
