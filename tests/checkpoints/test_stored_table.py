@@ -164,7 +164,7 @@ def test_a_chunk_is_unpacked_once_for_all_rows_in_it(tmp_path, monkeypatch):
     ids = [0, 210, 30, 15, 249]
     np.testing.assert_array_equal(table[ids], NUMBERS[ids])
     assert sorted(rows.start // CHUNK for rows, _ in blocks) == [0, 4]
-    with pytest.raises(InputError, match=r"missing: .*1\.0"):
+    with pytest.raises(InputError, match=r"1\.[01]\" is missing"):
         table[50]
 
 

@@ -1,0 +1,265 @@
+"""Kinds of input with rows, records, tokenizers and templates."""
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.pretrained.source import BUNDLED
+from tests.fuzz.fuzz_kind import Kind, copy_files, run_command
+from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
+from tests.support.prepared_files import pairs, write_jsonl
+from tests.support.shared_data import SHARED
+from tests.support.small_runs import UPPER, write_pairs, write_rows
+from tests.support.small_tokenizer import CHAT, write_tokenizer
+
+TOKENIZER = BUNDLED / "skills-decoder"
+GPT2 = SHARED / "data/tokenizers/gpt2"
+SENTENCEPIECE = SHARED / "data/models/stories260k"
+CSV = 'prompt,completion\n"a, b",c\n"line\nbreak",d\ne,f\n'
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi"},
+]
+
+
+def copy_tokenizer(source: Path, names: Sequence[str], folder: Path) -> None:
+    """Copies some files of a tokenizer's folder."""
+    copy_files(source, folder, names)
+
+
+def write_small_tokenizer(folder: Path) -> None:
+    """Writes a byte-level tokenizer with a chat template and all its side files."""
+    folder.rmdir()
+    write_tokenizer(folder, chat_template=CHAT, add_bos_token=False)
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "t"}')
+
+
+def read_tokenizer(folder: Path) -> None:
+    """Loads a tokenizer, and encodes and decodes a text."""
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode("the thé \U0001f600 <|end|> a\n b")
+    tokenizer.decode(ids)
+    tokenizer.encode_continuation(" the end")
+    if ids:
+        tokenizer.token(ids[0])
+
+
+def _load(files: str) -> None:
+    source = DataSource(files=files)
+    model = ModelInterface(
+        architecture="decoder_only",
+        vocabulary_size=61,
+        tokenizer=load_tokenizer(TOKENIZER),
+        maximum_length=64,
+    )
+    examples = load_examples(source, model)
+    for number in range(min(3, len(examples))):
+        examples[number]
+
+
+def write_hdf5(folder: Path) -> None:
+    """Writes rows of tokens with types and loss weights."""
+    write_rows(folder / "rows.hdf5", UPPER[:6])
+    with h5py.File(folder / "rows.hdf5", "a") as file:
+        types = np.asarray(file["token_type_ids"])
+        file["loss_weights"] = (types == 1).astype(np.float32)
+
+
+def write_compressed_hdf5(folder: Path) -> None:
+    """Writes compressed rows in chunks, as `prepare` does."""
+    write_rows(folder / "plain.hdf5", UPPER[:6])
+    with (
+        h5py.File(folder / "plain.hdf5") as plain,
+        h5py.File(folder / "rows.hdf5", "w", libver="earliest") as file,
+    ):
+        for name, data in plain.items():
+            file.create_dataset(name, data=data[:], chunks=(2, 8), compression="gzip")
+    (folder / "plain.hdf5").unlink()
+
+
+def read_hdf5(folder: Path) -> None:
+    """Loads the examples of an HDF5 file."""
+    _load(str(folder / "rows.hdf5"))
+
+
+def show(folder: Path) -> None:
+    """Prints rows."""
+    (file,) = folder.glob("rows.*")
+    run_command("show", "--tokenizer", TOKENIZER, file)
+
+
+def add_token_types(folder: Path) -> None:
+    """Replaces the token types of a file by those of an array."""
+    file = folder / "rows.hdf5"
+    run_command("token-types", "--replace", "--array", folder / "types.npy", file)
+
+
+def write_typed_hdf5(folder: Path) -> None:
+    """Writes rows, and an array of new token types."""
+    write_hdf5(folder)
+    np.save(folder / "types.npy", np.ones((6, 24), np.int32))
+
+
+def write_lines(folder: Path) -> None:
+    """Writes rows as jsonl."""
+    write_pairs(folder / "rows.jsonl", UPPER[:6])
+
+
+def read_lines(folder: Path) -> None:
+    """Loads the examples of a jsonl file."""
+    _load(str(folder / "rows.jsonl"))
+
+
+def write_table(name: str, text: str, folder: Path) -> None:
+    """Writes a file of records, and a tokenizer."""
+    write_tokenizer(folder / "tokenizer")
+    (folder / name).write_text(text)
+
+
+def write_records(folder: Path) -> None:
+    """Writes records as jsonl, and a tokenizer."""
+    write_tokenizer(folder / "tokenizer")
+    write_jsonl(folder / "records.jsonl", *pairs(4))
+
+
+def prepare(*options: str, folder: Path) -> None:
+    """Prepares the records of a folder with its tokenizer."""
+    (records,) = folder.glob("records.*")
+    run_command(
+        *("prepare", "--output", folder / "prepared", "--length", 32, "--workers", 1),
+        *("--tokenizer", folder / "tokenizer"),
+        *(option.replace("FOLDER", str(folder)) for option in options),
+        records,
+    )
+
+
+def _prepare(*options: str):
+    return functools.partial(_prepare_folder, options)
+
+
+def _prepare_folder(options: tuple[str, ...], folder: Path) -> None:
+    prepare(*options, folder=folder)
+
+
+def write_chat(folder: Path) -> None:
+    """Writes a conversation, a chat template, and a tokenizer."""
+    write_jsonl(folder / "records.jsonl", {"messages": MESSAGES})
+    write_tokenizer(folder / "tokenizer", chat_template=CHAT)
+    (folder / "template.jinja").write_text(CHAT)
+
+
+def write_special_tokens(folder: Path) -> None:
+    """Writes records, and the special tokens of roles."""
+    write_records(folder)
+    (folder / "roles.json").write_text(
+        json.dumps(
+            {"pad_token": "<pad>", "additional_special_tokens": ["<|user|>", "<|end|>"]}
+        )
+    )
+
+
+def prepare_with_roles(folder: Path) -> None:
+    """Prepares records with the special tokens of a file."""
+    prepare("--special_tokens", str(folder / "roles.json"), folder=folder)
+
+
+def write_prepared(folder: Path) -> None:
+    """Writes an interrupted preparation's folder: a complete one, to be replaced."""
+    write_records(folder)
+    prepare(folder=folder)
+
+
+TEMPLATE_OPTIONS = ("--chat", "--chat_template", "FOLDER/template.jinja")
+KINDS = [
+    Kind(
+        "tokenizer-json",
+        write_small_tokenizer,
+        {"tokenizer.json": mutate_json},
+        read_tokenizer,
+    ),
+    Kind(
+        "tokenizer-settings",
+        write_small_tokenizer,
+        {"tokenizer_config.json": mutate_json, "special_tokens_map.json": mutate_json},
+        read_tokenizer,
+    ),
+    Kind("hdf5-rows", write_hdf5, {"rows.hdf5": mutate_bytes}, read_hdf5),
+    Kind("hdf5-chunks", write_compressed_hdf5, {"rows.hdf5": mutate_bytes}, read_hdf5),
+    Kind("hdf5-show", write_compressed_hdf5, {"rows.hdf5": mutate_bytes}, show),
+    Kind(
+        "token-types",
+        write_typed_hdf5,
+        {"types.npy": mutate_bytes, "rows.hdf5": mutate_bytes},
+        add_token_types,
+    ),
+    Kind("jsonl-rows", write_lines, {"rows.jsonl": mutate_text}, read_lines),
+    Kind("jsonl-show", write_lines, {"rows.jsonl": mutate_text}, show),
+    Kind("prepare-jsonl", write_records, {"records.jsonl": mutate_text}, _prepare()),
+    Kind(
+        "prepare-csv",
+        functools.partial(write_table, "records.csv", CSV),
+        {"records.csv": mutate_text},
+        _prepare(),
+    ),
+    Kind(
+        "prepare-tsv",
+        functools.partial(write_table, "records.tsv", CSV.replace(",", "\t")),
+        {"records.tsv": mutate_text},
+        _prepare(),
+    ),
+    Kind(
+        "prepare-txt",
+        functools.partial(write_table, "records.txt", "a line\nanother\n"),
+        {"records.txt": mutate_text},
+        _prepare(),
+    ),
+    Kind(
+        "prepare-chat", write_chat, {"records.jsonl": mutate_json}, _prepare("--chat")
+    ),
+    Kind(
+        "chat-template",
+        write_chat,
+        {"template.jinja": mutate_text},
+        _prepare(*TEMPLATE_OPTIONS),
+    ),
+    Kind(
+        "special-tokens",
+        write_special_tokens,
+        {"roles.json": mutate_json},
+        prepare_with_roles,
+    ),
+    Kind(
+        "prepared-folder",
+        write_prepared,
+        {"prepared/*": mutate_text},
+        _prepare("--force"),
+    ),
+]
+if GPT2.is_dir():
+    VOCABULARY = ("vocab.json", "merges.txt")
+    KINDS.append(
+        Kind(
+            "tokenizer-merges",
+            functools.partial(copy_tokenizer, GPT2, VOCABULARY),
+            {"vocab.json": mutate_text, "merges.txt": mutate_text},
+            read_tokenizer,
+        )
+    )
+if SENTENCEPIECE.is_dir():
+    KINDS.append(
+        Kind(
+            "sentencepiece",
+            functools.partial(copy_tokenizer, SENTENCEPIECE, ("tokenizer.model",)),
+            {"tokenizer.model": mutate_bytes},
+            read_tokenizer,
+        )
+    )

@@ -1,0 +1,133 @@
+"""Kinds of input that describe a frozen model: Hugging Face folders and T5X files."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
+from prompt_tuning.checkpoints.formats.zarr import open_zarr
+from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from scripts.random_model import write_random_model
+from tests.checkpoints.formats.test_zarr import floats, write_zarr
+from tests.fuzz.fuzz_kind import Kind
+from tests.fuzz.mutations import mutate_bytes, mutate_json
+from tests.support.dummies import GPT2, LLAMA, T5_GATED
+from tests.support.shared_data import SHARED
+
+QWEN2 = ModelConfig(
+    **{field: getattr(LLAMA, field) for field in LLAMA.__dataclass_fields__}
+    | {"family": "qwen2", "biases": "qkv"}
+)
+FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "gpt2": GPT2, "t5": T5_GATED}
+MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
+T5X = t5_config(width=8, feed_forward_width=16, layers=2, heads=4, head_width=3)
+
+
+def write_model(config: ModelConfig, folder: Path) -> None:
+    """Writes a Hugging Face folder with random weights."""
+    write_random_model(folder, config)
+
+
+def write_split_model(folder: Path) -> None:
+    """Writes a Hugging Face folder whose weights are in two files with an index."""
+    write_random_model(folder, LLAMA)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, members in files.items():
+        save_file({name: tensors[name] for name in members}, folder / file)
+    index = {name: file for file, members in files.items() for name in members}
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
+
+
+def read_model(folder: Path) -> None:
+    """Opens a model as every command does, and reads all parameters."""
+    source = Pretrained(checkpoint=str(folder))
+    open_pretrained(source, key=jax.random.key(0)).plan.restore()
+
+
+def mutate_header(rng, data: bytes) -> bytes:
+    """Damages the JSON header of a safetensors file and keeps its length correct."""
+    length = int.from_bytes(data[:8], "little")
+    header = mutate_json(rng, data[8 : 8 + length])
+    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def write_msgpack(folder: Path) -> None:
+    """Copies a real T5X checkpoint in MessagePack."""
+    shutil.copy(MSGPACK, folder / "checkpoint")
+
+
+def read_t5x(folder: Path) -> None:
+    """Reads every array of a T5X checkpoint."""
+    for tensor in open_t5x(folder).values():
+        tensor.read()
+
+
+def write_chunks(folder: Path, **metadata: object) -> None:
+    """Writes a zarr array of two chunks."""
+    folder.rmdir()
+    data = floats(1, 2, 3)
+    if metadata:
+        import gzip
+
+        data = gzip.compress(data)
+    write_zarr(folder, {"0": data, "1": data}, **metadata)
+
+
+def read_zarr(folder: Path) -> np.ndarray:
+    """Reads a zarr array."""
+    return open_zarr(folder).read()
+
+
+GZIP = {"id": "gzip", "level": 1}
+KINDS = [
+    *(
+        Kind(
+            f"{name}-config",
+            functools.partial(write_model, config),
+            {"config.json": mutate_json, "generation_config.json": mutate_json},
+            read_model,
+        )
+        for name, config in FAMILIES.items()
+    ),
+    Kind(
+        "safetensors-bytes",
+        functools.partial(write_model, LLAMA),
+        {"model.safetensors": mutate_bytes},
+        read_model,
+    ),
+    Kind(
+        "safetensors-header",
+        functools.partial(write_model, LLAMA),
+        {"model.safetensors": mutate_header},
+        read_model,
+    ),
+    Kind(
+        "safetensors-index",
+        write_split_model,
+        {"*.index.json": mutate_json, "*.safetensors": mutate_header},
+        read_model,
+    ),
+    Kind(
+        "zarr", write_chunks, {".zarray": mutate_json, "[01]": mutate_bytes}, read_zarr
+    ),
+    Kind(
+        "zarr-gzip",
+        functools.partial(write_chunks, compressor=GZIP),
+        {".zarray": mutate_json, "[01]": mutate_bytes},
+        read_zarr,
+    ),
+]
+if MSGPACK.exists():
+    KINDS.append(Kind("t5x", write_msgpack, {"checkpoint": mutate_bytes}, read_t5x))

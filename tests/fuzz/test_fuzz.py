@@ -1,0 +1,18 @@
+"""A short fuzz test of every kind of input; `scripts/fuzz.py` runs longer ones."""
+
+from tests.fuzz.fuzz_runner import describe, fuzz
+from tests.fuzz.kinds import KINDS
+
+SEED = 13
+CASES = 8
+
+
+def test_damaged_inputs_are_accepted_or_refused_with_a_message():
+    outcomes = list(fuzz(list(KINDS.values()), SEED, CASES))
+    assert {outcome.kind for outcome in outcomes} == set(KINDS)
+    failures = [describe(outcome, SEED) for outcome in outcomes if outcome.failed]
+    assert not failures, "\n\n".join(failures)
+
+
+def test_most_kinds_are_refused_sometimes():
+    assert len(KINDS) >= 40
