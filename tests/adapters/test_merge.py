@@ -20,6 +20,7 @@ from tests.support.adapters import (
     random_adapter,
     restored,
 )
+from tests.support.exhaustive import sample
 from tests.support.shared_data import SHARED, needs_shared
 
 PEFT = SHARED / "data/peft"
@@ -44,7 +45,7 @@ def logits_of(model, base, adapter):
     return np.asarray(our_logits(parameters, batch_of(tokens_of(model)), graph=graph))
 
 
-@pytest.mark.parametrize(("model", "kind"), CASES)
+@pytest.mark.parametrize(("model", "kind"), sample(2, CASES))
 def test_merged_logits_equal_those_with_the_adapter(model, kind, tmp_path):
     adapter, base = adapter_of(model, kind), PEFT / model / "base"
     write_merged(tmp_path / "merged", base, [adapter])

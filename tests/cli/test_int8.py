@@ -6,12 +6,13 @@ import pytest
 
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
+from tests.support.exhaustive import sample
 from tests.support.small_runs import trained_prompt, tune
 
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 
 
-@pytest.mark.parametrize("family", ["decoder", "t5"])
+@pytest.mark.parametrize("family", sample(1, ["decoder", "t5"]))
 def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
     model = getattr(files, family)
     assert tune(files, tmp_path, model, **INT8) == 0

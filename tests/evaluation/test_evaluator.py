@@ -19,6 +19,7 @@ from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.load_tuned import load_tuned
+from tests.support.exhaustive import sample
 from tests.support.small_runs import LENGTH, Files, write_rows
 
 LABELS = ["fe", "nu", "se"]
@@ -71,7 +72,7 @@ def read_case(files: Files, family: str, folder: Path) -> Case:
     return Case(run, *load_tuned(run, folder / "prompt.npy"))
 
 
-@pytest.fixture(scope="module", params=["decoder", "t5"])
+@pytest.fixture(scope="module", params=sample(1, ["decoder", "t5"]))
 def case(request, files, tmp_path_factory) -> Case:
     return read_case(files, request.param, tmp_path_factory.mktemp(request.param))
 

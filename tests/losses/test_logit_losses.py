@@ -111,6 +111,7 @@ def rounding(hidden, head, targets, weights, terms):
     return 3 * 2**-8 * at_hidden, 3 * 2**-8 * at_head
 
 
+@pytest.mark.exhaustive
 @FEW
 @given(**ANY)
 def test_a_bfloat16_model_sums_in_float32(shape, terms, trained, seed, spread):

@@ -29,6 +29,7 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support import dummies
 from tests.support.dummies import logits, logits_by_step
+from tests.support.exhaustive import sample
 
 KEY, P, D = jax.random.key(0), dummies.P, dummies.LLAMA.width
 LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED
@@ -52,7 +53,7 @@ def batch_of(config, sizes=((4, 3), (0, 5), (2, 1))):
     return dummies.make_batch(config, dummies.random_rows(sizes))
 
 
-@pytest.mark.parametrize("prompting", [None, Prompting(execution="joined")])
+@pytest.mark.parametrize("prompting", sample(1, [None, Prompting(execution="joined")]))
 def test_a_deep_prompt_of_a_soft_prompts_hidden_states_equals_it(prompting):
     config = dataclasses.replace(LLAMA, layers=3)
     graph, parameters = built(config, soft())
@@ -84,8 +85,8 @@ def hidden_after(layers, config, parameters):
     return hidden[0]
 
 
-@pytest.mark.parametrize("config", [LLAMA, T5])
-@pytest.mark.parametrize("placement", ["prefix", "suffix"])
+@pytest.mark.parametrize("config", sample(1, [LLAMA, T5]))
+@pytest.mark.parametrize("placement", sample(1, ["prefix", "suffix"]))
 def test_a_deep_prompt_that_adds_nothing_is_a_soft_prompt(config, placement):
     prompting = Prompting(placement)
     added = AddedDeepPrompt(KEY, VOCABULARY, length=P)
@@ -121,7 +122,7 @@ def test_a_prompt_in_an_encoder_decoders_decoder_acts_as_tokens_before_the_start
     np.testing.assert_allclose(ours[real], expected[:, P:][real], atol=1e-4)
 
 
-@pytest.mark.parametrize("config", [LLAMA, dummies.GPT2, T5])
+@pytest.mark.parametrize("config", sample(1, [LLAMA, dummies.GPT2, T5]))
 def test_vectors_where_a_template_has_them_act_as_these_tokens(config):
     graph, parameters = built(config, soft(), Prompting("template"))
     (path,) = [path for path in parameters if "/prompt/" in path]

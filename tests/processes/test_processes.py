@@ -22,6 +22,7 @@ from prompt_tuning.processes import crash_reporter
 from prompt_tuning.processes.group import Launch
 from prompt_tuning.processes.heartbeat import DONE, STOPPED, HeartbeatMonitor
 from tests.support import several_processes
+from tests.support.exhaustive import sample
 from tests.support.small_runs import UPPER, logged, write_pairs
 
 ON_ALL = "--gin.Run.mesh=@MeshShape()"
@@ -74,6 +75,7 @@ def test_two_processes_train_as_two_devices_of_one_do(files, start, of_two, tmp_
     assert losses(of_two)[0] != losses(of_two)[5]
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_on_other_numbers_of_processes(files, start, of_two, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(of_two, run)
@@ -88,6 +90,7 @@ def test_a_run_goes_on_on_other_numbers_of_processes(files, start, of_two, tmp_p
         np.testing.assert_allclose(prompt(run), prompt(of_two), atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_two_processes_measure_and_generate_as_one(
     files, start, of_two, tmp_path, capsys
 ):
@@ -130,7 +133,7 @@ def test_sigterm_to_one_stops_all_after_the_same_step(files, start, tmp_path):
     assert logged(tmp_path / "run")[-1]["step"] == step
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", sample(1, [0, 1]))
 def test_where_one_is_killed_the_others_end_and_say_so(killed, files, start, tmp_path):
     started = start(*[endless(files, tmp_path / "run")] * 2)
     started.wait_for(lambda: (tmp_path / "run" / FOLDER / "checkpoint_5").is_dir())
@@ -173,7 +176,7 @@ def test_processes_with_different_data_are_refused_on_each(files, start, tmp_pat
         assert "-digest of 16 of them" in said
 
 
-@pytest.mark.parametrize("lacking", [0, 1])
+@pytest.mark.parametrize("lacking", sample(1, [0, 1]))
 def test_what_stops_one_process_stops_the_others(lacking, files, start, tmp_path):
     places = [tmp_path / "0", tmp_path / "1"]
     for place in places:

@@ -10,6 +10,7 @@ import pytest
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes, methods
+from tests.support.exhaustive import sample
 
 CONFIGS = {"decoder": dummies.LLAMA, "gpt2": dummies.GPT2, "t5": dummies.T5_GATED}
 # Settings of the model, not of a method; EVERY_MESH=1 runs all methods with it.
@@ -67,11 +68,14 @@ def check(name: str, family: str, mesh: str, rate: float) -> None:
 
 @pytest.mark.parametrize(
     ("family", "mesh"),
-    [
-        ("decoder", "data 2, tensor 2"),
-        ("decoder", EVERYTHING),
-        ("t5", EVERYTHING),
-    ],
+    sample(
+        1,
+        [
+            ("decoder", "data 2, tensor 2"),
+            ("decoder", EVERYTHING),
+            ("t5", EVERYTHING),
+        ],
+    ),
 )
 def test_a_soft_prompt_learns_alike(family, mesh):
     check("soft prompt", family, mesh, DROPOUT)
@@ -95,6 +99,6 @@ def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
     np.testing.assert_allclose(*curves, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "family", "mesh"), CHOSEN)
+@pytest.mark.parametrize(("name", "family", "mesh"), sample(1, CHOSEN))
 def test_methods_learn_alike_where_everything_is_split(name, family, mesh):
     check(name, family, mesh, RATE)

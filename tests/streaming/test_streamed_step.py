@@ -22,6 +22,7 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
 from prompt_tuning.training.streamed_step import StreamedStep
 from tests.support import dummies, meshes, methods
+from tests.support.exhaustive import sample
 
 METHODS = {method.name: method for method in methods.METHODS}
 # Rows of different length and loss weight.
@@ -83,7 +84,7 @@ def assert_equal(found, expected, trained):
 
 @pytest.mark.parametrize(
     ("family", "micro_batches"),
-    [("llama", 1), ("gpt2", 2), ("t5_original", 1), ("t5_gated", 2)],
+    sample(1, [("llama", 1), ("gpt2", 2), ("t5_original", 1), ("t5_gated", 2)]),
 )
 def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
     config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
@@ -102,13 +103,16 @@ def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
 
 @pytest.mark.parametrize(
     ("name", "family", "rate"),
-    [
-        ("dropout in a prompt", "gpt2", 0.3),
-        ("deep prompt, added", "llama", 0.0),
-        ("key/value prefix", "t5_gated", 0.0),
-        ("prompts in encoder and decoder", "t5_gated", 0.3),
-        ("LoRA and a soft prompt", "llama", 0.3),
-    ],
+    sample(
+        1,
+        [
+            ("dropout in a prompt", "gpt2", 0.3),
+            ("deep prompt, added", "llama", 0.0),
+            ("key/value prefix", "t5_gated", 0.0),
+            ("prompts in encoder and decoder", "t5_gated", 0.3),
+            ("LoRA and a soft prompt", "llama", 0.3),
+        ],
+    ),
 )
 def test_methods_move_alike_with_dropout_and_micro_batches(name, family, rate):
     config = dummies.with_dropout(dummies.FAMILIES[family], rate)
@@ -265,7 +269,7 @@ def test_what_cannot_be_streamed_is_refused(function: Any, said):
         StreamedFunction(function).forward({}, {"stack": stack})
 
 
-@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+@pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
 def test_blocks_bring_their_weights_from_pinned_memory(family):
     config = dataclasses.replace(dummies.FAMILIES[family], feed_forward_width=20)
     graph, (trained, frozen, blocks, rest) = prompted(config, length=5)

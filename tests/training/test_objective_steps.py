@@ -21,6 +21,7 @@ from prompt_tuning.sweep.sweep_step import compile_sweep_step
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
 from tests.support import dummies
+from tests.support.exhaustive import sample
 from tests.support.small_runs import LENGTH, logged, write_pairs
 
 LABELS = ["a", "b"]
@@ -88,7 +89,7 @@ def plain_loss(graph, parameters, batch, objective):
     return jnp.mean(jnp.log1p(jnp.exp(other - own)))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", sample(2, OBJECTIVES))
 def test_the_gradient_is_that_of_the_formula_whole_and_in_micro_batches(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
@@ -216,12 +217,15 @@ def tune_on_classes(files, tmp_path, loss, model=None, **macros) -> int:
 
 @pytest.mark.parametrize(
     ("loss", "family"),
-    [
-        ("reference", "t5"),
-        ("label_smoothing", "t5"),
-        ("class_cross_entropy", "decoder"),
-        ("class_hinge", "t5"),
-    ],
+    sample(
+        1,
+        [
+            ("reference", "t5"),
+            ("label_smoothing", "t5"),
+            ("class_cross_entropy", "decoder"),
+            ("class_hinge", "t5"),
+        ],
+    ),
 )
 def test_a_run_lowers_its_loss(files, tmp_path, loss, family):
     assert tune_on_classes(files, tmp_path, loss, getattr(files, family)) == 0

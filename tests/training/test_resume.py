@@ -24,6 +24,7 @@ from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.training import loop
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_plan import open_run
+from tests.support.exhaustive import sample
 from tests.support.small_runs import (
     COMPILATION_CACHE,
     Killed,
@@ -188,6 +189,7 @@ def test_killed_while_stepping(start, train, tmp_path, unkilled):
     check_same(tmp_path / "run", unkilled)
 
 
+@pytest.mark.exhaustive
 def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
     # Twelve calls to claim the directory and save once, six for the second save: this
     # is the third file of the third.
@@ -199,7 +201,7 @@ def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
     check_same(tmp_path / "run", unkilled)
 
 
-@pytest.mark.parametrize("step", [1, 5, 6, 10, 33, STEPS])
+@pytest.mark.parametrize("step", sample(2, [1, 5, 6, 10, 33, STEPS]))
 def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(Killed):
         fail_at(patched, step)
@@ -208,7 +210,7 @@ def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     check_same(tmp_path / "run", unkilled)
 
 
-@pytest.mark.parametrize("call", [*range(1, 11), *range(11, 27, 2)])
+@pytest.mark.parametrize("call", sample(3, [*range(1, 11), *range(11, 27, 2)]))
 def test_cut_off_at_each_call_that_touches_the_disk(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):
