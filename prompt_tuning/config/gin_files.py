@@ -22,6 +22,7 @@ from gin import config as gin_config
 from prompt_tuning import losses
 from prompt_tuning.config.configured import factory_signature
 from prompt_tuning.config.gin_sources import ConfigSources
+from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.python_objects import (
     ObjectiveFromPython,
     optimizer_from_python,
@@ -141,10 +142,12 @@ def read_run(
         with _explained(_option(binding)):
             gin.parse_config(binding)
     _check_macros(bindings)
+    with _explained(f"the config {_names(files)}"):
+        check_values({factory.__name__: factory for factory in FACTORIES})
     _check_model(files)
     if directory is not None:
         gin.bind_parameter("Run.directory", directory)
-    with _explained(f"the config {', '.join(files) or '(no file)'}"):
+    with _explained(f"the config {_names(files)}"):
         gin.finalize()
         run = gin.get_configurable(Run)()
     return dataclasses.replace(
@@ -194,6 +197,10 @@ def _check_macros(bindings: Sequence[str]) -> None:
             )
 
 
+def _names(files: Sequence[str]) -> str:
+    return shortened(", ".join(files)) or "(no file)"
+
+
 def _option(binding: str) -> str:
     """Returns a binding as it is given on the command line."""
     return f"--gin.{shortened(binding.replace(' = ', '=', 1))}"
@@ -208,7 +215,7 @@ def _check_model(files: Sequence[str]) -> None:
     try:
         gin.query_parameter("Run.model")
     except ValueError:
-        config = f"the config {', '.join(files)}" if files else "the config"
+        config = f"the config {_names(files)}" if files else "the config"
         state = "incomplete" if gin.config_str().strip() else "empty"
         raise InputError(
             f"{config} is {state}: it does not set Run.model, the frozen model; add a "

@@ -1,42 +1,154 @@
 """Type checks of settings that come from users."""
 
+import collections.abc
 import dataclasses
+import math
+import os
 import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 PLAIN = (bool, int, float, str, types.NoneType)
+CONTAINERS = (list, tuple, collections.abc.Sequence)
+_FUNCTION = collections.abc.Callable
 
 
 def check_fields(settings: Any) -> None:
-    """Checks the fields of a dataclass against their types.
-
-    Integers are accepted as floats. Fields that are neither plain values nor
-    dataclasses are not checked.
+    """Checks the fields of a dataclass against their types; see `check_value`.
 
     Raises:
-      InputError: for the first value of a wrong type.
+      InputError: for the first value of a wrong type or size.
     """
     name = type(settings).__name__
     for field, hint in get_type_hints(type(settings)).items():
-        value, accepted = getattr(settings, field), _members(hint)
-        if not all(kind in PLAIN or _is_settings(kind) for kind in accepted):
-            continue
-        if float in accepted:
-            accepted = (*accepted, int)
-        nested = tuple(kind for kind in accepted if _is_settings(kind))
-        if type(value) in accepted or isinstance(value, nested):
-            continue
-        names = [f"@{k.__name__}()" if k in nested else k.__name__ for k in accepted]
-        raise InputError(
-            f"{name}.{field} is {value!r}, a {type(value).__name__}; expected "
-            f"{' or '.join(names).replace('NoneType', 'None')}"
+        check_value(f"{name}.{field}", getattr(settings, field), hint)
+
+
+def check_value(label: str, value: Any, hint: Any) -> None:
+    """Checks a value against the type that its parameter is annotated with.
+
+    Integers are accepted as floats, and lists as tuples. Integers must be in the range
+    of 32 bits, and floats finite. Values are not checked where the type is neither
+    plain, nor a dataclass or function, nor a container.
+
+    Args:
+      label: name of the parameter, for the message.
+      value: value.
+      hint: annotated type.
+
+    Raises:
+      InputError: if the value is of another type, or too large.
+    """
+    _check_numbers(label, value)
+    if _accepts(hint, value):
+        return
+    expected = _name(hint)
+    if type(value) in PLAIN or isinstance(value, list | tuple | dict):
+        text = f"is {shown(value)}, a {type(value).__name__}"
+    else:
+        a_list = "not a list but " if expected.startswith("a list") else ""
+        text = f"is {a_list}a {type(value).__name__}"
+    raise InputError(f"{label} {text}; expected {expected}")
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    """Returns whether a value is of a type, or the type is not checked."""
+    kinds = _members(hint)
+    # Functions that take a number or a schedule check it themselves.
+    if float in kinds and any(get_origin(kind) is _FUNCTION for kind in kinds):
+        return True
+    return any(_is_of_kind(kind, value) for kind in kinds)
+
+
+def _is_of_kind(kind: Any, value: Any) -> bool:
+    if kind in PLAIN:
+        return type(value) is kind or (kind is float and type(value) is int)
+    if _is_settings(kind):
+        return isinstance(value, kind)
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Callable or origin is _FUNCTION:
+        return callable(value)
+    if origin is collections.abc.Mapping:
+        return isinstance(value, Mapping) and all(
+            _is_item(inner[0], key) and _is_item(inner[1], item)
+            for key, item in value.items()
         )
+    if origin in CONTAINERS:
+        return _is_list_of(inner, value)
+    return not isinstance(kind, type) or not _is_plain(value) or isinstance(value, kind)
+
+
+def _is_list_of(inner: tuple[Any, ...], value: Any) -> bool:
+    """Returns whether a value is a list or tuple of the types within a container."""
+    if not isinstance(value, collections.abc.Sequence) or isinstance(value, str):
+        return False
+    if len(inner) == 1 or inner[1:] == (...,):
+        inner = (inner[0],) * len(value)
+    return len(inner) == len(value) and all(map(_is_item, inner, value))
+
+
+def _is_item(hint: Any, value: Any) -> bool:
+    """Returns whether an item is of a type; from Python, paths are texts too."""
+    return _accepts(hint, value) or (
+        str in _members(hint) and isinstance(value, os.PathLike)
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in PLAIN or isinstance(value, list | tuple | dict)
+
+
+def _check_numbers(label: str, value: Any) -> None:
+    for number in _numbers(value):
+        if type(number) is int and abs(number) > MAXIMUM_INTEGER:
+            raise InputError(
+                f"{label} is {shown(number)}, expected an integer from "
+                f"{-MAXIMUM_INTEGER:,} to {MAXIMUM_INTEGER:,}"
+            )
+        if type(number) is float and not math.isfinite(number):
+            raise InputError(f"{label} is {number}, expected a finite number")
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """Yields the numbers in a plain value."""
+    if type(value) in (int, float):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from _numbers(item)
 
 
 def _is_settings(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def _name(hint: Any) -> str:
+    """Names a type in a message."""
+    kinds = _members(hint)
+    names = [_name_of_kind(kind) for kind in kinds]
+    if float in kinds and int not in kinds:
+        names.insert(names.index("float") + 1, "int")
+    return " or ".join(dict.fromkeys(names))
+
+
+def _name_of_kind(kind: Any) -> str:
+    if kind is types.NoneType:
+        return "None"
+    if _is_settings(kind):
+        return f"@{kind.__name__}()"
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is _FUNCTION:
+        return "a factory, such as @name"
+    if origin is collections.abc.Mapping:
+        return f"a dict of {_name(inner[0])} to {_name(inner[1])}"
+    if origin in CONTAINERS:
+        if len(inner) > 1 and inner[1] is not ...:
+            return f"({', '.join(map(_name, inner))})"
+        return f"a list of {'strings' if inner[0] is str else _name(inner[0])}"
+    return getattr(kind, "__name__", str(kind))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -238,7 +238,7 @@ def test_a_regex_that_matches_nothing(refused):
         ("MODEL=/a/folder", "MODEL = /a/folder", "text needs quotes"),
         ("CLASS_LABELS=['a'", "--gin.CLASS_LABELS=['a' cannot be used", ""),
         ("Run.steps=0", "Run.steps is 0", "expected at least 1"),
-        ("PROMPT_LENGTH='4'", "", "in SoftPrompt"),
+        ("PROMPT_LENGTH='4'", "SoftPrompt.length is '4'", "expected int"),
         ("PROMPT_LENGTH=0", "the prompt's length is 0", "expected at least 1"),
         ("Run.model=%MODLE", "it needs MODLE", "set --gin.MODLE=..."),
         ("Run.keep_best=('f1', 'max')", "'f1'", "measures loss, accuracy"),

