@@ -12,6 +12,13 @@ from jaxtyping import Int
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.rows.hdf5_files import (
+    contains,
+    list_names,
+    open_data_set,
+    open_hdf5,
+    reporting_damage,
+)
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
 from prompt_tuning.data.rows.jsonl import JsonLine, read_lines
 from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
@@ -149,6 +156,7 @@ class _Column:
     """An integer data set in several HDF5 files, one number for each row or token."""
 
     def __init__(self, paths: Sequence[Path], key: str):
+        self._paths = paths
         self._tables = [_open(path, key) for path in paths]
         self._ends = np.cumsum([len(table) for table in self._tables])
         self.by_row = any(len(table.shape) == 1 for table in self._tables)
@@ -158,26 +166,25 @@ class _Column:
         number = int(np.searchsorted(self._ends, row, side="right"))
         table = self._tables[number]
         row -= int(self._ends[number - 1]) if number else 0
-        if self.by_row:
-            return np.atleast_1d(np.asarray(table[row]))
-        return np.asarray(table[row, start:stop])
+        with reporting_damage(self._paths[number], f"row {row}"):
+            if self.by_row:
+                return np.atleast_1d(np.asarray(table[row]))
+            return np.asarray(table[row, start:stop])
 
 
 def _open(path: Path, key: str) -> h5py.Dataset:
-    file = h5py.File(path, "r")
-    column = file.get(key)
-    if not isinstance(column, h5py.Dataset):
+    file = open_hdf5(path)
+    if not contains(path, file, key):
         raise InputError(
-            f"{path} has the data sets {sorted(file)}, expected {key!r}; "
+            f"{path} has the data sets {list_names(path, file)}, expected {key!r}; "
             "Evaluation.category_key names it (usually 'category_ids')"
         )
-    ids = file[INPUT_IDS]
-    assert isinstance(ids, h5py.Dataset)  # checked when the examples were opened
-    rows, length = ids.shape
-    if column.shape not in ((rows,), (rows, length)) or column.dtype.kind not in "iu":
+    column = open_data_set(path, file, key, None)
+    rows, length = open_data_set(path, file, INPUT_IDS).shape
+    if column.shape not in ((rows,), (rows, length)):
         raise InputError(
-            f"{path}: {key} has shape {column.shape} and type {column.dtype}, expected "
-            f"integers [{rows}] or [{rows}, {length}], one for each row or token"
+            f"{path}: {key} has shape {column.shape}, expected integers [{rows}] or "
+            f"[{rows}, {length}], one for each row or token"
         )
     return column
 

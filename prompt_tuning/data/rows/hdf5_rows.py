@@ -8,12 +8,12 @@ from jaxtyping import Float32
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, Hdf5Table, open_table
 from prompt_tuning.data.rows.row_sources import (
-    ROWS_PER_BLOCK,
     BlockWeights,
     Files,
     Row,
     RowBlock,
     list_files,
+    rows_per_block,
 )
 from prompt_tuning.data.rows.token_columns import (
     LOSS_WEIGHTS,
@@ -92,7 +92,7 @@ class Hdf5Rows:
         )
 
     def blocks(self) -> Iterator[RowBlock]:
-        """Yields all rows in order, `ROWS_PER_BLOCK` at a time within each file."""
+        """Yields all rows in order, many of one file at a time."""
         for table, start, arrays in self._read_blocks():
             types = arrays.get("token_types")
             for role in (LOSS_WEIGHTS, "example_weights", *self._columns):
@@ -115,8 +115,9 @@ class Hdf5Rows:
         """Yields the table, the first row's number and the columns of each block."""
         first = 0
         for table in self._tables:
-            for start in range(0, len(table), ROWS_PER_BLOCK):
-                rows = slice(start, min(start + ROWS_PER_BLOCK, len(table)))
+            count = rows_per_block(table.input_ids.shape[1])
+            for start in range(0, len(table), count):
+                rows = slice(start, min(start + count, len(table)))
                 yield table, first + start, table.read(rows)
             first += len(table)
 

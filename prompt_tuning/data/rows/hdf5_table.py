@@ -8,6 +8,13 @@ import h5py
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.hdf5_files import (
+    contains,
+    list_names,
+    open_data_set,
+    open_hdf5,
+    reporting_damage,
+)
 from prompt_tuning.data.rows.tasks import PROMPT_IDS
 from prompt_tuning.data.rows.token_columns import (
     LOSS_WEIGHTS,
@@ -44,31 +51,11 @@ class Hdf5Table:
         Raises:
           InputError: if this part of the file is damaged.
         """
-        try:
+        with reporting_damage(self.path, f"rows {rows.start} to {rows.stop - 1}"):
             return {
                 role: data[rows, tokens] if data.ndim == 2 else data[rows]
                 for role, data in {INPUT_IDS: self.input_ids, **self.columns}.items()
             }
-        except OSError as error:
-            raise InputError(
-                f"{self.path}, rows {rows.start} to {rows.stop - 1}, cannot be read: "
-                f"{error}; the file is damaged, write it again"
-            ) from error
-
-
-def open_hdf5(path: Path) -> h5py.File:
-    """Opens an HDF5 file for reading.
-
-    Raises:
-      InputError: if it is truncated or not HDF5.
-    """
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be opened as HDF5 (is it truncated, or of another kind?): "
-            f"{error}"
-        ) from error
 
 
 def open_table(
@@ -86,23 +73,24 @@ def open_table(
       InputError: if it is truncated, not HDF5, or has other data sets.
     """
     file = open_hdf5(path)
-    if INPUT_IDS not in file:
+    if not contains(path, file, INPUT_IDS):
         raise InputError(
-            f"{path} has the data sets {sorted(file)}, expected {INPUT_IDS!r} and "
-            f"perhaps {TOKEN_TYPE_IDS!r}"
+            f"{path} has the data sets {list_names(path, file)}, expected "
+            f"{INPUT_IDS!r} and perhaps {TOKEN_TYPE_IDS!r}"
         )
-    input_ids = _check_data_set(path, file, INPUT_IDS)
+    input_ids = open_data_set(path, file, INPUT_IDS)
     columns = columns or TokenColumns()
     names = _column_names(path, file, prompt_ids, columns)
     data_sets = {}
     for role, name in names.items():
-        per_row = role in ("prompt_ids", "example_weights")
-        if role in ("balance", *columns.columns):
-            per_row = len(getattr(file[name], "shape", None) or ()) == 1
-        axes = ("rows",) if per_row else ("rows", "length")
+        axes = ("rows", "length")
+        if role in ("prompt_ids", "example_weights"):
+            axes = ("rows",)
+        elif role in ("balance", *columns.columns):
+            axes = None
         is_float = role in (LOSS_WEIGHTS, "example_weights", *columns.columns)
         kinds = "iuf" if is_float else "iu"
-        data_sets[role] = _check_data_set(path, file, name, axes, kinds)
+        data_sets[role] = open_data_set(path, file, name, axes, kinds)
         _check_shape(path, name, data_sets[role], input_ids)
     return Hdf5Table(path, input_ids, data_sets, names)
 
@@ -116,9 +104,9 @@ def _column_names(
       InputError: if one that a setting names is missing.
     """
     names = {}
-    if TOKEN_TYPE_IDS in file:
+    if contains(path, file, TOKEN_TYPE_IDS):
         names["token_types"] = TOKEN_TYPE_IDS
-    if columns.loss_weights and LOSS_WEIGHTS in file:
+    if columns.loss_weights and contains(path, file, LOSS_WEIGHTS):
         names[LOSS_WEIGHTS] = LOSS_WEIGHTS
     # Name and explanation of each column that a setting names.
     required = {
@@ -134,10 +122,10 @@ def _column_names(
     for role, (name, explanation) in required.items():
         if name is None:
             continue
-        if name not in file:
+        if not contains(path, file, name):
             raise InputError(
-                f"{path} has the data sets {sorted(file)}, expected {name!r}, "
-                f"{explanation}"
+                f"{path} has the data sets {list_names(path, file)}, expected "
+                f"{name!r}, {explanation}"
             )
         names[role] = name
     return names
@@ -159,26 +147,3 @@ def _check_shape(
         f"{path}: {name} has shape {data.shape}, expected {input_ids.shape}, the shape "
         f"of {INPUT_IDS}"
     )
-
-
-def _check_data_set(
-    path: Path,
-    file: h5py.File,
-    name: str,
-    axes: tuple[str, ...] = ("rows", "length"),
-    kinds: str = "iu",
-) -> h5py.Dataset:
-    """Returns a data set of the given axes and NumPy kinds of numbers."""
-    data = file[name]
-    if not isinstance(data, h5py.Dataset):
-        raise InputError(f"{path}: {name} is a group, expected a data set")
-    # The shape is None for HDF5's special form of an empty data set.
-    if len(data.shape or ()) != len(axes) or 0 in data.shape:
-        raise InputError(
-            f"{path}: {name} has shape {data.shape}, expected [{', '.join(axes)}], "
-            f"{'both ' if len(axes) == 2 else ''}at least 1"
-        )
-    if data.dtype.kind not in kinds:
-        expected = "a number" if "f" in kinds else "an integer type"
-        raise InputError(f"{path}: {name} has type {data.dtype}, expected {expected}")
-    return data

@@ -13,6 +13,9 @@ from prompt_tuning.data.rows.token_columns import TokenValues
 ROWS_PER_BLOCK = 1024
 """Number of rows that are read at a time when all rows are checked."""
 
+BLOCK_TOKENS = 2**22
+"""Number of tokens above which fewer rows are read at a time."""
+
 HDF5_SUFFIXES = (".hdf5", ".h5")
 JSONL_SUFFIX = ".jsonl"
 
@@ -100,6 +103,11 @@ def list_files(files: Files) -> list[Path]:
             state = "a folder" if path.is_dir() else "missing"
             raise InputError(f"data file {path} is {state}, expected a file")
     return paths
+
+
+def rows_per_block(length: int) -> int:
+    """Returns how many rows of a length are read at a time."""
+    return max(1, min(ROWS_PER_BLOCK, BLOCK_TOKENS // max(length, 1)))
 
 
 def contains_text(files: Files) -> bool:

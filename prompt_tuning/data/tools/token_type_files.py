@@ -4,9 +4,12 @@ A file is replaced atomically by a copy that has been read back and compared: at
 time its name refers to either the complete old file or the complete new one.
 """
 
+import errno
+import glob
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +18,25 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.atomic_files import sync_path
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, StorageError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
-from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS, open_hdf5
-from prompt_tuning.data.rows.row_sources import ROWS_PER_BLOCK, Files, list_files
+from prompt_tuning.data.rows.hdf5_files import (
+    check_contents,
+    contains,
+    list_names,
+    open_data_set,
+    open_hdf5,
+    reporting_damage,
+)
+from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows.row_sources import Files, list_files, rows_per_block
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
 """Number of token types."""
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""System errors of writing to a disk that is full or fails."""
 
 
 class TypeCounts(NamedTuple):
@@ -84,17 +98,14 @@ def _check_file(path: Path, replace: bool) -> int:
       InputError: if types cannot be added to it.
     """
     with open_hdf5(path) as file:
-        ids = file.get(INPUT_IDS)
-        if not isinstance(ids, h5py.Dataset):
+        if not contains(path, file, INPUT_IDS):
             raise InputError(
-                f"{path} has the data sets {sorted(file)}, expected {INPUT_IDS!r}"
+                f"{path} has the data sets {list_names(path, file)}, expected "
+                f"{INPUT_IDS!r}"
             )
-        if len(ids.shape or ()) != 2 or 0 in ids.shape or ids.dtype.kind not in "iu":
-            raise InputError(
-                f"{path}: {INPUT_IDS} has shape {ids.shape} and type {ids.dtype}, "
-                "expected integers [rows, length], both at least 1"
-            )
-        if TOKEN_TYPE_IDS in file and not replace:
+        check_contents(path, file)
+        ids = open_data_set(path, file, INPUT_IDS)
+        if contains(path, file, TOKEN_TYPE_IDS) and not replace:
             raise InputError(
                 f"{path} already has {TOKEN_TYPE_IDS}; --replace replaces them"
             )
@@ -116,16 +127,11 @@ def _blocks(
     path: Path, file: h5py.File
 ) -> Iterator[tuple[int, Integer[np.ndarray, "c n"]]]:
     """Yields the first row's number and the token ids of many rows at a time."""
-    ids = file[INPUT_IDS]
-    assert isinstance(ids, h5py.Dataset)
-    for first in range(0, len(ids), ROWS_PER_BLOCK):
-        try:
-            block = ids[first : first + ROWS_PER_BLOCK]
-        except OSError as error:
-            raise InputError(
-                f"{path}, rows from {first}, cannot be read: {error}; the file is "
-                "damaged, write it again"
-            ) from error
+    ids = open_data_set(path, file, INPUT_IDS)
+    count = rows_per_block(ids.shape[1])
+    for first in range(0, len(ids), count):
+        with reporting_damage(path, f"rows from {first}"):
+            block = ids[first : first + count]
         yield first, block
 
 
@@ -140,6 +146,7 @@ def _types(
 
 def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
     """Replaces a file by a copy with the rule's types."""
+    _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open_hdf5(path) as old:
@@ -150,14 +157,40 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
         sync_path(temporary)
         temporary.replace(path)
         sync_path(path.parent)
+    except (InputError, StorageError):
+        raise
     except OSError as error:
-        raise InputError(
+        problem = StorageError if error.errno in DISK_ERRORS else InputError
+        raise problem(
             f"{path}: the copy with types cannot be written next to it ({error}); the "
             "file is unchanged"
+        ) from error
+    except Exception as error:  # see `reporting_damage`
+        raise InputError(
+            f"{path} cannot be copied with types ({error}): it is damaged or has "
+            "objects that cannot be copied; the file is unchanged"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
     return counts
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes the incomplete copies that killed processes left next to a file."""
+    for copy in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = copy.name.removesuffix(".tmp").rpartition(".")[2]
+        if process.isdecimal() and not _is_running(int(process)):
+            copy.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _copy(
@@ -238,8 +271,10 @@ def _check_values(path: Path, old: Any, new: Any) -> None:
     if (old.shape, old.dtype) != (new.shape, new.dtype):
         raise _not_equal(path, f"{old.name} has shape {new.shape}, type {new.dtype}")
     is_scalar = not old.shape
-    for first in range(0, 1 if is_scalar else len(old), ROWS_PER_BLOCK):
-        part = () if is_scalar else slice(first, first + ROWS_PER_BLOCK)
+    row = math.prod((old.shape or ())[1:]) * old.dtype.itemsize // 8
+    count = rows_per_block(row)
+    for first in range(0, 1 if is_scalar else len(old), count):
+        part = () if is_scalar else slice(first, first + count)
         if not _same(old[part], new[part]):
             raise _not_equal(path, f"{old.name} differs in rows from {first}")
 
@@ -275,28 +310,3 @@ def _not_equal(path: Path, difference: str) -> InputError:
         f"{path}: the copy written next to it is wrong ({difference}); is the disk "
         "full or failing? The file is unchanged"
     )
-
-
-def read_array(file: str | Path, axes: Sequence[str]) -> Integer[np.ndarray, "..."]:
-    """Reads an array of integers from a NumPy file.
-
-    Args:
-      file: path of a `.npy` file.
-      axes: names of the axes that the array must have, for messages.
-
-    Raises:
-      InputError: if the file contains something else.
-    """
-    try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{file} cannot be read as a .npy file: {error}") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
-        kind = getattr(array, "dtype", type(array).__name__)
-        raise InputError(f"{file} contains {kind}, expected an array of integers")
-    if array.ndim != len(axes):
-        raise InputError(
-            f"{file} contains an array of shape {array.shape}, expected "
-            f"[{', '.join(axes)}]"
-        )
-    return array

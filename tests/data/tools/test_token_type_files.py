@@ -8,6 +8,7 @@ import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows import row_sources
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.tools import token_type_files
 from prompt_tuning.data.tools.token_type_files import add_token_types
@@ -133,7 +134,7 @@ def test_lengths_come_as_a_number_or_as_a_file(rows, tmp_path, capsys):
 
 
 def test_rows_of_several_blocks_are_all_typed(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_type_files, "ROWS_PER_BLOCK", 2)
+    monkeypatch.setattr(row_sources, "ROWS_PER_BLOCK", 2)
     file = write(tmp_path / "many.hdf5", np.full((7, 3), 9, np.int32))
     (typed,) = add_token_types(file, PromptLengths(np.array([0, 1, 2, 3, 2, 1, 0])))
     assert typed.counts.tolist() == [9, 12, 0, 0] and typed.unlearned == 1
@@ -187,9 +188,8 @@ def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
     found = refused(capsys, tmp_path / "text.hdf5", "--all_completion")
     assert "cannot be opened as HDF5" in found
     floats = write(tmp_path / "floats.hdf5", ROWS.astype("f4"))
-    assert "expected integers [rows, length]" in refused(
-        capsys, floats, "--all_completion"
-    )
+    found = refused(capsys, floats, "--all_completion")
+    assert "input_ids has type float32, expected an integer type" in found
     assert rows.read_bytes() == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -282,7 +282,7 @@ def test_all_that_is_kept_is_compared(tmp_path, spoil, monkeypatch):
             spoil(new)
 
     monkeypatch.setattr(token_type_files, "_copy", failing)
-    monkeypatch.setattr(token_type_files, "ROWS_PER_BLOCK", 2)
+    monkeypatch.setattr(row_sources, "ROWS_PER_BLOCK", 2)
     if spoil is None:
         add_token_types(path, GivenTypes(np.array(EXPECTED)))
         with h5py.File(path) as file:
