@@ -6,19 +6,28 @@ the feed-forward layer, the biases and the head.
 """
 
 import dataclasses
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.quantization import QUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "layer"]
 Positions = Literal["rotary", "learned", "relative"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 Biases = Literal["none", "qkv", "all"]
+
+MAXIMUM_SIZE = 2**24
+"""Maximum size of an axis of a parameter, such as the vocabulary."""
+MAXIMUM_LAYERS = 10_000
+MINIMUM_BUCKETS = 4
+"""Minimum number of buckets of relative positions: two for each sign."""
 
 FLOAT16_REASON = (
     "float16 overflows at 65,504, which T5's residual stream and a prompt trained at "
@@ -46,6 +55,13 @@ class RotaryScaling:
     low_frequency_factor: float = 0.0
     high_frequency_factor: float = 0.0
     original_positions: int = 1
+
+    def __post_init__(self):
+        check_fields(self)
+        if not self.factor > 0:
+            raise InputError(
+                f"RotaryScaling.factor is {self.factor}, expected a positive number"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +149,9 @@ class ModelConfig:
     encoder_rematerialization: Rematerialization | None = None
 
     def __post_init__(self):
+        check_fields(self)
+        _check_choices(self)
+        _check_sizes(self)
         for name in ("compute_dtype", "parameter_dtype"):
             check_dtype(name, getattr(self, name))
         if self.heads % self.key_value_heads:
@@ -144,6 +163,10 @@ class ModelConfig:
             raise InputError(
                 "relative positions are for encoder-decoder models: the rows of a "
                 "decoder-only model each have their own positions"
+            )
+        if self.positions == "rotary" and self.head_width % 2:
+            raise InputError(
+                f"rotary positions need an even head_width, found {self.head_width}"
             )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
@@ -164,6 +187,54 @@ class ModelConfig:
     def dtype(self) -> jnp.dtype:
         """Dtype of activations."""
         return jnp.dtype(self.compute_dtype)
+
+
+def _check_choices(config: ModelConfig) -> None:
+    """Checks the fields that have one of a few names."""
+    choices = {
+        "architecture": Architecture,
+        "norm": Norm,
+        "positions": Positions,
+        "activation": Activation,
+        "biases": Biases,
+    }
+    for name, accepted in choices.items():
+        value = getattr(config, name)
+        if value not in get_args(accepted):
+            raise InputError(
+                f"ModelConfig.{name} is {shown(value)}, expected "
+                f"{' or '.join(map(repr, get_args(accepted)))}"
+            )
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """Checks the ranges of sizes, numbers and token ids."""
+    sizes = {
+        "vocabulary_size": (1, MAXIMUM_SIZE),
+        "width": (1, MAXIMUM_SIZE),
+        "feed_forward_width": (1, MAXIMUM_SIZE),
+        "layers": (1, MAXIMUM_LAYERS),
+        "encoder_layers": (0, MAXIMUM_LAYERS),
+        "heads": (1, MAXIMUM_SIZE),
+        "key_value_heads": (1, MAXIMUM_SIZE),
+        "head_width": (1, MAXIMUM_SIZE),
+        "maximum_positions": (1, MAXIMUM_INTEGER),
+        "relative_buckets": (MINIMUM_BUCKETS, MAXIMUM_SIZE),
+        "relative_maximum_distance": (config.relative_buckets // 2 + 1, MAXIMUM_SIZE),
+        "bos_id": (0, MAXIMUM_INTEGER),
+        "eos_id": (0, MAXIMUM_INTEGER),
+        "pad_id": (0, MAXIMUM_INTEGER),
+        "decoder_start_id": (0, MAXIMUM_INTEGER),
+        "norm_epsilon": (0, 1),
+        "rotary_base": (0, math.inf),
+    }
+    for name, (minimum, maximum) in sizes.items():
+        value = getattr(config, name)
+        if value is not None and not minimum <= value <= maximum:
+            raise InputError(
+                f"ModelConfig.{name} is {shown(value)}, expected a number from "
+                f"{minimum:,} to {maximum:,}"
+            )
 
 
 def check_dtype(name: str, value: str) -> None:

@@ -42,28 +42,28 @@ def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     reason = "that variant of GPT-2 is not implemented"
-    settings.refuse("scale_attn_by_inverse_layer_idx", False, reason)
-    settings.refuse("add_cross_attention", False, reason)
-    width, heads = settings.required("n_embd"), settings.required("n_head")
-    activation = settings.optional("activation_function", "gelu_new")
+    settings.require("scale_attn_by_inverse_layer_idx", False, reason)
+    settings.require("add_cross_attention", False, reason)
+    width, heads = settings.size("n_embd"), settings.size("n_head")
+    activation = settings.text("activation_function", "gelu_new")
     return {
         "architecture": "decoder_only",
-        "vocabulary_size": settings.required("vocab_size"),
+        "vocabulary_size": settings.size("vocab_size"),
         "width": width,
-        "feed_forward_width": settings.optional("n_inner", 4 * width),
-        "layers": settings.required("n_layer"),
+        "feed_forward_width": settings.size("n_inner", 4 * width),
+        "layers": settings.layers("n_layer"),
         "heads": heads,
         "key_value_heads": heads,
-        "head_width": width // heads,
+        "head_width": settings.head_width(width, heads),
         "norm": "layer",
-        "norm_epsilon": settings.optional("layer_norm_epsilon", 1e-5),
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
         "positions": "learned",
-        "maximum_positions": settings.required("n_positions"),
+        "maximum_positions": settings.size("n_positions"),
         "activation": settings.activation(activation),
         "gated": False,
         "biases": "all",
-        "tied_head": settings.optional("tie_word_embeddings", True),
-        "scale_scores": settings.optional("scale_attn_weights", True),
+        "tied_head": settings.flag("tie_word_embeddings", True),
+        "scale_scores": settings.flag("scale_attn_weights", True),
     }
 
 

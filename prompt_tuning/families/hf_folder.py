@@ -52,42 +52,45 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
       InputError: for a missing file or setting, for an unknown `model_type`, activation
         or rope type, and for an unsupported choice.
     """
-    settings = read_settings(Path(folder) / "config.json")
-    model_type = settings.required("model_type")
+    file = Path(folder) / "config.json"
+    settings = read_settings(file)
+    model_type = settings.text("model_type")
     if model_type not in FAMILIES:
-        raise InputError(
-            f"{settings.file} has model_type {model_type!r}, expected one of "
-            f"{', '.join(FAMILIES)}"
-        )
+        settings.refuse("model_type", f"one of {', '.join(FAMILIES)}")
     for name in SOFT_CAPS:
         reason = "scores are not capped by any supported model; Gemma is not supported"
-        settings.refuse(name, None, reason)
+        settings.require(name, None, reason)
     family = FAMILIES[model_type]
-    fields = family.read_fields(settings) | _token_ids(settings, overrides)
+    fields = family.read_fields(settings) | _token_ids(file, settings, overrides)
     if "tied_head" not in overrides:
         stored = open_safetensors(folder)
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
-    return ModelConfig(**({"family": model_type} | fields | overrides))
+    try:
+        return ModelConfig(**({"family": model_type} | fields | overrides))
+    except InputError as error:
+        raise InputError(f"{file} cannot be followed: {error}") from error
 
 
 def _token_ids(
-    settings: HuggingFaceSettings, overrides: Collection[str]
+    file: Path, settings: HuggingFaceSettings, overrides: Collection[str]
 ) -> dict[str, Any]:
-    generation_file = settings.file.with_name("generation_config.json")
+    generation_file = file.with_name("generation_config.json")
     sources = [settings]
     if generation_file.exists():
         sources.append(read_settings(generation_file))
     ids = {}
     for field, name in TOKEN_IDS.items():
-        values = [s.raw[name] for s in sources if s.raw.get(name) is not None]
-        if not values or field in overrides:
+        source = next((source for source in sources if name in source), None)
+        if source is None or field in overrides:
             continue
-        if not isinstance(values[0], int):
-            raise InputError(
-                f"{settings.file} or {generation_file.name} has {name} = {values[0]!r},"
-                " expected one token; choose one, by Pretrained.eos_id for the end"
+        if isinstance(source.values[name], list):
+            source.refuse(
+                name, "one token; choose one, by Pretrained.eos_id for the end"
             )
-        ids[field] = values[0]
+        # Early conversions of Llama write -1 for a token that the model lacks.
+        token = source.integer(name, minimum=-1)
+        if token >= 0:
+            ids[field] = token
     return ids
 
 
@@ -110,8 +113,8 @@ def _has_tied_head(
     if not fields.get("scale_tied_hidden", True):
         return False
     raise InputError(
-        f"{settings.file} ties the head to the embedding table, but lm_head.weight in "
-        f"{head.source} differs from {table}; choose with tied_head=True or False"
+        f"{settings.source} ties the head to the embedding table, but lm_head.weight "
+        f"in {head.source} differs from {table}; choose with tied_head=True or False"
     )
 
 
@@ -185,8 +188,7 @@ def _check_settings(
     family: Family, settings: dict[str, Any], config: ModelConfig
 ) -> None:
     """Checks that reading the settings would give the same config."""
-    file = Path("config.json")
-    fields = family.read_fields(HuggingFaceSettings(file, settings))
+    fields = family.read_fields(HuggingFaceSettings("config.json", settings))
     read_back = dataclasses.replace(config, **fields)
     changed = [
         f"{field.name} = {getattr(config, field.name)!r}"

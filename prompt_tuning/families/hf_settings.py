@@ -1,12 +1,14 @@
 """Settings in `config.json`, with errors that name the file."""
 
-import dataclasses
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.model_config import MAXIMUM_LAYERS, MAXIMUM_SIZE
+from prompt_tuning.core.typed_json import REQUIRED, JsonObject, read_object
+
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Bounds of positive numbers, which float32 can represent."""
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -19,45 +21,54 @@ ACTIVATIONS = {
 """Our names of the activations in transformers."""
 
 
-@dataclasses.dataclass(frozen=True)
-class HuggingFaceSettings:
+class HuggingFaceSettings(JsonObject):
     """The settings in a `config.json`.
 
-    Attributes:
-      file: path of the file, for messages.
-      raw: content of the file.
+    A setting that is missing or null has the default of transformers.
     """
 
-    file: Path
-    raw: Mapping[str, Any]
+    def size(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns the size of an axis."""
+        return self.integer(name, default, minimum=1, maximum=MAXIMUM_SIZE)
 
-    def required(self, name: str) -> Any:
-        """Returns a setting that has no default."""
-        if self.raw.get(name) is None:
-            raise InputError(f"{self.file} has no {name!r}, which the model needs")
-        return self.raw[name]
+    def layers(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns a number of layers."""
+        return self.integer(name, default, minimum=1, maximum=MAXIMUM_LAYERS)
 
-    def optional(self, name: str, default: Any) -> Any:
-        """Returns a setting, or the default that transformers uses."""
-        value = self.raw.get(name)
-        return default if value is None else value
+    def positive(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns a positive number."""
+        return self.number(name, default, minimum=SMALLEST, maximum=LARGEST)
 
-    def refuse(self, name: str, default: Any, reason: str) -> None:
-        """Raises `InputError` unless a setting has its default value."""
-        if self.optional(name, default) != default:
-            raise InputError(
-                f"{self.file} has {name} = {self.raw[name]!r}, expected {default!r}: "
-                f"{reason}"
-            )
+    def require(self, name: str, default: Any, reason: str) -> None:
+        """Checks that a setting has its default value.
+
+        Raises:
+          InputError: with the reason, if it does not.
+        """
+        if self.value(name, default) != default:
+            self.refuse(name, f"{default!r}: {reason}")
 
     def activation(self, name: str) -> str:
         """Returns our name of an activation."""
         if name not in ACTIVATIONS:
             raise InputError(
-                f"{self.file} has the activation {name!r}, expected one of "
+                f"{self.source} has the activation {shown(name)}, expected one of "
                 f"{', '.join(ACTIVATIONS)}"
             )
         return ACTIVATIONS[name]
+
+    def head_width(self, width: int, heads: int) -> int:
+        """Returns the width of each head, if the model's width is divided among them.
+
+        Raises:
+          InputError: if it cannot be.
+        """
+        if width % heads:
+            raise InputError(
+                f"{self.source} has a width of {width:,}, which is not a multiple of "
+                f"its {heads:,} heads"
+            )
+        return width // heads
 
 
 def activation_setting(activation: str) -> str:
@@ -71,14 +82,8 @@ def read_settings(file: Path) -> HuggingFaceSettings:
     Raises:
       InputError: if the file is missing or is not a JSON object.
     """
-    try:
-        raw = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
+    if not file.exists():
         raise InputError(
             f"{file} is missing; expected the folder of a Hugging Face model"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise InputError(f"{file} contains JSON that is not an object")
-    return HuggingFaceSettings(file, raw)
+        )
+    return HuggingFaceSettings(str(file), read_object(file).values)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, transpose
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig, RotaryScaling
 from prompt_tuning.families.family import (
     Family,
@@ -49,71 +49,73 @@ def read_llama(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    attention_bias = settings.optional("attention_bias", False)
-    if attention_bias != settings.optional("mlp_bias", False):
+    attention_bias = settings.flag("attention_bias", False)
+    if attention_bias != settings.flag("mlp_bias", False):
         raise InputError(
-            f"{settings.file} has only one of attention_bias and mlp_bias; "
+            f"{settings.source} has only one of attention_bias and mlp_bias; "
             "expected both or neither"
         )
-    heads = settings.required("num_attention_heads")
-    width = settings.required("hidden_size")
+    heads = settings.size("num_attention_heads")
+    width = settings.size("hidden_size")
     return {
         "architecture": "decoder_only",
-        "vocabulary_size": settings.required("vocab_size"),
+        "vocabulary_size": settings.size("vocab_size"),
         "width": width,
-        "feed_forward_width": settings.required("intermediate_size"),
-        "layers": settings.required("num_hidden_layers"),
+        "feed_forward_width": settings.size("intermediate_size"),
+        "layers": settings.layers("num_hidden_layers"),
         "heads": heads,
-        "key_value_heads": settings.optional("num_key_value_heads", heads),
-        "head_width": settings.optional("head_dim", width // heads),
+        "key_value_heads": settings.size("num_key_value_heads", heads),
+        "head_width": settings.size("head_dim", width // heads),
         "norm": "rms",
-        "norm_epsilon": settings.optional("rms_norm_eps", 1e-6),
+        "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
         "positions": "rotary",
-        "maximum_positions": settings.required("max_position_embeddings"),
+        "maximum_positions": settings.integer("max_position_embeddings", minimum=1),
         **_rotary(settings),
-        "activation": settings.activation(settings.optional("hidden_act", "silu")),
+        "activation": settings.activation(settings.text("hidden_act", "silu")),
         "gated": True,
         "biases": "all" if attention_bias else "none",
-        "tied_head": settings.optional("tie_word_embeddings", False),
+        "tied_head": settings.flag("tie_word_embeddings", False),
     }
 
 
 def _rotary(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Base and scaling, from `rope_parameters` (transformers 5) or older settings."""
-    base, scaling = settings.optional("rope_theta", 10_000.0), None
-    settings.refuse(
+    base, scaling = settings.positive("rope_theta", 10_000.0), None
+    settings.require(
         "partial_rotary_factor", 1.0, "partial rotary positions are not implemented"
     )
     for name in ("rope_scaling", "rope_parameters"):
-        rope = settings.optional(name, {})
-        base = rope.get("rope_theta", base)
-        scaling = _rotary_scaling(settings, name, rope) or scaling
-    return {"rotary_base": float(base), "rotary_scaling": scaling}
+        rope = HuggingFaceSettings(
+            f"{name} in {settings.source}", settings.nested(name, {}).values
+        )
+        base = rope.positive("rope_theta", base)
+        scaling = _rotary_scaling(rope) or scaling
+    return {"rotary_base": base, "rotary_scaling": scaling}
 
 
-def _rotary_scaling(
-    settings: HuggingFaceSettings, name: str, rope: dict
-) -> RotaryScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def _rotary_scaling(rope: HuggingFaceSettings) -> RotaryScaling | None:
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return None
-    try:
-        if kind == "linear":
-            return RotaryScaling(factor=float(rope["factor"]))
-        if kind == "llama3":
-            return RotaryScaling(
-                factor=float(rope["factor"]),
-                low_frequency_factor=float(rope["low_freq_factor"]),
-                high_frequency_factor=float(rope["high_freq_factor"]),
-                original_positions=rope["original_max_position_embeddings"],
-            )
-    except KeyError as missing:
-        raise InputError(
-            f"{settings.file} has the rope_type {kind!r} in {name} without {missing}"
-        ) from None
+    source = rope.source
+    rope = HuggingFaceSettings(f"the rope_type {shown(kind)} in {source}", rope.values)
+    if kind == "linear":
+        return RotaryScaling(factor=rope.positive("factor"))
+    if kind == "llama3":
+        low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+        if low >= high:
+            rope.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
+        return RotaryScaling(
+            factor=rope.positive("factor"),
+            low_frequency_factor=low,
+            high_frequency_factor=high,
+            original_positions=rope.integer(
+                "original_max_position_embeddings", minimum=1
+            ),
+        )
     raise InputError(
-        f"{settings.file} has the rope_type {kind!r} in {name}, expected 'default', "
-        "'linear' or 'llama3'; others are not implemented"
+        f"{source} has the rope_type {shown(kind)}, expected 'default', 'linear' "
+        "or 'llama3'; others are not implemented"
     )
 
 

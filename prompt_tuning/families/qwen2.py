@@ -15,9 +15,9 @@ def read_qwen2(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     reason = "sliding windows are not implemented"
-    settings.refuse("use_sliding_window", False, reason)
-    layers = settings.required("num_hidden_layers")
-    settings.refuse("layer_types", ["full_attention"] * layers, reason)
+    settings.require("use_sliding_window", False, reason)
+    layers = settings.layers("num_hidden_layers")
+    settings.require("layer_types", ["full_attention"] * layers, reason)
     return read_llama(settings) | {"biases": "qkv"}
 
 

@@ -24,34 +24,34 @@ def read_t5(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    feed_forward = settings.optional("feed_forward_proj", "relu")
+    feed_forward = settings.text("feed_forward_proj", "relu")
     activation = feed_forward.removeprefix("gated-")
     if feed_forward == GATED_GELU:
         # T5 1.1 was trained with the tanh approximation despite the name.
         activation = "gelu_new"
-    layers, heads = settings.required("num_layers"), settings.required("num_heads")
-    tied = settings.optional("tie_word_embeddings", True)
+    layers, heads = settings.layers("num_layers"), settings.size("num_heads")
+    tied = settings.flag("tie_word_embeddings", True)
     return {
         "architecture": "encoder_decoder",
-        "vocabulary_size": settings.required("vocab_size"),
-        "width": settings.required("d_model"),
-        "feed_forward_width": settings.required("d_ff"),
-        "layers": settings.optional("num_decoder_layers", layers),
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": settings.size("d_model"),
+        "feed_forward_width": settings.size("d_ff"),
+        "layers": settings.layers("num_decoder_layers", layers),
         "encoder_layers": layers,
         "heads": heads,
         "key_value_heads": heads,
-        "head_width": settings.required("d_kv"),
+        "head_width": settings.size("d_kv"),
         "norm": "rms",
-        "norm_epsilon": settings.optional("layer_norm_epsilon", 1e-6),
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-6),
         "positions": "relative",
-        "relative_buckets": settings.required("relative_attention_num_buckets"),
-        "relative_maximum_distance": settings.optional(
+        "relative_buckets": settings.size("relative_attention_num_buckets"),
+        "relative_maximum_distance": settings.size(
             "relative_attention_max_distance", 128
         ),
         "activation": settings.activation(activation),
         "gated": feed_forward.startswith("gated-"),
         "tied_head": tied,
-        "scale_tied_hidden": settings.optional("scale_decoder_outputs", tied),
+        "scale_tied_hidden": settings.flag("scale_decoder_outputs", tied),
         "scale_scores": False,
     }
 

@@ -1,0 +1,215 @@
+"""Fields of `config.json` of the wrong type or range."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig, RotaryScaling, t5_config
+from prompt_tuning.families import hf_folder
+
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+LLAMA = TOKENS | {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 16,
+    "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
+ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 5e5,
+}
+QWEN2 = LLAMA | {"model_type": "qwen2", "layer_types": ["full_attention"]}
+GPT2 = TOKENS | {
+    "model_type": "gpt2",
+    "n_embd": 8,
+    "n_head": 2,
+    "n_layer": 1,
+    "n_positions": 32,
+    "n_inner": 12,
+    "vocab_size": 16,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "scale_attn_weights": True,
+}
+T5 = TOKENS | {
+    "model_type": "t5",
+    "d_model": 8,
+    "d_ff": 12,
+    "d_kv": 4,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "vocab_size": 16,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "feed_forward_proj": "relu",
+    "layer_norm_epsilon": 1e-6,
+    "tie_word_embeddings": True,
+    "decoder_start_token_id": 0,
+}
+CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "gpt2": GPT2, "t5": T5}
+WRONG = (
+    "8",
+    [8],
+    {"a": 8},
+    10**300,
+    -8,
+    -1e300,
+    float("inf"),
+    float("nan"),
+    "a" * 5_000_000,
+)
+
+
+def read(folder, config, **generation):
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return hf_folder.read_config(folder, tied_head=True)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_field_of_another_type_is_refused_by_file_and_name(family, tmp_path):
+    config = CONFIGS[family]
+    read(tmp_path, config)
+    for name, value in config.items():
+        wrong = [*WRONG, 2.5, True]
+        if type(value) is bool:
+            wrong[-1] = 1
+        if type(value) is float:
+            wrong.remove(2.5)
+        if type(value) is dict:
+            wrong.remove({"a": 8})
+        for other in wrong:
+            with pytest.raises(InputError, match=r"config\.json") as raised:
+                read(tmp_path, config | {name: other})
+            assert len(str(raised.value)) < 1000
+            assert name in str(raised.value) or type(value) is str
+
+
+@pytest.mark.parametrize("name", ROPE)
+@pytest.mark.parametrize("setting", ["rope_scaling", "rope_parameters"])
+def test_rotary_scaling_of_another_type_is_refused(setting, name, tmp_path):
+    assert read(tmp_path, LLAMA | {setting: ROPE}).rotary_scaling.factor == 8
+    for other in WRONG:
+        with pytest.raises(InputError, match=rf"{setting} in .*config\.json"):
+            read(tmp_path, LLAMA | {setting: ROPE | {name: other}})
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_token_ids_of_the_generation_config_are_checked(name, tmp_path):
+    config = {key: value for key, value in GPT2.items() if key not in TOKENS}
+    assert read(tmp_path, config, eos_token_id=3).eos_id == 3
+    for other in ("3", [3, 4], 2.5, 10**300, -2):
+        with pytest.raises(InputError, match=rf"generation_config\.json has {name}"):
+            read(tmp_path, config, **{name: other})
+
+
+def test_no_token_is_written_as_minus_one(tmp_path):
+    assert read(tmp_path, LLAMA | {"bos_token_id": -1}).bos_id is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        LLAMA | {"num_attention_heads": 0},
+        LLAMA | {"num_key_value_heads": 0},
+        LLAMA | {"num_attention_heads": 16, "head_dim": None},
+        LLAMA | {"head_dim": 3},
+        LLAMA | {"vocab_size": 10**12},
+        LLAMA | {"hidden_size": 10**12},
+        LLAMA | {"num_hidden_layers": 10**6},
+        LLAMA | {"rms_norm_eps": 0},
+        LLAMA | {"rope_scaling": ROPE | {"low_freq_factor": 4.0}},
+        QWEN2 | {"layer_types": ["sliding_attention"]},
+        GPT2 | {"n_head": 3},
+        T5 | {"relative_attention_num_buckets": 2},
+        T5 | {"relative_attention_max_distance": 16},
+    ],
+    ids=str,
+)
+def test_numbers_that_contradict_each_other_are_refused(wrong, tmp_path):
+    with pytest.raises(InputError, match=r"config\.json"):
+        read(tmp_path, wrong)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", '"a"', "[" * 100_000, "", "\0"])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_files_of_another_shape_are_refused(file, content, tmp_path):
+    read(tmp_path, GPT2)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(InputError, match=file):
+        hf_folder.read_config(tmp_path, tied_head=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("width", 0),
+        ("width", 10**300),
+        ("layers", -1),
+        ("vocabulary_size", 10**12),
+        ("relative_buckets", 0),
+        ("eos_id", -1),
+        ("norm_epsilon", float("nan")),
+    ],
+)
+def test_a_config_from_python_is_checked(field, value):
+    sizes = {"width": 8, "feed_forward_width": 16, "layers": 1, "heads": 2}
+    with pytest.raises(InputError, match=rf"ModelConfig\.{field} is"):
+        t5_config(**(sizes | {field: value}))
+
+
+def test_types_and_choices_from_python_are_checked_without_the_tests_type_checks():
+    wrong = {
+        "width": "8",
+        "layers": 2.0,
+        "heads": True,
+        "head_width": None,
+        "norm": "batch",
+        "positions": 7,
+        "rotary_base": "10000",
+        "rotary_scaling": 2.0,
+        "biases": "some",
+    }
+    program = f"""
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import t5_config
+for field, value in {wrong!r}.items():
+    sizes = dict(width=8, feed_forward_width=16, layers=1, heads=2)
+    try:
+        t5_config(**(sizes | {{field: value}}))
+    except InputError as error:
+        print(field, f"ModelConfig.{{field}} is" in str(error))
+"""
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.splitlines() == [f"{field} True" for field in wrong]
+
+
+def test_rotary_positions_need_pairs(tmp_path):
+    config = read(tmp_path, LLAMA)
+    with pytest.raises(InputError, match="even head_width, found 3"):
+        ModelConfig(**(vars(config) | {"head_width": 3}))
+    with pytest.raises(InputError, match=r"RotaryScaling\.factor is 0"):
+        RotaryScaling(factor=0.0)
