@@ -11,7 +11,9 @@ their `encoder/prompt/prompt/prompt` is our `encoder/prompt/prompt`.
 """
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -23,11 +25,13 @@ from prompt_tuning.adapters.peft.prompts import STACKS
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array
 from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_files import STATE_FILE
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.prompts.kinds import find_kind, find_prompt_class, prompt_classes
 from prompt_tuning.prompts.prompt_module import Attachment
 
@@ -82,7 +86,22 @@ def _read_checkpoint(directory: Path) -> tuple[Arrays, dict[str, float]]:
     """Reads the trained leaves, and the scalings of a converted checkpoint."""
     state = checkpoint_files.verify(directory)
     trained = checkpoint_files.read_trained(directory, state)
-    return trained, state["extra"].get(SCALINGS, {})
+    return trained, read_scalings(directory, state)
+
+
+def read_scalings(directory: Path, state: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the scaling of each LoRA of a checkpoint, if it was converted.
+
+    Args:
+      directory: directory of the checkpoint.
+      state: its state.
+
+    Raises:
+      InputError: if they are not numbers by path.
+    """
+    extra = JsonObject(f"{directory / STATE_FILE}", state["extra"])
+    scalings = extra.nested(SCALINGS, {})
+    return {path: scalings.number(path) for path in scalings.values}
 
 
 def _find_path(file: Path, array: np.ndarray, config: ModelConfig | None) -> str:

@@ -23,7 +23,7 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, like
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.prompts.adapter_files import SCALINGS, read_adapter
+from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.kinds import find_kind
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.sharding.array_placement import Placement
@@ -130,7 +130,7 @@ def read_source(path: Path, config: ModelConfig) -> TransferSource:
     return TransferSource(
         origin=str(checkpoint),
         leaves=checkpoint_files.open_trained(checkpoint, state),
-        scalings=state["extra"].get(SCALINGS, {}),
+        scalings=read_scalings(checkpoint, state),
         checkpoint=checkpoint,
         frozen_model=recorded_model(checkpoint.parent.parent),
     )

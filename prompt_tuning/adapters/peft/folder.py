@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject, read_json
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -151,14 +153,12 @@ def _read_settings(path: Path) -> dict[str, Any]:
     """Reads the settings of an adapter of any kind.
 
     Raises:
-      InputError: if they are missing, not JSON, or lack the kind.
+      InputError: if they are missing, not JSON, lack the kind or are of another type.
     """
-    try:
-        settings = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing from the adapter") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(settings, dict) or not isinstance(settings.get("peft_type"), str):
+    if not path.is_file():
+        raise InputError(f"{path} is missing from the adapter")
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("peft_type"), str):
         raise InputError(f"{path} has no 'peft_type', so it is not a PEFT adapter's")
-    return settings
+    check_types(JsonObject(str(path), content))
+    return content

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import Arrays
 from prompt_tuning.adapters.peft.modules import Projection, by_module
-from prompt_tuning.adapters.peft.shape_checks import IA3, MODEL_PREFIX
+from prompt_tuning.adapters.peft.shape_checks import IA3, MODEL_PREFIX, require_tensor
 from prompt_tuning.core.errors import InputError
 
 SCALE = "adapters/ia3/scale"
@@ -43,7 +43,8 @@ def read_ia3(
         scale = np.ones((len(projection.modules), _size(projection)), np.float32)
         for layer, module in enumerate(projection.modules):
             if module in names:
-                stored = tensors[f"{MODEL_PREFIX}{names[module]}{IA3}"]
+                name = f"{MODEL_PREFIX}{names[module]}{IA3}"
+                stored = require_tensor(tensors, name, 2, source)
                 scale[layer] = _read_part(stored, projection, f"{source}: {module}")
         parameters[f"{path}/{SCALE}"] = scale
     return parameters

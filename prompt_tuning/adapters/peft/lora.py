@@ -14,7 +14,12 @@ from jaxtyping import Float
 from prompt_tuning.adapters.adapter import Arrays
 from prompt_tuning.adapters.peft.modules import Projection, by_module
 from prompt_tuning.adapters.peft.peft_settings import Settings, divisor, scaling_of
-from prompt_tuning.adapters.peft.shape_checks import LORA_A, LORA_B, MODEL_PREFIX
+from prompt_tuning.adapters.peft.shape_checks import (
+    LORA_A,
+    LORA_B,
+    MODEL_PREFIX,
+    require_tensor,
+)
 from prompt_tuning.core.errors import InputError
 
 A, B = "adapters/lora/a", "adapters/lora/b"
@@ -63,7 +68,7 @@ def read_lora(
         present = [factors for factors in layers if factors is not None]
         if not present:
             continue
-        scalings[path] = scaling = present[0].scaling
+        scalings[path] = scaling = _common_scaling(present)
         rank = max(factors.a.shape[1] for factors in present)
         a = np.zeros((len(layers), projection.size_in, rank), np.float32)
         b = np.zeros((len(layers), rank, projection.size_out), np.float32)
@@ -83,8 +88,10 @@ def _read_module(
     settings: Settings,
     source: str,
 ) -> Factors:
-    a = tensors[f"{MODEL_PREFIX}{module}{LORA_A}"]
-    b = tensors[f"{MODEL_PREFIX}{module}{LORA_B}"]
+    a, b = (
+        require_tensor(tensors, f"{MODEL_PREFIX}{module}{half}", 2, source)
+        for half in (LORA_A, LORA_B)
+    )
     index, parts = projection.part
     sizes = (projection.size_in, projection.size_out * parts)
     if (a.shape[1], b.shape[0]) != sizes:
@@ -170,7 +177,7 @@ def fuse(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
       sizes: output size of each projection.
     """
     present = [part for part in parts if part is not None]
-    first = present[0]
+    first, scaling = present[0], _common_scaling(present)
     same = all(
         part.scaling == first.scaling and np.array_equal(part.a, first.a)
         for part in present
@@ -183,9 +190,9 @@ def fuse(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
         if part is not None:
             rows = slice(starts[index], starts[index] + ranks[index])
             columns = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
-            b[rows, columns] = _rescale(part, first.scaling)
+            b[rows, columns] = _rescale(part, scaling)
     a = first.a if same else np.concatenate([part.a for part in present], axis=1)
-    return Factors(a, b, first.scaling)
+    return Factors(a, b, scaling)
 
 
 def lora_settings(
@@ -214,6 +221,11 @@ def lora_settings(
         "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
         "alpha_pattern": {name: x for name, x in alphas.items() if x != alpha},
     }
+
+
+def _common_scaling(parts: Sequence[Factors]) -> float:
+    """Returns the scaling to which all parts can be rescaled: the first but zero."""
+    return next((part.scaling for part in parts if part.scaling), 0.0)
 
 
 def _rescale(factors: Factors, scaling: float) -> Float[np.ndarray, "r out"]:

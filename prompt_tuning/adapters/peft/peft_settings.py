@@ -8,9 +8,26 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.model_config import MAXIMUM_SIZE
+from prompt_tuning.core.typed_json import JsonObject
 
 Settings = Mapping[str, Any]
+
+LARGEST = 1e30
+"""Maximum absolute value of an alpha, which float32 can represent."""
+SIZES = (
+    "num_attention_heads",
+    "num_layers",
+    "num_ranks",
+    "num_tasks",
+    "num_transformer_submodules",
+    "num_virtual_tokens",
+    "r",
+    "token_dim",
+)
+MODULES = ("exclude_modules", "feedforward_modules", "target_modules")
+TEXTS = ("base_model_name_or_path", "revision", "task_type")
 
 _COMMON: dict[str, Any] = {
     "auto_mapping": None,
@@ -113,10 +130,51 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 _MOVES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
+def check_types(settings: JsonObject) -> None:
+    """Checks the types and ranges of all settings that are read.
+
+    Those of a method that is not supported are not checked.
+
+    Raises:
+      InputError: for the first setting of another type or out of range.
+    """
+    known = DEFAULTS.get(settings.text("peft_type"), {})
+    for name in SIZES:
+        if name in known:
+            settings.integer(name, None, minimum=1, maximum=MAXIMUM_SIZE)
+    for name in TEXTS:
+        settings.text(name, None)
+    for name in MODULES:
+        if name in known and name in settings and not _names_modules(settings, name):
+            settings.refuse(name, "a text or a list of texts")
+    if "r" in known:
+        _check_lora(settings)
+
+
+def _names_modules(settings: JsonObject, name: str) -> bool:
+    value = settings.values[name]
+    return type(value) is str or (
+        type(value) is list and all(type(module) is str for module in value)
+    )
+
+
+def _check_lora(settings: JsonObject) -> None:
+    bounds = {"minimum": -LARGEST, "maximum": LARGEST}
+    settings.flag("use_rslora", None)
+    settings.number("lora_alpha", None, **bounds)
+    alphas = settings.nested("alpha_pattern", {})
+    for pattern in alphas.values:
+        alphas.number(pattern, **bounds)
+    ranks = settings.nested("rank_pattern", {})
+    for pattern in ranks.values:
+        ranks.integer(pattern, minimum=1, maximum=MAXIMUM_SIZE)
+
+
 def setting(settings: Settings, name: str) -> Any:
-    """Returns a setting, PEFT's default if it is missing, or None without a default."""
+    """Returns a setting, or PEFT's default if it is missing or null."""
     defaults = DEFAULTS.get(settings["peft_type"], {})
-    return settings.get(name, defaults.get(name))
+    value = settings.get(name)
+    return defaults.get(name) if value is None else value
 
 
 def check_supported(settings: Settings, source: str) -> None:
@@ -131,16 +189,16 @@ def check_supported(settings: Settings, source: str) -> None:
         value = setting(settings, name)
         if value != neutral and value:
             raise InputError(
-                f"{source} has {name} = {value!r}, expected {neutral!r}: {reason}, "
-                "which is not supported. Merge the adapter with PEFT "
+                f"{source} has {name} = {shown(value)}, expected {neutral!r}: "
+                f"{reason}, which is not supported. Merge the adapter with PEFT "
                 "(merge_and_unload), or train it without this setting"
             )
     start = setting(settings, "init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_MOVES_BASE):
         raise InputError(
-            f"{source} has init_lora_weights = {start!r}, which changes the frozen "
-            "weights: save it with path_initial_model_for_weight_conversion, which "
-            "converts it to a plain LoRA"
+            f"{source} has init_lora_weights = {shown(start)}, which changes the "
+            "frozen weights: save it with path_initial_model_for_weight_conversion, "
+            "which converts it to a plain LoRA"
         )
 
 
@@ -152,7 +210,9 @@ def positive_setting(settings: Settings, name: str, source: str) -> int:
     """
     value = setting(settings, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{source} has {name} {value!r}, expected a positive integer")
+        raise InputError(
+            f"{source} has {name} {shown(value)}, expected a positive integer"
+        )
     return value
 
 
@@ -167,7 +227,7 @@ def submodules(settings: Settings, source: str) -> int:
         return 2 if setting(settings, "task_type") == "SEQ_2_SEQ_LM" else 1
     if count not in (1, 2):
         raise InputError(
-            f"{source} has num_transformer_submodules {count!r}, expected 1 or 2"
+            f"{source} has num_transformer_submodules {shown(count)}, expected 1 or 2"
         )
     return count
 
@@ -199,7 +259,7 @@ def _patterned(settings: Settings, patterns: str, plain: str, module: str) -> An
             match = re.match(rf"(.*\.)?({pattern})$", module)
         except re.error as error:
             raise InputError(
-                f"{patterns} has {pattern!r}, which is not a regular "
+                f"{patterns} has {shown(pattern)}, which is not a regular "
                 f"expression: {error}"
             ) from error
         if match:

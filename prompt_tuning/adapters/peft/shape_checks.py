@@ -11,7 +11,7 @@ from prompt_tuning.adapters.peft.peft_settings import (
     setting,
     submodules,
 )
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 Tensors = Mapping[str, np.ndarray]
 EMBEDDINGS = "prompt_embeddings"
@@ -45,7 +45,7 @@ def require_tensor(tensors: Tensors, name: str, axes: int, source: str) -> np.nd
       InputError: if it is missing or has another number of axes.
     """
     if name not in tensors:
-        raise InputError(f"{source} has {sorted(tensors)}, expected {name!r}")
+        raise InputError(f"{source} has {shown(sorted(tensors))}, expected {name!r}")
     if tensors[name].ndim != axes:
         raise InputError(
             f"{source}: {name} has shape {tensors[name].shape}, expected {axes} axes"

@@ -109,7 +109,7 @@ def test_a_pickle_is_refused_with_the_reason(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "is not JSON"), ("[]", "no 'peft_type'"), ("{}", "no 'peft_type'")],
+    [("", "is not valid JSON"), ("[]", "no 'peft_type'"), ("{}", "no 'peft_type'")],
 )
 def test_damaged_settings_are_refused(content, message, tmp_path):
     folder = made(tmp_path / "adapter")
