@@ -64,17 +64,33 @@ def run(options: argparse.Namespace) -> int:
 
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import report_idle_devices
-    from prompt_tuning.sweep.sweep_loop import train_sweep
-    from prompt_tuning.training.progress import make_reporter
+    from prompt_tuning.training.run_directory import hold_run
 
     if options.print_config:
         return _print_configs(options)
-    sweep = prepare(options)
     console = Console()
-    print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
     if options.dry_run:
+        sweep = prepare(options)
+        print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
         print_lines(console, "dry run: no step was taken and nothing was written")
         return 0
+    variations = _variations(options)
+    name = _read_member(options, variations[0]).directory
+    members = [Path(name, variation.name) for variation in variations if name]
+    # Held from here on, so that a second command is refused before it reads the model.
+    with hold_run(name, *members):
+        return _train(options, console)
+
+
+def _train(options: argparse.Namespace, console: "Console") -> int:
+    """Trains all members in directories that are held."""
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.cli.selected_run import report_idle_devices
+    from prompt_tuning.sweep.sweep_loop import train_sweep
+    from prompt_tuning.training.progress import make_reporter
+
+    sweep = prepare(options)
+    print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
     outcome = train_sweep(
         sweep,
         record={"xla_flags": os.environ.get("XLA_FLAGS", "")},

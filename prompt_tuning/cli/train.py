@@ -3,12 +3,18 @@
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_dry_run_option,
     add_print_config_option,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prompt_tuning.config.run import Run
 
 HELP = "train a prompt or adapter, or continue an interrupted run"
 USES_JAX = True
@@ -34,10 +40,10 @@ def run(options: argparse.Namespace) -> int:
         report_idle_devices,
     )
     from prompt_tuning.config import gin_files
-    from prompt_tuning.processes.group import is_first, run_on_first
-    from prompt_tuning.training.loop import train
+    from prompt_tuning.processes.group import is_first
+    from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.progress import make_reporter
-    from prompt_tuning.training.run_directory import check_owner
+    from prompt_tuning.training.run_directory import hold_run
     from prompt_tuning.training.run_plan import open_run
 
     run = gin_files.read_run(
@@ -48,20 +54,19 @@ def run(options: argparse.Namespace) -> int:
         return 0
     check_processes(options, run)
     console = Console(quiet=not is_first())
-    training = open_run(run)
-    print_lines(console, training.report(), *report_idle_devices(run))
     if options.dry_run:
-        directory, config = Path(run.directory), gin_files.operative_config()
-        model = training.fingerprint
-        run_on_first(lambda: check_owner(directory, config, model))
-        print_lines(console, "dry run: no step was taken and nothing was written")
+        _print_plan(console, run)
         return 0
-    outcome = train(
-        training,
-        config=gin_files.operative_config(),
-        record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
-        make_reporter=lambda done: make_reporter(console, run.steps, done),
-    )
+    # Held from here on, so that a second command is refused before it reads the model.
+    with hold_run(run.directory):
+        training = open_run(run)
+        print_lines(console, training.report(), *report_idle_devices(run))
+        outcome = train_held(
+            training,
+            config=gin_files.operative_config(),
+            record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
+            make_reporter=lambda done: make_reporter(console, run.steps, done),
+        )
     if outcome.finished:
         how = "done" if outcome.reason is None else "stopped early"
         print_lines(
@@ -70,3 +75,20 @@ def run(options: argparse.Namespace) -> int:
             f"next: prompt-tuning generate --run {run.directory} TEXT",
         )
     return 0
+
+
+def _print_plan(console: "Console", run: "Run") -> None:
+    """Opens and checks everything without training or writing."""
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.cli.selected_run import report_idle_devices
+    from prompt_tuning.config import gin_files
+    from prompt_tuning.processes.group import run_on_first
+    from prompt_tuning.training.run_directory import check_owner
+    from prompt_tuning.training.run_plan import open_run
+
+    training = open_run(run)
+    print_lines(console, training.report(), *report_idle_devices(run))
+    directory, config = Path(run.directory), gin_files.operative_config()
+    model = training.fingerprint
+    run_on_first(lambda: check_owner(directory, config, model))
+    print_lines(console, "dry run: no step was taken and nothing was written")

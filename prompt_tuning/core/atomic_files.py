@@ -3,16 +3,30 @@
 New content is written under a temporary name in the same folder, synced to the disk,
 and renamed to its final name. `replace_file` and `replace_folder` do that alone;
 `write_file` and `write_folder` also refuse to overwrite the user's data.
+
+What a killed process leaves under temporary names is cleared by the next write of the
+same file or folder.
 """
 
+import contextlib
+import ctypes
+import errno
+import fcntl
 import os
+import re
 import shutil
-import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
+from prompt_tuning.core.file_locks import hold_lock
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Arguments of Linux's `renameat2`, from linux/fcntl.h and linux/fs.h."""
+
+_CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+"""Errors of a kernel or file system that cannot exchange two names."""
 
 
 def sync_file(file: IO) -> None:
@@ -38,32 +52,84 @@ def replace_file(file: Path, content: str | bytes) -> None:
       content: new content; text is encoded as UTF-8.
     """
     data = content.encode() if isinstance(content, str) else content
+    _clear_temporaries(file)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        sync_path(temporary)
-        temporary.replace(file)
+        with temporary.open("wb") as opened:
+            _mark_as_used(opened)
+            opened.write(data)
+            sync_file(opened)
+            temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
     sync_path(file.parent)
 
 
+def _clear_temporaries(file: Path) -> None:
+    """Deletes the temporary files that killed processes left next to a file."""
+    pattern = re.compile(rf"\.{re.escape(file.name)}\.\d+\.tmp")
+    for path in filter(
+        lambda path: pattern.fullmatch(path.name), file.parent.iterdir()
+    ):
+        with contextlib.suppress(OSError), path.open("rb") as opened:
+            # Fails while another process is writing it.
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _mark_as_used(file: IO) -> None:
+    """Locks a temporary file, so that no other process takes it for a remnant."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def replace_folder(new: Path, final: Path, *, aside: Path) -> None:
     """Renames a complete folder to its final name.
 
-    A folder cannot be renamed over another one, so an existing `final` is first renamed
-    to `aside`, which the caller deletes afterwards. If the process dies between the two
-    renames, `restore_folder` undoes the first one.
+    An existing `final` ends as `aside`, which the caller deletes afterwards. Where the
+    system can exchange two names, there is a complete folder named `final` at every
+    moment. Elsewhere `final` is renamed to `aside` first, and if the process dies
+    between the two renames, `restore_folder` undoes the first one.
 
     Args:
       new: complete folder, already synced.
       final: name that the folder gets.
       aside: name that an existing `final` gets.
     """
-    if final.exists():
+    if not final.exists() or not any(final.iterdir()):
+        # Fails if another process puts something there at this moment.
+        new.rename(final)
+    elif exchange(new, final):
+        sync_path(final.parent)
+        new.rename(aside)
+    else:
         final.rename(aside)
-    new.rename(final)
-    sync_path(final.parent)
+        new.rename(final)
+    # Both names must be on the disk before the caller deletes the old folder.
+    for folder in {final.parent, aside.parent, new.parent}:
+        sync_path(folder)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchanges the names of two existing paths in a single step.
+
+    Returns:
+      False, with nothing changed, where the system cannot do it: on other systems than
+      Linux, and on some file systems.
+
+    Raises:
+      OSError: for any other problem.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = (os.fsencode(one), os.fsencode(other))
+    if not rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
 def restore_folder(aside: Path, final: Path) -> None:
@@ -85,14 +151,16 @@ def write_file(file: Path, content: str | bytes, *, force: bool = False) -> None
       force: whether an existing file is replaced.
 
     Raises:
-      InputError: if the path exists and may not be replaced.
+      InputError: if the path exists and may not be replaced, or cannot be written.
+      StorageError: if the disk is full.
     """
     if file.exists() and (not file.is_file() or not force):
         raise InputError(
             f"{file} already exists; --force replaces a file, or name another target"
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, content)
+    with reporting_disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
 
 
 def write_folder(
@@ -112,21 +180,57 @@ def write_folder(
       force: whether an existing folder is replaced if all its files are `known`.
 
     Raises:
-      InputError: if the path exists and may not be replaced.
+      InputError: if the path exists and may not be replaced, cannot be written, or is
+        being written by another process.
+      StorageError: if the disk is full.
     """
-    check_writable(folder, known=known, force=force)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    workspace = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    new, aside = workspace / "new", workspace / "old"
-    try:
-        new.mkdir()
-        write(new)
-        for path in (*new.iterdir(), new):
-            sync_path(path)
-        replace_folder(new, folder, aside=aside)
-    finally:
-        restore_folder(aside, folder)
+    workspace = folder.with_name(f".{folder.name}.writing")
+    if not workspace.exists():
+        check_writable(folder, known=known, force=force)
+    lock = folder.with_name(f".{folder.name}.lock")
+    with reporting_disk_errors(folder), hold_lock(lock, f"folder {folder}"):
+        _clear_workspace(workspace, folder)
+        check_writable(folder, known=known, force=force)
+        new = workspace / "new"
+        try:
+            new.mkdir(parents=True)
+            write(new)
+            for path in (*sorted(new.rglob("*"), reverse=True), new):
+                sync_path(path)
+            # Another command may have put something there in the meantime.
+            check_writable(folder, known=known, force=force)
+            replace_folder(new, folder, aside=workspace / "old")
+        finally:
+            _clear_workspace(workspace, folder)
+
+
+def _clear_workspace(workspace: Path, folder: Path) -> None:
+    """Restores a folder that was set aside, and deletes its workspace."""
+    restore_folder(workspace / "old", folder)
+    if workspace.exists():
         shutil.rmtree(workspace)
+
+
+@contextlib.contextmanager
+def reporting_disk_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the operating system in writing a path into messages.
+
+    Raises:
+      StorageError: if the disk is full.
+      InputError: if the path cannot be written for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise StorageError(
+                f"{path} could not be written: {error}; what was there before is kept. "
+                "Free some space and start the same command again"
+            ) from error
+        raise InputError(
+            f"{path} cannot be written: {error}; choose another place, or check its "
+            "permissions"
+        ) from error
 
 
 def check_writable(

@@ -1,6 +1,7 @@
 """Errors caused by user input or by the environment."""
 
 import difflib
+import errno
 from collections.abc import Iterable, Sequence
 
 MAXIMUM_LINES = 12
@@ -24,12 +25,22 @@ class NotFiniteError(RuntimeError):
     """
 
 
-class StorageError(RuntimeError):
-    """A checkpoint could not be written, for example because the disk is full.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Errors of the operating system that no other input avoids: no space, a quota, the
+maximum size of a file, and a defect of the disk."""
 
-    The message states the system's error, which checkpoint is kept, and what to do. The
+
+class StorageError(RuntimeError):
+    """Something could not be written, for example because the disk is full.
+
+    The message states the system's error, what is kept, and what to do. The
     command prints only the message and exits with code 1.
     """
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Returns whether an error of the operating system is one of `DISK_FULL`."""
+    return error.errno in DISK_FULL
 
 
 def shown(value: object) -> str:

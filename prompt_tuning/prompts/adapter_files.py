@@ -26,7 +26,7 @@ from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import STATE_FILE
-from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, checkpoint_path
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
@@ -155,9 +155,13 @@ def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
     Raises:
       InputError: if the folder is not empty.
     """
-    atomic_files.check_writable(folder)
     extra = {"source": source, SCALINGS: dict(adapter.scalings)}
-    return CheckpointStore(folder).save(0, adapter.parameters, (), extra)
+
+    def write(new: Path) -> None:
+        CheckpointStore(new).save(0, adapter.parameters, (), extra)
+
+    atomic_files.write_folder(folder, write)
+    return checkpoint_path(folder / FOLDER, 0)
 
 
 def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:

@@ -61,6 +61,8 @@ def train_sweep(
 ) -> SweepOutcome:
     """Starts or resumes a sweep, and runs it to the end or until SIGTERM or SIGINT.
 
+    The caller holds the directories (see `hold_run`).
+
     Args:
       sweep: the prepared members.
       record: JSON that is stored with each config, such as compiler flags.
@@ -85,6 +87,9 @@ def train_sweep(
     ]
     messages: list[str] = []
     done, diverged = common_step(sweep.members, stores, messages.append)
+    if done:
+        for store in stores:
+            store.finish_deletion(done)
     states = tuple(
         state_at(member.training, store, done)
         if done and member.name not in diverged

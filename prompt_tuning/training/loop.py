@@ -35,7 +35,7 @@ from prompt_tuning.training.progress import (
     python_reporter,
 )
 from prompt_tuning.training.recorder import Recorder, save_due
-from prompt_tuning.training.run_directory import claim, open_store
+from prompt_tuning.training.run_directory import claim, hold_run, open_store
 from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.trainer import Trainer
@@ -72,6 +72,28 @@ def train(
 ) -> TrainingResult:
     """Trains until the last step, early stopping, SIGTERM or SIGINT.
 
+    Holds the run directory meanwhile; see `train_held`.
+    """
+    with hold_run(training.run.directory):
+        return train_held(
+            training,
+            config=config,
+            record=record,
+            make_reporter=make_reporter,
+            callbacks=callbacks,
+        )
+
+
+def train_held(
+    training: Trainer,
+    *,
+    config: str | None = None,
+    record: dict[str, Any] | None = None,
+    make_reporter: Callable[[int], Reporter] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainingResult:
+    """Trains in a run directory that the caller holds (see `hold_run`).
+
     Starts from the newest complete checkpoint in the run directory, if there is one.
 
     Args:
@@ -99,6 +121,8 @@ def train(
     messages: list[str] = []
     state = resume(training, store, messages.append)
     done = int(state.step)
+    if done:
+        store.finish_deletion(done)
     patience = open_patience(run, store.folder, done)
     with (
         make_reporter(done) as reporter,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.atomic_files import replace_file, sync_file, sync_path
 from prompt_tuning.processes.group import is_first
 
 METRICS_FILE = "metrics.jsonl"
@@ -18,6 +18,8 @@ class MetricsLog:
         """Opens the log and removes the lines of steps after `after_step`."""
         self._path = directory / METRICS_FILE
         _drop_lines(self._path, after_step)
+        self._path.touch()
+        sync_path(directory)
         self._lines = self._path.open("a")
         self._tensorboard = None
         if importlib.util.find_spec("tensorboardX") is not None:
@@ -35,6 +37,14 @@ class MetricsLog:
             for name, value in metrics.items():
                 self._tensorboard.add_scalar(name, value, step)
 
+    def sync(self) -> None:
+        """Flushes the lines to the disk.
+
+        Call it before a checkpoint is published: a power cut must not leave a
+        checkpoint without the lines of the steps before it.
+        """
+        sync_file(self._lines)
+
     def close(self) -> None:
         """Closes the log."""
         self._lines.close()
@@ -47,6 +57,9 @@ class NoLog:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes nothing."""
+
+    def sync(self) -> None:
+        """Does nothing."""
 
     def close(self) -> None:
         """Does nothing."""

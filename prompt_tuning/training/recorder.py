@@ -100,6 +100,7 @@ class Recorder:
             measured = self._evaluate(done, state)
         saved = (done, kept.trained, kept.optimizer_state)
         extra = self._extra(done, state, measured)
+        self._log.sync()
         if sharded:
             store.save_sharded(*saved, extra, shapes=own, metrics=measured)
         elif processes.is_first():

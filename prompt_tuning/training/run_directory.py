@@ -1,23 +1,59 @@
 """Binds a run directory to one config and one frozen model."""
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.run import CONFIG_FILE, Run
-from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
 from prompt_tuning.core.errors import InputError, differences
+from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.processes.group import is_first, run_on_first
 
 IDENTITY_FILE = "run.json"
+LOCK_FILE = ".writer.lock"
 
 _COMPUTATION = re.compile(
     r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
     r"|Pretrained\.(weights|(encoder_)?rematerialization))\s*="
 )
+
+
+@contextlib.contextmanager
+def hold_run(*directories: Path | str) -> Iterator[None]:
+    """Holds run directories, so that no other command writes them at the same time.
+
+    Every command that writes a run directory does it within this, in the first of
+    several processes. A lock that a killed process left is free.
+
+    Args:
+      directories: run directories; created if needed, and removed if they stay empty.
+        An empty text names none.
+
+    Raises:
+      InputError: in every process, if another command writes one of the directories.
+    """
+    with contextlib.ExitStack() as held:
+
+        def hold() -> None:
+            for directory in map(Path, filter(None, directories)):
+                with reporting_disk_errors(directory):
+                    _check_directory(directory)
+                    held.enter_context(
+                        hold_lock(directory / LOCK_FILE, f"run directory {directory}")
+                    )
+
+        run_on_first(hold)
+        yield
+
+
+def _check_directory(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file, expected a directory or nothing")
 
 
 def claim(
@@ -38,18 +74,13 @@ def claim(
     if check_owner(directory, config, frozen_model):
         return
     content = {"frozen_model": frozen_model, **record}
-    try:
+    with reporting_disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(directory / CONFIG_FILE, config)
         replace_file(
             directory / IDENTITY_FILE,
             json.dumps(content, indent=2, sort_keys=True) + "\n",
         )
-    except OSError as problem:
-        raise InputError(
-            f"{directory} cannot be written to: {problem}; choose another "
-            "Run.directory, or check its permissions"
-        ) from problem
 
 
 def check_owner(directory: Path, config: str, frozen_model: str) -> bool:
@@ -65,8 +96,7 @@ def check_owner(directory: Path, config: str, frozen_model: str) -> bool:
         _check_config(directory, config)
         check_model(directory, frozen_model)
         return True
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file, expected a directory or nothing")
+    _check_directory(directory)
     return False
 
 

@@ -26,6 +26,7 @@ from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sweep.sweep_summary import best_member
+from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
 from prompt_tuning.tuned.export_adapters import (
     convert_for_peft,
     export_adapters,
@@ -205,8 +206,27 @@ def write_adapters(
         raise InputError(f"the form is {form!r}, expected one of {', '.join(FORMS)}")
     check_kinds(only)
     adapters = [x for x in source.adapters if not only or x.kind in only]
-    if form == "merged":
-        return _merge(target, adapters, source, force)
+    with hold_run(*_runs_around(target)):
+        if form == "merged":
+            return _merge(target, adapters, source, force)
+        return _write_single(source, adapters, target, form, task_type, force)
+
+
+def _runs_around(target: Path) -> list[Path]:
+    """Returns the run directories that a target is inside."""
+    folders = target.absolute().parents
+    return [folder for folder in folders if (folder / IDENTITY_FILE).exists()]
+
+
+def _write_single(
+    source: ConversionSource,
+    adapters: Sequence[Adapter],
+    target: Path,
+    form: str,
+    task_type: str | None,
+    force: bool,
+) -> list[str]:
+    """Writes the only adapter; see `write_adapters`."""
     adapter = _single(adapters, source.origin)
     arrays = adapter.parameters
     if form == "peft":

@@ -191,9 +191,9 @@ def test_killed_while_stepping(start, train, tmp_path, unkilled):
 
 @pytest.mark.exhaustive
 def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
-    # Twelve calls to claim the directory and save once, six for the second save: this
-    # is the third file of the third.
-    process = start(DYING_IN_A_SAVE.format(call=21))
+    # Fourteen calls to claim the directory and save once, seven for the second save: of
+    # the third, this is the third file after the log.
+    process = start(DYING_IN_A_SAVE.format(call=25))
     printed, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL, printed
     assert any(".tmp" in path.name for path in (tmp_path / "run" / FOLDER).iterdir())
@@ -210,7 +210,7 @@ def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     check_same(tmp_path / "run", unkilled)
 
 
-@pytest.mark.parametrize("call", sample(3, [*range(1, 11), *range(11, 27, 2)]))
+@pytest.mark.parametrize("call", sample(3, [*range(1, 11), *range(11, 31, 2)]))
 def test_cut_off_at_each_call_that_touches_the_disk(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):

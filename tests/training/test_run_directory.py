@@ -1,9 +1,12 @@
-"""Which runs a directory belongs to."""
+"""Which runs a directory belongs to, and who may write it."""
 
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.training.run_directory import CONFIG_FILE, claim
+from prompt_tuning.training.metrics_log import MetricsLog
+from prompt_tuning.training.run_directory import CONFIG_FILE, claim, hold_run
+from tests.support.crash_states import recorded
+from tests.support.small_runs import tune
 
 CONFIG = """
 # Parameters for Run:
@@ -53,3 +56,37 @@ def test_another_run_is_refused_with_what_differs(line, tmp_path):
     with pytest.raises(InputError, match="another config") as problem:
         claim(tmp_path / "run", changed(line), "the model", {})
     assert f"+{line}" in str(problem.value)
+
+
+def test_a_second_command_in_a_run_directory_is_refused(files, tmp_path, capsys):
+    run = tmp_path / "run"
+    with hold_run(run):
+        before = sorted(path.name for path in run.iterdir())
+        assert tune(files, run) == 2
+        assert sorted(path.name for path in run.iterdir()) == before
+    message = capsys.readouterr().err
+    assert f"run directory {run} is being written by process" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_directory_whose_run_cannot_be_opened_is_not_created(files, tmp_path):
+    assert tune(files, tmp_path / "a" / "run", TRAIN_FILES="missing.jsonl") == 2
+    assert not any(tmp_path.iterdir())
+
+
+def test_lines_are_on_the_disk_once_the_log_is_synced(tmp_path):
+    """Also after it was rewritten, which a resumed run does."""
+
+    def log() -> None:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 9}\n')
+        written = MetricsLog(tmp_path, after_step=1)
+        written.write(2, {"loss": 1.0})
+        written.sync()
+        (tmp_path / "checkpoint").mkdir()
+        written.close()
+
+    states = recorded(tmp_path, log, ("tensorboard",)).power_cut_states()
+    with_checkpoint = [state for state in states if "checkpoint" in state]
+    assert with_checkpoint
+    for state in with_checkpoint:
+        assert state["metrics.jsonl"] == b'{"step": 1}\n{"step": 2, "loss": 1.0}\n'

@@ -25,6 +25,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import (
     steps_in,
 )
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
+    Check,
     KeepBest,
     OnDamage,
     best_step,
@@ -258,7 +259,8 @@ class CheckpointStore:
         final = checkpoint_path(self.folder, step)
         sync_path(temporary)
         publish(temporary, final)
-        self._prune(step)
+        # The files were verified when written: reading the states is enough.
+        self._prune(step, checkpoint_files.read_state)
         return final
 
     def _make_folder(self) -> None:
@@ -268,16 +270,23 @@ class CheckpointStore:
             sync_path(self.folder.parent)
             sync_path(self.folder.parent.parent)
 
-    def _prune(self, saved: int) -> None:
-        """Deletes all checkpoints but the newest, the best, and the one just saved.
+    def finish_deletion(self, step: int) -> None:
+        """Deletes the checkpoints that a process was killed before deleting.
+
+        Args:
+          step: intact checkpoint from which the run resumes.
+        """
+        if self._writes:
+            self._prune(step, checkpoint_files.verify)
+
+    def _prune(self, saved: int, check: Check) -> None:
+        """Deletes all checkpoints but the newest, the best, and one step's.
 
         Later steps are ignored: they remain from a run that resumed before a damaged
-        checkpoint, so the one just saved may be the only intact checkpoint.
+        checkpoint, so the given one may be the only intact checkpoint.
         """
         steps = [step for step in self.steps() if step <= saved]
         newest = {*steps[-self.keep_last :]}
-        # The files were verified when written: reading the states is enough.
-        check = checkpoint_files.read_state
         best = best_step(self.folder, self.keep_best, lambda _: None, check)
         for step in steps:
             if step not in newest and step != best:

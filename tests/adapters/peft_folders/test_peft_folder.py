@@ -15,6 +15,7 @@ from prompt_tuning.adapters.peft.folder import (
     read_folder,
     write_folder,
 )
+from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from tests.support.shared_data import SHARED, needs_shared
 
@@ -230,12 +231,15 @@ def test_a_killed_write_leaves_the_old_adapter(tmp_path, monkeypatch):
 
     again = AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS})
     renames = Path.rename
-    for name in ("fsync", "rename"):
+    for name in ("fsync", "exchange", "rename"):
         with monkeypatch.context() as patch:
             if name == "fsync":
                 patch.setattr(os, "fsync", kill)
+            elif name == "exchange":
+                patch.setattr(atomic_files, "exchange", kill)
             else:
-                # The second rename, after the old folder was moved away.
+                # Without an exchange: the second rename, after the first moved it away.
+                patch.setattr(atomic_files, "exchange", lambda *_: False)
                 patch.setattr(
                     Path,
                     "rename",
