@@ -98,6 +98,8 @@ def read_arguments(folder: Path) -> None:
 def mutate_argument(rng, data: bytes) -> bytes:
     """Damages one argument; the command and its options stay."""
     arguments = json.loads(data)
+    if len(arguments) == 1:
+        return data
     spot = rng.randrange(1, len(arguments))
     damaged = mutate_text(rng, arguments[spot].encode()).decode(errors="replace")
     if rng.random() < 0.1:
@@ -121,7 +123,11 @@ def _command(name: str, arguments: list[str]) -> Kind:
 KINDS = [
     Kind("gin-file", write_config, {"config.gin": mutate_text}, read_config),
     Kind(
-        "gin-bindings", write_bindings, {"bindings.json": mutate_values}, read_bindings
+        "gin-bindings",
+        write_bindings,
+        {"bindings.json": mutate_values},
+        read_bindings,
+        replaceable=False,
     ),
     _command("show-options", SHOW),
     _command("token-types-options", TOKEN_TYPES),

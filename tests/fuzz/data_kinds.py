@@ -131,23 +131,17 @@ def write_records(folder: Path) -> None:
     write_jsonl(folder / "records.jsonl", *pairs(4))
 
 
-def prepare(*options: str, folder: Path) -> None:
+def prepare(records: str, options: Sequence[str], folder: Path) -> None:
     """Prepares the records of a folder with its tokenizer."""
-    (records,) = folder.glob("records.*")
     run_command(
         *("prepare", "--output", folder / "prepared", "--length", 32, "--workers", 1),
-        *("--tokenizer", folder / "tokenizer"),
+        *("--tokenizer", folder / "tokenizer", folder / records),
         *(option.replace("FOLDER", str(folder)) for option in options),
-        records,
     )
 
 
-def _prepare(*options: str):
-    return functools.partial(_prepare_folder, options)
-
-
-def _prepare_folder(options: tuple[str, ...], folder: Path) -> None:
-    prepare(*options, folder=folder)
+def _prepare(*options: str, records: str = "records.jsonl"):
+    return functools.partial(prepare, records, options)
 
 
 def write_chat(folder: Path) -> None:
@@ -167,15 +161,10 @@ def write_special_tokens(folder: Path) -> None:
     )
 
 
-def prepare_with_roles(folder: Path) -> None:
-    """Prepares records with the special tokens of a file."""
-    prepare("--special_tokens", str(folder / "roles.json"), folder=folder)
-
-
 def write_prepared(folder: Path) -> None:
     """Writes an interrupted preparation's folder: a complete one, to be replaced."""
     write_records(folder)
-    prepare(folder=folder)
+    prepare("records.jsonl", (), folder)
 
 
 TEMPLATE_OPTIONS = ("--chat", "--chat_template", "FOLDER/template.jinja")
@@ -208,19 +197,19 @@ KINDS = [
         "prepare-csv",
         functools.partial(write_table, "records.csv", CSV),
         {"records.csv": mutate_text},
-        _prepare(),
+        _prepare(records="records.csv"),
     ),
     Kind(
         "prepare-tsv",
         functools.partial(write_table, "records.tsv", CSV.replace(",", "\t")),
         {"records.tsv": mutate_text},
-        _prepare(),
+        _prepare(records="records.tsv"),
     ),
     Kind(
         "prepare-txt",
         functools.partial(write_table, "records.txt", "a line\nanother\n"),
         {"records.txt": mutate_text},
-        _prepare(),
+        _prepare(records="records.txt"),
     ),
     Kind(
         "prepare-chat", write_chat, {"records.jsonl": mutate_json}, _prepare("--chat")
@@ -235,7 +224,7 @@ KINDS = [
         "special-tokens",
         write_special_tokens,
         {"roles.json": mutate_json},
-        prepare_with_roles,
+        _prepare("--special_tokens", "FOLDER/roles.json"),
     ),
     Kind(
         "prepared-folder",

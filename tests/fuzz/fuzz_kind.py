@@ -44,7 +44,7 @@ class Kind:
             return UNDAMAGED
         rng = random.Random(f"{seed} {self.name} {case}")
         pattern, mutation = rng.choice(list(self.files.items()))
-        file = rng.choice(sorted(folder.glob(pattern)))
+        file = rng.choice(sorted(filter(Path.is_file, folder.glob(pattern))))
         if self.replaceable and rng.random() < REPLACED:
             return f"{file.relative_to(folder)}: {replace_path(rng, file)}"
         data = file.read_bytes()

@@ -95,7 +95,7 @@ def mutate_json(rng: random.Random, data: bytes) -> bytes:
     """Replaces, removes, renames, repeats or nests a value of JSON, at any depth."""
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):  # damaged before
         return mutate_text(rng, data)
     if rng.random() < 0.05:
         return mutate_text(rng, data)
