@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from prompt_tuning.cli.option_types import integer, number
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_print_config_option,
@@ -30,31 +31,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--new_tokens",
-        type=int,
+        type=integer,
         default=64,
         metavar="N",
         help="maximum number of new tokens (64)",
     )
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=number,
         default=0.0,
         metavar="T",
         help="0 is greedy (the default)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of sampling (0)"
+        "--seed", type=integer, default=0, metavar="N", help="seed of sampling (0)"
     )
     parser.add_argument(
         "--batch_size",
-        type=int,
+        type=integer,
         default=32,
         metavar="N",
         help="texts continued at once (32)",
     )
     parser.add_argument(
         "--prompt_id",
-        type=int,
+        type=integer,
         metavar="N",
         help="number of the prompt, from 0, of a run with several prompts",
     )

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_prompt_option,
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_prompt_option(parser)
     parser.add_argument(
         "--nearest",
-        type=int,
+        type=integer,
         default=5,
         metavar="N",
         help="tokens shown for each vector (5)",

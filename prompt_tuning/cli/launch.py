@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from prompt_tuning.cli.option_types import integer, number
 from prompt_tuning.core.errors import InputError
 
 FLAGS = ("coordinator", "processes", "process")
@@ -16,9 +17,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--coordinator", metavar="HOST:PORT", help="address of process 0"
     )
-    group.add_argument("--processes", type=int, metavar="N", help="number of processes")
     group.add_argument(
-        "--process", type=int, metavar="I", help="number of this process, from 0"
+        "--processes", type=integer, metavar="N", help="number of processes"
+    )
+    group.add_argument(
+        "--process", type=integer, metavar="I", help="number of this process, from 0"
     )
     group.add_argument(
         "--distributed",
@@ -27,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--silence",
-        type=float,
+        type=number,
         default=25.0,
         metavar="SECONDS",
         help="time without a heartbeat after which a process counts as dead (25)",

@@ -2,12 +2,14 @@
 
 Imports nothing heavy before the arguments are parsed, so that help is instant.
 Exit codes: 0 done (or stopped by a signal with everything saved), 1 training reached a
-loss that is not finite or could not write a checkpoint, or `memory` found that the run
-does not fit, 2 input that cannot be used, 3 another of several processes is gone.
+loss that is not finite or could not write a checkpoint, the disk or the memory is full,
+or `memory` found that the run does not fit, 2 input that cannot be used, 3 another of
+several processes is gone, 130 interrupted before there was anything to save.
 """
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -16,8 +18,14 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
-from prompt_tuning.cli import COMMANDS, launch
-from prompt_tuning.core.errors import InputError, NotFiniteError, StorageError
+from prompt_tuning.cli import COMMANDS, environment, launch
+from prompt_tuning.cli.option_types import OptionParser
+from prompt_tuning.core.errors import (
+    InputError,
+    NotFiniteError,
+    StorageError,
+    shortened,
+)
 
 GIN_PREFIX = "--gin."
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
@@ -54,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands = load_commands()
     parser = build_parser(commands)
+    if any("\0" in argument for argument in arguments):
+        parser.error("an argument has a zero byte, which no name or text can have")
+    _print_any_text()
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
@@ -82,9 +93,29 @@ def _run(command: Command, options: argparse.Namespace) -> int:
         return _print_problem(options, problem, 2)
     except (NotFiniteError, StorageError) as problem:
         return _print_problem(options, problem, 1)
+    # What follows is caused by the machine, wherever a command meets it.
+    except OSError as problem:
+        code = 1 if problem.errno in environment.EXHAUSTED else 2
+        return _print_problem(options, environment.describe(problem), code)
+    except MemoryError as problem:
+        text = f"the memory does not suffice: {shortened(str(problem))}"
+        return _print_problem(options, text, 1)
+    except (RuntimeError, AssertionError) as problem:
+        explanation = environment.explain_jax(problem) if command.USES_JAX else None
+        if explanation is None:
+            raise
+        return _print_problem(options, *explanation)
 
 
-def _print_problem(options: argparse.Namespace, problem: Exception, code: int) -> int:
+def _print_any_text() -> None:
+    """Lets standard output escape characters that its encoding does not have."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _print_problem(
+    options: argparse.Namespace, problem: Exception | str, code: int
+) -> int:
     print(f"prompt-tuning {options.command}: {problem}", file=sys.stderr)
     return code
 
@@ -140,7 +171,7 @@ def build_parser(
       commands: modules of the commands, by command name; all of them by default.
     """
     commands = load_commands() if commands is None else commands
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="prompt-tuning",
         usage=USAGE,
         description=f"{DESCRIPTION}\n\n{_list_commands(commands)}",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.shared_options import add_config_option
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 if TYPE_CHECKING:
     from prompt_tuning.core.rematerialization import Rematerialization
@@ -182,13 +182,13 @@ def parse_size(text: str) -> int:
     Raises:
       InputError: with the units.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text.strip())
     units = {name.lower(): factor for name, factor in UNITS.items()}
     unit = match and units.get(match[2].lower())
     if not match or not unit or not float(match[1]):
         raise InputError(
-            f"--limit is {text!r}, expected a number above 0 with one of the units "
-            f"{', '.join(filter(None, UNITS))}, such as 80GB"
+            f"--limit is {shown(text)}, expected a number above 0 with one of the units "
+            f"{', '.join(filter(None, UNITS))}, such as 80GB, of at most 15 digits"
         )
     return int(float(match[1]) * unit)
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.preparation_settings import (
@@ -66,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=int,
+        type=integer,
         metavar="N",
         help="number of processes (one per core)",
     )
@@ -79,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_packing_options(group) -> None:
     group.add_argument(
         "--length",
-        type=int,
+        type=integer,
         default=Preparation.length,
         help="tokens per sequence (%(default)s)",
     )
@@ -225,7 +226,7 @@ def _add_split_options(group) -> None:
     for name in ("train", "dev", "test"):
         group.add_argument(
             f"--{name}_files",
-            type=int,
+            type=integer,
             default=1,
             metavar="N",
             help=f"number of files that the {name} sequences are distributed over",
@@ -235,7 +236,7 @@ def _add_split_options(group) -> None:
     )
     group.add_argument(
         "--seed",
-        type=int,
+        type=integer,
         default=Splits.seed,
         help="seed of the shuffle and the splits (%(default)s)",
     )

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 
@@ -57,14 +58,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--skip_first",
-        type=int,
+        type=integer,
         default=1000,
         metavar="N",
         help="shared tokens to skip at the start of the vocabulary (1000)",
     )
     parser.add_argument(
         "--words",
-        type=int,
+        type=integer,
         default=4000,
         metavar="N",
         help="shared tokens to use after the skipped ones (4000)",

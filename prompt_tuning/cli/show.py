@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.option_types import number
 from prompt_tuning.cli.shared_options import refuse_bindings
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prompt_loss_weight",
-        type=float,
+        type=number,
         default=0.0,
         metavar="W",
         help="loss weight of prompt tokens (0, as in the shipped runs)",
@@ -128,11 +129,11 @@ def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
         return list(range(min(FIRST_ROWS, count)))
     numbers = []
     for text in ranges:
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+        match = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", text)
         if match is None:
             raise InputError(
-                f"--rows has {text!r}, expected a number from 0, or a range such as "
-                "10-12"
+                f"--rows has {shown(text)}, expected a number from 0, or a range such "
+                "as 10-12"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 
@@ -45,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nearest",
-        type=int,
+        type=integer,
         default=5,
         metavar="N",
         help="prompts shown for each, without --query (5)",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_dry_run_option,
@@ -41,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_dry_run_option(parser)
     parser.add_argument(
         "--at_once",
-        type=int,
+        type=integer,
         metavar="N",
         help="members whose gradients are computed at once, group after group; by "
         "default all on an accelerator, and on a CPU as many as its caches hold",

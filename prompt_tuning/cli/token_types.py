@@ -7,7 +7,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.shared_options import refuse_bindings
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 if TYPE_CHECKING:
     from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -140,7 +141,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
     if options.lengths is not None:
         lengths = options.lengths
         if lengths.lstrip("-").isdecimal():
-            return PromptLengths(int(lengths), ends)
+            return PromptLengths(_number(lengths, "--lengths"), ends)
         return PromptLengths(read_array(lengths, ("rows",)), ends)
     which = "last" if options.until_last is not None else "first"
     tokens = options.until_last or options.until_first
@@ -170,10 +171,10 @@ def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
       InputError: if a text is not one token, or a text needs a tokenizer.
     """
     if token.isdecimal():
-        return int(token)
+        return _number(token, "a token")
     if tokenizer is None:
         raise InputError(
-            f"the token {token!r} is not a number: give its id, or a --tokenizer"
+            f"the token {shown(token)} is not a number: give its id, or a --tokenizer"
         )
     by_name = {
         "EOS": tokenizer.eos_id,
@@ -186,6 +187,21 @@ def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
     if len(ids) == 1:
         return ids[0]
     raise InputError(
-        f"the text {token!r} is {len(ids)} tokens ({ids}), expected one; give the "
+        f"the text {shown(token)} is {len(ids)} tokens ({shown(ids)}), expected one; give the "
         "token's id, or EOS, BOS or PAD"
     )
+
+
+def _number(text: str, name: str) -> int:
+    """Returns the value of decimal digits.
+
+    Raises:
+      InputError: for more than 32 bits.
+    """
+    # Python does not convert thousands of digits.
+    value = int(text) if len(text) < 20 else None
+    if value is None or value > MAXIMUM_INTEGER:
+        raise InputError(
+            f"{name} is {shown(text)}, expected at most {MAXIMUM_INTEGER:,}"
+        )
+    return value

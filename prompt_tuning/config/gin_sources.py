@@ -48,6 +48,7 @@ class DataParser(config_parser.ConfigParser):
         """
         self._allow_imports = allow_imports
         self._depth = 0
+        self._current_token: Any
         super().__init__(source, delegate)
 
     def parse_value(self) -> Any:
@@ -165,7 +166,8 @@ class ConfigSources:
                 super().__init__(source, delegate, allow_imports=allow_imports)
 
         setattr(gin_config.config_parser, "ConfigParser", Parser)  # noqa: B010
-        gin_config._FILE_READERS[:] = [(self._open, self._texts.__contains__)]
+        readers: list[Any] = [(self._open, self._texts.__contains__)]
+        gin_config._FILE_READERS[:] = readers
 
     def _open(self, path: str) -> "_NamedText":
         return _NamedText(self._texts[path], path)

@@ -96,12 +96,13 @@ class _Expansion:
                 f"at most {MAXIMUM_REFERENCES:,}"
             )
         scope = "/".join(reference.scopes) or scope
-        selector = reference.configurable.selector
+        configurable: Any = reference.configurable
+        selector = configurable.selector
         inner = {
             parameter: self.value(value, scope, depth)
             for parameter, value in self._parameters(scope, selector)
         }
-        if reference.configurable.wrapped is gin_config.macro:
+        if configurable.wrapped is gin_config.macro:
             return inner.get("value", _Unknown())
         return _Unknown()
 

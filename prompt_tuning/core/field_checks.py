@@ -139,7 +139,8 @@ def _name_of_kind(kind: Any) -> str:
         return "None"
     if _is_settings(kind):
         return f"@{kind.__name__}()"
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner: tuple[Any, ...] = get_args(kind)
     if origin is _FUNCTION:
         return "a factory, such as @name"
     if origin is collections.abc.Mapping:

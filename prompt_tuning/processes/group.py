@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from prompt_tuning.core.errors import InputError, differences
+from prompt_tuning.core.errors import InputError, differences, shown
 from prompt_tuning.processes.heartbeat import (
     ANOTHER_STOPPED,
     DONE,
@@ -36,6 +37,10 @@ from prompt_tuning.processes.heartbeat import (
 
 SILENCE = 25.0
 """Seconds without a heartbeat after which a process is considered dead."""
+
+MAXIMUM_SILENCE = 86_400.0
+"""Maximum of `--silence`: a day."""
+MAXIMUM_PORT = 65_535
 
 INTERRUPTED = 130
 """The exit code that shells use for SIGINT."""
@@ -75,8 +80,11 @@ class Launch:
             )
             if value is None
         ]
-        if self.silence < 1:
-            raise InputError(f"--silence is {self.silence}, expected at least 1 second")
+        if not 1 <= self.silence <= MAXIMUM_SILENCE:
+            raise InputError(
+                f"--silence is {self.silence}, expected at least 1 second and at most "
+                f"{MAXIMUM_SILENCE:,}"
+            )
         if len(missing) == 3:
             return
         if missing:
@@ -85,13 +93,13 @@ class Launch:
                 "--coordinator HOST:PORT --processes N --process I, or --distributed "
                 "instead of them under SLURM, Open MPI, Kubernetes or on a TPU pod"
             )
-        assert self.coordinator and self.processes is not None
+        assert self.coordinator is not None and self.processes is not None
         assert self.process is not None
-        host, colon, port = self.coordinator.rpartition(":")
-        if not (host and colon and port.isdecimal()):
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MAXIMUM_PORT:
             raise InputError(
-                f"--coordinator is {self.coordinator!r}, expected the HOST:PORT on "
-                "which process 0 listens"
+                f"--coordinator is {shown(self.coordinator)}, expected the HOST:PORT "
+                f"on which process 0 listens, with a port of at most {MAXIMUM_PORT:,}"
             )
         if not 0 <= self.process < self.processes:
             raise InputError(

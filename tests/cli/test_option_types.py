@@ -1,0 +1,163 @@
+"""Numbers, names and other values of options that no command can use."""
+
+import argparse
+
+import pytest
+
+from prompt_tuning.cli import main as command_line
+from prompt_tuning.cli.main import build_parser, main
+from prompt_tuning.cli.option_types import integer, number
+
+
+def numeric_options() -> list[tuple[str, argparse.Action]]:
+    parser = build_parser()
+    (commands,) = (
+        action
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return [
+        (name, action)
+        for name, subparser in commands.choices.items()
+        for action in subparser._actions
+        if action.type in (int, float, integer, number)
+    ]
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    return printed
+
+
+def test_all_numeric_options_have_bounds():
+    assert len(numeric_options()) > 10
+    for name, action in numeric_options():
+        assert action.type in (integer, number), (name, action.option_strings)
+
+
+@pytest.mark.parametrize("value", ["9" * 24, "-2147483648", "9" * 5000, "1e3", "ten"])
+def test_an_integer_out_of_bounds(value, capsys):
+    message = refused(capsys, "generate", f"--new_tokens={value}", "text")
+    assert "expected an integer from -2,147,483,647 to 2,147,483,647" in message
+    assert len(message) < 1500
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "9" * 400, "x"])
+def test_a_number_that_is_not_finite(value, capsys):
+    message = refused(capsys, "generate", f"--temperature={value}", "text")
+    assert "expected a finite number" in message
+    assert len(message) < 1500
+
+
+def test_the_bounds_themselves():
+    assert integer("2147483647") == 2**31 - 1
+    assert integer("-2147483647") == 1 - 2**31
+    assert number("-1.5e3") == -1500
+
+
+def test_a_zero_byte(capsys):
+    for arguments in (["train", "--gin_file", "a\0b"], ["configs", "\0"]):
+        assert "zero byte" in refused(capsys, *arguments)
+
+
+def test_a_long_value_of_a_choice_is_cut(capsys):
+    message = refused(capsys, "convert", "a", "b", "--to", "x" * 5000)
+    assert "x" * 100 in message and len(message) < 3000
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--gin_file", LONG],
+        ["train", f"--gin.{LONG}=1"],
+        ["train", f"--gin.{LONG}.x=1"],
+        ["train", f"--gin.Run.{LONG}=1"],
+        ["train", f"--gin.Run.model=@{LONG}()"],
+        ["train", "--gin.Run.model=@Pretrained()", f"--gin.Pretrained.x=%{LONG}"],
+        ["configs", LONG],
+        ["inspect", "--run", LONG],
+        ["evaluate", "--run", f"{LONG}/{LONG}"],
+        ["convert", LONG, "target"],
+        ["similar", LONG, LONG],
+        ["recycle", LONG, "target"],
+        ["show", LONG],
+        ["memory", LONG],
+        ["memory", "--limit", "9" * 400],
+        ["memory", "--limit", f"1{LONG}"],
+        ["sweep", "--vary", LONG],
+        ["sweep", "--vary", f"{LONG}=1"],
+        ["sweep", "--vary", "Run.seed=0", "--gin_file", LONG],
+        ["token-types", LONG, "--all_completion"],
+        ["token-types", LONG, "--until_last", "9" * 24],
+        ["token-types", LONG, "--lengths", "9" * 24],
+        ["token-types", LONG, "--lengths", "9" * 5000],
+        ["prepare", LONG, "--output", LONG, "--tokenizer", LONG],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_names_of_three_hundred_letters(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as problem:
+        code = problem.code
+    printed = capsys.readouterr().err
+    assert code == 2, printed
+    assert "Traceback" not in printed and 0 < len(printed) < 2500
+    assert list(tmp_path.iterdir()) == []
+
+
+def raising(problem: Exception):
+    def run(_: argparse.Namespace) -> int:
+        raise problem
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "words"),
+    [
+        (OSError(36, "File name too long", "n" * 300), 2, "File name too long"),
+        (IsADirectoryError(21, "Is a directory", "data"), 2, "data: Is a directory"),
+        (PermissionError(30, "Read-only file system", "f"), 2, "f: Read-only"),
+        (OSError(28, "No space left on device", "run/x"), 1, "run/x: No space left"),
+        (OSError("odd"), 2, "odd"),
+        (MemoryError("8 GiB"), 1, "the memory does not suffice: 8 GiB"),
+        (RuntimeError("RESOURCE_EXHAUSTED: 9 GB"), 1, "the memory does not suffice"),
+    ],
+)
+def test_errors_of_the_machine(problem, code, words, capsys, monkeypatch):
+    command = command_line.load_commands()["memory"]
+    monkeypatch.setattr(command, "run", raising(problem))
+    assert main(["memory"]) == code
+    printed = capsys.readouterr().err
+    assert words in printed and len(printed) < 400 and "Traceback" not in printed
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    command = command_line.load_commands()["memory"]
+    monkeypatch.setattr(command, "run", raising(RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["memory"])
+
+
+@pytest.mark.parametrize(
+    "coordinator", ["", ":1", "host:", "host:99999", "host:" + "9" * 5000, "host:１"]
+)
+def test_an_address_that_cannot_be_one(coordinator, capsys):
+    options = [f"--coordinator={coordinator}", "--processes=2", "--process=0"]
+    assert main(["train", *options]) == 2
+    assert "expected the HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_silence_that_is_too_long(capsys):
+    options = ["--coordinator=a:1", "--processes=2", "--process=0", "--silence=1e9"]
+    assert main(["train", *options]) == 2
+    assert "at most 86,400" in capsys.readouterr().err
