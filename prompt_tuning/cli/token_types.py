@@ -187,8 +187,8 @@ def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
     if len(ids) == 1:
         return ids[0]
     raise InputError(
-        f"the text {shown(token)} is {len(ids)} tokens ({shown(ids)}), expected one; give the "
-        "token's id, or EOS, BOS or PAD"
+        f"the text {shown(token)} is {len(ids)} tokens ({shown(ids)}), expected one; "
+        "give the token's id, or EOS, BOS or PAD"
     )
 
 
