@@ -1,0 +1,88 @@
+"""What the machine does to a command: no such device, Ctrl-C, nothing can be written."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.support.small_runs import COMPILATION_CACHE
+
+GENERATE = ["generate", "--gin_file=runs/first_prompt.gin", "text"]
+MEMORY = ["memory", "runs/first_prompt.gin"]
+
+
+def arguments(files, command: str) -> list[str]:
+    given = files.arguments("run")[1:]
+    if command == "train":
+        return ["train", "--gin_file=runs/first_prompt.gin", *given]
+    return [*{"generate": GENERATE, "memory": MEMORY}[command], *given]
+
+
+def start(code: str, *given: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *given],
+        env=os.environ | COMPILATION_CACHE | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+RUN = "import sys; from prompt_tuning.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("platform", "command"),
+    [("cuda", "train"), ("gpu", "generate"), ("nonsense", "memory")],
+)
+def test_a_platform_that_is_not_there(files, platform, command, tmp_path, monkeypatch):
+    if platform in ("cuda", "gpu") and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
+        pytest.skip("there is such a device")
+    monkeypatch.chdir(tmp_path)
+    done = start(RUN, *arguments(files, command), JAX_PLATFORMS=platform)
+    assert done.returncode == 2, done.stderr
+    assert f"JAX_PLATFORMS is '{platform}', and there is no such" in done.stderr
+    assert "this machine has" in done.stderr and "of cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+INTERRUPT = """
+    import os, signal, sys, threading, time
+
+    place, main_thread = sys.argv.pop(1), threading.get_ident()
+
+    def interrupt_there():
+        while True:
+            frame = sys._current_frames()[main_thread]
+            while frame is not None:
+                if place in (frame.f_code.co_name, frame.f_globals.get("__name__")):
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
+                frame = frame.f_back
+            time.sleep(0.001)
+
+    threading.Thread(target=interrupt_there, daemon=True).start()
+    from prompt_tuning.__main__ import main
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        # Modules that are being imported.
+        "prompt_tuning.cli.main",
+        "jax._src.core",
+        "prompt_tuning.models.decoder_only",
+        # A function that runs while a program is compiled.
+        "compile_or_get_cached",
+    ],
+)
+def test_interrupted(files, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = start(INTERRUPT, place, *arguments(files, "memory"))
+    assert (done.returncode, done.stderr) == (130, "prompt-tuning: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
