@@ -188,7 +188,7 @@ def parse_size(text: str) -> int:
     if not match or not unit or not float(match[1]):
         raise InputError(
             f"--limit is {shown(text)}, expected a number above 0 with one of the "
-            f"units {', '.join(filter(None, UNITS))}, such as 80GB, of at most 15 digits"
+            f"units {', '.join(filter(None, UNITS))}, such as 80GB; at most 15 digits"
         )
     return int(float(match[1]) * unit)
 

@@ -1,14 +1,17 @@
-"""What the machine does to a command: no such device, Ctrl-C, nothing can be written."""
+"""What a machine does to a command: no such device, Ctrl-C, nothing is writable."""
 
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import prompt_tuning
 from tests.support.small_runs import COMPILATION_CACHE
 
+ROOT = str(Path(prompt_tuning.__file__).parents[1])
 GENERATE = ["generate", "--gin_file=runs/first_prompt.gin", "text"]
 MEMORY = ["memory", "runs/first_prompt.gin"]
 
@@ -23,7 +26,7 @@ def arguments(files, command: str) -> list[str]:
 def start(code: str, *given: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *given],
-        env=os.environ | COMPILATION_CACHE | environment,
+        env=os.environ | COMPILATION_CACHE | {"PYTHONPATH": ROOT} | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -38,7 +41,7 @@ RUN = "import sys; from prompt_tuning.__main__ import main; sys.exit(main())"
     [("cuda", "train"), ("gpu", "generate"), ("nonsense", "memory")],
 )
 def test_a_platform_that_is_not_there(files, platform, command, tmp_path, monkeypatch):
-    if platform in ("cuda", "gpu") and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
+    if platform in ("cuda", "gpu") and Path("/dev/nvidia0").exists():
         pytest.skip("there is such a device")
     monkeypatch.chdir(tmp_path)
     done = start(RUN, *arguments(files, command), JAX_PLATFORMS=platform)
