@@ -18,7 +18,8 @@ import numpy as np
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.atomic_files import replace_file
-from prompt_tuning.core.errors import InputError, NotFiniteError
+from prompt_tuning.core.errors import InputError, NotFiniteError, shown
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
 from prompt_tuning.sweep.sweep_step import States
@@ -120,12 +121,12 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
             f"{sweep.directory} belongs to a single run; choose another Run.directory"
         )
     if file.exists():
-        previous = list(json.loads(file.read_text())["members"])
+        previous = list(read_object(file).nested("members").values)
         if previous != names:
             raise InputError(
                 f"{sweep.directory} belongs to a sweep with other members: found "
-                f"{', '.join(previous)}; this one has {', '.join(names)}. Choose "
-                "another Run.directory"
+                f"{shown(', '.join(previous))}; this one has {', '.join(names)}. "
+                "Choose another Run.directory"
             )
     frozen_model = sweep.members[0].training.fingerprint
     # Existing directories first: if one is refused, nothing has been created yet.
@@ -217,8 +218,8 @@ def read_diverged(directory: Path) -> tuple[int, str] | None:
     file = directory / DIVERGED_FILE
     if not file.exists():
         return None
-    record = json.loads(file.read_text())
-    return record["step"], record["reason"]
+    record = read_object(file)
+    return record.integer("step"), record.text("reason")
 
 
 class _SweepLoop:

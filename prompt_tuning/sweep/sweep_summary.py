@@ -13,9 +13,11 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import KeepBest, best_step
 from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.sweep.sweep_loop import SWEEP_FILE, read_diverged
 from prompt_tuning.sweep.sweep_run import Sweep
-from prompt_tuning.training.metrics_log import METRICS_FILE
+from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
 
 BEST_FILE = "best.json"
 EVALUATION = "evaluation/"
@@ -102,8 +104,7 @@ def _read_result(
     directory: Path, name: str, varies: Mapping[str, str], by: KeepBest
 ) -> MemberResult:
     file = directory / METRICS_FILE
-    lines = file.read_text().splitlines() if file.exists() else []
-    log = [json.loads(line) for line in lines]
+    log = read_log(file) if file.exists() else []
     record = read_diverged(directory)
     diverged = None if record is None else record[1]
     step, value = None, None
@@ -117,7 +118,7 @@ def _read_result(
         step = best_step(folder, by, lambda _: None)
         if step is not None:
             state = checkpoint_files.read_state(folder / f"checkpoint_{step}")
-            value = state["metrics"][by[0]]
+            value = float(state["metrics"][by[0]])
     return MemberResult(name, varies, log, diverged, step, value)
 
 
@@ -145,11 +146,15 @@ def write_summary(directory: Path, summary: SweepSummary) -> None:
 
 
 def best_member(directory: Path) -> Path | None:
-    """The run directory of a sweep's best member; None without a sweep."""
+    """The run directory of a sweep's best member; None without a sweep.
+
+    Raises:
+      InputError: if the file that names it is damaged, or names another folder.
+    """
     file = directory / BEST_FILE
     if not file.exists():
         return None
-    return directory / json.loads(file.read_text())["directory"]
+    return path_within(directory, read_object(file).value("directory"), str(file))
 
 
 def summary_table(summary: SweepSummary) -> Table:

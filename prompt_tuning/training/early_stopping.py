@@ -9,6 +9,7 @@ from typing import Any
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.typed_json import JsonObject
 
 STOPPED_FILE = "stopped.json"
 EXTRA = "early_stopping"
@@ -64,8 +65,18 @@ class Patience:
         }
 
     def with_state(self, extra: Mapping[str, Any]) -> "Patience":
-        """Returns the state that a checkpoint stored in its `extra`."""
-        return dataclasses.replace(self, **extra.get(EXTRA, {}))
+        """Returns the state that a checkpoint stored in its `extra`.
+
+        Raises:
+          InputError: for a field of another type.
+        """
+        stored = JsonObject("the state of a checkpoint", extra).nested(EXTRA, {})
+        return dataclasses.replace(
+            self,
+            waited=stored.integer("waited", 0),
+            best=stored.number("best", None),
+            best_step=stored.integer("best_step", 0),
+        )
 
 
 def record_stop(directory: Path, step: int, reason: str) -> None:

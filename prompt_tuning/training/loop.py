@@ -22,6 +22,7 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
 from prompt_tuning.config.written_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.training.early_stopping import (
     open_patience,
@@ -39,6 +40,9 @@ from prompt_tuning.training.run_directory import claim, hold_run, open_store
 from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.trainer import Trainer
+
+MAXIMUM_WORD = 2**32 - 1
+"""Maximum of a number of a random key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,11 +186,25 @@ def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState
         trained=trained,
         optimizer_state=optimizer_state,
         step=np.asarray(step, np.int32),
-        key=jax.random.wrap_key_data(jnp.asarray(extra["key"], jnp.uint32)),
+        key=read_key(extra, training.start.key),
     )
     if placement is not None:
         return placement.put_tree(state)
     return jax.tree.map(_on_device, state)
+
+
+def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
+    """Reads a key of the same kind as another one.
+
+    Raises:
+      InputError: if the checkpoint has no such key.
+    """
+    stored = JsonObject("the state of the checkpoint", extra)
+    words = stored.integers("key", maximum=MAXIMUM_WORD)
+    expected = jax.eval_shape(jax.random.key_data, like).size
+    if len(words) != expected:
+        stored.refuse("key", f"{expected} numbers")
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))
 
 
 def _on_device(leaf: Any) -> jax.Array:

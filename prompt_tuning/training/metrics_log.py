@@ -2,13 +2,17 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prompt_tuning.core.atomic_files import replace_file, sync_file, sync_path
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.processes.group import is_first
 
 METRICS_FILE = "metrics.jsonl"
+MAXIMUM_LOG = 2**30
+"""Maximum size of a log in bytes."""
 
 
 class MetricsLog:
@@ -70,16 +74,48 @@ def open_log(directory: Path, after_step: int) -> MetricsLog | NoLog:
     return MetricsLog(directory, after_step) if is_first() else NoLog()
 
 
+def read_log(file: Path) -> list[dict[str, int | float]]:
+    """Reads the lines of a log, without a line that a kill truncated.
+
+    Raises:
+      InputError: if the file cannot be read, and for a line that is JSON, but not an
+        object of numbers with a step.
+    """
+    return [values for _, values in _parsed_lines(file)]
+
+
+def _parsed_lines(file: Path) -> Iterator[tuple[bytes, dict[str, int | float]]]:
+    """Yields each line that is JSON, with its content."""
+    for number, line in enumerate(read_limited(file, MAXIMUM_LOG).splitlines(), 1):
+        source = f"line {number} of {file}"
+        try:
+            content = parse_json(line, source)
+        except InputError:
+            continue
+        values = as_object(content, source)
+        values.integer("step")
+        for name, value in values.values.items():
+            if type(value) not in (int, float) or not _is_float(value):
+                values.refuse(name, "a number")
+        yield line, dict(values.values)
+
+
+def _is_float(value: float | int) -> bool:
+    """Returns whether a number, possibly infinite or NaN, fits a float."""
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
 def _drop_lines(path: Path, after_step: int) -> None:
     """Rewrites the log without later steps and without a line that a kill truncated."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            step = json.loads(line)["step"]
-        except (json.JSONDecodeError, KeyError):
-            continue
-        if step <= after_step:
-            kept.append(line + "\n")
-    replace_file(path, "".join(kept))
+    kept = [
+        line + b"\n"
+        for line, values in _parsed_lines(path)
+        if values["step"] <= after_step
+    ]
+    replace_file(path, b"".join(kept).decode())

@@ -10,12 +10,15 @@ from typing import Any
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
-from prompt_tuning.core.errors import InputError, differences
+from prompt_tuning.core.errors import InputError, differences, shown
 from prompt_tuning.core.file_locks import hold_lock
+from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.processes.group import is_first, run_on_first
 
 IDENTITY_FILE = "run.json"
 LOCK_FILE = ".writer.lock"
+MAXIMUM_CONFIG = 2**24
+"""Maximum size of a run's config in bytes."""
 
 _COMPUTATION = re.compile(
     r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
@@ -120,13 +123,15 @@ def open_store(run: Run) -> CheckpointStore:
 
 def _check_config(directory: Path, config: str) -> None:
     file = directory / CONFIG_FILE
-    previous = file.read_text() if file.exists() else ""
+    content = read_limited(file, MAXIMUM_CONFIG) if file.exists() else b""
+    # Bytes that are not UTF-8 differ from those of any config.
+    previous = content.decode(errors="replace")
     differing = differences(decisive_lines(previous), decisive_lines(config))
     if differing:
-        shown = "\n  ".join(differing)
+        lines = "\n  ".join(differing)
         raise InputError(
             f"{directory} belongs to a run with another config (- that run's, + this "
-            f"one's):\n  {shown}\nchoose another Run.directory, or resume that run "
+            f"one's):\n  {lines}\nchoose another Run.directory, or resume that run "
             f"with --gin_file {file}"
         )
 
@@ -171,13 +176,12 @@ def check_model(directory: Path, frozen_model: str) -> None:
     if recorded != frozen_model:
         raise InputError(
             f"{directory} belongs to a run with another frozen_model: found the "
-            f"fingerprint {recorded}, and this run's is {frozen_model}; choose another "
-            "Run.directory"
+            f"fingerprint {shown(recorded)}, and this run's is {frozen_model}; choose "
+            "another Run.directory"
         )
 
 
 def recorded_model(directory: Path) -> str | None:
     """The fingerprint of a run's frozen model; None if there is no run."""
     file = directory / IDENTITY_FILE
-    identity = json.loads(file.read_text()) if file.exists() else {}
-    return identity.get("frozen_model")
+    return read_object(file).text("frozen_model", None) if file.exists() else None
