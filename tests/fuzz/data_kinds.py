@@ -91,10 +91,9 @@ def read_hdf5(folder: Path) -> None:
     _load(str(folder / "rows.hdf5"))
 
 
-def show(folder: Path) -> None:
+def show(name: str, folder: Path) -> None:
     """Prints rows."""
-    (file,) = folder.glob("rows.*")
-    run_command("show", "--tokenizer", TOKENIZER, file)
+    run_command("show", "--tokenizer", TOKENIZER, folder / name)
 
 
 def add_token_types(folder: Path) -> None:
@@ -183,7 +182,12 @@ KINDS = [
     ),
     Kind("hdf5-rows", write_hdf5, {"rows.hdf5": mutate_bytes}, read_hdf5),
     Kind("hdf5-chunks", write_compressed_hdf5, {"rows.hdf5": mutate_bytes}, read_hdf5),
-    Kind("hdf5-show", write_compressed_hdf5, {"rows.hdf5": mutate_bytes}, show),
+    Kind(
+        "hdf5-show",
+        write_compressed_hdf5,
+        {"rows.hdf5": mutate_bytes},
+        functools.partial(show, "rows.hdf5"),
+    ),
     Kind(
         "token-types",
         write_typed_hdf5,
@@ -191,7 +195,12 @@ KINDS = [
         add_token_types,
     ),
     Kind("jsonl-rows", write_lines, {"rows.jsonl": mutate_text}, read_lines),
-    Kind("jsonl-show", write_lines, {"rows.jsonl": mutate_text}, show),
+    Kind(
+        "jsonl-show",
+        write_lines,
+        {"rows.jsonl": mutate_text},
+        functools.partial(show, "rows.jsonl"),
+    ),
     Kind("prepare-jsonl", write_records, {"records.jsonl": mutate_text}, _prepare()),
     Kind(
         "prepare-csv",

@@ -63,7 +63,7 @@ def _run_worker(
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
     worker = context.Process(
-        target=run_cases, args=(theirs, kinds, templates, seed, cases), daemon=True
+        target=run_cases, args=(theirs, kinds, templates, seed, cases)
     )
     worker.start()
     theirs.close()
