@@ -37,22 +37,38 @@ from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 CATEGORY_IDS = "category_ids"
 
 
-class RenderedRecord(NamedTuple):
-    """A record that is rendered but not yet encoded.
+class ParsedRecord(NamedTuple):
+    """A record that is read but not yet rendered.
 
     Attributes:
       number: index of the record in its task.
       location: file and line, for messages.
       record: the parsed record.
-      texts: its rendered texts.
       json_line: the record as a line of JSON in the test split; else empty.
     """
 
     number: int
     location: str
     record: Record
-    texts: list[RenderedText]
     json_line: bytes
+
+
+class RenderedRecord(NamedTuple):
+    """A record that is rendered but not yet encoded.
+
+    Attributes:
+      number: see `ParsedRecord`.
+      location: see `ParsedRecord`.
+      record: see `ParsedRecord`.
+      json_line: see `ParsedRecord`.
+      texts: its rendered texts.
+    """
+
+    number: int
+    location: str
+    record: Record
+    json_line: bytes
+    texts: list[RenderedText]
 
 
 Examples = Sequence[tuple[RenderedRecord, list[TypedTokens]]]
@@ -143,27 +159,21 @@ class EncodingWorker:
     def __call__(self, task: EncodingTask) -> EncodedRecords:
         """Reads and encodes the records of a task.
 
-        Without `skip_malformed`, it stops at the first record that cannot be used,
-        which is then the only one in `problems`.
+        Without `skip_malformed`, it stops at a record that cannot be used; the first in
+        `problems` is then the first of the task.
         """
         problems: dict[int, str] = {}
-        rendered: list[RenderedRecord] = []
+        parsed = self._parse(task, problems)
         without_completion = 0
-        for number, (file, descriptor, span, location) in enumerate(self._open(task)):
-            try:
-                content = read_record(descriptor, span, location)
-                record = self._reader.read(file, content, location)
-                texts = self._encoder.render(record, location)
-            except InputError as problem:
-                problems[number] = str(problem)
-                if not self._skip:
-                    break
-                continue
-            if not texts:
+        rendered: list[RenderedRecord] = []
+        texts = self._encoder.render_many([(r.record, r.location) for r in parsed])
+        for record, parts in zip(parsed, texts, strict=True):
+            if isinstance(parts, InputError):
+                problems[record.number] = str(parts)
+            elif not parts:
                 without_completion += 1
-                continue
-            line = _json_line(file, content, record) if task.split == TEST else b""
-            rendered.append(RenderedRecord(number, location, record, texts, line))
+            else:
+                rendered.append(RenderedRecord(*record, parts))
         examples = self._encode(rendered, problems)
         return EncodedRecords(
             *self._build_columns(examples),
@@ -173,6 +183,24 @@ class EncodingWorker:
             problems=[problems[number] for number in sorted(problems)],
             json_lines=b"".join(record.json_line for record, _ in examples),
         )
+
+    def _parse(
+        self, task: EncodingTask, problems: dict[int, str]
+    ) -> list[ParsedRecord]:
+        """Reads the records of a task; adds those that are malformed to `problems`."""
+        parsed: list[ParsedRecord] = []
+        for number, (file, descriptor, span, location) in enumerate(self._open(task)):
+            try:
+                content = read_record(descriptor, span, location)
+                record = self._reader.read(file, content, location)
+            except InputError as problem:
+                problems[number] = str(problem)
+                if not self._skip:
+                    break
+                continue
+            line = _json_line(file, content, record) if task.split == TEST else b""
+            parsed.append(ParsedRecord(number, location, record, line))
+        return parsed
 
     def _open(
         self, task: EncodingTask

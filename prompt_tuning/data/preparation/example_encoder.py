@@ -6,17 +6,15 @@ or all rendered texts of its record.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.chat_templates import (
-    ChatTemplate,
-    Message,
-    TypedText,
-)
+from prompt_tuning.data.preparation.chat_templates import ChatTemplate
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
+from prompt_tuning.data.preparation.template_renderer import Message, TypedText
 from prompt_tuning.data.preparation.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -70,31 +68,67 @@ class ExampleEncoder:
           InputError: if the record holds messages but no chat template is used, or the
             template rejects it.
         """
-        if record.messages is not None:
-            if self._chat is None:
-                raise InputError(
+        (texts,) = self.render_many([(record, location)])
+        if isinstance(texts, InputError):
+            raise texts
+        return texts
+
+    def render_many(
+        self, records: Sequence[tuple[Record, str]]
+    ) -> Iterator[list[RenderedText] | InputError]:
+        """Yields what `render` returns for each record and its location, or raises."""
+        conversations = [self._conversations(record) for record, _ in records]
+        rendered: Iterator[list[TypedText] | str] = iter(())
+        if self._chat is not None:
+            rendered = self._chat.render_many(
+                [m for each in conversations for m in each]
+            )
+        for (record, location), each in zip(records, conversations, strict=True):
+            if record.messages is not None and self._chat is None:
+                yield InputError(
                     f"{location}: found chat messages, which need --chat to be rendered"
                 )
-            return self._render_chat(self._chat, record.messages, location)
+            elif self._chat is None or record.plain:
+                yield self._render_turns(record)
+            else:
+                texts = list(itertools.islice(rendered, len(each)))
+                problems = [problem for problem in texts if isinstance(problem, str)]
+                if problems:
+                    yield InputError(f"{location}: {problems[0]}")
+                else:
+                    yield [self._chat_text(t) for t in texts if not isinstance(t, str)]
+
+    def _turns(self, record: Record) -> list[Turn]:
         keep = self._text.keep_prompt_only
-        turns = [turn for turn in record.turns if turn.completion or keep]
+        return [turn for turn in record.turns if turn.completion or keep]
+
+    @property
+    def _separates_turns(self) -> bool:
+        text = self._text
+        return "pair" in (text.attention_boundary, text.packing_boundary)
+
+    def _conversations(self, record: Record) -> list[Sequence[Message]]:
+        """Returns the conversations of a record, which the chat template renders."""
+        if self._chat is None or record.plain:
+            return []
+        if record.messages is not None:
+            conversations: list[Sequence[Message]] = [record.messages]
+        else:
+            turns = self._turns(record)
+            groups = [[turn] for turn in turns] if self._separates_turns else [turns]
+            conversations = [_messages(group) for group in groups]
+        if not self._text.keep_prompt_only:
+            conversations = [_until_last_answer(each) for each in conversations]
+        return [messages for messages in conversations if messages]
+
+    def _render_turns(self, record: Record) -> list[RenderedText]:
+        """Renders a record without a chat template."""
+        turns = self._turns(record)
         if record.plain:
             return [RenderedText(((turn.completion, COMPLETION),)) for turn in turns]
-        separate = "pair" in (
-            self._text.attention_boundary,
-            self._text.packing_boundary,
-        )
-        if self._chat is None:
-            return [
-                self._render_turn(turn, adds_bos=separate or index == 0)
-                for index, turn in enumerate(turns)
-            ]
-        conversations = [[turn] for turn in turns] if separate else [turns]
         return [
-            text
-            for conversation in conversations
-            if conversation
-            for text in self._render_chat(self._chat, _messages(conversation), location)
+            self._render_turn(turn, adds_bos=self._separates_turns or index == 0)
+            for index, turn in enumerate(turns)
         ]
 
     def encode(
@@ -157,20 +191,14 @@ class ExampleEncoder:
             return RenderedText(((completion, COMPLETION),), adds_bos)
         return RenderedText(((prompt, PROMPT), (completion, COMPLETION)), adds_bos)
 
-    def _render_chat(
-        self, chat: ChatTemplate, messages: Sequence[Message], location: str
-    ) -> list[RenderedText]:
-        if not self._text.keep_prompt_only:
-            messages = _until_last_answer(messages)
-        if not messages:
-            return []
-        parts = chat.render(messages, location)
+    def _chat_text(self, parts: list[TypedText]) -> RenderedText:
+        """Returns a rendered conversation as one text."""
         # Text that a template writes after the last EOS, usually a line feed, belongs
         # to a next turn, and there is none.
         last, kind = parts[-1]
         if last.rstrip().endswith(self._eos_text):
             parts[-1] = last.rstrip(), kind
-        return [RenderedText(tuple(parts), adds_bos=False)]
+        return RenderedText(tuple(parts), adds_bos=False)
 
 
 def _messages(turns: Sequence[Turn]) -> list[Message]:

@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import resource
+import time
 
 import pytest
 
@@ -187,6 +189,74 @@ def test_a_template_is_told_one_date():
 def test_whatever_a_template_raises_is_named(source, message):
     with pytest.raises(InputError, match=f"^here: the chat .* messages: .*{message}"):
         rendered(source)
+
+
+BIG = "(messages | length * 10 ** 9)"
+NESTED = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+)
+TOO_MUCH = [
+    (NESTED, ""),
+    ("{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(99) }}", ""),
+    ("{{ 10 ** " + BIG + " }}", ""),
+    ("{{ [messages] | tojson(indent=" + BIG + ") }}", ""),
+    ("{{ 'a' * " + BIG + " * 9 }}", ""),
+    ("{{ 'a' | center(" + BIG + ") }}", ""),
+    ("{{ 'a'.ljust(" + BIG + ") }}", ""),
+    ("{{ '{:>9999999999}'.format(1) }}", ""),
+    ("{{ '%9999999999d' % 1 }}", ""),
+    (
+        "{% set x = namespace(s='ab') %}{% for i in range(99) %}"
+        "{% set x.s = x.s ~ x.s %}{% endfor %}",
+        "",
+    ),
+    ("{{ 'abc' * 10 ** 6 }}", "3,000,000 characters, expected at most 1,048,576"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), TOO_MUCH)
+def test_a_rendering_has_limits(source, message):
+    """Each of them would take many seconds or gigabytes, or is merely too long."""
+    template = chat("{{ '' }}" + source)
+    template.check()
+    before = time.monotonic()
+    with pytest.raises(InputError, match=f"^here: the chat template of .*{message}"):
+        template.render(talk("hi"), "here")
+    assert time.monotonic() - before < 4
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 11 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'a' | center(10 ** 11) }}",
+        "{% if x %}" * 500,
+        "{{ " + "(" * 5000,
+        "{{ " + "[" * 300 + "]" * 300 + " }}",
+        "{% set é² = 1 %}{{ é² }}",
+        "{% for a in b %}{% break %}{% endfor %}{% break %}",
+    ],
+)
+def test_compiling_a_template_has_limits(source):
+    """Constants are computed when a template is compiled, or when it is rendered."""
+    with pytest.raises(InputError, match="chat template of a test"):
+        chat(source).render(talk("hi"), "here")
+
+
+def test_a_template_that_hangs_is_given_up():
+    template = chat(
+        "{{ messages[0].content }}{% if messages[0].content == 'no' %}"
+        + NESTED
+        + "{% endif %}"
+    )
+    no, yes = talk("no"), talk("yes")
+    problem, texts, *_ = list(template.render_many([no, yes, no, yes]))
+    assert "computes for more than 1.5 seconds" in problem
+    assert texts == [("yes", 0)]
+    with pytest.raises(InputError, match=r"1\.5 seconds, with 3 conv"):
+        template.render(no, "here")
 
 
 def chat_encoder(folder, **text):

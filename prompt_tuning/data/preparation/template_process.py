@@ -1,0 +1,143 @@
+"""The process that renders with a chat template, as its parent uses it."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation.template_renderer import (
+    MAXIMUM_MEMORY,
+    MAXIMUM_SECONDS,
+    Message,
+    TypedText,
+    read_frame,
+    write_frame,
+)
+
+MAXIMUM_STOPPED = 3
+"""Number of conversations with which a template may exceed its time before it is given
+up altogether.
+"""
+
+_COMMAND = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from prompt_tuning.data.preparation.template_renderer import serve
+try:
+    serve()
+except EOFError:
+    pass
+"""
+
+
+class TemplateProcess:
+    """Renders conversations in another process, which is started again if it ends.
+
+    Attributes:
+      uses_date: whether the rendered text depends on the current date.
+
+    Args:
+      source: text of the template.
+      special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
+      origin: file of the template, for messages.
+      date: ISO date given to the template as the current one; None for the real one.
+
+    Raises:
+      InputError: if the template is not jinja2, or compiling it exceeds the limits.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        origin: str,
+        date: str | None,
+    ):
+        self._arguments = source, dict(special_tokens), origin, date
+        self._origin = origin
+        self._stopped = 0
+        self._start()
+
+    def render(
+        self, conversations: Sequence[Sequence[Message]]
+    ) -> Iterator[list[TypedText] | str]:
+        """Yields the typed texts of each conversation, or why it has none.
+
+        Raises:
+          InputError: if the template exceeds its time again and again.
+        """
+        start = 0
+        while start < len(conversations):
+            self._send(list(conversations[start:]))
+            try:
+                while start < len(conversations):
+                    answer = read_frame(self._output)
+                    start += 1
+                    yield answer
+            except EOFError:
+                start += 1
+                yield self._restart()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _COMMAND, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        weakref.finalize(self, _stop, self._process)
+        self._send(self._arguments)
+        try:
+            answer = read_frame(self._output)
+        except EOFError:
+            answer = self._reason_of_end()
+        if isinstance(answer, str):
+            raise InputError(
+                f"the chat template of {self._origin} is not jinja2: {answer}"
+            )
+        self.uses_date: bool = answer
+
+    def _restart(self) -> str:
+        """Starts the process again; returns why it ended."""
+        self._stopped += 1
+        problem = f"the chat template of {self._origin} {self._reason_of_end()}"
+        if self._stopped >= MAXIMUM_STOPPED:
+            raise InputError(f"{problem}, with {self._stopped} conversations")
+        self._start()
+        return problem
+
+    def _reason_of_end(self) -> str:
+        code = self._process.wait()
+        _stop(self._process)
+        if code == -signal.SIGPROF:
+            return f"computes for more than {MAXIMUM_SECONDS:g} seconds"
+        return f"needs more than {MAXIMUM_MEMORY:,} bytes of memory (exit code {code})"
+
+    def _send(self, value: object) -> None:
+        stream = self._process.stdin
+        assert stream is not None
+        # If the process has ended, reading its answer fails.
+        with contextlib.suppress(BrokenPipeError):
+            write_frame(stream, value)
+            stream.flush()
+
+    @property
+    def _output(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process and closes its pipes."""
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            # A part of a frame may not be written yet.
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()

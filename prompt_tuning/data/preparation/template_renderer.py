@@ -1,0 +1,304 @@
+"""Renders conversations with a chat template, in a process that may be killed.
+
+A conversation is rendered message by message: an answer's text is what rendering the
+answer adds to the prompt before it. No markers are inserted into the text, so the data
+cannot contain anything that is mistaken for one.
+
+A template is a program from a foreign file. It is compiled and run only by `serve`,
+whose process has little memory, ends itself when a rendering takes too long, and
+exchanges plain values with its parent: each frame is a length and a marshaled value.
+"""
+
+import contextlib
+import datetime
+import json
+import marshal
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from prompt_tuning.core.errors import MAXIMUM_SHOWN
+
+if TYPE_CHECKING:
+    import jinja2
+
+MAXIMUM_SECONDS = 1.5
+"""Maximum computing time of one rendering, and of compiling a template."""
+
+MAXIMUM_MEMORY = 2**30
+"""Maximum size in bytes of the address space of the process that renders."""
+
+FREE_TEXT = 2**20
+"""Number of characters that every conversation may be rendered to."""
+
+MAXIMUM_GROWTH = 16
+"""Maximum number of characters that a conversation above `FREE_TEXT` is rendered to,
+for each byte of its messages.
+"""
+
+DATE_FUNCTION = "strftime_now"
+"""Name of the function that gives a template the current date."""
+
+PROMPT, COMPLETION = 0, 1
+"""Token types; importing them would import NumPy into the process."""
+
+_LENGTH = struct.Struct("<Q")
+
+Message = Mapping[str, Any]
+TypedText = tuple[str, int]
+"""A text and the type of its tokens."""
+
+
+class TemplateProblem(Exception):
+    """Why a conversation cannot be rendered."""
+
+
+class TemplateRenderer:
+    """A compiled template.
+
+    Args:
+      source: text of the template.
+      special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
+      origin: file of the template, for messages.
+      date: ISO date given to the template as the current one; None for the real one.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        origin: str,
+        date: str | None,
+    ):
+        self._origin = origin
+        self._special_tokens = special_tokens
+        self._date = None if date is None else datetime.date.fromisoformat(date)
+        self._environment = _environment(self._format_date)
+        self._template = self._environment.from_string(source)
+        self._source = source
+
+    @property
+    def uses_date(self) -> bool:
+        """Whether the rendered text depends on the current date."""
+        from jinja2 import nodes
+
+        parsed = self._environment.parse(self._source)
+        return any(name.name == DATE_FUNCTION for name in parsed.find_all(nodes.Name))
+
+    def render(self, messages: Sequence[Message]) -> list[TypedText]:
+        """Renders a conversation as prompts (type 0) and answers (type 1).
+
+        Raises:
+          TemplateProblem: if the template rejects the messages, renders more text than
+            allowed, or renders a message differently once another follows, so that the
+            answer's text is not defined.
+        """
+        limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(messages))
+        texts: list[TypedText] = []
+        rendered = ""
+        for number, message in enumerate(messages, start=1):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[: number - 1], True, limit)
+            after = self._render(messages[:number], False, limit)
+            _check_extends(rendered, before, number)
+            _check_extends(before, after, number)
+            texts.append((before[len(rendered) :], PROMPT))
+            texts.append((after[len(before) :], COMPLETION))
+            rendered = after
+        if messages[-1]["role"] != "assistant":
+            after = self._render(messages, False, limit)
+            _check_extends(rendered, after, len(messages))
+            texts.append((after[len(rendered) :], PROMPT))
+        return texts
+
+    def _render(
+        self, messages: Sequence[Message], answer_next: bool, limit: int
+    ) -> str:
+        limit_time()
+        try:
+            text = self._template.render(
+                messages=[_drop_none(message) for message in messages],
+                # Templates test these for None without testing that they are defined.
+                tools=None,
+                documents=None,
+                add_generation_prompt=answer_next,
+                **self._special_tokens,
+            )
+        except Exception as error:  # a template is a program that can raise anything
+            raise TemplateProblem(self.rejection(reason(error))) from error
+        if len(text) > limit:
+            raise TemplateProblem(
+                f"the chat template of {self._origin} renders these messages as "
+                f"{len(text):,} characters, expected at most {limit:,}"
+            )
+        return text
+
+    def rejection(self, reason: str) -> str:
+        """Returns the message for a conversation that the template rejects."""
+        template = f"the chat template of {self._origin}"
+        return f"{template} does not accept these messages: {reason}"
+
+    def _format_date(self, form: str) -> str:
+        day = self._date or datetime.date.today()
+        return datetime.datetime.combine(day, datetime.time()).strftime(form)
+
+
+def reason(error: BaseException) -> str:
+    """Returns an error's message, shortened."""
+    if isinstance(error, MemoryError):
+        return f"it needs more than {MAXIMUM_MEMORY:,} bytes of memory"
+    return str(error)[:MAXIMUM_SHOWN] or type(error).__name__
+
+
+def limit_time() -> None:
+    """Lets the process be ended when it computes for longer than allowed from now."""
+    signal.setitimer(signal.ITIMER_PROF, MAXIMUM_SECONDS)
+
+
+def _check_extends(before: str, after: str, number: int) -> None:
+    if after.startswith(before):
+        return
+    at = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+        min(len(before), len(after)),
+    )
+    raise TemplateProblem(
+        f"with message {number} the chat template writes {after[at : at + 30]!r} where "
+        f"it wrote {before[at : at + 30]!r} without it, so the learned text cannot be "
+        "identified; put each turn on a separate line, or use another --chat_template"
+    )
+
+
+def _drop_none(message: Message) -> dict[str, Any]:
+    """Drops the keys that hold None, which templates would write as text."""
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _environment(format_date: Callable[[str], str]) -> "jinja2.Environment":
+    """Creates the jinja2 environment of Hugging Face's chat templates.
+
+    It matches `transformers.PreTrainedTokenizerBase.apply_chat_template`: trimmed
+    blocks, loop controls, plain JSON and a sandbox.
+    """
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _generation_extension()],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals[DATE_FUNCTION] = format_date
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Formats JSON without the HTML escapes of jinja2's own filter."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _generation_extension() -> type:
+    """Returns an extension that ignores the markers of `{% generation %}` blocks.
+
+    The markers identify answers, which are found without them here.
+    """
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def _size(value: Any) -> int:
+    """Returns the number of bytes of a value of plain types."""
+    return len(marshal.dumps(value))
+
+
+def write_frame(stream: IO[bytes], value: Any) -> None:
+    """Writes a value of plain types."""
+    content = marshal.dumps(value)
+    stream.write(_LENGTH.pack(len(content)))
+    stream.write(content)
+
+
+def read_frame(stream: IO[bytes]) -> Any:
+    """Reads a value.
+
+    Raises:
+      EOFError: if the other process has ended.
+    """
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        raise EOFError("the other process has ended")
+    (size,) = _LENGTH.unpack(header)
+    content = stream.read(size)
+    if len(content) < size:
+        raise EOFError("the other process has ended")
+    return marshal.loads(content)
+
+
+def serve() -> None:
+    """Compiles a template, then renders lists of conversations until the input ends.
+
+    The first frame has the arguments of `TemplateRenderer`; the answer is whether the
+    template uses the date, or what is wrong with it. Then each frame is a list of
+    conversations, of which each is answered by its typed texts, or its problem.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # macOS has no such limit, and a lower one may be set already.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (MAXIMUM_MEMORY, MAXIMUM_MEMORY))
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    arguments = read_frame(requests)
+    import jinja2.sandbox  # noqa: F401  # is no part of compiling
+
+    limit_time()
+    try:
+        renderer = TemplateRenderer(*arguments)
+        answer = renderer.uses_date
+    # Python's compiler raises SyntaxError, RecursionError and others for templates that
+    # jinja2 accepts.
+    except Exception as error:
+        write_frame(answers, reason(error))
+        answers.flush()
+        return
+    write_frame(answers, answer)
+    answers.flush()
+    while True:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for messages in read_frame(requests):
+            try:
+                write_frame(answers, renderer.render(messages))
+            except TemplateProblem as problem:
+                write_frame(answers, str(problem))
+            except MemoryError as error:
+                write_frame(answers, renderer.rejection(reason(error)))
+            answers.flush()
