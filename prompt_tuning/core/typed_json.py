@@ -193,12 +193,17 @@ def read_limited(file: Path, maximum_bytes: int) -> bytes:
       InputError: if it is missing, not a file, larger, or cannot be read.
     """
     try:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise InputError(f"{file} is a pipe or a device, expected a file")
         with file.open("rb") as opened:
             content = opened.read(maximum_bytes + 1)
     except FileNotFoundError as error:
         raise InputError(f"{file} is missing") from error
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(str(file))} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{shown(str(file))} cannot be read: {reason}") from error
     if len(content) > maximum_bytes:
         raise InputError(
             f"{file} has {file.stat().st_size:,} bytes, expected at most "

@@ -1,6 +1,7 @@
 """JSON that is read within limits and by type."""
 
 import json
+import os
 
 import pytest
 
@@ -100,6 +101,14 @@ def test_a_missing_file_a_folder_and_a_list_are_refused(tmp_path):
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(InputError, match="contains a list, expected a JSON object"):
         read_object(tmp_path / "a.json")
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(InputError, match="is a pipe or a device, expected a file"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(InputError, match="cannot be read: File name too long"):
+        read_json(tmp_path / ("a" * 300))
 
 
 def test_foreign_values_are_shortened():
