@@ -228,15 +228,25 @@ def set_up_process() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_deterministic_ops" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update(
-            "jax_compilation_cache_dir", str(cache / "prompt_tuning" / "jax")
-        )
+    cache = _cache_folder()
+    if jax.config.values["jax_compilation_cache_dir"] is None and cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
     minimum = "jax_persistent_cache_min_compile_time_secs"
     if minimum.upper() not in os.environ:
         # Cache small programs too: a start compiles dozens, at 10 to 80 ms each.
         jax.config.update(minimum, 0.0)
+
+
+def _cache_folder() -> Path | None:
+    """Returns the folder for compiled programs; None if nothing can be written there.
+
+    A user without a home directory, or whose home is read-only, has no such cache.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    folder = Path(home) / "prompt_tuning" / "jax"
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    usable = folder.is_absolute() and os.access(existing, os.W_OK | os.X_OK)
+    return folder if usable else None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""Commands read foreign things safely: isolated, and writing only where they are told.
+
+All commands run in one process: Python is isolated from its environment and the working
+directory (`python -I`), neither the home nor the working directory can be written to,
+and every file that is opened for writing, made, renamed or removed is recorded.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import prompt_tuning
+from tests.support.small_runs import COMPILATION_CACHE
+from tests.support.small_tokenizer import write_tokenizer
+
+NOWHERE = "/proc/nonexistent"
+"""A home that cannot be made, even by root."""
+ONE_AFTER_THE_OTHER = """
+import json, os, sys
+
+root, record = sys.argv[1:]
+sys.path.insert(0, root)
+writes, commands, codes = [], json.load(sys.stdin), []
+CHANGES = {
+    "os.mkdir": 1, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.link": 2,
+    "os.symlink": 2, "os.truncate": 1, "os.chmod": 1, "os.utime": 1,
+}
+
+def record_writes(event, arguments):
+    if event == "open" and isinstance(arguments[0], str | bytes):
+        if arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            writes.append(os.fsdecode(arguments[0]))
+    for path in arguments[: CHANGES.get(event, 0)]:
+        if not isinstance(path, int):
+            writes.append(os.fsdecode(path))
+
+sys.addaudithook(record_writes)
+from prompt_tuning.cli.main import main
+
+for command in commands:
+    codes.append(main(command))
+print(json.dumps([codes, [os.path.abspath(path) for path in writes]]))
+"""
+
+
+def commands(files, folder: Path) -> list[list[str]]:
+    run, other = folder / "run", folder / "other.npy"
+    train = files.arguments(run, Run__steps=2)
+    prepare = ["--output", str(folder / "prepared"), "--workers", "1"]
+    prepare += ["--tokenizer", str(folder / "tokenizer"), "--length", "32"]
+    return [
+        ["train", *train],
+        ["memory", *train, "--policy", "none"],
+        ["inspect", "--run", str(run)],
+        ["evaluate", "--run", str(run), "--predictions", str(folder / "predictions")],
+        ["generate", "--run", str(run), "--new_tokens", "2", "ab="],
+        ["convert", str(run), str(other)],
+        ["similar", str(run), str(other)],
+        ["show", str(files.train_rows)],
+        ["token-types", str(folder / "rows.hdf5"), "--all_completion", "--replace"],
+        ["prepare", str(files.train), *prepare],
+        ["configs"],
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_commands_write_only_where_they_are_told(files, tmp_path):
+    (tmp_path / "rows.hdf5").write_bytes(files.train_rows.read_bytes())
+    write_tokenizer(tmp_path / "tokenizer")
+    given = commands(files, tmp_path)
+    removed = (*COMPILATION_CACHE, "XDG_CACHE_HOME", "MPLCONFIGDIR")
+    environment = {k: x for k, x in os.environ.items() if k not in removed}
+    root = str(Path(prompt_tuning.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", ONE_AFTER_THE_OTHER, root, "record"],
+        input=json.dumps(given),
+        env=environment | {"HOME": NOWHERE, "TMPDIR": str(tmp_path)},
+        cwd="/proc",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    codes, writes = json.loads(done.stdout.splitlines()[-1])
+    names = [command[0] for command in given]
+    assert dict(zip(names, codes, strict=True)) == dict.fromkeys(names, 0), done.stderr
+    # JAX tries to make its cache in the home, which fails.
+    allowed = (str(tmp_path), "/dev/", "/proc")
+    others = [path for path in writes if not path.startswith(allowed)]
+    assert others == [], others
+    assert any(path.startswith(str(tmp_path)) for path in writes)
