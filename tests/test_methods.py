@@ -187,7 +187,7 @@ class Decoder:
         shape = (graph, *(leaf.shape for leaf in jax.tree.leaves(arrays)))
         if shape not in self._programs:
             lowered = continue_rows.lower(
-                *arrays, graph=graph, new_tokens=NEW, eos_id=None, pad_id=0
+                *arrays, graph=graph, new_tokens=NEW, stop_ids=(), pad_id=0
             )
             self._programs[shape] = lowered.compile()
         return np.asarray(self._programs[shape](*arrays)).tolist()

@@ -100,6 +100,7 @@ class ModelConfig:
         factor into the initialization of the query projection.
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
+      stop_ids: further tokens that end a generated text.
       pad_id: token used as padding; any token, as lengths are stored separately.
       decoder_start_id: first input of an encoder-decoder's decoder.
       dropout_rate: dropout rate of embeddings, attention weights, feed-forward
@@ -138,6 +139,7 @@ class ModelConfig:
     scale_scores: bool = True
     bos_id: int | None = None
     eos_id: int | None = None
+    stop_ids: tuple[int, ...] = ()
     pad_id: int = 0
     decoder_start_id: int = 0
     dropout_rate: float = 0.0

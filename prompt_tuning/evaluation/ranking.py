@@ -117,7 +117,7 @@ def add_end(
     labels: Sequence[Sequence[int]], model: PromptedModel, add_eos: bool
 ) -> list[list[int]]:
     """Appends the end-of-sequence token to each label, if it counts."""
-    end = [model.config.eos_id] if add_eos and model.config.eos_id is not None else []
+    end = [model.eos_id] if add_eos and model.eos_id is not None else []
     return [[*label, *end] for label in labels]
 
 
@@ -213,4 +213,4 @@ def completion_tokens(example: Example, model: PromptedModel) -> list[int]:
     """Returns the tokens of an example's completion, without the end token."""
     # In an encoder-decoder all targets are learned: its prefix length is 0.
     targets = example.targets[example.prefix_length :]
-    return strip_end(targets.tolist(), model.config.eos_id)
+    return strip_end(targets.tolist(), model.stop_ids)

@@ -64,6 +64,8 @@ def token_settings(config: ModelConfig) -> dict[str, Any]:
     """Returns the settings of the special tokens that all families have."""
     return {
         "bos_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
+        "eos_token_id": [config.eos_id, *config.stop_ids]
+        if config.stop_ids
+        else config.eos_id,
         "pad_token_id": config.pad_id,
     }

@@ -5,7 +5,7 @@ transformers 4 and 5 are supported. `families` lists the families of models.
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings, read_setting
 
 TOKEN_IDS = {
     "bos_id": "bos_token_id",
-    "eos_id": "eos_token_id",
     "pad_id": "pad_token_id",
     "decoder_start_id": "decoder_start_token_id",
 }
+EOS = "eos_token_id"
+MAXIMUM_END_IDS = 64
+"""Maximum number of tokens that end a generated text; each is compared in each step."""
 SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 """Settings of Gemma 2's soft caps, which no family may have."""
 
@@ -72,26 +74,47 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
 
 
 def _token_ids(
-    file: Path, settings: HuggingFaceSettings, overrides: Collection[str]
+    file: Path, settings: HuggingFaceSettings, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     generation_file = file.with_name("generation_config.json")
     sources = [settings]
     if generation_file.exists():
         sources.append(read_settings(generation_file))
-    ids = {}
+    ids: dict[str, Any] = _end_ids(sources, overrides.get("eos_id"))
     for field, name in TOKEN_IDS.items():
         source = next((source for source in sources if name in source), None)
         if source is None or field in overrides:
             continue
-        if isinstance(source.values[name], list):
-            source.refuse(
-                name, "one token; choose one, by Pretrained.eos_id for the end"
-            )
         # Early conversions of Llama write -1 for a token that the model lacks.
         token = source.integer(name, minimum=-1)
         if token >= 0:
             ids[field] = token
     return ids
+
+
+def _end_ids(
+    sources: Sequence[HuggingFaceSettings], eos_id: int | None
+) -> dict[str, Any]:
+    """Returns the tokens that end a text: one or a list in each of the files.
+
+    Like transformers, `generate` stops at any of those in `generation_config.json`;
+    the first in `config.json` also ends the rows of models without a tokenizer.
+    """
+    listed: list[int] = []
+    for source in sources:
+        if EOS not in source:
+            continue
+        several = isinstance(source.values[EOS], list)
+        ids = source.integers(EOS) if several else [source.integer(EOS, minimum=-1)]
+        listed += [token for token in ids if token >= 0]
+    if len(listed) > MAXIMUM_END_IDS:
+        raise InputError(
+            f"{sources[0].source} and its generation config name {len(listed)} end "
+            f"tokens, expected at most {MAXIMUM_END_IDS}"
+        )
+    first = listed[0] if eos_id is None and listed else eos_id
+    further = [token for token in dict.fromkeys(listed) if token != first]
+    return {"stop_ids": tuple(further)} | ({} if first is None else {"eos_id": first})
 
 
 def _has_tied_head(
@@ -179,7 +202,7 @@ def write_folder(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", settings | {"torch_dtype": dtype})
     generation = {
-        name: settings[name] for name in TOKEN_IDS.values() if name in settings
+        name: settings[name] for name in (EOS, *TOKEN_IDS.values()) if name in settings
     }
     _write_json(folder / "generation_config.json", generation | {"do_sample": False})
 

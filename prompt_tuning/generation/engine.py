@@ -5,7 +5,8 @@ tokens, padding is masked, and each row has its own random key.
 """
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import jax
@@ -24,7 +25,7 @@ from prompt_tuning.sharding.shard_map import map_rows
 
 @functools.partial(
     jax.jit,
-    static_argnames=("graph", "new_tokens", "sampler", "eos_id", "pad_id", "layout"),
+    static_argnames=("graph", "new_tokens", "sampler", "stop_ids", "pad_id", "layout"),
 )
 def continue_rows(
     parameters: Parameters,
@@ -36,7 +37,7 @@ def continue_rows(
     graph: nnx.GraphDef,
     new_tokens: int,
     sampler: Sampler = greedy,
-    eos_id: int | None,
+    stop_ids: tuple[int, ...],
     pad_id: int,
     layout: MeshLayout | None = None,
 ) -> Int[Array, "B new"]:
@@ -54,7 +55,7 @@ def continue_rows(
       graph: structure of the model.
       new_tokens: maximum number of new tokens.
       sampler: chooses the next token.
-      eos_id: token that ends a row, or None.
+      stop_ids: tokens of which each ends a row.
       pad_id: token after the end of a row.
       layout: layout of the parameters on a mesh; None for one device.
 
@@ -66,7 +67,7 @@ def continue_rows(
         graph=graph,
         new_tokens=new_tokens,
         sampler=sampler,
-        eos_id=eos_id,
+        stop_ids=stop_ids,
         pad_id=pad_id,
     )
     rows = (tokens, lengths, keys, prompt_ids)
@@ -80,7 +81,7 @@ def _continue_local_rows(
     graph: nnx.GraphDef,
     new_tokens: int,
     sampler: Sampler,
-    eos_id: int | None,
+    stop_ids: tuple[int, ...],
     pad_id: int,
 ) -> Int[Array, "B new"]:
     """Generates the tokens of one device's rows; arguments as in `continue_rows`."""
@@ -92,7 +93,9 @@ def _continue_local_rows(
         step_keys = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys)
         chosen = sampler(model.logits(hidden), step_keys)  # [B, V] -> [B]
         chosen = jnp.where(ended, pad_id, chosen)
-        return chosen, ended if eos_id is None else ended | (chosen == eos_id)
+        for stop_id in stop_ids:
+            ended |= chosen == stop_id
+        return chosen, ended
 
     def unfinished(carry):
         step, _, ended, _, _ = carry
@@ -126,7 +129,6 @@ def pad_rows(
     return tokens, np.array([len(row) for row in rows], np.int32)
 
 
-def strip_end(row: Sequence[int], eos_id: int | None) -> list[int]:
+def strip_end(row: Sequence[int], stop_ids: Collection[int]) -> list[int]:
     """Returns a generated row up to the token that ends it, exclusive."""
-    ids = [int(token) for token in row]
-    return ids[: ids.index(eos_id)] if eos_id in ids else ids
+    return list(itertools.takewhile(lambda token: token not in stop_ids, map(int, row)))

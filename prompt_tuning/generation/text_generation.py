@@ -74,12 +74,12 @@ def continue_all(
             graph=model.graph,
             new_tokens=new_tokens,
             sampler=sampler,
-            eos_id=model.config.eos_id,
+            stop_ids=model.stop_ids,
             pad_id=model.config.pad_id,
             layout=model.layout,
         )
         for index, row in zip(chosen, generated.tolist(), strict=False):
-            continuations[index] = strip_end(row, model.config.eos_id)
+            continuations[index] = strip_end(row, model.stop_ids)
     return [continuations[index] for index in range(len(rows))]
 
 
@@ -209,5 +209,4 @@ def encode_given(
     ids = tokenizer.encode(text) if template is None else template.encode_text(text)
     if model.config.architecture == "decoder_only":
         return [*encode_prompt(tokenizer, ""), *ids]
-    eos = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
-    return ids if eos is None else [*ids, eos]
+    return ids if model.eos_id is None else [*ids, model.eos_id]

@@ -144,6 +144,31 @@ class PromptedModel:
         )
 
     @property
+    def eos_id(self) -> int | None:
+        """Token that ends a row of data: the tokenizer's EOS, else the config's."""
+        if self.tokenizer is None or self.tokenizer.eos_id is None:
+            return self.config.eos_id
+        return self.tokenizer.eos_id
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens of which each ends a generated text."""
+        ids = (self.eos_id, self.config.eos_id, *self.config.stop_ids)
+        return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+    @property
+    def ends(self) -> str | None:
+        """Describes the end tokens if the tokenizer's and the config's differ."""
+        others = self.stop_ids[1:]
+        if self.eos_id == self.config.eos_id or not others:
+            return None
+        listed = " and ".join(map(str, others))
+        return (
+            f"rows end with token {self.eos_id}, the tokenizer's EOS; generation also "
+            f"stops at {listed}, which the model's config names"
+        )
+
+    @property
     def predicts_without_text(self) -> bool:
         """Whether a row without tokens still predicts a next token."""
         if self.config.architecture == "encoder_decoder":
@@ -167,7 +192,7 @@ class PromptedModel:
             tokenizer=self.tokenizer,
             origin=str(self.plan.origin),
             bos_id=self.config.bos_id,
-            eos_id=self.config.eos_id,
+            eos_id=self.eos_id,
             maximum_length=self.maximum_length,
             predicts_first_token=self.predicts_first_token,
             prompt_length=self.prompt_length,
@@ -211,7 +236,7 @@ def open_pretrained(
     policies = (source.rematerialization, source.encoder_rematerialization)
     check_location(source.weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
-    tokenizer = find_tokenizer(source)
+    tokenizer = find_tokenizer(source, config)
     tuning, started = tuning or Tuning(), PromptPair()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)

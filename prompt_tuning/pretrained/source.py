@@ -41,7 +41,8 @@ class Pretrained:
       dropout_rate: dropout rate in training.
       rematerialization: activations that the backward pass recomputes; None for none.
       encoder_rematerialization: the same for an encoder; as in the decoder if None.
-      eos_id: end-of-text token, if the checkpoint names several or none.
+      eos_id: token that ends a text, instead of the tokenizer's EOS; generation also
+        stops at the tokens that the model's files name.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
       fallback_to_scratch: whether parameters to which the map assigns None may be
         fresh.
@@ -132,17 +133,27 @@ def read_vocabulary(source: Pretrained) -> Vocabulary:
       InputError: if the checkpoint cannot be read.
     """
     config, recipes, stored = open_checkpoint(source)
-    return Vocabulary(open_embeddings(config, recipes, stored), find_tokenizer(source))
+    return Vocabulary(
+        open_embeddings(config, recipes, stored), find_tokenizer(source, config)
+    )
 
 
-def find_tokenizer(source: Pretrained) -> Tokenizer | None:
-    """Loads the tokenizer of the source or the checkpoint; None if absent."""
+def find_tokenizer(source: Pretrained, config: ModelConfig) -> Tokenizer | None:
+    """Loads the tokenizer of the source or the checkpoint; None if absent.
+
+    A tokenizer that defines no EOS gets the model's.
+    """
     if source.tokenizer is not None:
-        return load_tokenizer(Path(source.tokenizer))
-    folder = source.path if source.path.is_dir() else source.path.parent
-    if any(folder.glob("tokenizer.json")) or any(folder.glob("*.model")):
-        return load_tokenizer(folder)
-    return None
+        path = Path(source.tokenizer)
+    else:
+        path = source.path if source.path.is_dir() else source.path.parent
+        names = ("tokenizer.json", "*.model", "vocab.json")
+        if not any(any(path.glob(name)) for name in names):
+            return None
+    tokenizer = load_tokenizer(path, eos_id=source.eos_id)
+    if tokenizer.eos_id is None and config.eos_id is not None:
+        return load_tokenizer(path, eos_id=config.eos_id)
+    return tokenizer
 
 
 def open_embeddings(

@@ -85,6 +85,8 @@ class Trainer:
             count = sum(counts.values())
             size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
+        if self.model.ends is not None:
+            rows.append(self.model.ends)
         rows.append(f"{len(self.examples)} training examples")
         if self.examples.skipped:
             rows.append(f"{self.examples.skipped} left out because they are too long")

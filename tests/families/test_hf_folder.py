@@ -310,7 +310,8 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
         (LLAMA | {"hidden_size": None}, "no 'hidden_size'"),
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
         (LLAMA | {"attention_bias": True}, "only one of attention_bias and mlp_bias"),
-        (LLAMA | {"eos_token_id": [2, 3]}, r"eos_token_id = \[2, 3\]"),
+        (LLAMA | {"eos_token_id": [2, "3"]}, r"eos_token_id = \[2, '3'\]"),
+        (LLAMA | {"eos_token_id": [2] * 65}, "65 end tokens, expected at most 64"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
         (LLAMA | {"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
         (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "sliding"),
@@ -361,6 +362,16 @@ def test_ids_come_from_the_generation_config_where_the_config_has_none(tmp_path)
     config = hf_folder.read_config(tmp_path, tied_head=True)
     assert (config.bos_id, config.eos_id) == (5, 7)
     assert hf_folder.read_config(tmp_path, tied_head=True, eos_id=9).eos_id == 9
+
+
+def test_every_end_token_of_a_list_stops_generation(tmp_path):
+    """Llama 3's instruct folders list several; transformers stops at any of them."""
+    write(tmp_path, LLAMA | {"eos_token_id": [3, 4]})
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
+    config = hf_folder.read_config(tmp_path, tied_head=True)
+    assert (config.eos_id, config.stop_ids) == (3, (4, 5))
+    config = hf_folder.read_config(tmp_path, tied_head=True, eos_id=9)
+    assert (config.eos_id, config.stop_ids) == (9, (3, 4, 5))
 
 
 TABLE = np.arange(128, dtype=np.float32).reshape(16, 8)

@@ -131,7 +131,7 @@ KEYS = jax.random.split(jax.random.key(4), 3)
 ROWS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13]]
 
 
-def generate(family, rows, *, sampler, filler=0, length=7, eos_id=None):
+def generate(family, rows, *, sampler, filler=0, length=7, stop_ids=()):
     """Generates six more tokens for each row."""
     graph, parameters = dummies.prompted(dummies.FAMILIES[family])
     tokens, lengths = pad_rows(rows, filler, length)
@@ -144,7 +144,7 @@ def generate(family, rows, *, sampler, filler=0, length=7, eos_id=None):
             graph=graph,
             new_tokens=6,
             sampler=sampler,
-            eos_id=eos_id,
+            stop_ids=stop_ids,
             pad_id=0,
         )
     )
@@ -174,7 +174,7 @@ def test_a_row_alone_continues_as_it_does_among_others():
 def test_a_row_that_has_ended_is_padded():
     endless = generate("llama", ROWS, sampler=greedy)
     end = int(endless[0, 1])
-    ended = generate("llama", ROWS, sampler=greedy, eos_id=end)
+    ended = generate("llama", ROWS, sampler=greedy, stop_ids=(end,))
     for row, until_end in zip(endless.tolist(), ended.tolist(), strict=True):
         place = row.index(end) + 1 if end in row else len(row)
         assert until_end == row[:place] + [0] * (len(row) - place)

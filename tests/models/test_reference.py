@@ -182,7 +182,7 @@ def continued(config, graph, parameters, batch, tasks=None):
         tasks,
         graph=graph,
         new_tokens=8,
-        eos_id=config.eos_id,
+        stop_ids=(config.eos_id,),
         pad_id=config.pad_id,
     )
 
@@ -227,7 +227,7 @@ def test_stories_are_told_as_their_author_published_them():
         jax.random.split(jax.random.key(0), 1),
         graph=graph,
         new_tokens=len(tokenizer.encode(story)),
-        eos_id=config.eos_id,
+        stop_ids=(config.eos_id,),
         pad_id=config.pad_id,
     )
     assert tokenizer.decode(generated[0].tolist()) == story

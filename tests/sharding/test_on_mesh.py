@@ -44,7 +44,7 @@ def test_rows_are_continued_alike(family, sampler):
             new_tokens=6,
             sampler=SAMPLERS[sampler],
             # Some rows end before others, on different devices.
-            eos_id=11,
+            stop_ids=(11,),
             pad_id=0,
             layout=layout,
         )
