@@ -1,5 +1,8 @@
 import gzip
 import json
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import ml_dtypes
@@ -131,3 +134,74 @@ def test_damaged_chunks_are_refused(tmp_path):
         )
         with pytest.raises(InputError, match=f"b{i}/0"):
             open_zarr(folder).read()
+
+
+GZIP = {"id": "gzip", "level": 1}
+
+
+@pytest.mark.parametrize("compressor", [None, GZIP])
+@pytest.mark.parametrize(
+    ("shape", "chunks"),
+    [([5], [2**40]), ([5, 5], [2**20, 2**20]), ([2**40], [2**40]), ([0], [2**33])],
+)
+def test_chunks_that_exceed_their_array_are_refused(
+    shape, chunks, compressor, tmp_path
+):
+    data = gzip.compress(floats(1, 2, 3))
+    name = ".".join("0" * len(shape))
+    metadata = {"shape": shape, "chunks": chunks, "compressor": compressor}
+    folder = write_zarr(tmp_path / "x", {name: data}, **metadata)
+    with pytest.raises(InputError, match=r"declares chunks of .* expected at most"):
+        open_zarr(folder)
+
+
+def test_chunks_may_exceed_a_small_array(tmp_path):
+    data = {"0": np.arange(1000, dtype="<f4").tobytes()}
+    folder = write_zarr(tmp_path / "x", data, shape=[2], chunks=[1000])
+    np.testing.assert_array_equal(open_zarr(folder).read(), [0, 1])
+
+
+def zeros() -> bytes:
+    """Returns a gzip file of 300 MB of zeros."""
+    compressor = zlib.compressobj(1, wbits=31)
+    packed = [compressor.compress(bytes(10**7)) for _ in range(30)]
+    return b"".join([*packed, compressor.flush()])
+
+
+def peak() -> int:
+    """Returns the largest memory of this process since `clear_refs`, in bytes."""
+    line = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
+    return 1024 * int(line.split()[0])
+
+
+BOMBS = {
+    "gzip": zeros,
+    # Headers that declare 2 GB and 1 TB.
+    "blosc": lambda: b"\2\1\x21\4" + struct.pack("<3I", 2**31 - 17, 64, 64) + bytes(48),
+    "zstd": lambda: b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**40) + b"\1\0\0",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_chunk_that_unpacks_to_gigabytes_takes_no_memory(kind, tmp_path):
+    compressor = {"id": kind, "level": 1}
+    if kind == "blosc":
+        compressor = {"id": kind, "cname": "lz4", "clevel": 5, "shuffle": 1}
+    folder = write_zarr(tmp_path / "x", {"0": BOMBS[kind]()}, compressor=compressor)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    with pytest.raises(InputError, match="x"):
+        open_zarr(folder).read((slice(0, 2),))
+    assert peak() - before < 10**8
+
+
+def test_pipes_and_deep_metadata_are_refused(tmp_path):
+    folder = write_zarr(tmp_path / "x", {})
+    os.mkfifo(folder / "0")
+    with pytest.raises(InputError, match="x/0 is not a file"):
+        open_zarr(folder)
+    (folder / "0").unlink()
+    for text in ("[" * 100_000, '{"zarr_format":' * 100_000):
+        (folder / ".zarray").write_text(text)
+        with pytest.raises(InputError, match=r"\.zarray"):
+            open_zarr(folder)
