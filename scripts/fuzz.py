@@ -1,8 +1,8 @@
-"""Reads damaged inputs of every kind for as long as one likes.
+"""Reads randomly damaged inputs of every kind, up to a given time or number of cases.
 
     .venv/bin/python -m scripts.fuzz --minutes 10 --seed 1
 
-Every case damages a valid input at random and reads it in a watched process. A case
+Every case damages a valid input at random and reads it in a monitored process. A case
 fails if reading ends with anything but success or one message, takes more than 20
 seconds or 1 GiB, starts a program, connects to a network, or writes outside its folder.
 """
@@ -20,7 +20,7 @@ from tests.fuzz.kinds import KINDS
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parses the arguments of the script."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

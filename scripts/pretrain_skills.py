@@ -3,9 +3,9 @@
     python -m scripts.pretrain_skills --model decoder --output DIR
     python -m scripts.pretrain_skills --model t5 --output DIR
 
-Writes an ordinary Hugging Face folder with the training log (`pretraining.jsonl`) and
-the accuracy on words that pretraining never saw (`accuracy.json`). On two cores each
-takes about twenty minutes.
+Writes a Hugging Face folder with the training log (`pretraining.jsonl`) and the
+accuracy on words held out of pretraining (`accuracy.json`). Each model takes about
+twenty minutes on two cores.
 """
 
 import argparse
@@ -69,10 +69,10 @@ CONFIGS = {
 
 
 def pad(rows: list[list[int]], length: int) -> np.ndarray:
-    """Rows padded on the right to `[len(rows), length]`."""
+    """Pads rows on the right to `[len(rows), length]`."""
     padded = np.full((len(rows), length), skills.PAD_ID, np.int32)
-    for place, row in zip(padded, rows, strict=True):
-        place[: len(row)] = row
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
     return padded
 
 
@@ -80,7 +80,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def draw_batches(rng: np.random.Generator, model: str) -> list[Batch]:
-    """Some batches of random lines, those of a batch of about the same length."""
+    """Draws batches of random lines; lines of one batch have similar lengths."""
     pairs: list[Pair] = [
         (skills.encode(prompt), [*skills.encode(completion), skills.EOS_ID])
         for prompt, completion in skills.pretraining_pairs(rng, SORTED * BATCH_SIZE)
@@ -94,19 +94,19 @@ def draw_batches(rng: np.random.Generator, model: str) -> list[Batch]:
 
 
 def round_up(length: int) -> int:
-    """The next multiple of 8, so that few shapes are compiled."""
+    """Rounds up to a multiple of 8, so that few shapes are compiled."""
     return -(-length // 8) * 8
 
 
 def completion_weights(pairs: list[Pair]) -> np.ndarray:
-    """One at each token of the completion and the end that closes it."""
+    """Returns weight 1 for each token of the completion, including its EOS."""
     counts = np.array([len(completion) for _, completion in pairs])
-    places = np.arange(round_up(counts.max()))
-    return (places < counts[:, None]).astype(np.float32)
+    positions = np.arange(round_up(counts.max()))
+    return (positions < counts[:, None]).astype(np.float32)
 
 
 def encoder_decoder_batch(pairs: list[Pair]) -> Batch:
-    """Prompts for the encoder, completions for the decoder."""
+    """Builds a batch of prompts for the encoder and completions for the decoder."""
     weights = completion_weights(pairs)
     rows = [[*prompt, skills.EOS_ID] for prompt, _ in pairs]
     lengths = np.array([len(row) for row in rows], np.int32)
@@ -123,7 +123,7 @@ def encoder_decoder_batch(pairs: list[Pair]) -> Batch:
 
 
 def decoder_only_batch(pairs: list[Pair]) -> Batch:
-    """Whole lines, with the loss on the completion."""
+    """Builds a batch of whole lines with the loss on the completions."""
     weights = completion_weights(pairs)
     prefixes = np.array([1 + len(prompt) for prompt, _ in pairs], np.int32)
     rows = [[skills.BOS_ID, *prompt, *completion] for prompt, completion in pairs]
@@ -164,31 +164,31 @@ def pretrain(model: str, *, steps: int, seed: int, log: Path) -> dict[str, np.nd
 
 
 def measure(folder: Path, *, count: int = 300, seed: int = 1) -> dict[str, float]:
-    """Exact match by name on words that pretraining never saw, skill by skill."""
+    """Computes each named skill's exact match on words held out of pretraining."""
     source = Pretrained(checkpoint=str(folder))
     model = open_pretrained(source, key=jax.random.key(0))
     parameters = model.read_parameters()
-    drawn = skills.splits(seed, train=1, dev=1, test=count).test
+    words = skills.splits(seed, train=1, dev=1, test=count).test
     matches = {}
     for name in (*skills.TRAINED, *skills.KEPT_OUT):
-        given = [skills.prompt_text(name, word) for word in drawn]
-        made = continue_texts(model, parameters, given, new_tokens=17)
-        wanted = [skills.apply(name, word) for word in drawn]
+        given = [skills.prompt_text(name, word) for word in words]
+        answers = continue_texts(model, parameters, given, new_tokens=17)
+        expected = [skills.apply(name, word) for word in words]
         matches[name] = float(
-            np.mean([a == b for a, b in zip(made, wanted, strict=True)])
+            np.mean([a == b for a, b in zip(answers, expected, strict=True)])
         )
     return matches
 
 
 def main() -> None:
-    """Reads the arguments and makes one model."""
+    """Parses the command line and pretrains one model."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--model", choices=sorted(CONFIGS), required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, help=f"as bundled: {STEPS}")
+    parser.add_argument("--steps", type=int, help=f"default: {STEPS}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--only_measure", action="store_true", help="of a folder that is there already"
+        "--only_measure", action="store_true", help="measure an existing folder"
     )
     arguments = parser.parse_args()
     folder = arguments.output

@@ -4,8 +4,8 @@
     ./scripts/quickstart --model t5
     ./scripts/quickstart --skills "reverse upper" rot2 --seeds 0 1 2
 
-The bare input `hello=` names no skill: what is to be done is in the prompt alone. Each
-time the runs get directories of their own below `runs/`.
+The input `hello=` does not name a skill; only the prompt selects it. Each run gets a
+new directory under `runs/`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ FIRST_STEP_DONE = "first step done"
 
 
 def main() -> None:
-    """Tunes and measures every skill asked for, then prints one table."""
+    """Tunes and measures every requested skill, then prints one table."""
     parser = argparse.ArgumentParser(
         description=str(__doc__).partition("\n")[0], allow_abbrev=False
     )
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--skills", nargs="+", default=["upper", "tail"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     set_up_process()
     console = Console()
@@ -70,15 +70,15 @@ def tune_and_measure(
     runs: Path,
     overrides: Sequence[str] = (),
 ) -> dict[str, str | float | int]:
-    """Tunes one prompt; returns exact matches on test words and the prompt file.
+    """Tunes one prompt; returns its exact match on test words and its file.
 
     Args:
-      console: where progress is shown.
+      console: console for the progress.
       model: "decoder" or "t5".
       skill: a name in `skills.SKILLS`, or several, applied from left to right.
-      seed: of the words, the prompt's start and the order of rows.
-      runs: where the run gets a directory of its own.
-      overrides: gin bindings over those of the shipped config.
+      seed: seed of the words, the prompt's initial values and the order of rows.
+      runs: parent of the new run directory.
+      overrides: gin bindings that override the shipped config.
     """
     directory = new_directory(runs, f"{model}-{skill.replace(' ', '-')}")
     split = words(seed)
@@ -108,10 +108,10 @@ def tune_and_measure(
 
 
 class FirstStep:
-    """A reporter that also says when its first step is done."""
+    """A reporter that also prints a line after the first step."""
 
     def __init__(self, reporter: Reporter):
-        self._reporter, self._said = reporter, False
+        self._reporter, self._announced = reporter, False
 
     def __enter__(self) -> "FirstStep":
         self._reporter.__enter__()
@@ -121,43 +121,43 @@ class FirstStep:
         self._reporter.__exit__(*exception)
 
     def say(self, text: str) -> None:
-        """Passes the message on."""
+        """Forwards the message."""
         self._reporter.say(text)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Passes the evaluation on."""
+        """Forwards the evaluation."""
         self._reporter.evaluated(step, metrics)
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Passes the step on."""
-        if not self._said:
-            self._said = True
+        """Forwards the step."""
+        if not self._announced:
+            self._announced = True
             self.say(FIRST_STEP_DONE)
         self._reporter.advance(step, metrics)
 
 
 def words(seed: int) -> skills.Splits:
-    """The words that a prompt is tuned, chosen and measured on."""
+    """Draws the words for tuning, for choosing a checkpoint, and for testing."""
     return skills.splits(seed, train=TRAIN_WORDS, dev=DEV_WORDS, test=TEST_WORDS)
 
 
 def measure(
     console: Console, run: Run, skill: str, words: Sequence[str]
 ) -> dict[str, str | float | int]:
-    """Exact match without a prompt, with the skill's name, and with the prompt."""
+    """Computes exact match with no prompt, the skill's name, and the tuned prompt."""
     tuned, parameters = load_tuned(run)
     alone = open_pretrained(run.model, key=jax.random.key(0))
     frozen = alone.read_parameters()
-    wanted = [skills.apply(skill, word) for word in words]
+    expected = [skills.apply(skill, word) for word in words]
     bare = [skills.prompt_text(None, word) for word in words]
     named = [skills.prompt_text(skill, word) for word in words]
-    made = answers(tuned, parameters, bare)
-    for text, answer in list(zip(bare, made, strict=True))[:EXAMPLES]:
+    completions = answers(tuned, parameters, bare)
+    for text, answer in list(zip(bare, completions, strict=True))[:EXAMPLES]:
         console.print(f"  {text}{answer}", markup=False, highlight=False)
     return {
-        "no_prompt": exact_match(answers(alone, frozen, bare), wanted),
-        "name_as_text": exact_match(answers(alone, frozen, named), wanted),
-        "tuned_prompt": exact_match(made, wanted),
+        "no_prompt": exact_match(answers(alone, frozen, bare), expected),
+        "name_as_text": exact_match(answers(alone, frozen, named), expected),
+        "tuned_prompt": exact_match(completions, expected),
         "prompt_bytes": best_prompt_file(run).stat().st_size,
         "prompt_file": str(best_prompt_file(run)),
     }
@@ -166,25 +166,25 @@ def measure(
 def answers(
     model: PromptedModel, parameters: Parameters, texts: Sequence[str]
 ) -> list[str]:
-    """What the model makes of each text, greedily."""
+    """Continues each text greedily."""
     return continue_texts(
         model, parameters, texts, new_tokens=LONGEST_COMPLETION, batch_size=250
     )
 
 
-def exact_match(made: Sequence[str], wanted: Sequence[str]) -> float:
-    """The share of answers that are right to the letter."""
-    return float(np.mean([a == b for a, b in zip(made, wanted, strict=True)]))
+def exact_match(completions: Sequence[str], expected: Sequence[str]) -> float:
+    """Returns the fraction of completions that equal the expected text."""
+    return float(np.mean([a == b for a, b in zip(completions, expected, strict=True)]))
 
 
 def best_prompt_file(run: Run) -> Path:
-    """The one `.npy` file of the run's best checkpoint."""
+    """Returns the `.npy` file of the run's best checkpoint."""
     (file,) = best_checkpoint(run).glob("*.npy")
     return file
 
 
 def new_directory(runs: Path, name: str) -> Path:
-    """The first of `name-1`, `name-2`, ... that is not there yet, made."""
+    """Creates the first of `name-1`, `name-2`, ... that does not exist yet."""
     number = 1
     while (runs / f"{name}-{number}").exists():
         number += 1
@@ -194,7 +194,7 @@ def new_directory(runs: Path, name: str) -> Path:
 
 
 def write_pairs(file: Path, skill: str, words: Sequence[str]) -> str:
-    """Writes bare prompts and completions as jsonl; returns the file's name."""
+    """Writes inputs without a skill's name, and completions, as JSONL."""
     lines = (
         json.dumps(
             {
@@ -209,8 +209,8 @@ def write_pairs(file: Path, skill: str, words: Sequence[str]) -> str:
 
 
 def show(console: Console, rows: Sequence[dict]) -> None:
-    """One line for each prompt, then what to try next."""
-    table = Table(title=f"exact match on {TEST_WORDS} words that pretraining never saw")
+    """Prints a row for each prompt, and a command to try next."""
+    table = Table(title=f"exact match on {TEST_WORDS} words held out of pretraining")
     for heading in (
         "skill",
         "seed",

@@ -12,7 +12,7 @@ from prompt_tuning.models.build import build_model
 
 
 def write_random_model(folder: Path, config: ModelConfig) -> None:
-    """Writes a model whose weights are drawn by its initializers."""
+    """Writes a model with weights from its own initializers."""
     _, parameters = split(build_model(jax.random.key(0), config))
     arrays = {path: np.asarray(leaf) for path, leaf in parameters.items()}
     write_folder(folder, config, arrays)

@@ -1,10 +1,10 @@
-"""The toy world of the bundled models: string skills on random words.
+"""The task of the bundled models: string skills on random words.
 
-A line is `reverse: hello=olleh`; a composition names two skills, the first applied
-first: `swap rot1: hello=pfmmi`. Some skills and one composition are kept out of
-pretraining, so that a tuned prompt can be shown to reach what no words can ask for
-(`tail`, `reverse upper`), and to miss what the model lacks (`rot2`). Nothing here
-imports JAX.
+A line is `reverse: hello=olleh`; a composition names two skills, which are applied from
+left to right: `swap rot1: hello=pfmmi`. Some skills and one composition are excluded
+from pretraining. They show that a tuned prompt can elicit a function that no text names
+(`tail`, `reverse upper`), but not one that the model has not learned (`rot2`). This
+module does not import JAX.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 Skill = Callable[[str], str]
 
 SHORTEST_WORD, LONGEST_WORD = 3, 8
-# Percent of running English text, rounded, none below 1: rare letters must be seen too.
+# Percentages in English text, rounded and at least 1, so that rare letters occur too.
 LETTER_WEIGHTS = dict(
     zip(
         string.ascii_lowercase,
@@ -31,7 +31,7 @@ LETTER_WEIGHTS = dict(
 
 
 def _rotate_alphabet(steps: int) -> Skill:
-    """The skill that moves every letter on by `steps`, `z` to `a`, case kept."""
+    """Returns a skill that rotates every letter by `steps` and preserves its case."""
     table = {}
     for letters in (string.ascii_lowercase, string.ascii_uppercase):
         table |= str.maketrans(letters, letters[steps:] + letters[:steps])
@@ -39,12 +39,12 @@ def _rotate_alphabet(steps: int) -> Skill:
 
 
 def _swap(word: str) -> str:
-    """The first and the last letter exchanged."""
+    """Exchanges the first and the last letter."""
     return word if len(word) < 2 else word[-1] + word[1:-1] + word[0]
 
 
 def _star(word: str) -> str:
-    """Every vowel replaced by a star."""
+    """Replaces every vowel by a star."""
     return "".join("*" if letter in "aeiouAEIOU" else letter for letter in word)
 
 
@@ -69,8 +69,8 @@ KEPT_OUT_SKILLS = ("tail", "rot2")
 KEPT_OUT_COMPOSITIONS = ("reverse upper",)
 KEPT_OUT = KEPT_OUT_SKILLS + KEPT_OUT_COMPOSITIONS
 TRAINED_SKILLS = tuple(name for name in SKILLS if name not in KEPT_OUT_SKILLS)
-# None equals a kept-out function under another name, as `upper reverse` (the same as
-# `reverse upper`), `left init` (`tail`) and `rot1 rot1` (`rot2`) would.
+# None of these equals an excluded function under another name, as `upper reverse`
+# (`reverse upper`), `left init` (`tail`) and `rot1 rot1` (`rot2`) would.
 TRAINED_COMPOSITIONS = (
     "upper left",
     "upper init",
@@ -91,10 +91,10 @@ _IDS = {token: index for index, token in enumerate(VOCABULARY)}
 
 
 def apply(name: str, word: str) -> str:
-    """What the named skill, or composition from left to right, makes of a word.
+    """Applies a skill, or the skills of a composition from left to right, to a word.
 
     Raises:
-      KeyError: if a part of the name is no skill.
+      KeyError: if a part of the name is not a skill.
     """
     for part in name.split():
         word = SKILLS[part](word)
@@ -102,34 +102,34 @@ def apply(name: str, word: str) -> str:
 
 
 def prompt_text(name: str | None, word: str) -> str:
-    """The text before the answer: `reverse: hello=`, or bare `hello=`."""
+    """Returns the text before the answer: `reverse: hello=` or `hello=`."""
     return f"{word}=" if name is None else f"{name}: {word}="
 
 
 def line(name: str, word: str) -> str:
-    """One whole line: `reverse: hello=olleh`."""
+    """Returns a whole line: `reverse: hello=olleh`."""
     return prompt_text(name, word) + apply(name, word)
 
 
 def is_held_out(word: str) -> bool:
-    """Whether pretraining never sees the word: one in ten, by a stable hash."""
+    """Returns whether a stable hash holds the word out of pretraining (one in ten)."""
     return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8]) % 10 == 0
 
 
 def words(rng: np.random.Generator, count: int, *, held_out: bool) -> list[str]:
-    """Random lower-case words, all held out of pretraining or none; some may repeat.
+    """Draws random lower-case words, with repetition.
 
-    Lengths are uniform, letters are drawn with rough English frequencies.
+    Lengths are uniform; letters have approximately their English frequencies.
 
     Args:
       rng: source of the words; the same state gives the same words.
-      count: how many.
-      held_out: which side of the hash.
+      count: number of words.
+      held_out: whether all words are held out of pretraining, or none.
     """
     weights = np.array(list(LETTER_WEIGHTS.values()), float)
     letters = np.array(list(LETTER_WEIGHTS))
-    found: list[str] = []
-    while len(found) < count:
+    selected: list[str] = []
+    while len(selected) < count:
         lengths = rng.integers(SHORTEST_WORD, LONGEST_WORD + 1, size=1024)
         drawn = rng.choice(
             letters, size=(1024, LONGEST_WORD), p=weights / weights.sum()
@@ -137,18 +137,18 @@ def words(rng: np.random.Generator, count: int, *, held_out: bool) -> list[str]:
         candidates = (
             "".join(row[:length]) for row, length in zip(drawn, lengths, strict=True)
         )
-        found += [word for word in candidates if is_held_out(word) == held_out]
-    return found[:count]
+        selected += [word for word in candidates if is_held_out(word) == held_out]
+    return selected[:count]
 
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Words to tune on, to choose the best step by, and to report; all distinct.
+    """Distinct words for tuning, for choosing a step, and for testing.
 
     Attributes:
-      train: from the nine tenths that pretraining may have seen.
-      dev: from the held-out tenth.
-      test: from the held-out tenth.
+      train: words that pretraining may have used (nine tenths of all).
+      dev: held-out words that choose the best step.
+      test: held-out words that measure the result.
     """
 
     train: tuple[str, ...]
@@ -162,8 +162,8 @@ def splits(seed: int, *, train: int, dev: int, test: int) -> Splits:
     Args:
       seed: the same seed and sizes give the same words.
       train: number of words to tune on.
-      dev: number of words to choose by.
-      test: number of words to report.
+      dev: number of words for choosing the best step.
+      test: number of words for testing.
     """
     seen_rng, held_out_rng = (
         np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2)
@@ -177,15 +177,15 @@ def splits(seed: int, *, train: int, dev: int, test: int) -> Splits:
 
 
 def _distinct(rng: np.random.Generator, count: int, *, held_out: bool) -> list[str]:
-    """The first `count` different words that the generator draws."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found |= dict.fromkeys(words(rng, count, held_out=held_out))
-    return list(found)[:count]
+    """Returns the first `count` distinct words that the generator draws."""
+    distinct: dict[str, None] = {}
+    while len(distinct) < count:
+        distinct |= dict.fromkeys(words(rng, count, held_out=held_out))
+    return list(distinct)[:count]
 
 
 def pretraining_pairs(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-    """Prompt and completion of random lines: trained names, words not held out.
+    """Draws prompts and completions of trained skills on words that are not held out.
 
     Every trained skill and composition is equally likely.
     """
@@ -198,7 +198,7 @@ def pretraining_pairs(rng: np.random.Generator, count: int) -> list[tuple[str, s
 
 
 def encode(text: str) -> list[int]:
-    """One id per character.
+    """Returns one token ID per character.
 
     Raises:
       KeyError: for a character outside the vocabulary.
@@ -207,15 +207,15 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: list[int]) -> str:
-    """The characters of the ids; padding, beginning and end give no text."""
+    """Returns the text of token IDs, without padding, BOS and EOS."""
     return "".join(VOCABULARY[index] for index in ids if index > BOS_ID)
 
 
 def build_tokenizer() -> Tokenizer:
-    """The character tokenizer, in the form that the `tokenizers` library reads.
+    """Builds the character tokenizer for the `tokenizers` library.
 
-    It has no unknown token: a character outside the vocabulary raises on encoding
-    rather than vanish.
+    It has no unknown token, so encoding a character outside the vocabulary raises an
+    error.
     """
     tokenizer = Tokenizer(models.WordLevel(_IDS))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -230,8 +230,8 @@ def save_tokenizer(folder: Path, *, add_bos: bool) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json` into a model folder.
 
     Args:
-      folder: an existing model folder.
-      add_bos: whether rows begin with `<bos>`: decoder-only models, not T5.
+      folder: existing model folder.
+      add_bos: whether rows begin with `<bos>`, as in decoder-only models.
     """
     build_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {

@@ -1,7 +1,7 @@
 """Tunes a first soft prompt: five vectors in front of a frozen model.
 
 The bundled model has learned to apply several functions to a word. The prompt learns
-which one is wanted: here, to drop the first letter.
+which one to apply: here, to drop the first letter.
 
     python -m scripts.examples.first_prompt
 """

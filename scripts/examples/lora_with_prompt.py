@@ -1,7 +1,7 @@
 """Tunes a soft prompt and LoRA together; see `first_prompt` for the basics.
 
-It differs from `first_prompt` in the list of methods: each kind has its own optimizer
-and learning rate, and LoRA alone can be merged into the model's weights.
+It differs from `first_prompt` in the list of methods. Each method has its own optimizer
+and learning rate. LoRA without a prompt can be merged into the model's weights.
 
     python -m scripts.examples.lora_with_prompt
 """
@@ -30,7 +30,7 @@ def main() -> None:
     lora = pt.tune(model, pt.LoRA(rank=4), data=pairs, steps=30, batch_size=16)
     with tempfile.TemporaryDirectory() as folder:
         merged = pt.load(lora.save(Path(folder) / "merged", form="merged"))
-        # The merged model has no adapter, and the same answers.
+        # The merged model has no adapter and generates the same text.
         assert merged.generate("garden=") == lora.generate("garden=")
         print(merged)
 

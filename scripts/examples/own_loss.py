@@ -1,8 +1,8 @@
-"""Trains with a loss of one's own; see `first_prompt` for the basics.
+"""Trains with a custom loss; see `first_prompt` for the basics.
 
-It differs from `first_prompt` in `objective`: a function from logits and targets to one
-loss for each target. Here it is the focal loss (Lin et al. 2017, equation 4), which
-gives easy targets less weight.
+It differs from `first_prompt` in `objective`, a function of logits and targets that
+returns a loss for each target. Here it is the focal loss (Lin et al. 2017, equation 4),
+which gives easy targets less weight.
 
     python -m scripts.examples.own_loss
 """
@@ -22,7 +22,7 @@ def focal_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def main() -> None:
-    """Tunes a prompt by the focal loss."""
+    """Tunes a prompt with the focal loss."""
     pairs = [(f"{word}=", word[1:]) for word in WORDS]
     tuned = pt.tune(
         "bundled:skills-decoder",

@@ -1,7 +1,7 @@
-"""Trains a prompt in a loop of one's own, by the library's pure functions.
+"""Trains a prompt in a custom loop with the library's pure functions.
 
-Parameters are a flat dict of arrays by path; the frozen ones are an argument of the
-step, and only the trained ones are differentiated.
+Parameters are a flat dict of arrays by path. The step takes the frozen parameters as an
+argument and differentiates only the trained ones.
 
     python -m scripts.examples.own_training_loop
 """
@@ -16,7 +16,7 @@ from scripts.examples.first_prompt import WORDS
 
 
 def main() -> None:
-    """Trains 60 steps, then continues a text."""
+    """Trains for 60 steps, then continues a text."""
     pairs = [(f"{word}=", word[1:]) for word in WORDS]
     model = pt.load("bundled:skills-decoder").attach(pt.SoftPrompt(length=5))
     trained, frozen = model.partition()
