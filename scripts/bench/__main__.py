@@ -1,14 +1,14 @@
-"""Our training step against PEFT's: the same models, weights, batches and labels.
+"""Compares our training step with PEFT's on the same models, batches and labels.
 
     python -m scripts.bench                      # everything
     python -m scripts.bench llama t5 --steps 40
     python -m scripts.bench --json results.json --html results.html
     python -m scripts.bench ragged --text train.jsonl --model DIR --tokenizer DIR
 
-Both sides run in one go, each in a process of its own, and take turns step by step.
-Before anything is timed their losses must agree. `growth` is three cases in one
-rotation. Needs the `bench` extra (torch, transformers, PEFT) here, or
-`--peft_python`, an interpreter that has it.
+Both sides run at the same time, each in its own process, and take turns step by step.
+Their losses must agree before anything is timed. `growth` is three cases in one
+rotation. Requires the `bench` extra (torch, transformers, PEFT), or `--peft_python`
+with an interpreter that has it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ KNOWN = ("growth", *CASES, *OURS_ALONE)
 
 
 def main() -> int:
-    """Measures the cases asked for; returns the exit code."""
+    """Measures the requested cases; returns the exit code."""
     options = build_parser().parse_args()
     console = Console()
     settings = Settings(
@@ -61,11 +61,11 @@ def main() -> int:
 
 
 def run(settings: Settings, names: Sequence[str], text: Text | None) -> Results:
-    """Measures the cases named, all if none is.
+    """Measures the named cases, or all of them if `names` is empty.
 
     Raises:
       DisagreementError: if the two sides' losses differ.
-      WorkerError: if a process ended early.
+      WorkerError: if a process ends early.
     """
     steps: list[StepResult] = []
     outcomes: list[Outcome] = []
@@ -78,24 +78,24 @@ def run(settings: Settings, names: Sequence[str], text: Text | None) -> Results:
         elif name == "ragged" and text is not None:
             outcomes += ragged(settings, text)
         elif name == "ragged":
-            settings.say("ragged is left out: it needs --text, --model, --tokenizer")
+            settings.say("ragged is skipped: it needs --text, --model, --tokenizer")
         else:
             with tempfile.TemporaryDirectory() as folder:
                 cases = GROWTH if name == "growth" else (name,)
-                found, ran = run_cases(cases, Path(folder), settings)
-            steps += found
-            versions |= ran
+                case_steps, case_versions = run_cases(cases, Path(folder), settings)
+            steps += case_steps
+            versions |= case_versions
     return Results(describe_machine(settings, versions), steps, outcomes)
 
 
 def find_text(options: argparse.Namespace) -> Text | None:
-    """Where the real text is; None unless all of it was said."""
-    said = options.text, options.model, options.tokenizer
-    return None if None in said else Text(*said)
+    """Returns the real text's files, or None unless all three options are given."""
+    values = options.text, options.model, options.tokenizer
+    return None if None in values else Text(*values)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; an unknown flag or case is an error."""
+    """Builds the parser, which rejects unknown options and cases."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench",
         description=str(__doc__).partition("\n")[0],
@@ -106,13 +106,13 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="*",
         type=known_case,
         metavar="CASE",
-        help=f"of {', '.join(KNOWN)}; {', '.join(EVERYTHING)} if none is named",
+        help=f"any of {', '.join(KNOWN)} (default: {', '.join(EVERYTHING)})",
     )
     defaults = Settings()
     for name, text in (
-        ("steps", "turns of each side that are measured"),
-        ("warm_up", "turns before them"),
-        ("ideal_rounds", "times that each matrix product is timed alone; 0 for none"),
+        ("steps", "measured turns of each side"),
+        ("warm_up", "turns before the measured ones"),
+        ("ideal_rounds", "timings of each matrix product alone; 0 for none"),
     ):
         parser.add_argument(
             f"--{name}",
@@ -123,36 +123,38 @@ def build_parser() -> argparse.ArgumentParser:
     for name, metavar, text in (
         ("text", "FILE", "ragged: GSM8K's train.jsonl"),
         ("model", "DIR", "ragged: a small trained model, such as stories260k"),
-        ("tokenizer", "DIR", "ragged: the random Llama's, such as GPT-2's"),
+        ("tokenizer", "DIR", "ragged: the random Llama's tokenizer, such as GPT-2's"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument(
         "--peft_python",
         default=sys.executable,
         metavar="PYTHON",
-        help="the interpreter that has torch, transformers and peft; this one if none",
+        help="interpreter with torch, transformers and peft (default: this one)",
     )
     for name, text in (
-        ("json", "write all numbers, and the tables beside them as Markdown"),
-        ("html", "write a page with tables and charts"),
+        ("json", "write all results to this file, and a Markdown file next to it"),
+        ("html", "write a page with tables and charts to this file"),
     ):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
     return parser
 
 
 def known_case(name: str) -> str:
-    """The name itself.
+    """Returns the name of a case.
 
     Raises:
-      ArgumentTypeError: if there is no such case.
+      ArgumentTypeError: if the case does not exist.
     """
     if name not in KNOWN:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(KNOWN)}")
+        raise argparse.ArgumentTypeError(
+            f"{name!r}: expected one of {', '.join(KNOWN)}"
+        )
     return name
 
 
 def write(results: Results, json_file: Path | None, html_file: Path | None) -> None:
-    """Writes what was asked for."""
+    """Writes the requested files."""
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(as_json(results), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What is measured: model shapes, batches, and what each measure must be."""
+"""Benchmark cases: model shapes, batches, and the limits of each measure."""
 
 import dataclasses
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 import numpy as np
 
 IGNORED = -100
-"""The label, in the convention of transformers, of a token that carries no loss."""
+"""Label of a token without loss, as in transformers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training step that both sides do.
+    """One training step that both sides run.
 
     Attributes:
       title: the shape in words.
-      family: of `config`: "llama", "gpt2" or "t5".
-      config: the model, in the fields of transformers' config class.
-      batch: rows `B`.
-      prompt: vectors `P`; 0 for gradients of the input embeddings.
-      length: tokens `T` of a row, all real; of the encoder in T5.
-      target_length: of the decoder in T5; 0 elsewhere.
-      loss_on: how many of the last tokens of a row are learned; None for all.
-      least_speedup: what PEFT's median over ours must be at least; None if nothing.
-      most_memory: what our peak memory over PEFT's must be at most.
-      least_share: what the ideal time over our step must be at least.
+      family: family of the model: "llama", "gpt2" or "t5".
+      config: fields of transformers' config class.
+      batch: number of rows `B`.
+      prompt: number of prompt vectors `P`; 0 for gradients of the input embeddings.
+      length: tokens `T` of a row (of the encoder in T5), without padding.
+      target_length: tokens of the decoder in T5; 0 for other families.
+      loss_on: number of last tokens of a row that are learned; None for all.
+      least_speedup: minimum of PEFT's median time divided by ours; None for no limit.
+      most_memory: maximum of our peak memory divided by PEFT's.
+      least_share: minimum of the ideal time divided by our step's time.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def real_tokens(self) -> int:
-        """Tokens of a batch, the prompt's not among them."""
+        """Tokens of a batch without the prompt."""
         return self.batch * (self.length + self.target_length)
 
 
@@ -149,20 +149,20 @@ CASES = {
     ),
 }
 GROWTH = ("llama_0", "llama", "llama_200")
-"""Measured in one rotation, for the growth of the step with the prompt."""
+"""Cases measured in one rotation, for the growth of the step with the prompt."""
 
 MOST_GROWTH = {"llama": 1.35, "llama_200": 1.60}
-"""What our step may be, times the one without a prompt."""
+"""Maximum of our step's time divided by the time without a prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The batch that both sides are given.
+    """The batch of both sides.
 
     Attributes:
-      tokens: `[B, T]`.
-      labels: `[B, U]`, or `IGNORED`: the tokens themselves in a decoder-only model,
-        where each side predicts label `i` from what stands before token `i`.
+      tokens: input tokens, `[B, T]`.
+      labels: target tokens or `IGNORED`, `[B, U]`. In a decoder-only model they are the
+        input tokens, and label `i` is predicted from the tokens before token `i`.
     """
 
     tokens: np.ndarray
@@ -170,9 +170,9 @@ class Rows:
 
 
 def make_rows(case: Case, seed: int = 1) -> Rows:
-    """Random tokens, and the labels that the case learns.
+    """Draws random tokens, and sets the labels that the case learns.
 
-    Without a prompt nothing stands before the first token, so it has no label.
+    Without a prompt nothing precedes the first token, so it has no label.
     """
     random = np.random.default_rng(seed)
     vocabulary = case.config["vocab_size"]
@@ -189,12 +189,12 @@ def make_rows(case: Case, seed: int = 1) -> Rows:
 
 
 def width(case: Case) -> int:
-    """Model width `D`."""
+    """Returns the model width `D`."""
     names = {"llama": "hidden_size", "gpt2": "n_embd", "t5": "d_model"}
     return case.config[names[case.family]]
 
 
 def make_prompt(case: Case, seed: int = 2) -> np.ndarray:
-    """Where both sides start, float32 `[P, D]`."""
+    """Draws the initial prompt of both sides, float32 `[P, D]`."""
     shape = (case.prompt, width(case))
     return np.random.default_rng(seed).normal(0, 0.5, shape).astype(np.float32)

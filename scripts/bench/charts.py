@@ -1,4 +1,4 @@
-"""Charts as SVG texts; their colours are classes that the page's style sheet gives."""
+"""Charts as SVG text, colored by the classes of the page's style sheet."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 WIDTH = 480
 LABEL = 78
-"""Left of it stand the names of cases."""
+"""Width of the column of case names."""
 
 ROW = 50
 
@@ -15,11 +15,11 @@ class Pair(NamedTuple):
     """Two bars of one case.
 
     Attributes:
-      name: of the case.
-      values: ours and PEFT's; the longer bar is as wide as the chart, for cases differ
-        too much for one scale.
-      texts: what is written at each bar.
-      ratio: what is written beside both.
+      name: name of the case.
+      values: our value and PEFT's. The longer bar is as wide as the chart, because the
+        cases differ too much for one scale.
+      texts: label of each bar.
+      ratio: label of both bars.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 
 class Share(NamedTuple):
-    """How one bar is divided: parts of 1, and what the sum must be at least."""
+    """Parts of one bar as fractions of 1, and the minimum of their sum."""
 
     name: str
     plain: float
@@ -38,7 +38,7 @@ class Share(NamedTuple):
 
 
 def pairs(rows: Sequence[Pair]) -> str:
-    """Two bars for each row, over each other."""
+    """Draws two bars for each row, one above the other."""
     room = WIDTH - LABEL - 56 - 84
     parts = []
     for i, row in enumerate(rows):
@@ -56,7 +56,7 @@ def pairs(rows: Sequence[Pair]) -> str:
 
 
 def stacks(rows: Sequence[Share]) -> str:
-    """One divided bar for each row, with a dashed mark where it must reach to."""
+    """Draws one divided bar for each row, with a dashed line at its limit."""
     room = WIDTH - LABEL - 56
     parts = []
     for i, row in enumerate(rows):
@@ -75,11 +75,11 @@ def stacks(rows: Sequence[Share]) -> str:
 
 
 def lines(x_values: Sequence[int], rows: Mapping[str, Sequence[float]]) -> str:
-    """One line for each side, from one to the highest of all."""
+    """Draws one line for each side."""
     left, right, top, bottom = 40, WIDTH - 64, 16, 220
     highest = max(1.5, *(value for values in rows.values() for value in values))
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def point_at(x: float, y: float) -> tuple[float, float]:
         return (
             left + (right - left) * x / max(x_values),
             bottom - (bottom - top) * y / highest,
@@ -87,15 +87,15 @@ def lines(x_values: Sequence[int], rows: Mapping[str, Sequence[float]]) -> str:
 
     parts = []
     for mark in _marks(highest):
-        _, y = place(0, mark)
+        _, y = point_at(0, mark)
         parts.append(_line(left, y, right, y, "axis"))
         parts.append(_text(left - 8, y + 4, f"{mark:g}x", "soft end"))
     for x in x_values:
-        parts.append(_text(place(x, 0)[0], bottom + 20, f"P = {x}", "soft middle"))
+        parts.append(_text(point_at(x, 0)[0], bottom + 20, f"P = {x}", "soft middle"))
     for side, values in sorted(rows.items(), reverse=True):
-        points = [place(*point) for point in zip(x_values, values, strict=True)]
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline class="line-{side}" points="{drawn}"/>')
+        points = [point_at(*point) for point in zip(x_values, values, strict=True)]
+        coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline class="line-{side}" points="{coordinates}"/>')
         parts += [
             f'<circle class="{side}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
             for x, y in points
@@ -106,7 +106,7 @@ def lines(x_values: Sequence[int], rows: Mapping[str, Sequence[float]]) -> str:
 
 
 def _marks(highest: float) -> list[float]:
-    """Round numbers from zero to the highest, at most six."""
+    """Returns at most six round numbers from zero to the highest."""
     step = next(s for s in (0.5, 1, 2, 5, 10, 20, 50, 1e9) if highest / s <= 5)
     return [step * i for i in range(int(highest / step) + 1)]
 

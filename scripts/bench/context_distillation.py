@@ -1,11 +1,11 @@
-"""A prompt of 8 vectors in place of a text: how much of what the text says it keeps.
+"""Measures how much of a text's effect a prompt of 8 vectors retains.
 
     python -m scripts.bench.context_distillation --model DIR [--gin.STEPS=600 ...]
 
-Samples texts from the frozen model behind a context of about 32 tokens, tunes a prompt
-by the shipped config `runs/context_distillation` on some of them, and measures the
-others: nats a token behind BOS alone, behind the context, and behind the prompt. The
-share of the way from the first to the second is what the prompt has closed.
+Samples texts from the frozen model after a context of about 32 tokens, and tunes a
+prompt on some of them with the shipped config `runs/context_distillation`. On the other
+texts it measures nats per token after BOS alone, after the context, and after the
+prompt, and the fraction of the gap between the first two that the prompt closes.
 """
 
 import argparse
@@ -51,26 +51,28 @@ SPLITS = ("train", "held_out")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Samples, tunes, measures, prints."""
+    """Samples texts, tunes a prompt, measures it and prints the results."""
     parser = argparse.ArgumentParser(
         description=str(__doc__).partition("\n")[0], allow_abbrev=False
     )
     parser.add_argument("--model", required=True, help="the stories260k folder")
     parser.add_argument("--context", default=CONTEXT)
-    parser.add_argument("--texts", type=int, default=2048, help="to train on")
+    parser.add_argument(
+        "--texts", type=int, default=2048, help="number of training texts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     plain, bindings = split_bindings(sys.argv[1:] if arguments is None else arguments)
     distil(parser.parse_args(plain), bindings)
 
 
 def distil(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
-    """The work of the command.
+    """Runs the experiment.
 
     Args:
-      arguments: of the command.
-      bindings: of gin, over those of the shipped config.
+      arguments: parsed command line.
+      bindings: gin bindings that override the shipped config.
     """
     set_up_process()
     started = time.monotonic()
@@ -88,15 +90,15 @@ def distil(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
     }
     sampled = time.monotonic() - started
     run = tune(arguments, files, directory / "run", bindings)
-    found = measure(run, model, frozen, arguments.context)
-    found |= {"sampling": sampled, "seconds": time.monotonic() - started}
-    show(Console(), found)
+    results = measure(run, model, frozen, arguments.context)
+    results |= {"sampling": sampled, "seconds": time.monotonic() - started}
+    show(Console(), results)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def context_ids(model: PromptedModel, context: str) -> list[int]:
-    """BOS and the tokens of a context."""
+    """Returns BOS and the tokens of a context."""
     tokenizer = model.needed_tokenizer()
     return [*encode_prompt(tokenizer, ""), *tokenizer.encode(context)]
 
@@ -104,9 +106,9 @@ def context_ids(model: PromptedModel, context: str) -> list[int]:
 def sample(
     model: PromptedModel, frozen: Parameters, arguments: argparse.Namespace
 ) -> list[list[int]]:
-    """Continuations of the context, drawn from the model; those not empty."""
+    """Samples continuations of the context from the model, and drops empty ones."""
     given = context_ids(model, arguments.context)
-    made = continue_all(
+    continuations = continue_all(
         model,
         frozen,
         [given] * (arguments.texts + HELD_OUT),
@@ -115,20 +117,20 @@ def sample(
         sampler=temperature_sampler(1.0),
         seed=arguments.seed,
     )
-    return [row for row in made if row]
+    return [row for row in continuations if row]
 
 
 def write_rows(path: Path, rows: Sequence[list[int]], model: PromptedModel) -> str:
-    """An HDF5 file of rows without BOS, all of whose tokens are learned."""
+    """Writes an HDF5 file of rows without BOS whose tokens are all learned."""
     ids = np.zeros((len(rows), NEW_TOKENS), np.int32)
     types = np.full_like(ids, PADDING)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         closed = row
         if len(row) < NEW_TOKENS and model.config.eos_id is not None:
             closed = [*row, model.config.eos_id]
-        ids[place, : len(closed)] = closed
-        types[place, : len(row)] = COMPLETION
-        types[place, len(row) : len(closed)] = SEPARATOR
+        ids[index, : len(closed)] = closed
+        types[index, : len(row)] = COMPLETION
+        types[index, len(row) : len(closed)] = SEPARATOR
     with h5py.File(path, "w") as file:
         file["input_ids"], file["token_type_ids"] = ids, types
     return str(path)
@@ -140,7 +142,7 @@ def tune(
     directory: Path,
     overrides: Sequence[str],
 ) -> Run:
-    """Tunes the prompt by the shipped config."""
+    """Tunes the prompt with the shipped config."""
     values = {
         "MODEL": arguments.model,
         "CONTEXT": arguments.context,
@@ -162,24 +164,24 @@ def tune(
 def measure(
     run: Run, model: PromptedModel, frozen: Parameters, context: str
 ) -> dict[str, float]:
-    """Nats a token of the held-out texts behind BOS, the context and the prompt."""
+    """Measures nats per held-out token after BOS, the context and the prompt."""
     assert run.evaluation is not None
     data = run.evaluation.data
     tuned, parameters = load_tuned(run)
     ids = context_ids(model, context)
-    found = {"context tokens": float(len(ids) - 1)}
+    results = {"context tokens": float(len(ids) - 1)}
     for name, tokens in (("nothing", ids[:1]), ("context", ids)):
         teacher = make_teacher(model.config, tokens)
-        found[name] = nats(data, tuned, teacher.graph, teacher.parameters(frozen))
-    found["prompt"] = nats(data, tuned, tuned.graph, parameters)
-    missing = found["nothing"] - found["context"]
-    return found | {"closed": (found["nothing"] - found["prompt"]) / missing}
+        results[name] = nats(data, tuned, teacher.graph, teacher.parameters(frozen))
+    results["prompt"] = nats(data, tuned, tuned.graph, parameters)
+    missing = results["nothing"] - results["context"]
+    return results | {"closed": (results["nothing"] - results["prompt"]) / missing}
 
 
 def nats(
     data: DataSource, model: PromptedModel, graph: nnx.GraphDef, parameters: Parameters
 ) -> float:
-    """The mean over all learned tokens of what each costs."""
+    """Returns the mean loss over all learned tokens, in nats."""
     examples = load_examples(data, model.interface)
     plan = plan_batches(data, model.interface, examples, shuffle=False)
     pad_id = model.config.pad_id
@@ -191,10 +193,10 @@ def nats(
     return float(total[0] / total[1])
 
 
-def show(console: Console, found: Mapping[str, float]) -> None:
-    """One table."""
-    table = Table(title=f"nats a token of {HELD_OUT} texts drawn behind the context")
-    for heading in ("behind", "nats a token"):
+def show(console: Console, results: Mapping[str, float]) -> None:
+    """Prints the table."""
+    table = Table(title=f"{HELD_OUT} texts sampled after the context")
+    for heading in ("after", "nats per token"):
         table.add_column(heading)
     names = {
         "nothing": "BOS alone",

@@ -1,7 +1,7 @@
-"""How long the quickstart takes from launch to its first line of the log.
+"""Measures the time from the quickstart's launch to the first line of its log.
 
-The first run compiles into an empty cache; the second finds it full. The first line
-comes with the tenth step, so the first step is earlier than what is reported here.
+The first run compiles into an empty cache; the second reads that cache. The first line
+is written at step 10, so the first step ends earlier than the reported time.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from scripts.bench.workers import ROOT, WorkerError
 
 LONGEST = 300.0
-"""Seconds after which a run that logs nothing is given up."""
+"""Seconds after which a run that logs nothing is stopped."""
 
 EVERY = 0.01
 
@@ -22,10 +22,10 @@ def seconds_to_first_log(folder: Path) -> float:
     """Launches the quickstart and ends it at the first line of its log.
 
     Args:
-      folder: for the run and for the compilation cache, which a later call finds.
+      folder: folder of the run and of the compilation cache, which later calls reuse.
 
     Raises:
-      WorkerError: if the run ends or takes too long before it logs a line.
+      WorkerError: if the run ends or times out before it logs a line.
     """
     runs = folder / f"runs-{len(list(folder.glob('runs-*')))}"
     command = [sys.executable, "-m", "scripts.quickstart", "--runs", str(runs)]
@@ -42,8 +42,8 @@ def seconds_to_first_log(folder: Path) -> float:
             while not any(f.stat().st_size for f in runs.rglob("metrics.jsonl")):
                 if process.poll() is not None or time.monotonic() - started > LONGEST:
                     output.seek(0)
-                    said = output.read()[-2000:]
-                    raise WorkerError(f"the quickstart logged nothing:\n{said}")
+                    log = output.read()[-2000:]
+                    raise WorkerError(f"the quickstart logged nothing:\n{log}")
                 time.sleep(EVERY)
             return time.monotonic() - started
         finally:

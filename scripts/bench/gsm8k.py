@@ -1,10 +1,10 @@
-"""What a prompt gains on real text: a model of children's stories reads GSM8K.
+"""Measures a prompt's gain on real text: a model of children's stories reads GSM8K.
 
     python -m scripts.bench.gsm8k --model DIR --train train.jsonl --test test.jsonl
 
-Tunes 20 vectors on the training questions by the shipped config `runs/gsm8k_stories`,
-then prints nats per token of the first 300 test questions, whole and cut off at 128
-tokens, without a prompt and with it.
+Tunes 20 vectors on the training questions with the shipped config `runs/gsm8k_stories`,
+then prints nats per token of the first 300 test questions, whole and truncated at 128
+tokens, without and with the prompt.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CUT = 128
 
 
 def main() -> None:
-    """Tunes, measures, prints."""
+    """Tunes a prompt, measures it and prints the results."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--model", required=True, help="the stories260k folder")
     parser.add_argument("--train", required=True, help="GSM8K's train.jsonl")
@@ -58,16 +58,16 @@ def main() -> None:
     data = run.evaluation.data
     alone = nats_per_token(dataclasses.replace(run, prompt=None), data)
     tuned = nats_per_token(run, data)
-    for what, before, after in zip(
+    for part, before, after in zip(
         ("whole", f"first {CUT}"), alone, tuned, strict=True
     ):
-        console.print(f"{what:>9}: {before:.3f} without a prompt, {after:.3f} with it")
+        console.print(f"{part:>9}: {before:.3f} without a prompt, {after:.3f} with it")
     size = sum(f.stat().st_size for f in Path(run.directory).rglob("*prompt.npy"))
-    console.print(f"prompt files kept: {size:,} bytes")
+    console.print(f"size of the prompt files: {size:,} bytes")
 
 
 def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
-    """Mean nats over whole questions, and over the first tokens of each."""
+    """Returns the mean nats over whole questions, and over their first tokens."""
     model, parameters = load_tuned(run)
     examples = load_examples(data, model.interface)
     plan = plan_batches(data, model.interface, examples, shuffle=False)
@@ -83,7 +83,7 @@ def nats_per_token(run: Run, data: DataSource) -> tuple[float, float]:
 
 
 def compiled_losses(model: PromptedModel):
-    """The model's losses at every position, jitted."""
+    """Returns a jitted function that computes the loss at every position."""
     return jax.jit(
         lambda parameters, batch: token_losses(model.graph, parameters, batch)
     )

@@ -1,7 +1,7 @@
-"""Reads the matrix products and the exchanges of a compiled program.
+"""Reads the matrix products and the collectives of a compiled program.
 
-`compiled.cost_analysis()` counts a loop's body once; here a body counts as often as it
-runs.
+`compiled.cost_analysis()` counts a loop's body once; this module counts it once per
+iteration.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class Operand(NamedTuple):
     """An array of a program.
 
     Attributes:
-      dtype: in HLO's names, such as "f32".
-      shape: its dimensions.
-      order: the dimensions from the one of the longest stride to that of the shortest.
+      dtype: HLO's name of the type, such as "f32".
+      shape: sizes of the dimensions.
+      order: dimensions from the longest stride to the shortest.
     """
 
     dtype: str
@@ -37,11 +37,11 @@ class Operand(NamedTuple):
 
 
 class Dimensions(NamedTuple):
-    """Which dimensions of a product's operands are summed over and which are paired.
+    """Contracting and batch dimensions of a product.
 
     Attributes:
-      contracting: of the left operand and of the right one.
-      batch: of the left operand and of the right one.
+      contracting: contracting dimensions of the left and of the right operand.
+      batch: batch dimensions of the left and of the right operand.
     """
 
     contracting: tuple[tuple[int, ...], tuple[int, ...]]
@@ -53,11 +53,11 @@ class Product:
     """One matrix product of a program.
 
     Attributes:
-      flops: two for each multiplication of one run.
-      runs: how often the program runs it.
-      operands: the left one, the right one and the result.
-      dimensions: what it sums over, as `jax.lax.dot_general` takes them.
-      scope: the name that JAX gave it.
+      flops: FLOPs of one run, two for each multiplication.
+      runs: number of runs in one execution of the program.
+      operands: the left operand, the right operand and the result.
+      dimensions: dimension numbers of `jax.lax.dot_general`.
+      scope: JAX's name of the operation.
     """
 
     flops: int
@@ -68,23 +68,23 @@ class Product:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the left operand, the right one and the result."""
+        """Shapes of the left operand, the right operand and the result."""
         return tuple(operand.shape for operand in self.operands)
 
     @property
     def batched(self) -> bool:
-        """Whether it is many products of small matrices, as those of attention are."""
+        """Whether it has batch dimensions, as the products of attention do."""
         return bool(self.dimensions.batch[0])
 
 
 class Collective(NamedTuple):
-    """One exchange between devices.
+    """One collective operation of a program.
 
     Attributes:
-      kind: its operation, such as "all-reduce".
-      size: numbers of its result.
-      runs: how often the program runs it.
-      scope: the name that JAX gave it.
+      kind: name of the operation, such as "all-reduce".
+      size: number of elements of its result.
+      runs: number of runs in one execution of the program.
+      scope: JAX's name of the operation.
     """
 
     kind: str
@@ -103,10 +103,10 @@ COLLECTIVES = (
 
 
 def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
-    """All exchanges between the devices of a compiled program.
+    """Returns all collectives of a compiled program.
 
     Raises:
-      ValueError: for a loop whose trip count is not known.
+      ValueError: if the trip count of a loop is unknown.
     """
     computations = _computations(compiled.as_text() or "")
     return [
@@ -117,49 +117,49 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
 
 
 def _size(body: str) -> int:
-    """Numbers of an instruction's result, of one array or of several."""
+    """Returns the number of elements of an instruction's result."""
     result = body[: body.index(_OPERATION.search(body)[1] + "(")]  # type: ignore
     shapes = re.findall(r"\b[a-z]+\d+\[([\d,]*)\]", result)
     return sum(math.prod(_numbers(shape)) for shape in shapes)
 
 
 def matmul_flops(compiled: jax.stages.Compiled) -> int:
-    """FLOPs of all matrix products, loop bodies times their trip count."""
+    """Returns the FLOPs of all matrix products; a loop's body counts per iteration."""
     return sum(product.flops * product.runs for product in products(compiled))
 
 
 def products(compiled: jax.stages.Compiled) -> list[Product]:
-    """All matrix products of a compiled program.
+    """Returns all matrix products of a compiled program.
 
     Raises:
-      ValueError: for a loop whose trip count is not known, or a product that the
-        compiler handed to a library under another name.
+      ValueError: if the trip count of a loop is unknown, or if the compiler replaced a
+        product by a call of a library.
     """
     return products_of(compiled.as_text() or "")
 
 
 def products_of(text: str) -> list[Product]:
-    """As `products`, of a program that was printed."""
+    """Returns all matrix products of a program's HLO text; see `products`."""
     computations = _computations(text)
-    found = []
+    products_ = []
     for entry in _walk(computations, computations["ENTRY"], 1):
         if entry.kind == "dot":
-            found.append(_product(entry))
+            products_.append(_product(entry))
         elif entry.kind == "convolution" or (
             entry.kind == "custom-call" and "matmul" in entry.body
         ):
             raise ValueError(f"a product is not counted: {entry.body}")
-    return found
+    return products_
 
 
 def array_shapes(compiled: jax.stages.Compiled) -> set[tuple[int, ...]]:
-    """Shapes of all arrays of a compiled program, those inside of fusions too."""
-    found = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text() or "")
-    return {_numbers(shape) for shape in found}
+    """Returns the shapes of all arrays of a compiled program, including in fusions."""
+    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text() or "")
+    return {_numbers(shape) for shape in shapes}
 
 
 def largest_array(compiled: jax.stages.Compiled) -> int:
-    """Numbers of the largest array."""
+    """Returns the number of elements of the largest array."""
     return max(map(math.prod, array_shapes(compiled)))
 
 
@@ -168,7 +168,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _computations(text: str) -> dict[str, dict[str, str]]:
-    """Of each computation, what stands behind each instruction's name."""
+    """Returns the instructions of each computation as a dict from name to body."""
     computations: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
     for line in text.splitlines():
@@ -182,7 +182,7 @@ def _computations(text: str) -> dict[str, dict[str, str]]:
 
 
 class _Instruction(NamedTuple):
-    """An instruction of a program, and how often it runs."""
+    """An instruction of a program and its number of runs."""
 
     computation: dict[str, str]
     body: str
@@ -216,9 +216,9 @@ def _product(instruction: _Instruction) -> Product:
     left, right = (
         _operand(computation, operand.strip()) for operand in _split(operands)
     )
-    found = {name: _numbers(dims) for name, dims in _DIMENSIONS.findall(body)}
+    dimensions = {name: _numbers(dims) for name, dims in _DIMENSIONS.findall(body)}
     contracting, batch = (
-        (found.get(f"lhs_{kind}", ()), found.get(f"rhs_{kind}", ()))
+        (dimensions.get(f"lhs_{kind}", ()), dimensions.get(f"rhs_{kind}", ()))
         for kind in ("contracting", "batch")
     )
     depth = math.prod(left.shape[i] for i in contracting[0])
@@ -232,22 +232,22 @@ def _product(instruction: _Instruction) -> Product:
 
 
 def _scope(body: str) -> str:
-    found = re.search(r'op_name="([^"]*)"', body)
-    return found[1] if found else ""
+    match = re.search(r'op_name="([^"]*)"', body)
+    return match[1] if match else ""
 
 
 def _split(operands: str) -> list[str]:
-    """Splits at the commas that stand outside of brackets."""
+    """Splits at commas outside brackets."""
     return re.split(r",\s*(?![^\[{]*[\]}])", operands)
 
 
 def _array(text: str) -> Operand:
-    found = _ARRAY.match(text)
-    assert found is not None, text
-    shape = _numbers(found[2])
-    # Layouts are written from the dimension of the shortest stride.
-    order = _numbers(found[3] or "")[::-1] or tuple(range(len(shape)))
-    return Operand(found[1], shape, order)
+    match = _ARRAY.match(text)
+    assert match is not None, text
+    shape = _numbers(match[2])
+    # Layouts list the dimension with the shortest stride first.
+    order = _numbers(match[3] or "")[::-1] or tuple(range(len(shape)))
+    return Operand(match[1], shape, order)
 
 
 def _operand(computation, operand: str) -> Operand:

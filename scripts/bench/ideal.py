@@ -1,11 +1,11 @@
-"""The time that a step's matrix products take when nothing is between them.
+"""Times the matrix products of a step without the rest of the step.
 
-Each distinct product of the compiled step is timed alone, in the layout and with the
-kernel that the step has it in, and counts as often as the step runs it. Steps and
-products take turns, so that both meet the machine in the same state. A short product
-is timed in a loop inside of one program, as the step's layers are, and the cost of
-calling a program is taken off. Products find their operands in the cache more often
-than the step does, which makes the ideal shorter, never longer.
+Each distinct product of the compiled step is timed alone, with the layout and the
+kernel of the step, and is multiplied by its number of runs in the step. Steps and
+products take turns, so that both see the machine in the same state. A short product is
+timed in a loop within one program, like the layers of the step, and the cost of calling
+a program is subtracted. The operands of a lone product are in the processor's cache
+more often than in a step, which can make the ideal time too short but not too long.
 """
 
 import collections
@@ -31,43 +31,43 @@ DTYPES = {
     "s32": jnp.int32,
 }
 REPEATS = 3
-"""Calls of a product's program in one round."""
+"""Number of calls of a product's program in one round."""
 
 CALL_FLOPS = 1_000_000_000
 MOST_LOOPS = 256
-"""A program runs its product until it has done so many FLOPs, at most so often."""
+"""A program repeats its product up to `CALL_FLOPS`, and at most `MOST_LOOPS` times."""
 
 
 class Work(NamedTuple):
-    """What makes two products the same work."""
+    """Properties that two products share if they do the same work."""
 
     operands: tuple[Operand, Operand, Operand]
     dimensions: Dimensions
 
 
 def distinct(products: Sequence[Product]) -> dict[Work, tuple[Product, int]]:
-    """The different products, one of each, and the runs of all that are like it."""
-    found: dict[Work, tuple[Product, int]] = {}
+    """Groups equal products: one of each group, and the total number of runs."""
+    groups: dict[Work, tuple[Product, int]] = {}
     for product in products:
         work = Work(product.operands, product.dimensions)
-        _, runs = found.get(work, (product, 0))
-        found[work] = (product, runs + product.runs)
-    return found
+        _, runs = groups.get(work, (product, 0))
+        groups[work] = (product, runs + product.runs)
+    return groups
 
 
 def time_products(
     products: Sequence[Product], step: Callable[[], float], rounds: int
 ) -> Answer:
-    """Times a step's products alone, a round of them after every step.
+    """Times a step's products alone, one round after every step.
 
     Args:
-      products: of the compiled step.
-      step: does one and returns its seconds.
-      rounds: how many of each.
+      products: products of the compiled step.
+      step: runs one step and returns its seconds.
+      rounds: number of steps, and of rounds of products.
 
     Returns:
       `step`: median seconds of the step; `plain` and `batched`: seconds of all runs of
-      its products, of two matrices or of many; `products`: each distinct one.
+      its products without and with batch dimensions; `products`: each distinct product.
     """
     works = distinct(products)
     random = np.random.default_rng(0)
@@ -110,12 +110,12 @@ def _timed(call: Callable[[], Array]) -> float:
 
 
 def loops_of(product: Product) -> int:
-    """How often a program runs the product, for a call to take long enough."""
+    """Returns the number of repetitions that make a call long enough to time."""
     return max(1, min(MOST_LOOPS, CALL_FLOPS // max(product.flops, 1)))
 
 
 def prepare(work: Work, loops: int, random: np.random.Generator) -> Callable[[], Array]:
-    """A compiled loop of a product on random operands, which has run once."""
+    """Compiles a loop of a product on random operands and runs it once."""
     left, right, result = (_random(random, operand) for operand in work.operands)
     program = looped(work, loops)
     written = [left, result]
@@ -129,27 +129,27 @@ def prepare(work: Work, loops: int, random: np.random.Generator) -> Callable[[],
 
 
 def looped(work: Work, loops: int) -> jax.stages.Wrapped:
-    """A program that runs a product so often: `f(left, right, result)`.
+    """Builds a program `f(left, right, result)` that runs a product `loops` times.
 
-    It gives the left operand and the result back, for the next call. The result is
-    written over the one before, as a step's products write to memory that it has:
-    fresh pages would be most of the time of a large result.
+    It returns the left operand and the result for the next call. The result overwrites
+    the previous one, because a step's products write to memory that is already mapped:
+    fresh pages would take most of the time of a large result.
     """
     left, right, result = work.operands
 
     def product(left_stored: Array, right_stored: Array) -> Array:
-        made = lax.dot_general(
+        product_ = lax.dot_general(
             _as_seen(left_stored, left),
             _as_seen(right_stored, right),
             work.dimensions,
             preferred_element_type=DTYPES[result.dtype],
         )
-        return jnp.transpose(made, result.order)
+        return jnp.transpose(product_, result.order)
 
     def program(left_stored: Array, right_stored: Array, written_over: Array):
         def again(_: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
-            # One number of each result goes into the next product, or the compiler
-            # would take the product out of the loop.
+            # The next product depends on one number of this result; otherwise the
+            # compiler would move the product out of the loop.
             changed, before = carried
             first = jnp.clip(before.ravel()[0], -1, 1).astype(changed.dtype)
             changed = changed.at[(0,) * changed.ndim].set(first)
@@ -161,7 +161,7 @@ def looped(work: Work, loops: int) -> jax.stages.Wrapped:
 
 
 def prepare_empty() -> Callable[[], Array]:
-    """A call that computes next to nothing, which has run once."""
+    """Compiles a program that computes almost nothing, and runs it once."""
     one = jnp.ones(())
     compiled = jax.jit(lambda x: x + 1)
 
@@ -173,11 +173,11 @@ def prepare_empty() -> Callable[[], Array]:
 
 
 def _random(random: np.random.Generator, operand: Operand) -> Array:
-    """Random numbers in the shape in which the operand lies in memory."""
+    """Draws random numbers in the operand's shape in memory."""
     stored = [operand.shape[i] for i in operand.order]
     return jnp.asarray(random.standard_normal(stored), DTYPES[operand.dtype])
 
 
 def _as_seen(stored: Array, operand: Operand) -> Array:
-    """The operand in the shape that the product sees; no number is moved."""
+    """Transposes a stored operand to the product's shape, without moving data."""
     return jnp.transpose(stored, np.argsort(operand.order).tolist())

@@ -1,10 +1,10 @@
-"""What it costs a prompt to see itself alone, on the bundled encoder-decoder.
+"""Measures what isolating a prompt costs on the bundled encoder-decoder.
 
     python -m scripts.bench.isolation_cost
 
-Tunes the same prompts twice, by `runs/skills_t5`: seeing the text in the encoder, and
-isolated from it (`Prompting.visibility`), which lets the prompt run once for the batch.
-Prints exact matches on unseen words, of each seed.
+Tunes the same prompts twice with `runs/skills_t5`: attending to the text in the
+encoder, and only to themselves (`Prompting.visibility`), so that a prompt is computed
+once for the batch. Prints each seed's exact match on unseen words.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from prompt_tuning.cli.main import set_up_process
 from scripts.quickstart import tune_and_measure
 
 WAYS = {
-    "seeing the text": (),
+    "attends to the text": (),
     "isolated": ("Prompting.visibility = ('prompt->prompt',)",),
 }
 
 
 def main() -> None:
-    """Tunes, measures, prints."""
+    """Tunes the prompts, measures them and prints the results."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--skills", nargs="+", default=["tail", "reverse upper"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
@@ -31,9 +31,9 @@ def main() -> None:
     arguments = parser.parse_args()
     set_up_process()
     console = Console()
-    table = Table("skill", *WAYS, title="exact match of seeds, T5")
+    table = Table("skill", *WAYS, title="exact match of each seed, T5")
     for skill in arguments.skills:
-        found = [
+        matches = [
             [
                 tune_and_measure(console, "t5", skill, seed, arguments.runs, overrides)[
                     "tuned_prompt"
@@ -42,7 +42,7 @@ def main() -> None:
             ]
             for overrides in WAYS.values()
         ]
-        shown = ["  ".join(f"{share:.1%}" for share in way) for way in found]
+        shown = ["  ".join(f"{share:.1%}" for share in way) for way in matches]
         table.add_row(skill, *shown)
     console.print(table)
 

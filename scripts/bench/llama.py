@@ -1,4 +1,4 @@
-"""A random model of the Llama case, made by the library: for cases without PEFT."""
+"""A random model of the Llama case, for the cases without PEFT."""
 
 import functools
 from pathlib import Path
@@ -18,8 +18,8 @@ def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
     """Writes a random model as a Hugging Face folder.
 
     Args:
-      folder: where to.
-      vocabulary_size: `V`; that of the Llama case if None.
+      folder: output folder.
+      vocabulary_size: `V`; None for the vocabulary size of the Llama case.
     """
     shape = LLAMA_CONFIG
     config = ModelConfig(
@@ -45,7 +45,7 @@ def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
 def open_prompted(
     model: Path, prompt: int, tokenizer: str | None = None
 ) -> PromptedModel:
-    """A model with a prompt of so many vectors in front of it."""
+    """Opens a model with a prompt of `prompt` vectors."""
     return open_pretrained(
         Pretrained(checkpoint=str(model), tokenizer=tokenizer),
         Tuning(prompt=functools.partial(SoftPrompt, length=prompt)),

@@ -1,9 +1,9 @@
-"""What loading a checkpoint takes: seconds, and memory above that of the weights.
+"""Measures the time and the memory that loading a checkpoint takes.
 
     python -m scripts.bench.load_cost
 
-Writes a random Llama checkpoint of 1 GB in float32 and loads it as each kind of frozen
-weights, each in a process of its own. Linux alone: peaks are read from `/proc`.
+Writes a random Llama checkpoint of 1 GB in float32 and loads it with each type of
+frozen weights, each in its own process. Linux only: peaks are read from `/proc`.
 """
 
 import argparse
@@ -46,10 +46,12 @@ MODEL = ModelConfig(
 
 
 def main() -> None:
-    """Measures each kind in a process of its own, or one kind in this one."""
+    """Measures each type in its own process, or one type in this process."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--checkpoint", help="load this one in place of a random one")
-    parser.add_argument("--dtype", choices=DTYPES, help="this kind alone, as JSON")
+    parser.add_argument("--checkpoint", help="existing checkpoint to load")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="measure only this type, and print JSON"
+    )
     arguments = parser.parse_args()
     if arguments.dtype is not None:
         print(json.dumps(load(arguments.checkpoint, arguments.dtype)))
@@ -62,7 +64,7 @@ def main() -> None:
 
 
 def in_a_process(checkpoint: str, dtype: str) -> dict:
-    """Loads in a fresh process, whose peak is its own."""
+    """Loads in a new process, so that its peak includes nothing else."""
     command = [
         sys.executable,
         "-m",
@@ -77,7 +79,7 @@ def in_a_process(checkpoint: str, dtype: str) -> dict:
 
 
 def load(checkpoint: str, dtype: str) -> dict:
-    """Loads here; sizes in bytes, memory without what the process had before."""
+    """Loads in this process; returns bytes, and the growth of the process's memory."""
     source = Pretrained(checkpoint=checkpoint, parameter_dtype=dtype)
     model = open_pretrained(source, key=jax.random.key(0))
     largest = max(tensor.bytes for tensor in model.plan.stored.values())
@@ -95,16 +97,16 @@ def load(checkpoint: str, dtype: str) -> dict:
 
 
 def memory(name: str) -> int:
-    """A figure of `/proc/self/status`, in bytes; mapped pages of files are in it."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    """Returns a value of `/proc/self/status` in bytes, mapped file pages included."""
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def show(rows: list[dict]) -> None:
-    """One line for each kind."""
+    """Prints a row for each type."""
     headings = ("weights as", "seconds", "weights", "peak memory", "peak / weights")
-    table = Table(*headings, title="MB; the largest stored array comes on top")
+    table = Table(*headings, title="MB")
     for row in rows:
         sizes = [f"{row[name] / 1e6:,.0f}" for name in ("weights", "peak")]
         ratio = f"{row['peak'] / row['weights']:.2f}"

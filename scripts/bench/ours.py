@@ -1,9 +1,9 @@
-"""Our side of the benchmark: a process that does its training step when asked.
+"""Our side of the benchmark: a process that runs one training step per request.
 
     python -m scripts.bench.ours FOLDER   # answers `workers` questions
 
-The step is the library's, on a model opened by the library; nothing is tuned to the
-case. Programs are compiled without a cache, so that compiling counts in the memory.
+The step and the model are the library's; nothing is tuned to the case. Programs are
+compiled without a cache, so that the peak memory includes compilation.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ TRAINED = (r".*/prompt/prompt|token_embedder/given",)
 
 
 def main() -> None:
-    """Serves."""
+    """Answers questions until standard input ends."""
     step = OurStep(Path(sys.argv[1]))
     serve(
         {
@@ -57,11 +57,11 @@ def main() -> None:
 
 
 class GivenEmbeddings(nnx.Module):
-    """Stands for the token embedding where embedded text itself is differentiated.
+    """Replaces the token embedding, so that the embedded text can be differentiated.
 
     Attributes:
-      embedding: the table, in case it is the head too.
-      given: what every batch is embedded to, `[B, T, D]`.
+      embedding: the table, which can also be the head.
+      given: embedded text of every batch, `[B, T, D]`.
     """
 
     def __init__(self, table: Float[Array, "V D"], tokens: Int[np.ndarray, "B T"]):
@@ -69,20 +69,20 @@ class GivenEmbeddings(nnx.Module):
         self.given = nnx.Param(table[tokens], axes=("batch", "length", "embed"))
 
     def __call__(self, tokens: Int[Array, "B T"], dtype: Any) -> Float[Array, "B T D"]:
-        """The vectors given, whatever the tokens."""
+        """Returns the same vectors for all tokens."""
         del tokens
         return self.given[...].astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What trains a prompt on a model.
+    """A model and its optimizer, ready to train a prompt.
 
     Attributes:
       graph: the model's structure.
-      trained: the prompt.
-      frozen: the weights.
-      optimizer: AdamW of what is trained.
+      trained: parameters of the prompt.
+      frozen: frozen parameters.
+      optimizer: AdamW for the trained parameters.
     """
 
     graph: nnx.GraphDef
@@ -91,17 +91,17 @@ class Prepared:
     optimizer: optax.GradientTransformation
 
     def compile_step(self) -> CompiledStep:
-        """The library's step; each call gives one with programs of its own."""
+        """Returns the library's step; each call returns one with separate programs."""
         return compile_step(self.graph, self.optimizer, dropout=False)
 
     def start(self) -> TrainState:
-        """A state before the first step; a copy, for the step uses up what it gets."""
+        """Returns an initial state; a copy, because the step donates its state."""
         trained = jax.tree.map(jnp.copy, self.trained)
         return TrainState.create(trained, self.optimizer, jax.random.key(0))
 
 
 def prepare(graph: nnx.GraphDef, parameters: Parameters) -> Prepared:
-    """Splits a model's parameters and starts the optimiser."""
+    """Splits a model's parameters and creates the optimizer."""
     group = parameter_groups.ParameterGroup(
         TRAINED, parameter_groups.adamw(learning_rate=LEARNING_RATE)
     )
@@ -124,11 +124,11 @@ class OurStep:
         self.step = prepared.compile_step()
 
     def start(self) -> Answer:
-        """What runs."""
+        """Returns the versions of the packages."""
         return {"versions": {p.__name__: p.__version__ for p in (jax, flax)}}
 
     def __call__(self) -> Answer:
-        """One step, timed from the batch on the host to the new state."""
+        """Runs one step, timed from the batch on the host to the new state."""
         started = time.perf_counter()
         self.state, metrics = self.step(self.state, self.frozen, self.batch)
         jax.block_until_ready((self.state, metrics))
@@ -136,14 +136,14 @@ class OurStep:
         return {"seconds": seconds, "loss": float(metrics["loss"])}
 
     def ideal(self, rounds: int) -> Answer:
-        """The time of the step's matrix products alone; see `ideal`."""
+        """Times the step's matrix products alone; see `ideal`."""
         step = cast(jax.stages.Wrapped, self.step)
         compiled = step.lower(self.state, self.frozen, self.batch).compile()
         return time_products(products(compiled), lambda: self()["seconds"], rounds)
 
 
 def open_model(folder: Path, case: Case, rows: Rows) -> tuple[nnx.GraphDef, Parameters]:
-    """The model with its prompt, or, without one, with given embeddings."""
+    """Opens the model with its prompt, or with given embeddings if it has no prompt."""
     source = Pretrained(checkpoint=str(folder / "model"))
     key = jax.random.key(0)
     if case.prompt:
@@ -161,7 +161,7 @@ def open_model(folder: Path, case: Case, rows: Rows) -> tuple[nnx.GraphDef, Para
 
 
 def make_batch(rows: Rows) -> Batch:
-    """The rows as a batch: the labels that are not ignored carry weight 1."""
+    """Builds a batch in which the labels that are not ignored have weight 1."""
     count, length = rows.tokens.shape
     learned = rows.labels != IGNORED
     most = int(learned.sum(axis=1).max())

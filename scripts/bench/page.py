@@ -1,4 +1,4 @@
-"""One page that holds everything: the machine, the charts, the tables. No scripts."""
+"""HTML page with charts, tables and the machine's description, without scripts."""
 
 import html
 from collections.abc import Sequence
@@ -63,13 +63,13 @@ KEY_PEFT = f'{KEY}<i style="background:var(--peft)"></i>PEFT</p>'
 KEY_SHARE = (
     f'{KEY.removesuffix("ours")}matrices<i style="background:var(--batched)"></i>'
     'batched products (attention)<i style="background:var(--line)"></i>'
-    "all else</p>"
+    "everything else</p>"
 )
 
 
 def page(results: Results) -> str:
-    """The whole page as HTML."""
-    # What must be reached comes last on a terminal, where the end is seen first.
+    """Returns the page as HTML."""
+    # The table of limits is last on a terminal, where the end is seen first.
     tables = sheets(results)[::-1][:1] + sheets(results)[:-1]
     parts = [
         *_charts(results),
@@ -80,7 +80,7 @@ def page(results: Results) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>prompt_tuning: benchmark</title>\n<style>{STYLE}</style>\n</head>\n"
-        "<body>\n<main>\n<h1>Prompt tuning, step against step</h1>\n"
+        "<body>\n<main>\n<h1>Prompt tuning: one training step compared</h1>\n"
         f'<p class="lead">{_lead(results)}</p>\n'
         f'<div class="cards">\n{"".join(parts)}</div>\n</main>\n</body>\n</html>\n'
     )
@@ -89,24 +89,24 @@ def page(results: Results) -> str:
 def _lead(results: Results) -> str:
     measures: Sequence[Measure] = results.measures()
     met = sum(measure.met for measure in measures)
-    reached = f" {met} of {len(measures)} measures are reached." if measures else ""
+    reached = f" {met} of {len(measures)} limits are met." if measures else ""
     return (
-        "The same random models, weights, batches and labels on both sides, whose "
-        "losses agree; one process each, taking turns step by step, in one run on "
+        "Both sides have the same random models, weights, batches and labels, and "
+        "their losses agree. Their two processes take turns step by step on "
         f"{html.escape(results.machine.get('processor', 'one machine'))}."
         f"{reached}"
     )
 
 
 def _charts(results: Results) -> list[str]:
-    made = []
+    sections = []
     if results.steps:
-        made.append(
+        sections.append(
             _section(
                 "time of a training step", KEY_PEFT + charts.pairs(_times(results))
             )
         )
-        made.append(
+        sections.append(
             _section(
                 "peak memory, weights included",
                 KEY_PEFT + charts.pairs(_sizes(results)),
@@ -115,7 +115,7 @@ def _charts(results: Results) -> list[str]:
     if growth := results.growth():
         lengths = [CASES[name].prompt for name in GROWTH]
         lines = {side: [1.0, *growth[side].values()] for side in SIDES}
-        made.append(
+        sections.append(
             _section(
                 "growth of the step with the prompt",
                 KEY_PEFT + charts.lines(lengths, lines),
@@ -132,13 +132,13 @@ def _charts(results: Results) -> list[str]:
         if step.ideal is not None
     ]
     if shares:
-        made.append(
+        sections.append(
             _section(
-                "what our step spends its time on",
+                "parts of our step's time",
                 KEY_SHARE + charts.stacks(shares),
             )
         )
-    return made
+    return sections
 
 
 def _times(results: Results) -> list[charts.Pair]:
@@ -185,7 +185,7 @@ def _cell(text: str) -> str:
 
 def _machine(results: Results) -> str:
     rows = "".join(
-        f"<dt>{html.escape(what)}</dt><dd>{html.escape(value)}</dd>\n"
-        for what, value in results.machine.items()
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>\n"
+        for name, value in results.machine.items()
     )
     return f"<dl>\n{rows}</dl>"

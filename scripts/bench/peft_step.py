@@ -1,12 +1,12 @@
-"""PEFT's side of the benchmark: a process that does its training step when asked.
+"""PEFT's side of the benchmark: a process that runs one training step per request.
 
-    python -m scripts.bench.peft_step make FOLDER    # a random model, written there
+    python -m scripts.bench.peft_step make FOLDER    # writes a random model
     python -m scripts.bench.peft_step serve FOLDER   # answers `workers` questions
 
-Needs torch, transformers and peft, and nothing of prompt_tuning.
+Requires torch, transformers and peft; does not import prompt_tuning.
 """
 
-# Only the `bench` extra has what is imported here.
+# These imports are in the `bench` extra only.
 # pyright: reportMissingImports=false
 
 import json
@@ -30,7 +30,7 @@ HEAD_SCALE = 0.05
 
 
 def main() -> None:
-    """Makes a model, or serves."""
+    """Writes a model, or answers questions."""
     what, folder = sys.argv[1], Path(sys.argv[2])
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(THREADS)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def make_model(folder: Path) -> None:
-    """Writes a random model of the config in `model.json`."""
+    """Writes a random model with the config in `model.json`."""
     described = json.loads((folder / "model.json").read_text())
     family = described["family"]
     config_class, model_class = {
@@ -53,19 +53,19 @@ def make_model(folder: Path) -> None:
     torch.manual_seed(0)
     model = model_class(config_class(**described["config"]))
     if family == "t5":
-        # A fresh T5 ties its head whatever the config says; 1.1 is untied.
+        # A new T5 ties its head in spite of the config; T5 1.1 has an untied head.
         shape = model.shared.weight.shape
         model.lm_head.weight = torch.nn.Parameter(HEAD_SCALE * torch.randn(shape))
     model.save_pretrained(folder / "model")
 
 
 class PeftStep:
-    """The model with a prompt, its optimiser, and the batch.
+    """The model with a prompt, its optimizer, and the batch.
 
     Attributes:
-      model: frozen but for the prompt, in training mode.
-      optimizer: AdamW of what is trained.
-      batch: the arguments of the model.
+      model: the model in training mode; only the prompt is trained.
+      optimizer: AdamW for the trained parameters.
+      batch: arguments of the model.
     """
 
     def __init__(self, folder: Path):
@@ -97,12 +97,12 @@ class PeftStep:
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
 
     def start(self) -> Answer:
-        """What runs."""
+        """Returns the versions of the packages."""
         packages = (torch, transformers, peft)
         return {"versions": {p.__name__: p.__version__ for p in packages}}
 
     def __call__(self) -> Answer:
-        """One step, timed from the forward pass to the optimiser's update."""
+        """Runs one step, timed from the forward pass to the optimizer's update."""
         started = time.perf_counter()
         loss = self.model(**self.batch).loss
         loss.backward()
@@ -113,12 +113,12 @@ class PeftStep:
 
 
 def with_prompt(base, case: Case, prompt: np.ndarray) -> torch.nn.Module:
-    """A PEFT model whose prompt, before the encoder in T5, starts where ours does."""
+    """Returns a PEFT model with our initial prompt (before the encoder in T5)."""
     seq2seq = case.family == "t5"
     config = peft.PromptTuningConfig(
         task_type="SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM",
         num_virtual_tokens=case.prompt,
-        # Left to itself PEFT puts a second prompt before T5's decoder.
+        # By default PEFT adds a second prompt before T5's decoder.
         num_transformer_submodules=1,
         prompt_tuning_init="RANDOM",
     )

@@ -1,13 +1,13 @@
-"""How fast `prompt-tuning prepare` is, and how much memory it takes.
+"""Measures the speed and the memory of `prompt-tuning prepare`.
 
     python -m scripts.bench.prepare --peft_python PYTHON    # one with transformers
 
-Lines of JSON are made from the texts in ../shared. The rival reads the same lines, one
-after the other, and encodes each with `transformers.AutoTokenizer`: half of them before
-ours and half after, so that both see the machine at its best and its worst. Ours is the
-whole command, files written and checksums taken. CPU seconds say how much of a busy
-machine each had. Memory is the sum, over all processes of the command, of what each has
-for itself and its share of the rest (PSS).
+The lines of JSON are generated from the texts in ../shared. The baseline encodes the
+same lines one by one with `transformers.AutoTokenizer`: half of them before our command
+and half after it, so that both see the same load of the machine. Our time is that of
+the whole command, including writing and checksums. CPU seconds show how much of a busy
+machine each side had. Memory is the proportional set size (PSS) of all processes of the
+command.
 """
 
 import argparse
@@ -32,13 +32,13 @@ MEGABYTE = 1_000_000
 
 
 def main() -> None:
-    """Measures, or is the rival."""
+    """Measures both, or runs as the process of the baseline."""
     if sys.argv[1:2] == ["serve"]:
         serve({"encode": _encode, "memory": peak_memory})
         return
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=200, help="of the lines")
-    parser.add_argument("--workers", type=int, default=2, help="processes of ours")
+    parser.add_argument("--megabytes", type=int, default=200, help="size of the lines")
+    parser.add_argument("--workers", type=int, default=2, help="processes of `prepare`")
     parser.add_argument(
         "--peft_python", default=sys.executable, help="a Python with transformers"
     )
@@ -47,29 +47,31 @@ def main() -> None:
         folder = Path(name)
         sizes = options.megabytes // 4, options.megabytes
         small, large = (make_lines(folder / f"{size}.jsonl", size) for size in sizes)
-        with Worker("rival", _rival(options.peft_python)) as rival:
+        with Worker("baseline", _baseline_command(options.peft_python)) as baseline:
             half = large.stat().st_size // 2
-            first = rival.ask("encode", file=str(large), start=0, stop=half)
+            first = baseline.ask("encode", file=str(large), start=0, stop=half)
             less = prepare(small, options.workers)
             ours = prepare(large, options.workers)
-            rest = rival.ask("encode", file=str(large), start=half, stop=2 * half + 1)
+            rest = baseline.ask(
+                "encode", file=str(large), start=half, stop=2 * half + 1
+            )
     theirs = {name: first[name] + rest[name] for name in first}
     megabytes = theirs["bytes"] / MEGABYTE
     print(f"{megabytes:.0f} MB, {theirs['lines']:,} lines")
-    for name, one in (("AutoTokenizer, line by line", theirs), ("prepare", ours)):
+    for name, side in (("AutoTokenizer, line by line", theirs), ("prepare", ours)):
         print(
-            f"{name}: {one['seconds']:.1f} s, {megabytes / one['seconds']:.2f} MB/s; "
-            f"{one['cpu']:.1f} CPU seconds"
+            f"{name}: {side['seconds']:.1f} s, {megabytes / side['seconds']:.2f} MB/s; "
+            f"{side['cpu']:.1f} CPU seconds"
         )
-    print(f"{theirs['seconds'] / ours['seconds']:.2f} times as fast")
+    print(f"speedup: {theirs['seconds'] / ours['seconds']:.2f}x")
     print(
-        f"most memory: {less['memory'] / MEGABYTE:.0f} MB for {sizes[0]} MB of lines, "
+        f"peak memory: {less['memory'] / MEGABYTE:.0f} MB for {sizes[0]} MB of lines, "
         f"{ours['memory'] / MEGABYTE:.0f} MB for {sizes[1]} MB"
     )
 
 
 def make_lines(file: Path, megabytes: int) -> Path:
-    """Writes lines with a prompt and a completion, the same each time."""
+    """Writes lines with a prompt and a completion; the output is deterministic."""
     draw = random.Random(0)
     sentences = _sentences()
     size = 0
@@ -84,7 +86,7 @@ def make_lines(file: Path, megabytes: int) -> Path:
 
 
 def _sentences() -> list[str]:
-    """Pieces of real text: problems and answers, news, a play."""
+    """Reads real text: problems and answers, news, a play."""
     texts = [(SHARED / "data/text/tinyshakespeare/input.txt").read_text("utf-8")]
     for name in ("text/gsm8k/train", *_PREPARED):
         for line in (SHARED / f"data/{name}.jsonl").read_text("utf-8").splitlines():
@@ -99,7 +101,7 @@ _PREPARED = tuple(
 
 
 def prepare(lines: Path, workers: int) -> Answer:
-    """Runs the command; gives its seconds, CPU seconds and the most bytes it had."""
+    """Runs the command; returns its seconds, CPU seconds and peak bytes."""
     output = lines.with_suffix(".prepared")
     command = [sys.executable, "-m", "prompt_tuning.cli.main", "prepare", str(lines)]
     command += ["--output", str(output), "--tokenizer", str(GPT2)]
@@ -112,7 +114,7 @@ def prepare(lines: Path, workers: int) -> Answer:
             time.sleep(SAMPLE_SECONDS)
     seconds = time.monotonic() - started
     if process.returncode:
-        raise SystemExit(f"prepare ended with {process.returncode}")
+        raise SystemExit(f"prepare exited with code {process.returncode}")
     shutil.rmtree(output)
     return {
         "seconds": seconds,
@@ -122,13 +124,13 @@ def prepare(lines: Path, workers: int) -> Answer:
 
 
 def _cpu_of_children() -> float:
-    """Seconds of the processes that have ended, and of theirs."""
+    """Returns the CPU seconds of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def _family(process: int) -> Iterator[int]:
-    """A process and all that it started."""
+    """Yields a process and all its descendants."""
     yield process
     try:
         tasks = list(Path(f"/proc/{process}/task").iterdir())
@@ -148,12 +150,12 @@ def _memory(process: int) -> int:
     return 1024 * sum(map(int, sizes))
 
 
-def _rival(python: str) -> list[str]:
+def _baseline_command(python: str) -> list[str]:
     return [python, "-m", "scripts.bench.prepare", "serve"]
 
 
 def _encode(file: str, start: int, stop: int) -> Answer:
-    """Reads the lines that begin within a range of bytes, and encodes each."""
+    """Encodes each line that begins within a range of bytes."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers  # pyright: ignore[reportMissingImports]
 

@@ -1,13 +1,13 @@
-"""What narrower frozen weights cost: bytes, nats per token, answers that change.
+"""Measures the cost of narrower frozen weights: nats per token and changed answers.
 
     python -m scripts.bench.quantization_cost
     python -m scripts.bench.quantization_cost --text_model DIR --text stories.txt
 
-For both bundled models a prompt is tuned on float32 weights; each kind of weights then
-reads and answers held-out words with it, and with `--own` also with a prompt tuned on
-that kind. With `--text_model`, the texts of a file (split at `<|endoftext|>`) are read
-by that model without a prompt. "Agreement" is the share of tokens whose most likely
-prediction is that of float32.
+For both bundled models a prompt is tuned on float32 weights and evaluated on held-out
+words with each type of weights; with `--own`, a prompt is also tuned on each type. With
+`--text_model`, that model is evaluated without a prompt on the texts of a file (split
+at `<|endoftext|>`). "Agreement" is the fraction of tokens with the same most likely
+prediction as with float32.
 """
 
 import argparse
@@ -54,12 +54,12 @@ HEADINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a model reads a text.
+    """A model's predictions of a text.
 
     Attributes:
-      bytes: of its frozen weights.
-      nats: mean negative log likelihood of a token.
-      predicted: the most likely token at each place.
+      bytes: bytes of the frozen weights.
+      nats: mean negative log-likelihood per token.
+      predicted: most likely token at each learned position.
     """
 
     bytes: int
@@ -68,18 +68,18 @@ class Reading:
 
 
 def main() -> None:
-    """Measures, then prints one table."""
+    """Measures all models, then prints one table."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--skills", nargs="+", default=["tail", "reverse upper"])
     parser.add_argument(
-        "--own", action="store_true", help="tune a prompt on each kind of weights too"
+        "--own", action="store_true", help="also tune a prompt on each type of weights"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/quantization_cost"))
-    parser.add_argument("--text_model", help="a checkpoint that reads --text")
-    parser.add_argument("--text", type=Path, help="a file of texts")
+    parser.add_argument("--text_model", help="checkpoint to evaluate on --text")
+    parser.add_argument("--text", type=Path, help="file of texts")
     arguments = parser.parse_args()
     if (arguments.text_model is None) != (arguments.text is None):
-        parser.error("--text_model and --text go together")
+        parser.error("--text_model and --text require each other")
     set_up_process()
     console = Console()
     rows = []
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def text_rows(checkpoint: str, file: Path) -> list[tuple[str, ...]]:
-    """A row for each kind of weights: a model without a prompt reads texts."""
+    """Evaluates a model without a prompt on texts: one row per type of weights."""
     readings = []
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "texts.jsonl"
@@ -116,9 +116,9 @@ def text_rows(checkpoint: str, file: Path) -> list[tuple[str, ...]]:
 
 
 def skill_rows(
-    console: Console, name: str, skill: str, runs: Path, own: bool
+    console: Console, name: str, skill: str, runs: Path, retune: bool
 ) -> list[tuple[str, ...]]:
-    """A row for each kind of weights: a bundled model reads and answers words."""
+    """Evaluates a bundled model on held-out words: one row per type of weights."""
     tuned = tune(console, name, skill, runs, DTYPES[0])
     run = read_run([f"{tuned['run']}/config.gin"], [])
     rows, first = [], None
@@ -128,38 +128,38 @@ def skill_rows(
             dataclasses.replace(run, model=narrow), Path(tuned["prompt_file"]), skill
         )
         first = first or reading
-        made = f"{matched:.1%}"
-        if own:
+        answers = f"{matched:.1%}"
+        if retune:
             retuned = tune(console, name, skill, runs, dtype) if rows else tuned
-            made += f", {retuned['tuned_prompt']:.1%}"
+            answers += f", {retuned['tuned_prompt']:.1%}"
         rows.append(
-            (f"skills-{name}, {skill}", dtype, *described(reading, first), made)
+            (f"skills-{name}, {skill}", dtype, *described(reading, first), answers)
         )
     return rows
 
 
 def tune(console: Console, name: str, skill: str, runs: Path, dtype: str) -> dict:
-    """Tunes one prompt on one kind of weights."""
+    """Tunes one prompt on one type of weights."""
     overrides = [f"Pretrained.parameter_dtype = {dtype!r}"]
     return quickstart.tune_and_measure(console, name, skill, 0, runs, overrides)
 
 
 def with_prompt(run: Run, prompt: Path, skill: str) -> tuple[Reading, float]:
-    """How a run's frozen model reads its held-out rows and answers, with any prompt."""
+    """Evaluates a prompt on a run's held-out rows; returns its exact match too."""
     assert run.evaluation is not None
     model, parameters = load_tuned(run, prompt)
     words = quickstart.words(0).test
     given = [skills.prompt_text(None, word) for word in words]
-    wanted = [skills.apply(skill, word) for word in words]
-    made = quickstart.answers(model, parameters, given)
+    expected = [skills.apply(skill, word) for word in words]
+    answers = quickstart.answers(model, parameters, given)
     return (
         read(model, parameters, run.evaluation.data),
-        quickstart.exact_match(made, wanted),
+        quickstart.exact_match(answers, expected),
     )
 
 
 def read(model: PromptedModel, parameters: Parameters, data: DataSource) -> Reading:
-    """Reads every row once."""
+    """Evaluates every row once."""
     examples = load_examples(data, model.interface)
     nats, predicted = [], []
     for planned in plan_batches(
@@ -179,7 +179,7 @@ def read(model: PromptedModel, parameters: Parameters, data: DataSource) -> Read
 def outcome(
     graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> tuple[jax.Array, jax.Array]:
-    """Nats of the target, and the most likely token, at each place with weight."""
+    """Computes the target's loss and the most likely token at each loss position."""
     model = cast(LanguageModel, merge(graph, parameters))
     scores = jax.nn.log_softmax(model.logits(model.hidden(batch)))
     targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
@@ -188,7 +188,7 @@ def outcome(
 
 
 def described(reading: Reading, reference: Reading) -> tuple[str, str, str]:
-    """Bytes, nats and agreement as they stand in the table."""
+    """Formats bytes, nats and agreement for the table."""
     agreement = np.mean(reading.predicted == reference.predicted)
     return f"{reading.bytes:,}", f"{reading.nats:.4f}", f"{agreement:.2%}"
 

@@ -1,9 +1,9 @@
-"""Real text of ragged length: our batches against random ones padded to their longest.
+"""Compares our batches of real text with random batches padded to the longest row.
 
     python -m scripts.bench.ragged MODEL TEXT [TOKENIZER]   # answers `workers`
 
-The same model and the same step; only the batches differ. Both ways without padding
-that the library has are measured: buckets by token budget, and packing.
+The model and the step are the same; only the batches differ. Both of the library's ways
+to reduce padding are measured: buckets with a token budget, and packing.
 """
 
 import dataclasses
@@ -35,28 +35,28 @@ SMALL_PROMPT = 20
 
 
 def main() -> None:
-    """Serves."""
+    """Answers questions until standard input ends."""
     model, text, *tokenizer = sys.argv[1:]
     ragged = Ragged(model, text, tokenizer[0] if tokenizer else None)
     serve({"measure": ragged.measure})
 
 
 class Ragged:
-    """One model, one text, and the ways to make batches of it.
+    """One model, one text, and the ways to batch the text.
 
     Attributes:
-      model: with a prompt.
-      prepared: what trains it.
-      examples: the text's.
+      model: model with a prompt.
+      prepared: the model's parameters and optimizer.
+      examples: examples of the text.
     """
 
     def __init__(self, model: str, text: str, tokenizer: str | None):
         """Opens the model and the text.
 
         Args:
-          model: a folder, or "llama" for a random one of the Llama case.
-          text: a jsonl file with questions.
-          tokenizer: a folder; the model's if None.
+          model: model folder, or "llama" for a random model of the Llama case.
+          text: JSONL file with questions.
+          tokenizer: tokenizer folder; None for the model's tokenizer.
         """
         with tempfile.TemporaryDirectory() as folder:
             prompt = SMALL_PROMPT
@@ -77,13 +77,13 @@ class Ragged:
         self.examples = load_examples(self._source, self.model.interface)
 
     def measure(self, rounds: int) -> Answer:
-        """Times one batch of each way in turn; programs are compiled before.
+        """Times batches of each way in turn, after compiling all programs.
 
-        Our batches have as many tokens as the random ones, padding included.
+        Our batches have as many tokens as the random ones, including padding.
 
         Returns:
-          by way: `tokens_per_second` of real tokens; of a whole epoch the
-          `real_share` of all tokens, the `batches` and the `programs` to compile.
+          by way: real `tokens_per_second`; for a whole epoch, the fraction of real
+          tokens (`real_share`), the `batches` and the `programs` to compile.
         """
         padded = random_batches(self.examples)
         sizes = [batch.rows.size * batch.input_length for batch in padded]
@@ -107,7 +107,7 @@ class Ragged:
 
 
 class Way:
-    """One way to make batches: its order, and what its steps took."""
+    """One way to batch the text, and the times of its steps."""
 
     def __init__(self, ragged: Ragged, order: Sequence[PlannedBatch]):
         self._examples = ragged.examples
@@ -119,13 +119,13 @@ class Way:
         self._tokens: list[int] = []
 
     def compile(self, rounds: int) -> None:
-        """Runs every shape of the first batches once."""
+        """Runs one batch of every shape among the first batches."""
         shapes = {shape_of(planned): planned for planned in self._order[:rounds]}
         for planned in shapes.values():
             self._run(planned)
 
     def step(self, turn: int) -> None:
-        """Times a batch; after the last comes the first again."""
+        """Times a batch; after the last it starts again from the first."""
         planned = self._order[turn % len(self._order)]
         self._seconds.append(self._run(planned))
         self._tokens.append(real_tokens(self._examples, planned))
@@ -138,7 +138,7 @@ class Way:
         return time.perf_counter() - started
 
     def answer(self) -> Answer:
-        """What was measured, and what an epoch would be."""
+        """Returns the measured rate, and the properties of an epoch."""
         real = sum(real_tokens(self._examples, planned) for planned in self._order)
         room = sum(len(planned.rows) * planned.input_length for planned in self._order)
         return {
@@ -150,21 +150,21 @@ class Way:
 
 
 def shape_of(planned: PlannedBatch) -> tuple[int, ...]:
-    """What a step is compiled for."""
+    """Returns the shape for which a step is compiled."""
     shape = planned.input_length, planned.target_length, planned.positions
     return (len(planned.rows), *shape)
 
 
 def real_tokens(examples: Examples, planned: PlannedBatch) -> int:
-    """Tokens of a batch, padding not counted."""
+    """Counts the tokens of a batch without padding."""
     rows = planned.rows[planned.rows != FILLING]
     return int(examples.input_lengths[rows].sum())
 
 
 def random_batches(examples: Examples) -> list[PlannedBatch]:
-    """Random rows by sixteen, padded to the longest of them, rounded up to eight.
+    """Batches random rows by 16, padded to the longest row, rounded up to 8.
 
-    The rows that do not fill a batch at the end are left out.
+    The last rows, which do not fill a batch, are dropped.
     """
     order = np.random.default_rng(0).permutation(len(examples))
     groups = order[: len(order) // ROWS * ROWS].reshape(-1, ROWS)

@@ -1,12 +1,12 @@
-"""Memory and time of a step under each policy of rematerialisation.
+"""Measures memory and time of a step with each rematerialization policy.
 
     python -m scripts.bench.remat            # all cases
     python -m scripts.bench.remat decoder    # or some
 
-Models of 24 blocks with random weights. Memory is what the compiler counts beside the
-step's arguments; time is the median of steps that are taken in turns, policy after
-policy, so that all see the same other load. Fails if "nothing" keeps more than 0.2 of
-what "none" keeps, or a step takes more than 1.6 times as long.
+The models have 24 blocks with random weights. Memory is the compiler's count without
+the step's arguments. Time is the median of steps that the policies run in turn, so that
+all see the same load of the machine. Fails if "nothing" needs more than 0.2 times the
+memory of "none", or more than 1.6 times its time.
 """
 
 import argparse
@@ -76,19 +76,19 @@ POLICIES = {
 
 
 def make_batch(config: ModelConfig) -> Batch:
-    """Rows of random tokens, the last of each row learned."""
+    """Builds rows of random tokens, of which the last are learned."""
     random = np.random.default_rng(0)
     tokens = random.integers(3, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
     read = np.full(ROWS, LENGTH, np.int32)
     targets, first = tokens, LENGTH - LEARNED
     if config.architecture == "encoder_decoder":
         targets, first = tokens[:, :LEARNED], 0
-    places = np.tile(np.arange(first, first + LEARNED, dtype=np.int32), (ROWS, 1))
+    positions = np.tile(np.arange(first, first + LEARNED, dtype=np.int32), (ROWS, 1))
     return Batch(
         tokens=tokens,
         lengths=read,
         targets=targets,
-        loss_positions=places,
+        loss_positions=positions,
         loss_weights=np.ones((ROWS, LEARNED), np.float32),
         prefix_lengths=np.full(ROWS, first, np.int32),
     )
@@ -98,8 +98,8 @@ class Trial:
     """One policy's step, compiled.
 
     Attributes:
-      activations: bytes beside the step's arguments.
-      seconds: of the steps taken.
+      activations: bytes of memory without the step's arguments.
+      seconds: time of each step.
     """
 
     def __init__(self, config: ModelConfig, how: Rematerialization):
@@ -128,7 +128,7 @@ class Trial:
         self.seconds: list[float] = []
 
     def take_step(self) -> None:
-        """Takes a step, and notes its time."""
+        """Runs a step and records its time."""
         begun = time.perf_counter()
         self._state, metrics = self._step(self._state, self._frozen, self._batch)
         jax.block_until_ready((self._state, metrics))
@@ -136,12 +136,12 @@ class Trial:
 
 
 def measure(name: str, console: Console) -> bool:
-    """Prints the table of a case; whether it meets its measures."""
+    """Prints the table of a case; returns whether it is within the limits."""
     trials = {policy: Trial(CASES[name], how) for policy, how in POLICIES.items()}
     for _ in range(1 + REPEATS):
         for trial in trials.values():
             trial.take_step()
-    kept = trials["none"].activations
+    reference = trials["none"].activations
     alone = statistics.median(trials["none"].seconds[1:])
     table = Table("policy", title=f"{name}, {LAYERS} blocks")
     for column in ("activations", "of none", "step", "of none"):
@@ -149,7 +149,7 @@ def measure(name: str, console: Console) -> bool:
     shares = {}
     for policy, trial in trials.items():
         taken = statistics.median(trial.seconds[1:])
-        shares[policy] = (trial.activations / kept, taken / alone)
+        shares[policy] = (trial.activations / reference, taken / alone)
         table.add_row(
             policy,
             f"{trial.activations / 1e6:,.1f} MB",
@@ -163,15 +163,15 @@ def measure(name: str, console: Console) -> bool:
 
 
 def main() -> int:
-    """Runs the cases that are asked for; 1 if one misses its measures."""
+    """Runs the requested cases; returns 1 if one exceeds its limits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    asked = parser.parse_args().cases or list(CASES)
-    unknown = sorted(set(asked) - set(CASES))
+    cases = parser.parse_args().cases or list(CASES)
+    unknown = sorted(set(cases) - set(CASES))
     if unknown:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
     console = Console()
-    met = [measure(name, console) for name in asked]
+    met = [measure(name, console) for name in cases]
     return 0 if all(met) else 1
 
 

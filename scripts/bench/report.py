@@ -1,4 +1,4 @@
-"""What was measured, as tables: on the terminal, in Markdown and as JSON."""
+"""Results of the benchmark: tables for the terminal and for Markdown, and JSON."""
 
 import dataclasses
 import datetime
@@ -22,37 +22,37 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A number that must be reached.
+    """A measured number and its limit.
 
     Attributes:
-      what: in words.
-      found: what was measured.
-      limit: what it must be.
-      at_least: whether the limit is the lowest good value, or else the highest.
-      unit: written after the numbers.
+      name: description of the number.
+      value: measured value.
+      limit: bound on the value.
+      at_least: whether the limit is a lower bound, or else an upper bound.
+      unit: unit after the numbers.
     """
 
-    what: str
-    found: float
+    name: str
+    value: float
     limit: float
     at_least: bool
     unit: str = ""
 
     @property
     def met(self) -> bool:
-        """Whether it was reached."""
-        return self.found >= self.limit if self.at_least else self.found <= self.limit
+        """Whether the value is within the limit."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a case found that is not a step against PEFT's.
+    """Result of a case without PEFT.
 
     Attributes:
-      name: of the case.
-      title: what was compared, in words.
-      figures: numbers by what they are.
-      measures: what must be reached.
+      name: name of the case.
+      title: description of the comparison.
+      figures: measured numbers by description.
+      measures: numbers with limits.
     """
 
     name: str
@@ -63,36 +63,36 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All that one run of the benchmark found."""
+    """All results of one run of the benchmark."""
 
     machine: Mapping[str, str]
     steps: Sequence[StepResult]
     outcomes: Sequence[Outcome]
 
     def growth(self) -> dict[str, dict[str, float]]:
-        """By side and case, the step over the one without a prompt.
+        """Step time divided by the time without a prompt, by side and case.
 
         Empty unless the cases of `GROWTH` were measured in one rotation.
         """
-        found = {step.case: step for step in self.steps}
-        if not set(GROWTH) <= found.keys():
+        steps = {step.case: step for step in self.steps}
+        if not set(GROWTH) <= steps.keys():
             return {}
-        bare = found[GROWTH[0]]
+        bare = steps[GROWTH[0]]
         return {
             side: {
-                name: median_ratio(found[name].seconds[side], bare.seconds[side])
+                name: median_ratio(steps[name].seconds[side], bare.seconds[side])
                 for name in GROWTH[1:]
             }
             for side in SIDES
         }
 
     def measures(self) -> list[Measure]:
-        """What must be reached, and what was."""
+        """Returns all measured numbers that have limits."""
         return [
             *(measure for step in self.steps for measure in step_measures(step)),
             *(
                 Measure(
-                    f"{name}: our step over that of P = 0", ratio, limit, False, "x"
+                    f"{name}: our step / our step with P = 0", ratio, limit, False, "x"
                 )
                 for name, limit in MOST_GROWTH.items()
                 if (ratio := self.growth().get(OURS, {}).get(name)) is not None
@@ -102,23 +102,23 @@ class Results:
 
 
 def step_measures(step: StepResult) -> list[Measure]:
-    """What a case says that it must reach."""
+    """Returns the measured numbers for which a case sets limits."""
     case = CASES[step.case]
     rows = (
-        ("PEFT's step over ours", step.speedup, case.least_speedup, True, "x"),
-        ("our peak memory over PEFT's", step.memory, case.most_memory, False, "x"),
-        ("ideal time over our step", step.share, case.least_share, True, ""),
+        ("PEFT's step / our step", step.speedup, case.least_speedup, True, "x"),
+        ("our peak memory / PEFT's", step.memory, case.most_memory, False, "x"),
+        ("ideal time / our step", step.share, case.least_share, True, ""),
     )
     return [
-        Measure(f"{step.case}: {what}", found, limit, at_least, unit)
-        for what, found, limit, at_least, unit in rows
-        if limit is not None and found is not None
+        Measure(f"{step.case}: {name}", value, limit, at_least, unit)
+        for name, value, limit, at_least, unit in rows
+        if limit is not None and value is not None
     ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """A table of texts: a title, a heading for each column, and rows."""
+    """A table of text: a title, a heading for each column, and rows."""
 
     title: str
     headings: Sequence[str]
@@ -126,11 +126,11 @@ class Sheet:
 
 
 def sheets(results: Results) -> list[Sheet]:
-    """The tables that have something in them."""
+    """Returns the tables that are not empty."""
     growth = results.growth()
-    made = [
+    tables = [
         Sheet(
-            "the cases: batch x (prompt vectors + tokens)",
+            "cases: batch x (prompt vectors + tokens)",
             ("case",),
             [(f"{step.case}: {CASES[step.case].title}",) for step in results.steps],
         ),
@@ -145,12 +145,12 @@ def sheets(results: Results) -> list[Sheet]:
             [memory_row(step) for step in results.steps],
         ),
         Sheet(
-            "our step against its matrix products alone",
+            "our step and its matrix products alone",
             ("case", "step", "matrices", "batched (attention)", "ideal / step"),
             [ideal_row(step) for step in results.steps if step.ideal is not None],
         ),
         Sheet(
-            "the step over the one without a prompt",
+            "step relative to the step without a prompt",
             ("prompt", "ours", "PEFT"),
             [
                 (
@@ -164,21 +164,21 @@ def sheets(results: Results) -> list[Sheet]:
             Sheet(
                 outcome.title,
                 (outcome.name, ""),
-                [(what, f"{figure:,.4g}") for what, figure in outcome.figures.items()],
+                [(name, f"{figure:,.4g}") for name, figure in outcome.figures.items()],
             )
             for outcome in results.outcomes
         ),
         Sheet(
-            "what must be reached",
-            ("measure", "must be", "is", ""),
+            "limits",
+            ("measure", "limit", "value", "met"),
             [measure_row(measure) for measure in results.measures()],
         ),
     ]
-    return [sheet for sheet in made if sheet.rows]
+    return [sheet for sheet in tables if sheet.rows]
 
 
 def step_row(step: StepResult) -> tuple[str, ...]:
-    """Times of a case."""
+    """Returns the row of a case's times."""
     tokens = CASES[step.case].real_tokens
     return (
         step.case,
@@ -189,31 +189,31 @@ def step_row(step: StepResult) -> tuple[str, ...]:
 
 
 def memory_row(step: StepResult) -> tuple[str, ...]:
-    """Memory of a case."""
+    """Returns the row of a case's memory."""
     sizes = (f"{step.peak_bytes[side] / MEGABYTE:,.0f} MB" for side in SIDES)
     return (step.case, *sizes, f"{step.memory:.2f}x")
 
 
 def ideal_row(step: StepResult) -> tuple[str, ...]:
-    """Ideal time of a case; the step is that timed among its products."""
+    """Returns the row of a case's ideal time; the step was timed with its products."""
     assert step.ideal is not None and step.share is not None
     times = (f"{1e3 * step.ideal[k]:,.1f} ms" for k in ("step", "plain", "batched"))
     return (step.case, *times, f"{step.share:.1%}")
 
 
 def measure_row(measure: Measure) -> tuple[str, ...]:
-    """One measure, with a mark."""
+    """Returns the row of a number with a limit, and whether it meets the limit."""
     sign = "≥" if measure.at_least else "≤"
     return (
-        measure.what,
+        measure.name,
         f"{sign} {measure.limit:g}{measure.unit}",
-        f"{measure.found:.3g}{measure.unit}",
+        f"{measure.value:.3g}{measure.unit}",
         "yes" if measure.met else "NO",
     )
 
 
 def show(results: Results, console: Console) -> None:
-    """Prints the tables."""
+    """Prints all tables."""
     for sheet in sheets(results):
         table = Table(title=sheet.title, title_justify="left")
         for i, heading in enumerate(sheet.headings):
@@ -224,9 +224,9 @@ def show(results: Results, console: Console) -> None:
 
 
 def markdown(results: Results) -> str:
-    """The same tables, and the machine."""
+    """Returns the machine and all tables as Markdown."""
     lines = ["# Benchmark", ""]
-    lines += [f"- {what}: {value}" for what, value in results.machine.items()]
+    lines += [f"- {name}: {value}" for name, value in results.machine.items()]
     for sheet in sheets(results):
         lines += ["", f"## {sheet.title[:1].upper()}{sheet.title[1:]}", ""]
         lines.append("| " + " | ".join(sheet.headings) + " |")
@@ -238,7 +238,7 @@ def markdown(results: Results) -> str:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Everything, with what follows from it, as plain values."""
+    """Returns all results and derived values as plain data."""
     steps = [
         dataclasses.asdict(step)
         | {
@@ -263,9 +263,9 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def describe_machine(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:
-    """The machine, the versions and the settings, in words."""
-    own = {name: importlib.metadata.version(name) for name in PACKAGES}
-    packages = own | dict(versions)
+    """Describes the machine, the versions and the settings."""
+    installed = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = installed | dict(versions)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.date.today().isoformat(),
@@ -275,13 +275,13 @@ def describe_machine(settings: Settings, versions: Mapping[str, str]) -> dict[st
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": ", ".join(f"{k} {v}" for k, v in sorted(packages.items())),
-        "measured": f"{settings.steps} turns of each side, after "
-        f"{settings.warm_up} and the 3 that are checked, float32",
+        "measured": f"{settings.steps} turns of each side, after {settings.warm_up} "
+        "turns of warm-up and 3 turns that compare the losses, float32",
     }
 
 
 def processor() -> str:
-    """The processor's model, as the kernel names it where it does."""
+    """Returns the processor's model, from the kernel if possible."""
     file = Path("/proc/cpuinfo")
     if file.exists():
         for line in file.read_text().splitlines():

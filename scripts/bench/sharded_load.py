@@ -1,11 +1,11 @@
-"""What each of two processes reads of a checkpoint, and the memory that it takes.
+"""Measures what each of two processes reads of a checkpoint, and its memory.
 
     python -m scripts.bench.sharded_load
 
-Writes random checkpoints, in float32 and of about 1 GB (Llama) and 0.5 GB (T5), and has
-two processes of two CPU devices each load them onto a mesh {fsdp 2, tensor 2}, so that
-each has half of nearly every parameter. Linux alone: memory is read from `/proc`, and
-is anonymous: pages of mapped files are not in it, a CPU device's arrays are.
+Writes random checkpoints in float32, of about 1 GB (Llama) and 0.5 GB (T5). Two
+processes of two CPU devices each load them onto a mesh {fsdp 2, tensor 2}, so that each
+process has half of nearly every parameter. Linux only: memory is the anonymous memory
+in `/proc`, which includes the arrays of CPU devices but not the pages of mapped files.
 """
 
 import argparse
@@ -49,16 +49,16 @@ CASES = {
     "t5x zarr": ("zarr", "float32"),
 }
 PAUSE = 0.002
-"""Seconds between looks at the memory."""
+"""Seconds between samples of the memory."""
 
 
 def main() -> None:
-    """Measures all cases, or is one process of a case."""
+    """Measures all cases, or runs as one process of a case."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--checkpoint", help="load this one, as JSON")
-    parser.add_argument("--dtype", default="float32", help="of its weights")
+    parser.add_argument("--checkpoint", help="load this one and print JSON")
+    parser.add_argument("--dtype", default="float32", help="type of the weights")
     parser.add_argument("--process", type=int, help="the number of this process")
-    parser.add_argument("--port", type=int, help="where process 0 listens")
+    parser.add_argument("--port", type=int, help="port of process 0")
     given = parser.parse_args()
     if given.checkpoint is not None:
         jax.config.update("jax_num_cpu_devices", DEVICES)
@@ -74,10 +74,10 @@ def main() -> None:
 
 
 def write_t5x(root: Path) -> None:
-    """A random T5 in each of T5X's two forms.
+    """Writes a random T5 in both of T5X's formats.
 
-    The zarr arrays are cut in four along each axis, as T5X cuts what it trained on a
-    mesh, and the msgpack ones by Flax, in pieces that end within rows.
+    The zarr arrays have four chunks along each axis, as T5X writes them from a mesh.
+    The msgpack arrays have Flax's chunks, which can end within a row.
     """
     random = np.random.default_rng(0)
     abstract = describe(lambda key: split(build_model(key, T5)), jax.random.key(0))[1]
@@ -85,8 +85,8 @@ def write_t5x(root: Path) -> None:
     for path, recipe in t5x.t5x_recipes(T5).items():
         shape = abstract[path].shape[1 if recipe.stacked else 0 :]
         for name in recipe.sources:
-            drawn = recipe.transform(random.standard_normal(shape, np.float32))
-            arrays[name] = np.ascontiguousarray(drawn)
+            values = recipe.transform(random.standard_normal(shape, np.float32))
+            arrays[name] = np.ascontiguousarray(values)
             folder = f"target.{name.replace('/', '.')}"
             write_zarr(root / "zarr" / folder, arrays[name])
             kvstore = {"driver": "file", "path": folder}
@@ -100,7 +100,7 @@ def write_t5x(root: Path) -> None:
 
 
 def write_zarr(folder: Path, array: np.ndarray) -> None:
-    """An array in gzip chunks, four along each axis."""
+    """Writes an array as gzip chunks, four along each axis."""
     folder.mkdir(parents=True)
     chunks = [-(-size // 4) for size in array.shape]
     metadata = {
@@ -125,7 +125,7 @@ def write_zarr(folder: Path, array: np.ndarray) -> None:
 
 
 def in_processes(checkpoint: Path, dtype: str) -> list[dict]:
-    """Loads a checkpoint in two processes; what each of them measured."""
+    """Loads a checkpoint in two processes; returns the measurements of each."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -144,7 +144,7 @@ def in_processes(checkpoint: Path, dtype: str) -> list[dict]:
 
 
 def load(checkpoint: Path, dtype: str) -> dict[str, int]:
-    """Loads here this process's parts of a checkpoint; all in bytes."""
+    """Loads this process's shards of a checkpoint; returns sizes in bytes."""
     source = Pretrained(
         checkpoint=str(checkpoint),
         config=None if (checkpoint / "config.json").exists() else T5,
@@ -156,9 +156,9 @@ def load(checkpoint: Path, dtype: str) -> dict[str, int]:
 
     def counting(tensor: StoredTensor, block=None) -> np.ndarray:
         nonlocal read
-        found = whole_read(tensor, block)
-        read += found.nbytes
-        return found
+        block_values = whole_read(tensor, block)
+        read += block_values.nbytes
+        return block_values
 
     done, before = threading.Event(), memory("RssAnon")
 
@@ -177,27 +177,27 @@ def load(checkpoint: Path, dtype: str) -> dict[str, int]:
 
 
 def own_bytes(model: PromptedModel, parameters: dict) -> dict[str, int]:
-    """What this process has of the parameters, in their types and in the file's."""
-    kept = stored = 0
+    """Returns the bytes of this process's shards, in memory and in the file's type."""
+    in_memory = stored = 0
     for path, array in parameters.items():
         parts = {str(shard.index): shard.data for shard in array.addressable_shards}
-        kept += sum(part.nbytes for part in parts.values())
-        if path.endswith("_scale"):  # made of the kernel's bytes
+        in_memory += sum(part.nbytes for part in parts.values())
+        if path.endswith("_scale"):  # computed from the kernel's bytes
             continue
         recipe = model.plan.restored[path]
         width = model.plan.stored[recipe.sources[0]].dtype.itemsize
         stored += sum(part.size for part in parts.values()) * width
-    return {"kept": kept, "stored": stored}
+    return {"kept": in_memory, "stored": stored}
 
 
-def show(found: dict[str, list[dict]]) -> None:
-    """One line for each process of each case."""
+def show(cases: dict[str, list[dict]]) -> None:
+    """Prints a row for each process of each case."""
     table = Table(
-        *("checkpoint, weights as", "process", "its parts in the file", "asked for"),
-        *("ratio", "its parts in memory", "memory's peak growth", "ratio "),
+        *("checkpoint, weights as", "process", "shards in the file", "bytes read"),
+        *("ratio", "shards in memory", "peak memory growth", "ratio "),
         title="MB",
     )
-    for name, processes in found.items():
+    for name, processes in cases.items():
         for number, row in enumerate(processes):
             table.add_row(
                 name,

@@ -1,9 +1,9 @@
-"""How long the quickstart takes from its launch to its first finished step.
+"""Measures the time from the quickstart's launch to the end of its first step.
 
     python -m scripts.bench.start_up --runs 3
 
-The first run finds no compiled program and compiles all; the later ones find them in
-the cache that it left. Each is a process of its own, ended after its first step.
+The first run compiles all programs; later runs read them from the compilation cache.
+Each run is a separate process that is stopped after its first step.
 """
 
 import argparse
@@ -19,24 +19,24 @@ from scripts.quickstart import FIRST_STEP_DONE
 def main() -> None:
     """Launches the quickstart several times over one new cache."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=3, help="launches in all")
+    parser.add_argument("--runs", type=int, default=3, help="number of launches")
     parser.add_argument("--model", choices=("decoder", "t5"), default="decoder")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1, arguments.runs + 1):
             seconds = seconds_to_first_step(arguments.model, folder)
-            kind = "compiles" if number == 1 else "finds the cache"
+            kind = "compiles" if number == 1 else "reads the cache"
             print(f"run {number}, which {kind}: {seconds:.2f} s to the first step")
 
 
 def seconds_to_first_step(model: str, folder: str) -> float:
-    """Launches the quickstart once; its cache and its runs are in a folder."""
+    """Launches the quickstart once, with its cache and its runs in a folder."""
     command = [sys.executable, "-u", "-m", "scripts.quickstart", "--model", model]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     started = time.monotonic()
     process = subprocess.Popen(
         [*command, "--skills", "upper", "--runs", f"{folder}/runs"],
-        env=kept | {"XDG_CACHE_HOME": folder},
+        env=environment | {"XDG_CACHE_HOME": folder},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -47,7 +47,9 @@ def seconds_to_first_step(model: str, folder: str) -> float:
                 seconds = time.monotonic() - started
                 process.kill()
                 return seconds
-    raise RuntimeError(f"the quickstart ended with {process.returncode} before a step")
+    raise RuntimeError(
+        f"the quickstart exited with code {process.returncode} before its first step"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs cases: both sides' processes, the check that they agree, their turns."""
+"""Runs cases: starts both sides, checks that their losses agree, and takes turns."""
 
 import contextlib
 import dataclasses
@@ -21,19 +21,19 @@ CHECKED_STEPS = 3
 
 
 class DisagreementError(RuntimeError):
-    """The two sides do not do the same step, so there is nothing to compare."""
+    """The losses of the two sides differ, so their steps cannot be compared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How steps are measured.
+    """Settings of the measurement.
 
     Attributes:
-      steps: turns of each side that are measured.
-      warm_up: turns before them, after those that are checked.
-      ideal_rounds: times that each product is timed; 0 for no ideal time.
-      peft_python: the interpreter that has torch and PEFT.
-      say: shows progress.
+      steps: measured turns of each side.
+      warm_up: turns between the check of the losses and the measurement.
+      ideal_rounds: timings of each product; 0 for no ideal time.
+      peft_python: interpreter with torch and PEFT.
+      say: function that prints progress.
     """
 
     steps: int = 20
@@ -45,14 +45,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What was measured of one case.
+    """Measurements of one case.
 
     Attributes:
-      case: its name in `CASES`.
-      losses: of the first steps, by side.
-      seconds: of every step, by side, in the order of turns.
-      peak_bytes: most memory of each side's process, weights included.
-      ideal: the answer of `ideal.time_products`; None if it was not asked for.
+      case: name in `CASES`.
+      losses: losses of the first steps, by side.
+      seconds: time of every step, by side, in the order of turns.
+      peak_bytes: peak memory of each side's process, including weights.
+      ideal: result of `ideal.time_products`; None if it was not requested.
     """
 
     case: str
@@ -62,50 +62,50 @@ class StepResult:
     ideal: Mapping[str, Any] | None
 
     def median(self, side: str) -> float:
-        """Median seconds of a side's step."""
+        """Returns the median seconds of a side's step."""
         return statistics.median(self.seconds[side])
 
     @property
     def speedup(self) -> float:
-        """How many of our steps fit in one of PEFT's: median over the turns."""
+        """PEFT's step time divided by ours: the median over the turns."""
         return median_ratio(self.seconds[PEFT], self.seconds[OURS])
 
     @property
     def memory(self) -> float:
-        """Our peak memory over PEFT's."""
+        """Our peak memory divided by PEFT's."""
         return self.peak_bytes[OURS] / self.peak_bytes[PEFT]
 
     @property
     def share(self) -> float | None:
-        """The ideal time over that of the steps timed among its products."""
+        """Ideal time divided by the time of the steps between the products' timings."""
         if self.ideal is None:
             return None
         return (self.ideal["plain"] + self.ideal["batched"]) / self.ideal["step"]
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of the ratios of what was measured in the same turn."""
+    """Returns the median ratio of measurements of the same turn."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def run_cases(
     names: Sequence[str], folder: Path, settings: Settings
 ) -> tuple[list[StepResult], dict[str, str]]:
-    """Measures cases of one model in one rotation: each side of each does one step.
+    """Measures cases of one model in one rotation, one step of each side and case.
 
     Args:
-      names: of `CASES`.
-      folder: an empty one, for the model and the batches.
-      settings: how.
+      names: names in `CASES`.
+      folder: empty folder for the model and the batches.
+      settings: settings of the measurement.
 
     Returns:
-      the results, and the versions of what ran.
+      the results, and the versions of the packages.
 
     Raises:
       DisagreementError: if the sides' first losses differ.
       WorkerError: if a side ends early.
     """
-    settings.say(f"[bold]{', '.join(names)}[/]: a random model and batches for it")
+    settings.say(f"[bold]{', '.join(names)}[/]: writing a random model and batches")
     write_inputs({name: CASES[name] for name in names}, folder, settings.peft_python)
     with contextlib.ExitStack() as stack:
         workers = {
@@ -116,7 +116,7 @@ def run_cases(
             for side in SIDES
         }
         answers = [worker.ask("start") for worker in workers.values()]
-        settings.say("  do the losses agree?")
+        settings.say("  comparing the losses")
         losses = by_case(take_turns(workers, CHECKED_STEPS), "loss")
         for name in names:
             check_agreement(name, losses[name])
@@ -128,7 +128,7 @@ def run_cases(
             if side == PEFT:
                 worker.end()
         if settings.ideal_rounds:
-            settings.say("  each matrix product alone")
+            settings.say("  timing each matrix product alone")
         results = [
             StepResult(
                 case=name,
@@ -147,18 +147,18 @@ def run_cases(
 def by_case(
     turns: Mapping[tuple[str, str], Sequence[Turn]], field: str
 ) -> dict[str, dict[str, list[float]]]:
-    """One number of every turn, by case and by side."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Groups one number of every turn by case and side."""
+    groups: dict[str, dict[str, list[float]]] = {}
     for (name, side), those in turns.items():
-        found.setdefault(name, {})[side] = [getattr(turn, field) for turn in those]
-    return found
+        groups.setdefault(name, {})[side] = [getattr(turn, field) for turn in those]
+    return groups
 
 
 def check_agreement(name: str, losses: Mapping[str, Sequence[float]]) -> None:
-    """Holds the sides' losses against each other.
+    """Checks that the sides' losses agree.
 
     Raises:
-      DisagreementError: if those of one step differ by more than `AGREEMENT`.
+      DisagreementError: if the losses of a step differ by more than `AGREEMENT`.
     """
     for step, (ours, peft) in enumerate(
         zip(losses[OURS], losses[PEFT], strict=True), start=1
@@ -171,27 +171,27 @@ def check_agreement(name: str, losses: Mapping[str, Sequence[float]]) -> None:
 
 
 def write_inputs(cases: Mapping[str, Case], folder: Path, python: str) -> None:
-    """Writes the model once, and of each case its batch and where its prompt starts.
+    """Writes the model once, and each case's batch and initial prompt.
 
     Raises:
-      WorkerError: if the model could not be made.
+      WorkerError: if the model cannot be written.
     """
     first = next(iter(cases.values()))
     model = folder / "model"
     model.mkdir()
     described = {"family": first.family, "config": first.config}
     (folder / "model.json").write_text(json.dumps(described))
-    made = subprocess.run(
+    completed = subprocess.run(
         [python, "-m", "scripts.bench.peft_step", "make", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if made.returncode:
-        raise WorkerError(f"the model could not be made:\n{made.stderr[-2000:]}")
+    if completed.returncode:
+        raise WorkerError(f"the model cannot be written:\n{completed.stderr[-2000:]}")
     for name, case in cases.items():
         if (case.family, case.config) != (first.family, first.config):
-            raise ValueError(f"{name} is of another model than {next(iter(cases))}")
+            raise ValueError(f"{name} has another model than {next(iter(cases))}")
         inputs = folder / name
         inputs.mkdir()
         (inputs / "model").symlink_to(model.resolve())

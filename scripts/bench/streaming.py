@@ -1,12 +1,12 @@
-"""What training over streamed weights takes: memory, time, and the loss it comes to.
+"""Measures training with streamed weights: memory, time and losses.
 
     python -m scripts.bench.streaming
 
-A random Llama of about 1.5 GB is written layer by layer into a temporary folder, and a
-soft prompt is tuned on it for some steps by two processes: one streams the weights of
-the blocks from the files, one has them in memory. Each counts, at every layer, the
-bytes of all arrays on the device and the memory that belongs to the process alone
-(mapped pages of files do not), and prints what it found as JSON.
+Writes a random Llama of about 1.5 GB layer by layer into a temporary folder. Two
+processes tune a soft prompt on it for a few steps: one streams the weights of the
+blocks from the files, the other has them in memory. At every layer each process samples
+the bytes of all arrays on the device and its anonymous memory (without mapped file
+pages), and prints its measurements as JSON.
 """
 
 import argparse
@@ -52,7 +52,7 @@ PROMPT_LENGTH = 20
 
 
 def main() -> None:
-    """Writes the model, measures in processes, prints a table."""
+    """Writes the model, measures in separate processes, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     sizes = {"layers": 8, "width": 1792, "steps": 3}
     sizes |= {"micro_batches": 2, "rows": 2, "length": 128}
@@ -63,9 +63,9 @@ def main() -> None:
         nargs="+",
         default=[STREAMED, DEVICE],
         choices=LOCATIONS,
-        help="where they are kept, of each process",
+        help="location of the weights in each process",
     )
-    parser.add_argument("--checkpoint", help="measure here, on this model, as JSON")
+    parser.add_argument("--checkpoint", help="measure this model in this process")
     options = parser.parse_args()
     if options.checkpoint is not None:
         print(json.dumps(measure(options, options.weights[0])))
@@ -73,13 +73,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = llama(options.layers, options.width)
         written = write_model(Path(folder), config)
-        asked = [f"--{name}={getattr(options, name)}" for name in sizes]
-        found = [in_a_process(folder, kind, asked) for kind in options.weights]
-    show(config, written, found)
+        size_options = [f"--{name}={getattr(options, name)}" for name in sizes]
+        results = [in_a_process(folder, kind, size_options) for kind in options.weights]
+    show(config, written, results)
 
 
 def llama(layers: int, width: int) -> ModelConfig:
-    """A Llama whose blocks hold about `15 * width**2` numbers each."""
+    """Describes a Llama with about `15 * width**2` parameters per block."""
     return ModelConfig(
         family="llama",
         architecture="decoder_only",
@@ -102,26 +102,26 @@ def llama(layers: int, width: int) -> ModelConfig:
 
 
 def write_model(folder: Path, config: ModelConfig) -> int:
-    """A random model, a file for each layer; gives its bytes."""
+    """Writes a random model with one file per layer; returns its bytes."""
     _, abstract = describe(
         lambda key: split(build_model(key, config)), jax.random.key(0)
     )
     random, recipes = np.random.default_rng(0), find_recipes(config)
-    places, size = {}, 0
+    weight_map, size = {}, 0
     for layer in (None, *range(config.layers)):
         arrays = {}
         for path, leaf in abstract.items():
             recipe = recipes[path]
             if recipe.stacked != (layer is None):
-                # Stored per layer, with the axes of a kernel reversed.
+                # Files have one array per layer; a kernel's axes are reversed.
                 shape = leaf.shape[:0:-1] if recipe.stacked else leaf.shape
                 name = recipe.sources[layer or 0]
                 arrays[name] = _drawn(random, path, shape)
         file = f"model-{'rest' if layer is None else layer}.safetensors"
         save_file(arrays, folder / file)
-        places |= dict.fromkeys(arrays, file)
+        weight_map |= dict.fromkeys(arrays, file)
         size += sum(array.nbytes for array in arrays.values())
-    index = {"metadata": {"total_size": size}, "weight_map": places}
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(llama_settings(config)))
     return size
@@ -133,9 +133,9 @@ def _drawn(random: np.random.Generator, path: str, shape: tuple[int, ...]):
     return random.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
 
 
-def in_a_process(folder: str, weights: str, asked: list[str]) -> dict[str, Any]:
-    """Measures in a fresh process, whose memory is its own."""
-    command = [sys.executable, "-m", "scripts.bench.streaming", *asked]
+def in_a_process(folder: str, weights: str, size_options: list[str]) -> dict[str, Any]:
+    """Measures in a new process, so that its memory includes nothing else."""
+    command = [sys.executable, "-m", "scripts.bench.streaming", *size_options]
     done = subprocess.run(
         [*command, "--checkpoint", folder, "--weights", weights],
         check=True,
@@ -146,9 +146,9 @@ def in_a_process(folder: str, weights: str, asked: list[str]) -> dict[str, Any]:
 
 
 class Watch(threading.Thread):
-    """The most that was there, of the device's bytes and of the process's memory.
+    """Peak bytes on the device and peak memory of the process.
 
-    The device is looked at when it is called, memory all the time.
+    The device is sampled when the object is called, the memory continuously.
     """
 
     def __init__(self):
@@ -156,32 +156,32 @@ class Watch(threading.Thread):
         self.device = self.memory = 0
 
     def __call__(self, layer: int = 0) -> None:
-        """Looks at the device, once."""
+        """Samples the device once."""
         del layer
         live = sum(array.nbytes for array in jax.live_arrays())
         self.device = max(self.device, live)
 
     def run(self) -> None:
-        """Looks at the memory until the process ends."""
+        """Samples the memory until the process ends."""
         while True:
             self.memory = max(self.memory, anonymous())
             time.sleep(0.005)
 
 
 def anonymous() -> int:
-    """Bytes of this process's memory that no file backs."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    """Returns the bytes of this process's anonymous memory."""
+    match = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
-    """Trains here, and says what it took."""
+    """Trains in this process; returns times, memory and losses."""
     source = Pretrained(checkpoint=options.checkpoint, weights=weights)
     prompt = functools.partial(SoftPrompt, length=PROMPT_LENGTH)
     model = open_pretrained(source, Tuning(prompt=prompt), key=jax.random.key(0))
     path = "decoder/prompt/prompt"
-    # What compiling anything takes once is not the weights'.
+    # Compile once first, to exclude the compiler's own memory.
     jax.block_until_ready(jax.jit(lambda x: x @ x)(np.ones((256, 256), np.float32)))
     start = anonymous()
     frozen = model.read_parameters()
@@ -218,7 +218,7 @@ def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
 def make_step(
     model: PromptedModel, optimizer: optax.GradientTransformation, watch: Watch
 ) -> Step:
-    """The library's step, watched at every layer where it streams them."""
+    """Returns the library's step, sampled at every layer if it streams the weights."""
     if not model.weight_storage.streamed:
         return compile_step(model.graph, optimizer, dropout=False)
     return StreamedStep(
@@ -231,7 +231,7 @@ def make_step(
 
 
 def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:
-    """Random rows, of which the last quarter is learned."""
+    """Builds random rows, of which the last quarter is learned."""
     random = np.random.default_rng(1)
     lead = (options.micro_batches, options.rows)
     if options.micro_batches == 1:
@@ -248,8 +248,8 @@ def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:
     )
 
 
-def show(config: ModelConfig, written: int, found: list[dict[str, Any]]) -> None:
-    """A column for each kind; memory in layers too."""
+def show(config: ModelConfig, written: int, results: list[dict[str, Any]]) -> None:
+    """Prints a column for each location; memory is also shown in layers."""
     table_bytes = config.vocabulary_size * config.width * 4
     layer = (written - table_bytes) / config.layers
     console = Console()
@@ -261,18 +261,18 @@ def show(config: ModelConfig, written: int, found: list[dict[str, Any]]) -> None
     def sized(size: float) -> str:
         return f"{size / MEGABYTE:,.0f} MB ({size / layer:.2f} layers)"
 
-    table = Table("", *(one["weights"] for one in found))
+    table = Table("", *(one["weights"] for one in results))
     rows = {
-        "always on the device": [sized(x["resident"]) for x in found],
-        "most on the device": [sized(x["device"]) for x in found],
-        "most but for those": [sized(x["device"] - x["resident"]) for x in found],
-        "memory: reading": [sized(x["reading"]) for x in found],
-        "memory: compiling, first step": [sized(x["growth"][0]) for x in found],
-        "memory: kept of that": [sized(x["between"][0]) for x in found],
-        "memory: a later step": [sized(_later(x)) for x in found],
-        "seconds, first step": [f"{x['seconds'][0]:.1f}" for x in found],
-        "seconds, later steps": [f"{min(x['seconds'][1:]):.1f}" for x in found],
-        "losses": [" ".join(f"{x:.7f}" for x in one["losses"]) for one in found],
+        "always on the device": [sized(x["resident"]) for x in results],
+        "peak on the device": [sized(x["device"]) for x in results],
+        "peak without always": [sized(x["device"] - x["resident"]) for x in results],
+        "memory: reading": [sized(x["reading"]) for x in results],
+        "memory: compiling, first step": [sized(x["growth"][0]) for x in results],
+        "memory: still in use after it": [sized(x["between"][0]) for x in results],
+        "memory: a later step": [sized(_later(x)) for x in results],
+        "seconds, first step": [f"{x['seconds'][0]:.1f}" for x in results],
+        "seconds, later steps": [f"{min(x['seconds'][1:]):.1f}" for x in results],
+        "losses": [" ".join(f"{x:.7f}" for x in one["losses"]) for one in results],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)
@@ -280,7 +280,7 @@ def show(config: ModelConfig, written: int, found: list[dict[str, Any]]) -> None
 
 
 def _later(one: dict[str, Any]) -> int:
-    """The most that a later step takes, beyond what there was when it began."""
+    """Returns the maximum growth of memory during a later step."""
     pairs = zip(one["growth"][1:], one["between"], strict=False)
     return max(most - before for most, before in pairs)
 

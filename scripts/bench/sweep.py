@@ -1,8 +1,8 @@
-"""A sweep of prompts against one run: the sweep's step, for each member of it.
+"""Compares the step of a sweep of prompts, per member, with the step of one run.
 
     python -m scripts.bench.sweep   # answers `workers` questions
 
-Both steps are the library's, over one copy of the weights, and take turns.
+Both steps are the library's, share one copy of the weights, and take turns.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ BATCHES = (16, 4)
 
 
 def main() -> None:
-    """Serves."""
+    """Answers questions until standard input ends."""
     serve({"measure": measure})
 
 
@@ -35,10 +35,10 @@ def measure(rounds: int) -> Answer:
     """Times both steps at each batch size.
 
     Returns:
-      `batches`: by batch size, median seconds of the `single` step and of the `sweep`'s
-      and the median `ratio`, for each member, of the second to the first;
-      `programs`: most that a sweep's step was compiled to; `weight_copies`: bytes that
-      its program is given over those of the weights.
+      `batches`: by batch size, the median seconds of the `single` step and of the
+      `sweep` step, and the median `ratio` of the sweep's time per member to the single
+      step's; `programs`: maximum number of programs of a sweep's step; `weight_copies`:
+      bytes of its arguments divided by the bytes of the weights.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_llama(Path(folder))
@@ -75,7 +75,7 @@ def measure(rounds: int) -> Answer:
 
 
 class Stepping:
-    """A step, and the state that it moves along."""
+    """A step and the state that it updates."""
 
     def __init__(
         self, step: Callable[..., Any], state: Any, prepared: Prepared, batch: Batch
@@ -84,7 +84,7 @@ class Stepping:
         self._frozen, self._batch = prepared.frozen, batch
 
     def __call__(self) -> float:
-        """Does one; returns its seconds."""
+        """Runs one step; returns its seconds."""
         started = time.perf_counter()
         self._state, _ = jax.block_until_ready(
             self._step(self._state, self._frozen, self._batch)
@@ -92,19 +92,19 @@ class Stepping:
         return time.perf_counter() - started
 
     def programs(self) -> int:
-        """How many were compiled."""
+        """Returns the number of compiled programs."""
         return self._step.programs
 
     def argument_bytes(self) -> int:
-        """What the compiled step is given."""
+        """Returns the bytes of the compiled step's arguments."""
         step = cast(jax.stages.Wrapped, self._step)
         compiled = step.lower(self._state, self._frozen, self._batch).compile()
-        found = cast(Any, compiled.memory_analysis())
-        return found.argument_size_in_bytes
+        memory = cast(Any, compiled.memory_analysis())
+        return memory.argument_size_in_bytes
 
 
 def weight_bytes(prepared: Prepared) -> int:
-    """Of the frozen weights."""
+    """Returns the bytes of the frozen weights."""
     return sum(leaf.nbytes for leaf in prepared.frozen.values())
 
 

@@ -1,12 +1,11 @@
-"""What a key/value prefix gains: a model of children's stories sorts TREC's questions.
+"""Measures a key/value prefix: a model of stories classifies TREC's questions.
 
     python -m scripts.bench.trec --model DIR --questions train_5500.label
 
-Tunes three prefixes by the shipped config `runs/trec_stories`, at once, on all
-questions but the last 500, and prints the share of these whose class the model finds
-most likely of the six, at the end of training, beside the share of the commonest class.
-The classes are those of Li and Roth 2002; each is said by a word of the model's small
-vocabulary.
+Tunes three prefixes together with the shipped config `runs/trec_stories`, on all
+questions but the last 500. Prints their accuracy on the last 500 at the end of
+training, and the fraction of the most common class. The six classes are from Li and
+Roth (2002); each is represented by a word of the model's small vocabulary.
 """
 
 import argparse
@@ -33,11 +32,11 @@ WORDS = {
 
 
 def main() -> None:
-    """Tunes, measures, prints."""
+    """Tunes the prefixes, measures them and prints the results."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--model", required=True, help="the stories260k folder")
     parser.add_argument("--questions", required=True, help="TREC's train_5500.label")
-    parser.add_argument("--run", default="runs/trec_stories", help="sweep's directory")
+    parser.add_argument("--run", default="runs/trec_stories", help="sweep directory")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     folder = Path(arguments.run)
@@ -56,21 +55,23 @@ def main() -> None:
     command = ["sweep", "--gin_file", "runs/trec_stories.gin"]
     command += ["--vary", f"Run.seed={seeds}"]
     prompt_tuning([*command, *(f"--gin.{k}={v!r}" for k, v in values.items())])
-    found = [final_accuracy(path) for path in sorted((folder / "sweep").glob("*/"))]
+    accuracies = [
+        final_accuracy(path) for path in sorted((folder / "sweep").glob("*/"))
+    ]
     counts = collections.Counter(pair["completion"] for pair in pairs[-HELD_OUT:])
     commonest = max(counts.values()) / HELD_OUT
     Console().print(
-        f"the last {HELD_OUT} questions: mean of {len(found)} seeds "
-        f"{statistics.mean(found):.1%} ({', '.join(f'{x:.1%}' for x in found)}); "
-        f"the commonest class alone {commonest:.1%}"
+        f"the last {HELD_OUT} questions: mean of {len(accuracies)} seeds "
+        f"{statistics.mean(accuracies):.1%} ({', '.join(f'{x:.1%}' for x in found)}); "
+        f"the most common class alone {commonest:.1%}"
     )
 
 
 def read_questions(path: Path) -> list[dict[str, str]]:
-    """Questions and their classes' words, from lines `CLASS:subclass question`.
+    """Reads lines `CLASS:subclass question`; returns questions and class words.
 
     Raises:
-      InputError: if a line has another class.
+      InputError: if a line has an unknown class.
     """
     pairs = []
     for number, line in enumerate(path.read_text("latin-1").splitlines(), 1):
@@ -86,12 +87,12 @@ def read_questions(path: Path) -> list[dict[str, str]]:
 
 
 def write_pairs(path: Path, pairs: list[dict[str, str]]) -> None:
-    """A jsonl file."""
+    """Writes a JSONL file."""
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
 
 def final_accuracy(run: Path) -> float:
-    """The last accuracy over labels that a run's log has."""
+    """Returns the last label accuracy in a run's log."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     return [entry[METRIC] for entry in entries if METRIC in entry][-1]

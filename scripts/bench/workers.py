@@ -1,7 +1,8 @@
-"""Processes that take turns: questions and answers as lines of JSON over pipes.
+"""Processes that take turns, with questions and answers as lines of JSON over pipes.
 
-The parent asks one worker at a time and waits for its answer, so no two of them ever
-compute together. This module imports nothing heavy: what a worker weighs is its own.
+The parent asks one worker at a time and waits for its answer, so two workers never
+compute at the same time. This module has only light imports, so that it adds little to
+a worker's memory.
 """
 
 import contextlib
@@ -21,20 +22,20 @@ Answer = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 
 PAUSE = 0.01
-"""Seconds between turns, in which the threads of the last worker stop to spin."""
+"""Seconds between turns, in which the previous worker's threads stop spinning."""
 
 
 class WorkerError(RuntimeError):
-    """A worker ended without an answer."""
+    """A worker exited without an answer."""
 
 
 class Worker:
-    """A process that answers questions, seen from its parent.
+    """The parent's handle of a process that answers questions.
 
     Use it as a context manager: the process ends with the block.
 
     Attributes:
-      name: what results are filed under.
+      name: name of the worker in error messages.
     """
 
     def __init__(self, name: str, command: Sequence[str]):
@@ -56,7 +57,7 @@ class Worker:
         self.end()
 
     def end(self) -> None:
-        """Ends the process; does nothing the second time."""
+        """Ends the process; a second call does nothing."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -69,10 +70,10 @@ class Worker:
         self._errors.close()
 
     def ask(self, question: str, **arguments: Any) -> Answer:
-        """Asks and waits.
+        """Sends a question and waits for the answer.
 
         Raises:
-          WorkerError: if the process ended, with the last that it said.
+          WorkerError: if the process exited; the message has the end of its output.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         line = json.dumps({"question": question, **arguments})
@@ -82,14 +83,14 @@ class Worker:
         answer = self._process.stdout.readline()
         if not answer:
             self._errors.seek(0)
-            said = "".join(self._errors.readlines()[-15:])
-            raise WorkerError(f"{self.name} ended at {question!r}:\n{said}")
+            output = "".join(self._errors.readlines()[-15:])
+            raise WorkerError(f"{self.name} exited at {question!r}:\n{output}")
         return json.loads(answer)
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One step of one worker: its seconds and its loss."""
+    """Time and loss of one step of a worker."""
 
     seconds: float
     loss: float
@@ -99,7 +100,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 def take_turns(workers: Mapping[Who, Worker], rounds: int) -> dict[Who, list[Turn]]:
-    """Lets each worker do one step, over and over; gives each one's steps."""
+    """Runs rounds in which each worker does one step; returns each worker's steps."""
     turns: dict[Who, list[Turn]] = {who: [] for who in workers}
     for _ in range(rounds):
         for who, worker in workers.items():
@@ -109,9 +110,9 @@ def take_turns(workers: Mapping[Who, Worker], rounds: int) -> dict[Who, list[Tur
 
 
 def serve(answers: Mapping[str, Callable[..., Answer]]) -> None:
-    """Answers questions until the pipe closes; the worker's side.
+    """Answers questions in a worker until its standard input is closed.
 
-    Whatever else is printed goes to standard error, so that the pipe holds answers.
+    All other output goes to standard error, so that the pipe contains only answers.
     """
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -122,6 +123,6 @@ def serve(answers: Mapping[str, Callable[..., Answer]]) -> None:
 
 
 def peak_memory() -> Answer:
-    """The most bytes that this process ever had in memory, mapped files included."""
+    """Returns this process's peak resident memory in bytes, including mapped files."""
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"bytes": kilobytes * 1024}

@@ -144,13 +144,13 @@ def make_results() -> Results:
     return Results({"processor": "a <fast> one", "cores": "2"}, steps, [startup])
 
 
-def test_measures_say_what_is_reached():
-    found = {measure.what: measure for measure in make_results().measures()}
-    assert found["llama: PEFT's step over ours"].found == pytest.approx(10)
-    assert found["llama: our peak memory over PEFT's"].met
-    assert found["llama: our step over that of P = 0"].found == pytest.approx(1.2)
-    assert found["t5: ideal time over our step"].found == pytest.approx(0.7)
-    assert [what for what, measure in found.items() if not measure.met] == [
+def test_measures_state_whether_their_limits_are_met():
+    measures = {measure.name: measure for measure in make_results().measures()}
+    assert measures["llama: PEFT's step / our step"].value == pytest.approx(10)
+    assert measures["llama: our peak memory / PEFT's"].met
+    assert measures["llama: our step / our step with P = 0"].value == pytest.approx(1.2)
+    assert measures["t5: ideal time / our step"].value == pytest.approx(0.7)
+    assert [name for name, measure in measures.items() if not measure.met] == [
         "first step of the second run"
     ]
 
@@ -185,7 +185,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else():
     body = text[text.index("<body>") : text.index("</html>")]
     root = ElementTree.fromstring(body)
     assert len(list(root.iter("svg"))) == 4
-    assert "8 of 9 measures" in "".join(root.itertext())
+    assert "8 of 9 limits" in "".join(root.itertext())
     assert "a <fast> one" in "".join(root.itertext())
     assert "http" not in text and "<script" not in text and "src=" not in text
 
@@ -220,7 +220,7 @@ def test_workers_take_turns_and_say_why_they_end():
         assert [turn.seconds for turn in turns["one"]] == [1, 2]
         assert [turn.loss for turn in turns["two"]] == [2, 2]
         with pytest.raises(
-            WorkerError, match=r"one ended at 'step'(.|\n)*out of steps"
+            WorkerError, match=r"one exited at 'step'(.|\n)*out of steps"
         ):
             one.ask("step")
 
