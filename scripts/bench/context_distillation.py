@@ -200,15 +200,15 @@ def show(console: Console, results: Mapping[str, float]) -> None:
         table.add_column(heading)
     names = {
         "nothing": "BOS alone",
-        "context": f"the context, {found['context tokens']:.0f} tokens",
+        "context": f"the context, {results['context tokens']:.0f} tokens",
         "prompt": "the prompt",
     }
     for name, shown in names.items():
-        table.add_row(shown, f"{found[name]:.4f}")
+        table.add_row(shown, f"{results[name]:.4f}")
     console.print(table)
     console.print(
-        f"{found['closed']:.1%} of the gap is closed; {found['seconds']:.0f} seconds, "
-        f"{found['sampling']:.0f} of them for sampling"
+        f"{results['closed']:.1%} of the gap is closed; {results['seconds']:.0f} seconds, "
+        f"{results['sampling']:.0f} of them for sampling"
     )
 
 
