@@ -207,7 +207,8 @@ def show(console: Console, results: Mapping[str, float]) -> None:
         table.add_row(shown, f"{results[name]:.4f}")
     console.print(table)
     console.print(
-        f"{results['closed']:.1%} of the gap is closed; {results['seconds']:.0f} seconds, "
+        f"{results['closed']:.1%} of the gap is closed; "
+        f"{results['seconds']:.0f} seconds, "
         f"{results['sampling']:.0f} of them for sampling"
     )
 

@@ -62,7 +62,8 @@ def main() -> None:
     commonest = max(counts.values()) / HELD_OUT
     Console().print(
         f"the last {HELD_OUT} questions: mean of {len(accuracies)} seeds "
-        f"{statistics.mean(accuracies):.1%} ({', '.join(f'{x:.1%}' for x in accuracies)}); "
+        f"{statistics.mean(accuracies):.1%} "
+        f"({', '.join(f'{x:.1%}' for x in accuracies)}); "
         f"the most common class alone {commonest:.1%}"
     )
 
