@@ -29,6 +29,7 @@ def read_npy(file: Path) -> np.ndarray:
       InputError: if the file cannot be opened or has another format, an array of
         objects, or fewer bytes than its header declares.
     """
+    _check_is_file(file)
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -47,6 +48,7 @@ def read_npz(file: Path) -> dict[str, np.ndarray]:
       InputError: if the archive is damaged, compressed or declares more bytes than it
         has, and for a damaged array; see `read_npy`.
     """
+    _check_is_file(file)
     try:
         size = file.stat().st_size
         with zipfile.ZipFile(file) as archive:
@@ -65,6 +67,13 @@ def read_npz(file: Path) -> dict[str, np.ndarray]:
             f"{file} is not an archive of arrays: {shown(str(error))}"
         ) from error
     return arrays
+
+
+def _check_is_file(file: Path) -> None:
+    """Checks that a path is a file: a pipe would be waited for."""
+    if not file.is_file():
+        reason = "is not a file" if file.exists() else "is missing"
+        raise InputError(f"{shown(str(file))} {reason}")
 
 
 def _check_members(archive: zipfile.ZipFile, size: int, file: Path) -> None:

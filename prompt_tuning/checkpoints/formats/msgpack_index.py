@@ -27,6 +27,11 @@ MAPS = {*range(0x80, 0x90), 0xDE, 0xDF}
 LISTS = {*range(0x90, 0xA0), 0xDC, 0xDD}
 WINDOW = 256
 """Bytes given to the library at first for one value; more for a longer text."""
+MAXIMUM_TEXT = WINDOW * 16**3
+"""Maximum size of a text in bytes."""
+MAXIMUM_VALUES = 200_000
+"""Maximum number of values in a file; the largest T5 has 20,000."""
+MAXIMUM_DEPTH = 100
 
 
 class Span(NamedTuple):
@@ -56,6 +61,7 @@ class PackedFile:
     def __init__(self, file: Path):
         with file.open("rb") as opened:
             self.data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        self._values = 0
 
     def value(self, span: Span | None = None) -> Any:
         """Decodes the value in the file, or the value packed in one of its extensions.
@@ -65,21 +71,27 @@ class PackedFile:
           string.
 
         Raises:
-          ValueError: if the data is cut short or is not MessagePack.
+          ValueError: if the data is cut short, is not MessagePack or exceeds a limit.
         """
         start, end = 0, len(self.data)
         if span is not None:
             start, end = span.start, span.start + span.size
+        self._values = 0
         try:
-            value, start = self._value(start, end)
-        except (TypeError, RecursionError) as error:
+            value, start = self._value(start, end, 0)
+        except TypeError as error:
             raise ValueError(f"not a tree of names: {error!r}") from error
         if start != end:
             raise ValueError(f"{end - start:,} bytes follow its end")
         return value
 
-    def _value(self, start: int, end: int) -> tuple[Any, int]:
+    def _value(self, start: int, end: int, depth: int) -> tuple[Any, int]:
         """Decodes the value at an offset; returns it with the offset after it."""
+        self._values += 1
+        if self._values > MAXIMUM_VALUES:
+            raise ValueError(f"it has more than {MAXIMUM_VALUES:,} values")
+        if depth > MAXIMUM_DEPTH:
+            raise ValueError(f"it is nested more than {MAXIMUM_DEPTH} levels deep")
         code = self.data[start] if start < end else None
         if code in BYTE_STRINGS or code in EXTENSIONS or code in FIXED_EXTENSIONS:
             span = self._span(start, end)
@@ -88,14 +100,14 @@ class PackedFile:
             count, start = self._decode("read_map_header", start, end)
             tree = {}
             for _ in range(count):
-                key, start = self._value(start, end)
-                tree[key], start = self._value(start, end)
+                key, start = self._value(start, end, depth + 1)
+                tree[key], start = self._value(start, end, depth + 1)
             return tree, start
         if code in LISTS:
             count, start = self._decode("read_array_header", start, end)
             values = []
             for _ in range(count):
-                value, start = self._value(start, end)
+                value, start = self._value(start, end, depth + 1)
                 values.append(value)
             return values, start
         return self._decode("unpack", start, end)
@@ -112,6 +124,9 @@ class PackedFile:
             except msgpack.OutOfData as error:
                 if start + size >= end:
                     message = f"it is cut short: byte {start:,} begins a longer value"
+                    raise ValueError(message) from error
+                if size >= MAXIMUM_TEXT:
+                    message = f"a text of over {size:,} bytes begins at {start:,}"
                     raise ValueError(message) from error
                 size *= 16
             except msgpack.FormatError as error:

@@ -23,9 +23,14 @@ from prompt_tuning.checkpoints.formats.msgpack_index import (
 )
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.numpy_files import check_shape
 from prompt_tuning.core.slices import Block, extent
+from prompt_tuning.core.typed_json import as_object
 
+NUMERIC = "biufc"
+"""Kinds of NumPy's numeric dtypes."""
 CHUNKED = "__msgpack_chunked_array__"
 
 
@@ -46,7 +51,7 @@ def open_t5x(path: str | Path) -> dict[str, StoredTensor]:
     target = target.get("target") if isinstance(target, dict) else None
     if not isinstance(target, dict) or not target:
         raise InputError(
-            f"{file} has no optimizer/target, only {', '.join(map(str, tree))}; "
+            f"{file} has no optimizer/target, only {shown(list(tree))}; "
             "expected a T5X checkpoint of version 3"
         )
     return {
@@ -119,7 +124,7 @@ def _open_leaf(file: Path, packed: PackedFile, name: str, leaf: object) -> Store
     if isinstance(leaf, dict):
         return open_zarr(_zarr_folder(file, name, leaf))
     raise InputError(
-        f"{name} in {file} is {leaf!r}, neither an array nor a TensorStore spec; "
+        f"{name} in {file} is {shown(leaf)}, neither an array nor a TensorStore spec; "
         "checkpoints in Orbax's format are not supported"
     )
 
@@ -128,35 +133,49 @@ def _decode(file: Path, packed: PackedFile, name: str, leaf: Span) -> np.ndarray
     """Returns an array packed by Flax, as a view of the file."""
     if leaf.code not in ARRAY_CODES:
         raise InputError(f"{name} in {file} has the extension type {leaf.code}")
+    source = f"{name} in {file}"
     try:
         shape, dtype_name, data = packed.value(leaf)
-        dtype = _named_dtype(dtype_name, f"{name} in {file}")
-        expected = math.prod(shape) * dtype.itemsize
-        if data.size != expected:
-            raise InputError(
-                f"{name} in {file} has {data.size:,} bytes, expected {expected:,} for "
-                f"{dtype.name}{tuple(shape)}"
-            )
+        shape, size = check_shape(shape, source), data.size
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{name} in {file} is not a packed array: {error}") from error
+        raise InputError(f"{source} is not a packed array: {error}") from error
+    dtype = _named_dtype(dtype_name, source)
+    expected = math.prod(shape) * dtype.itemsize
+    if size != expected:
+        raise InputError(
+            f"{source} has {size:,} bytes, expected {expected:,} for "
+            f"{dtype.name}{tuple(shape)}"
+        )
+    if not size:
+        return np.empty(shape, dtype)
     view = np.frombuffer(packed.data, dtype, math.prod(shape), data.start)
     return view.reshape(shape)
 
 
-def _named_dtype(name: str, source: str) -> np.dtype:
+def _named_dtype(name: object, source: str) -> np.dtype:
+    """Returns the dtype of a name; raises `InputError` for one that is not numeric."""
+    if name == "bfloat16":
+        return np.dtype(ml_dtypes.bfloat16)
     try:
-        return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
-    except TypeError as error:
-        raise InputError(f"{source} has an unknown dtype {name!r}") from error
+        dtype = np.dtype(name) if isinstance(name, str) else None
+    # NumPy parses the name, and raises anything for a wrong one.
+    except Exception:
+        dtype = None
+    if dtype is None or dtype.kind not in NUMERIC or dtype.shape:
+        raise InputError(f"{source} has an unknown dtype {shown(name)}")
+    return dtype
 
 
 def _open_chunks(file: Path, packed: PackedFile, name: str, leaf: dict) -> StoredTensor:
     """Opens an array that Flax split into flat chunks, since msgpack ends at 4 GiB."""
     try:
-        shape = tuple(leaf["shape"][str(i)] for i in range(len(leaf["shape"])))
+        sizes = [leaf["shape"][str(i)] for i in range(len(leaf["shape"]))]
+        shape = check_shape(sizes, f"{name} in {file}")
         spans = [leaf["chunks"][str(i)] for i in range(len(leaf["chunks"]))]
         chunks = [_decode(file, packed, name, span) for span in spans]
         size = sum(chunk.size for chunk in chunks)
+        if len({chunk.dtype for chunk in chunks}) > 1:
+            raise ValueError("chunks of several dtypes")
         if not (shape and size) or size != math.prod(shape):
             raise ValueError(f"{size:,} numbers for the shape {shape}")
     except InputError:
@@ -203,13 +222,8 @@ def _read_flat(chunks: Sequence[np.ndarray], first: int, last: int) -> np.ndarra
 
 def _zarr_folder(file: Path, name: str, spec: dict) -> Path:
     """Returns the folder of a spec, whose bucket is that of the original checkpoint."""
+    source = f"{name} in {file}"
     if spec["driver"] != "zarr":
-        raise InputError(
-            f"{name} in {file}: driver {spec['driver']!r}, expected 'zarr'"
-        )
-    path = str(spec["kvstore"].get("path", "")).rstrip("/")
-    if not path or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise InputError(
-            f"{name} in {file} refers to {path!r}, expected a folder next to the file"
-        )
-    return file.parent / path
+        raise InputError(f"{source}: driver {shown(spec['driver'])}, expected 'zarr'")
+    path = as_object(spec["kvstore"], f"kvstore of {source}").text("path", "")
+    return path_within(file.parent, path.rstrip("/"), source)

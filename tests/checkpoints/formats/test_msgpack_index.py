@@ -61,7 +61,7 @@ def test_bytes_and_extensions_come_as_their_place(size, tmp_path):
         (b"\x92\xc4\x01a\xc7", "cut short"),
         (b"\x01\x02", "1 bytes follow"),
         (b"\x81\x90\x01", "tree of names"),
-        (b"\x91" * 100_000, "tree of names"),
+        (b"\x91" * 100_000, "more than 100 levels"),
         (b"\xa1\xff", "decode"),
     ],
 )
@@ -70,3 +70,20 @@ def test_what_is_no_msgpack_is_refused(data, expected, tmp_path):
     file.write_bytes(data)
     with pytest.raises(ValueError, match=expected):
         PackedFile(file).value()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\xdd\xff\xff\xff\xff" + b"\xc0" * 300_000, "more than 200,000 values"),
+        (b"\xdf\xff\xff\xff\xff", "cut short"),
+        (b"\xdb\xff\xff\xff\xff" + b"a" * 2_000_000, "a text of over 1,048,576"),
+        (b"\xc9\xff\xff\xff\xff\x01", "4,294,967,295 more bytes"),
+        (b"\xc6\xff\xff\xff\xff", "4,294,967,295 more bytes"),
+        (b"\x81\xa1a" * 100_000, "more than 100 levels"),
+    ],
+)
+def test_declared_sizes_beyond_the_limits_are_refused(data, expected, tmp_path):
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(ValueError, match=expected):
+        PackedFile(tmp_path / "file").value()

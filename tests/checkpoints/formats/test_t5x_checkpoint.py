@@ -2,6 +2,7 @@ import gzip
 from pathlib import Path
 
 import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 from flax import serialization
@@ -99,7 +100,7 @@ def test_a_truncated_msgpack_file_is_refused(kept, tmp_path):
         ({}, "no optimizer/target"),
         ({"x": "PLACEHOLDER://x"}, "Orbax"),
         ({"x": {"driver": "n5", "kvstore": {"path": "x"}}}, "driver 'n5'"),
-        ({"x": {"driver": "zarr", "kvstore": {"path": "../x"}}}, "next to the file"),
+        ({"x": {"driver": "zarr", "kvstore": {"path": "../x"}}}, "out of the folder"),
         (
             {"x": {"driver": "zarr", "kvstore": {"path": "x/"}}},
             r"x/\.zarray is missing",
@@ -124,3 +125,71 @@ def test_folders_without_a_checkpoint_are_named(tmp_path):
     (tmp_path / "checkpoint").write_text("{}")
     with pytest.raises(InputError, match="not a"):
         open_t5x(tmp_path)
+
+
+def array(shape, dtype, data):
+    """Packs an array as Flax does, with any shape and dtype."""
+    return msgpack.ExtType(1, msgpack.packb((shape, dtype, data)))
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        array([10**12], "float32", bytes(8)),
+        array([2**62, 4], "float32", b""),
+        array([-1, -2], "float32", bytes(8)),
+        array([-2], "float32", bytes(8)),
+        array([2.0], "float32", bytes(8)),
+        array("2", "float32", bytes(8)),
+        array([1] * 70, "float32", bytes(4)),
+        array([0, 2**62, 2**62], "float32", b""),
+        array([2], "O", bytes(16)),
+        array([2], "V0", b""),
+        array([2], "U4", bytes(32)),
+        array([2], "(1000000000,)f4", bytes(8)),
+        array([2], "f4,f4", bytes(16)),
+        array([2], ["f4"], bytes(8)),
+        array([2], "float32", [1, 2]),
+        array([2], "float32", "ab"),
+        msgpack.ExtType(1, b"\xff"),
+        msgpack.ExtType(9, bytes(8)),
+        {"driver": "zarr", "kvstore": "x"},
+        {"driver": "zarr", "kvstore": {"path": 7}},
+        {"driver": "zarr", "kvstore": {"path": "/etc"}},
+        {"driver": "zarr", "kvstore": {"path": "a/../../x"}},
+        {"driver": "zarr", "kvstore": {"path": "link"}},
+        {"driver": "zarr", "kvstore": {"path": "a\0"}},
+        {"driver": "zarr", "kvstore": {"path": "a" * 300}},
+        {"driver": ["zarr"], "kvstore": {"path": "a"}},
+        {"__msgpack_chunked_array__": True, "shape": 7, "chunks": {}},
+        {"__msgpack_chunked_array__": True, "shape": {"0": -1}, "chunks": {}},
+        {"__msgpack_chunked_array__": True, "shape": {"0": 2}, "chunks": {"0": 7}},
+        {
+            "__msgpack_chunked_array__": True,
+            "shape": {"0": 4},
+            "chunks": {
+                "0": array([2], "float32", bytes(8)),
+                "1": array([2], "int8", bytes(2)),
+            },
+        },
+        None,
+        7,
+        [],
+    ],
+    ids=lambda leaf: repr(leaf)[:60],
+)
+def test_leaves_that_contradict_themselves_are_refused(leaf, tmp_path):
+    folder = tmp_path / "checkpoint_1"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    (tmp_path / ".zarray").write_text("{}")
+    tree = {"optimizer": {"target": {"a": leaf}}}
+    (folder / "checkpoint").write_bytes(msgpack.packb(tree))
+    with pytest.raises(InputError, match=r"a in .*checkpoint"):
+        open_t5x(folder)
+
+
+def test_an_empty_array_at_the_end_is_read(tmp_path):
+    tree = {"optimizer": {"target": {"a": array([0, 3], "float32", b"")}}}
+    (tmp_path / "checkpoint").write_bytes(msgpack.packb(tree))
+    assert open_t5x(tmp_path)["a"].read().shape == (0, 3)
