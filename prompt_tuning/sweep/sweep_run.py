@@ -337,15 +337,6 @@ def _check_trained(members: Sequence[OpenedMember]) -> None:
                     f"in member {member.name}; only soft prompts may differ in shape, "
                     "and only in length"
                 )
-        fresh = [path for path in model.plan.fresh if path not in labels]
-        differ = member.opened.run.seed != first.opened.run.seed
-        prompts = [path for path in fresh if path.endswith(PROMPT)]
-        if prompts or (fresh and differ):
-            raise InputError(
-                f"{(prompts or fresh)[0]} is frozen and fresh: {first.name} and "
-                f"{member.name} may initialize it differently, and would not share the "
-                "frozen model. Train it, or restore it from the checkpoint"
-            )
         if _kinds_differ(first.opened, member.opened):
             raise InputError(
                 f"the prompts of {first.name} and {member.name} are of different "

@@ -6,7 +6,7 @@ estimate stop there or share what follows among runs.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import jax
@@ -89,12 +89,33 @@ def plan_run(run: Run) -> "RunPlan":
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
     labels = parameter_groups.label(model.plan.abstract, run.groups)
+    _check_fresh(model.plan.fresh, labels, run)
     storage = model.weight_storage.without_trained(labels)
     return RunPlan(
         run=run,
         model=dataclasses.replace(model, weight_storage=storage),
         labels=labels,
         optimizer=parameter_groups.group_optimizer(run.groups, labels),
+    )
+
+
+def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:
+    """Refuses fresh parameters that nothing trains: they would stay random.
+
+    Raises:
+      InputError: with the parameters and what the groups train.
+    """
+    untrained = [path for path in fresh if path not in labels]
+    if not untrained:
+        return
+    listed = ", ".join([*untrained[:2], *(["..."] if len(untrained) > 2 else [])])
+    regexes = ", ".join(regex for group in run.groups for regex in group.regexes)
+    raise InputError(
+        f"{listed} {'is' if len(untrained) == 1 else 'are'} fresh but not trained: "
+        f"the parameter groups train {regexes or 'nothing'}. Add a regex to "
+        "ParameterGroup.regexes, or leave out what is not trained; of several "
+        "--gin_file, give an adapter's or prompt's file after the run's. A prompt that "
+        "is only read from a file is an InferenceOnlyPrompt"
     )
 
 

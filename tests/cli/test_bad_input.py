@@ -228,6 +228,14 @@ def test_a_regex_that_matches_nothing(refused):
     assert "decoder/prompt/prompt" in found
 
 
+def test_a_fresh_adapter_that_no_group_trains(refused):
+    """The run's file, given after the adapter's, trains a soft prompt alone."""
+    bindings = ["--gin.Run.adapters=[@LoRA()]", "--gin.LoRA.regexes=['.*/query']"]
+    found = refused(None, *bindings)
+    assert "adapters/lora/b are fresh but not trained" in found
+    assert "the parameter groups train .*/prompt/.*" in found
+
+
 @pytest.mark.parametrize(
     ("binding", "found", "expected"),
     [

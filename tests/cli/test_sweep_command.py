@@ -132,10 +132,10 @@ def test_own_batches_and_a_token_budget(refused):
     assert "set Run.data_seed, so that they share batches" in message
 
 
-def test_frozen_prompts_that_differ(refused):
+def test_a_fresh_prompt_that_is_not_trained(refused):
     regexes = {"ParameterGroup.regexes": ["decoder/final_norm/.*"]}
-    for vary in ("PROMPT_LENGTH=2,4", "from_sampled_vocabulary.population_size=8,9"):
-        assert "decoder/prompt/prompt is frozen and fresh" in refused(vary, **regexes)
+    message = refused("PROMPT_LENGTH=2,4", **regexes)
+    assert "decoder/prompt/prompt is fresh but not trained" in message
 
 
 def test_an_unused_name(refused):

@@ -159,11 +159,9 @@ def test_what_is_not_trained_here_is_listed(make, second, tmp_path):
         f"  {A} (1, 16, 2): not in this model",
         f"  {B} (1, 2, 16): not in this model",
     ]
-    run = make(
-        tmp_path / "run", start_from=str(second), adapters=(QUERIES,), groups=[LORAS]
-    )
-    training = open_run(run)
-    assert f"{PROMPT} ({LENGTH}, 16): frozen in this run" in training.report()
+    choices = {"start_from": str(second), "adapters": (QUERIES,), "groups": [LORAS]}
+    training = open_run(make(tmp_path / "run", prompt=None, **choices))
+    assert f"{PROMPT} ({LENGTH}, 16): not in this model" in training.report()
     np.testing.assert_array_equal(training.start.trained[B], leaves(second)[B])
 
 
