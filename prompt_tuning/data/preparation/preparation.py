@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.atomic_files import check_writable, replace_file
+from prompt_tuning.core.atomic_files import check_writable, replace_file, sync_path
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
 from prompt_tuning.data.preparation.input_files import (
     FileVersion,
@@ -107,10 +108,11 @@ def prepare(
     worker = EncodingWorker(preparation, files)
     with open_scratch(output) as scratch:
         if worker.uses_date and preparation.text.chat_date is None:
-            preparation = _with_date(preparation, scratch.identity())
+            previous = scratch.identity() or scratch.published
+            preparation = _with_date(preparation, previous)
             worker = EncodingWorker(preparation, files)
         identity = _identity(preparation, file_versions(files))
-        if scratch.identity() == identity and scratch.was_published:
+        if scratch.was_published(identity):
             scratch.remove()
             return output
         _check_output(output, force)
@@ -263,7 +265,9 @@ class _PreparationStages:
         summary = write_index(self.files, temporary, self.reporter.advance, skip=skip)
         replace_file(self.scratch.path / _SUMMARY, json.dumps(summary._asdict()))
         # The index appears last, so that its existence means that both are complete.
+        sync_path(temporary)
         temporary.replace(index)
+        sync_path(self.scratch.path)
 
     def pack(self, worker: EncodingWorker, checkpoint_seconds: float) -> None:
         """Encodes and packs the records, starting at the last checkpoint."""
@@ -295,7 +299,7 @@ class _PreparationStages:
     def write(self) -> None:
         """Writes the output's files from the packed sequences."""
         progress = load_progress(self.scratch, self.preparation, 0)
-        summary = InputSummary(**json.loads((self.scratch.path / _SUMMARY).read_text()))
+        summary = InputSummary(**read_object(self.scratch.path / _SUMMARY).values)
         contents = OutputContents(
             self.preparation, self.files, summary, progress.finished
         )

@@ -21,9 +21,12 @@ from prompt_tuning.core.atomic_files import (
     replace_file,
     replace_folder,
     restore_folder,
+    sync_file,
     sync_path,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import parse_json, read_limited
+from prompt_tuning.data.tools.array_files import read_archive
 
 NEW = "new"
 INDEX = "index"
@@ -32,6 +35,8 @@ _OLD = "old"
 _IDENTITY = "identity.json"
 _STATE = "state.npz"
 _VALUES = "values"
+MAXIMUM_IDENTITY = 2**26
+"""Maximum size in bytes of the identity of a preparation, which names all inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +58,33 @@ class ScratchDirectory:
     Attributes:
       path: path of the directory.
       output: folder that the result is moved to.
+      published: identity of the preparation that published the output, whose directory
+        may be removed in part; None if there is none.
+
+    Args:
+      output: folder that the result is moved to.
+      lock: file next to the directory, open and locked; it has the identity of a
+        preparation from when its output is published until the directory is removed.
     """
 
-    def __init__(self, output: Path):
+    def __init__(self, output: Path, lock: IO[bytes]):
         self.output = output
         self.path = scratch_path(output)
+        self._lock = lock
+        lock.seek(0)
+        self.published = _parse_identity(lock.read(MAXIMUM_IDENTITY))
 
     def identity(self) -> Any:
         """Returns the identity of the preparation in the directory, None if empty."""
-        file = self.path / _IDENTITY
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = read_limited(self.path / _IDENTITY, MAXIMUM_IDENTITY)
+        except InputError:
             return None
+        return _parse_identity(content)
 
     def begin(self, identity: Any) -> None:
         """Empties the directory for a new preparation."""
+        self._lock.truncate(0)
         restore_folder(self.path / _OLD, self.output)
         for path in self.path.iterdir():
             _remove(path)
@@ -87,20 +103,28 @@ class ScratchDirectory:
         file = self.path / _STATE
         if not file.exists():
             return None
-        with np.load(file, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-        values = json.loads(arrays.pop(_VALUES).tobytes())
+        try:
+            arrays = read_archive(file)
+            values = parse_json(arrays.pop(_VALUES).tobytes(), str(file))
+        except (InputError, KeyError) as error:
+            raise InputError(
+                f"{file} is damaged ({error}): add --force to start again"
+            ) from error
         return ScratchCheckpoint(values, arrays)
 
-    @property
-    def was_published(self) -> bool:
-        """Whether the output is complete and only this directory was not removed."""
-        new = self.path / NEW
-        return self.output.exists() and not new.exists() and self._is_complete
+    def was_published(self, identity: Any) -> bool:
+        """Whether a preparation is finished except for the removal of this directory.
 
-    @property
-    def _is_complete(self) -> bool:
-        return (self.path / COMPLETE).exists()
+        Args:
+          identity: identity of the preparation.
+        """
+        if not self.output.exists():
+            return False
+        if self.published == identity:
+            return True
+        is_complete = (self.path / COMPLETE).exists()
+        is_renamed = is_complete and not (self.path / NEW).exists()
+        return is_renamed and self.identity() == identity
 
     def create_new(self) -> Path:
         """Creates an empty folder for the output's files."""
@@ -119,11 +143,21 @@ class ScratchDirectory:
         if self.output.exists():
             _remove(self.path / _OLD)
         replace_folder(new, self.output, aside=self.path / _OLD)
+        self._lock.truncate(0)
+        self._lock.write(json.dumps(self.identity()).encode())
+        sync_file(self._lock)
 
     def remove(self) -> None:
         """Removes the directory, after restoring an older output that was set aside."""
         restore_folder(self.path / _OLD, self.output)
         shutil.rmtree(self.path)
+
+
+def _parse_identity(content: bytes) -> Any:
+    try:
+        return parse_json(content, "the identity")
+    except InputError:  # it is empty, or was being written
+        return None
 
 
 def scratch_path(output: Path) -> Path:
@@ -138,12 +172,13 @@ def open_scratch(output: Path) -> Iterator[ScratchDirectory]:
     Raises:
       InputError: if another process prepares the same output.
     """
-    scratch = ScratchDirectory(output)
-    scratch.path.mkdir(parents=True, exist_ok=True)
+    path = scratch_path(output)
+    path.mkdir(parents=True, exist_ok=True)
     # Next to the directory, so that the lock outlives it.
-    lock = scratch.path.with_name(f"{scratch.path.name}.lock")
-    with lock.open("w") as file:
+    lock = path.with_name(f"{path.name}.lock")
+    with lock.open("a+b") as file:
         _lock(file, output)
+        scratch = ScratchDirectory(output, file)
         try:
             yield scratch
         finally:
@@ -154,7 +189,7 @@ def open_scratch(output: Path) -> Iterator[ScratchDirectory]:
                 lock.unlink(missing_ok=True)
 
 
-def _lock(file: IO[str], output: Path) -> None:
+def _lock(file: IO[bytes], output: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,9 +1,10 @@
 """Arrays of integers in NumPy files, whose headers are checked before they are read."""
 
 import math
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 from jaxtyping import Integer
@@ -42,7 +43,30 @@ def read_array(file: str | Path, axes: Sequence[str]) -> Integer[np.ndarray, "..
         raise InputError(f"{file} cannot be read as a .npy file: {error}") from error
 
 
-def _read_header(opened: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
+def read_archive(file: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of a file that `numpy.savez` wrote, by name.
+
+    Raises:
+      InputError: if the file contains something else, or less than it declares.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as opened:
+                    shape, dtype = _read_header(opened)
+                    stored = member.compress_size - opened.tell()
+                _check_size(Path(file / member.filename), shape, dtype, stored)
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except InputError:
+        raise
+    except Exception as error:  # see `read_array`
+        raise InputError(f"{file} cannot be read as a .npz file: {error}") from error
+
+
+def _read_header(
+    opened: IO[bytes] | zipfile.ZipExtFile,
+) -> tuple[tuple[int, ...], np.dtype]:
     version = npy.read_magic(opened)
     if version not in _HEADERS:
         raise ValueError(f"its version is {version}, expected (1, 0) or (2, 0)")
@@ -65,8 +89,14 @@ def _check_header(
             f"{path} contains an array of shape {shown(shape)}, expected "
             f"[{', '.join(axes)}]"
         )
+    _check_size(path, shape, dtype, stored)
+
+
+def _check_size(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, stored: int
+) -> None:
     declared = math.prod(shape) * dtype.itemsize
-    if min(shape) < 0 or declared > stored:
+    if min(shape, default=0) < 0 or declared > stored:
         raise InputError(
             f"{path} declares an array of shape {shown(shape)}, {declared:,} bytes, "
             f"but contains {stored:,}: it is damaged, write it again"
