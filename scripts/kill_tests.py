@@ -1,0 +1,431 @@
+"""Kills commands at random times, repeats them, and compares the bits at the end.
+
+    python -m scripts.kill_tests --kills 1000 --seed 1 --pairs 20
+
+Each trial starts a command in a new folder, kills it with SIGKILL at random times (one
+to five times), starts it again, and lets the last start end. What is then in the folder
+must equal, bit for bit, what an undisturbed command leaves: checkpoints, logs without
+times, prepared files, and no other names. Pairs of commands that write one run
+directory are started within a second: exactly one of the two may continue.
+
+Commands run in processes forked from one that has imported the package, so a start
+takes a fraction of the usual time.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+TIMES = ("tokens_per_second", "data_wait_share")
+"""Logged values that depend on the clock."""
+
+IGNORED = ("tensorboard", "curves.png", "run.json", "jax")
+"""Names that are not compared: they contain times or compiler flags."""
+
+LONGEST = 180.0
+"""Seconds after which a command counts as hanging."""
+
+MOST_KILLS = 5
+"""Maximum number of kills in one trial."""
+
+
+Contents = dict[str, bytes | None]
+"""Relative paths with what is compared; None for folders."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A command that is killed.
+
+    Attributes:
+      name: name in the table.
+      commands: returns the arguments of each process, given the folder to write to.
+      refuses_again: whether the command fails if it was completed before.
+    """
+
+    name: str
+    commands: Callable[[Path], list[list[str]]]
+    refuses_again: bool = False
+
+
+@dataclasses.dataclass
+class Row:
+    """Results of one scenario."""
+
+    trials: int = 0
+    kills: int = 0
+    differing: int = 0
+
+
+def main() -> int:
+    """Runs the tests; returns 1 if anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100, metavar="N")
+    parser.add_argument("--pairs", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the scenarios")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="kill_tests-"))
+    try:
+        _import_package(folder)
+        fork_writing_inputs(folder)
+        scenarios = [
+            scenario
+            for scenario in make_scenarios(folder)
+            if options.only is None or scenario.name in options.only
+        ]
+        randomness = random.Random(options.seed)
+        failed = False
+        if options.kills:
+            failed |= run_kills(folder, scenarios, options.kills, randomness)
+        if options.pairs:
+            failed |= run_pairs(folder, options.pairs, randomness)
+    finally:
+        if options.keep:
+            print(f"kept {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return int(failed)
+
+
+def _import_package(folder: Path) -> None:
+    """Imports what commands import; no thread and no device is started."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(folder / "cache")}
+    warnings.filterwarnings("ignore", message=".*os.fork.*")
+    import prompt_tuning.api
+    import prompt_tuning.cli.main
+    import prompt_tuning.config.gin_files
+    import prompt_tuning.sweep.sweep_loop
+    import prompt_tuning.sweep.sweep_plot
+    import prompt_tuning.tuned.adapter_export  # noqa: F401
+    from prompt_tuning.data.preparation import preparation, worker_pool
+
+    # Small inputs, but resumed in the middle as large ones are.
+    preparation.prepare.__kwdefaults__["checkpoint_seconds"] = 0.05
+    worker_pool.TASK_RECORDS = 200
+
+
+def fork_writing_inputs(folder: Path) -> None:
+    """Writes model and data in a process that ends, as it starts JAX's threads."""
+    child = os.fork()
+    if not child:
+        with _leaving():
+            write_inputs(folder)
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError("the inputs could not be written")
+
+
+def write_inputs(folder: Path) -> None:
+    """Writes a random model of one layer, and pairs of one skill."""
+    from tests.support import small_runs
+    from tests.support.small_tokenizer import write_tokenizer
+
+    small_runs.write_model(folder / "model", small_runs.DECODER)
+    small_runs.write_pairs(folder / "train.jsonl", small_runs.UPPER[:32])
+    small_runs.write_pairs(folder / "held_out.jsonl", small_runs.UPPER[32:])
+    small_runs.write_pairs(folder / "long.jsonl", small_runs.UPPER * 200)
+    write_tokenizer(folder / "tokenizer")
+
+
+def make_scenarios(folder: Path) -> list[Scenario]:
+    """Returns all scenarios."""
+
+    def train(target: Path) -> list[list[str]]:
+        return [["train", *_bindings(folder, target / "run")]]
+
+    def sweep(target: Path) -> list[list[str]]:
+        vary = ["--vary", "Run.seed=0,1,2"]
+        return [["sweep", *_bindings(folder, target / "run"), *vary]]
+
+    def prepare(target: Path) -> list[list[str]]:
+        options = ["--output", str(target / "out"), "--length", "32", "--workers", "1"]
+        options += ["--tokenizer", str(folder / "tokenizer"), "--dev", "0.1"]
+        return [["prepare", *options, str(folder / "long.jsonl")]]
+
+    def two(target: Path) -> list[list[str]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        joined = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--silence=1"]
+        (command,) = train(target)
+        command = [*command, "--gin.Run.mesh=@MeshShape()", *joined]
+        return [[*command, f"--process={number}"] for number in range(2)]
+
+    return [
+        Scenario("train", train),
+        Scenario("sweep", sweep),
+        Scenario("prepare", prepare, refuses_again=True),
+        Scenario("two processes", two),
+    ]
+
+
+def _bindings(folder: Path, run: Path, steps: int = 24) -> list[str]:
+    """Returns the options of a run that saves eight checkpoints."""
+    values = {
+        "MODEL": str(folder / "model"),
+        "TRAIN_FILES": str(folder / "train.jsonl"),
+        "EVALUATION_FILES": str(folder / "held_out.jsonl"),
+        "RUN_DIRECTORY": str(run),
+        "PROMPT_LENGTH": 4,
+        "BATCH_SIZE": 8,
+        "Run.steps": steps,
+        "Run.save_every": 3,
+        "Run.evaluate_every": 9,
+        "Run.log_every": 1,
+        "Run.keep_last": 2,
+        "from_sampled_vocabulary.population_size": 20,
+        "DataSource.buckets": 1,
+    }
+    bindings = [f"--gin.{name}={value!r}" for name, value in values.items()]
+    return ["--gin_file=runs/first_prompt.gin", *bindings]
+
+
+def run_kills(
+    folder: Path, scenarios: Sequence[Scenario], kills: int, randomness: random.Random
+) -> bool:
+    """Kills commands until the number is reached; returns whether anything differs."""
+    expected = {x.name: run_undisturbed(folder, x) for x in scenarios}
+    rows = {scenario.name: Row() for scenario in scenarios}
+    began = time.monotonic()
+    # As much time for each, but more kills of what starts faster.
+    weights = [1 / expected[scenario.name][1] for scenario in scenarios]
+    for trial in itertools.count(1):
+        (scenario,) = randomness.choices(scenarios, weights)
+        row, target = rows[scenario.name], folder / f"trial_{trial}"
+        contents_expected, seconds = expected[scenario.name]
+        target.mkdir()
+        row.trials += 1
+        problems = []
+        for _ in range(randomness.randint(1, MOST_KILLS)):
+            delay = randomness.uniform(0.05, 1.05) * seconds
+            killed = kill(target, scenario, delay, randomness)
+            row.kills += killed
+            if not killed:
+                break  # it had ended by itself
+        else:
+            problems = finish(target, scenario)
+        problems += differences(contents_expected, contents(target))
+        if scenario.refuses_again and "already; --force" in "".join(problems[:1]):
+            problems = problems[1:]  # killed after everything was done
+        if problems:
+            row.differing += 1
+            print(f"DIFFERS {scenario.name} {target}: {problems}", flush=True)
+        else:
+            shutil.rmtree(target)
+        done = sum(row.kills for row in rows.values())
+        if trial % 10 == 0:
+            minutes = (time.monotonic() - began) / 60
+            print(f"{done} kills in {minutes:.1f} min", flush=True)
+        if done >= kills:
+            break
+    print("\n| scenario | trials | kills | trials with differing bits |")
+    print("|---|---|---|---|")
+    for name, row in rows.items():
+        print(f"| {name} | {row.trials} | {row.kills} | {row.differing} |")
+    return any(row.differing for row in rows.values())
+
+
+def run_undisturbed(folder: Path, scenario: Scenario) -> tuple[Contents, float]:
+    """Returns what a command writes, and the seconds that it takes."""
+    target = folder / f"undisturbed_{scenario.name.replace(' ', '_')}"
+    seconds = 0.0
+    for _ in range(2):  # the second start finds compiled programs
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        started = time.monotonic()
+        if problems := finish(target, scenario):
+            raise RuntimeError(f"{scenario.name} fails: {problems}")
+        seconds = time.monotonic() - started
+    print(f"{scenario.name}: {seconds:.1f} s", flush=True)
+    return contents(target), seconds
+
+
+def kill(
+    target: Path, scenario: Scenario, delay: float, randomness: random.Random
+) -> int:
+    """Starts a command and kills its processes; returns how many had not ended."""
+    processes = start(target, scenario.commands(target))
+    time.sleep(delay)
+    order = randomness.sample(processes, len(processes))
+    killed = 0
+    for number, process in enumerate(order):
+        if number:
+            time.sleep(randomness.choice((0.0, randomness.uniform(0.0, 0.3))))
+        os.kill(process, signal.SIGKILL)
+    for process in order:
+        _, status = os.waitpid(process, 0)
+        killed += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return killed
+
+
+def finish(target: Path, scenario: Scenario) -> list[str]:
+    """Runs a command to its end; returns what it printed if it failed."""
+    processes = start(target, scenario.commands(target))
+    until = time.monotonic() + LONGEST
+    codes = [wait(process, until) for process in processes]
+    return [
+        f"exit code {code}: {output(target, number).read_text()}"
+        for number, code in enumerate(codes)
+        if code
+    ]
+
+
+def start(target: Path, commands: Sequence[Sequence[str]]) -> list[int]:
+    """Forks a process for each command; returns their numbers."""
+    processes = []
+    for number, command in enumerate(commands):
+        process = os.fork()
+        if not process:
+            with _leaving():
+                printed = os.open(
+                    output(target, number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                )
+                for stream in (1, 2):
+                    os.dup2(printed, stream)
+                from prompt_tuning.cli.main import main as run
+
+                code = run(list(command))
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        processes.append(process)
+    return processes
+
+
+def output(target: Path, number: int) -> Path:
+    """Returns the file of what a process prints, next to its folder."""
+    return target.with_name(f"{target.name}.{number}.out")
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[None]:
+    """Ends a forked process with the block, whatever happens in it."""
+    try:
+        yield
+    except SystemExit as ended:
+        os._exit(ended.code if isinstance(ended.code, int) else 1)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(70)
+    os._exit(0)
+
+
+def wait(process: int, until: float) -> int:
+    """Waits for a process; returns its exit code, negative for a signal.
+
+    Raises:
+      RuntimeError: if it does not end in time.
+    """
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    raise RuntimeError(f"a process did not end within {LONGEST:.0f} seconds")
+
+
+def contents(target: Path) -> Contents:
+    """Returns the names below a folder with what is compared of each."""
+    found: Contents = {}
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target)
+        if not any(part in IGNORED for part in name.parts):
+            found[name.as_posix()] = _compared(path, target)
+    return found
+
+
+def _compared(path: Path, target: Path) -> bytes | None:
+    if path.is_dir():
+        return None
+    content = path.read_bytes().replace(str(target).encode(), b"TARGET")
+    if path.name != "metrics.jsonl":
+        return content
+    lines = [json.loads(line) for line in content.splitlines()]
+    timeless = [{k: x for k, x in line.items() if k not in TIMES} for line in lines]
+    return json.dumps(timeless).encode()
+
+
+def differences(expected: Contents, found: Contents) -> list[str]:
+    """Returns the names that are missing, unexpected, or of another content."""
+    names = expected.keys() | found.keys()
+    missing = object()
+    return sorted(
+        name
+        for name in names
+        if expected.get(name, missing) != found.get(name, missing)  # type: ignore
+    )
+
+
+def run_pairs(folder: Path, pairs: int, randomness: random.Random) -> bool:
+    """Starts pairs of commands in one run directory; returns whether any failed."""
+    failures = 0
+    for number in range(pairs):
+        target = folder / f"pair_{number}"
+        run = target / "run"
+        target.mkdir()
+        bindings = _bindings(folder, run, steps=10**6)
+        train = ["train", *bindings, "--gin.Run.save_every=100"]
+        sweep = ["sweep", *train[1:], "--vary", "Run.seed=0,1"]
+        member = ["train", *_bindings(folder, run / "seed=0", steps=10**6)]
+        kinds = [(train, train), (sweep, sweep), (train, sweep), (sweep, member)]
+        commands = list(kinds[number % len(kinds)])
+        randomness.shuffle(commands)
+        stagger = randomness.choice((0.0, randomness.uniform(0, 1)))
+        problem = run_pair(target, commands, stagger)
+        names = " and ".join(command[0] for command in commands)
+        print(f"pair {number + 1}, {names}, {stagger:.2f} s apart: {problem or 'one'}")
+        failures += bool(problem)
+    print(f"{pairs} pairs, in {pairs - failures} exactly one continued", flush=True)
+    return bool(failures)
+
+
+def run_pair(target: Path, commands: list[list[str]], stagger: float) -> str:
+    """Runs a pair; returns what is wrong, or an empty text."""
+    (target / "0").mkdir()
+    (target / "1").mkdir()
+    processes = start(target / "0", commands[:1])
+    time.sleep(stagger)
+    processes += start(target / "1", commands[1:])
+    until, codes = time.monotonic() + LONGEST, [None, None]
+    while codes == [None, None] and time.monotonic() < until:
+        for number, process in enumerate(processes):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                codes[number] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    time.sleep(1)
+    (refused,) = [n for n in (0, 1) if codes[n] is not None] or (0,)
+    printed = output(target / str(refused), 0).read_text()
+    other = processes[1 - refused]
+    wait_for = target.rglob("checkpoint_*")
+    while not any(wait_for) and time.monotonic() < until:
+        time.sleep(0.1)
+        wait_for = target.rglob("checkpoint_*")
+    os.kill(other, signal.SIGTERM)
+    codes[1 - refused] = wait(other, until)
+    one_line = len(printed.splitlines()) == 1 and "is being written by" in printed
+    if sorted(codes) == [0, 2] and one_line and codes[refused] == 2:  # type: ignore
+        return ""
+    return f"exit codes {codes}, and the refused one printed: {printed}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
