@@ -185,9 +185,9 @@ def write_folder(
       StorageError: if the disk is full.
     """
     workspace = folder.with_name(f".{folder.name}.writing")
-    if not workspace.exists():
-        check_writable(folder, known=known, force=force)
     lock = folder.with_name(f".{folder.name}.lock")
+    if not workspace.exists() and not lock.exists():
+        check_writable(folder, known=known, force=force)
     with reporting_disk_errors(folder), hold_lock(lock, f"folder {folder}"):
         _clear_workspace(workspace, folder)
         check_writable(folder, known=known, force=force)

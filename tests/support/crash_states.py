@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +30,9 @@ from prompt_tuning.core import atomic_files
 
 Tree = dict[str, bytes | None]
 """Relative paths with the content of files; None for folders."""
+
+ENDED = str(2**22)
+"""Number of no process: the largest that Linux gives is one less."""
 
 ALL_SUBSETS = 4
 """Number of unsynced names up to which every subset of them is a state."""
@@ -100,9 +105,11 @@ class _Recorder:
         apply(self.tree, change)
 
     def _applies(self, kind: str, path: str, target: str = "") -> bool:
+        if not path:
+            return kind == "sync"
         if kind == "folder":
             return path not in self.tree
-        if path not in self.tree and path:
+        if path not in self.tree:
             return False
         if kind == "remove":
             return not any(name.startswith(f"{path}/") for name in self.tree)
@@ -210,9 +217,8 @@ class Recording:
         """Returns the folder before and after each change, each state once."""
         tree, states = dict(self.before), [dict(self.before)]
         for change in self.changes:
-            if change.kind == "write" and change.target:
-                half = tree | {change.path: change.target[: len(change.target) // 2]}
-                states.append(half)
+            if change.kind == "write":
+                states.append(tree | {change.path: _half(tree, change)})
             apply(tree, change)
             states.append(dict(tree))
         return _distinct(states)
@@ -251,6 +257,20 @@ class Recording:
             path: None if number is None else contents[number][not keeps_data]
             for path, number in files.items()
         }
+
+    def written(self, root: Path) -> Iterator[tuple[Path, Tree]]:
+        """Writes each state to a new folder, which is deleted afterwards.
+
+        Temporary names with the number of this process get that of an ended one.
+        """
+        states = _distinct([*self.killed_states(), *self.power_cut_states()])
+        print(f"{len(states)} states after {len(self.changes)} changes")
+        own = re.compile(rf"\b{os.getpid()}\b")
+        for number, state in enumerate(states):
+            others = {own.sub(ENDED, path): x for path, x in state.items()}
+            folder = write_tree(root / str(number), others)
+            yield folder, state
+            shutil.rmtree(folder)
 
 
 def recorded(
@@ -328,20 +348,41 @@ def _contents(
     return contents
 
 
+def _half(tree: Tree, change: Change) -> bytes:
+    """Returns the content of a file of which half of a write arrived."""
+    before, after = tree.get(change.path) or b"", change.target
+    start = len(before) if after.startswith(before) else 0
+    return after[: (start + len(after)) // 2]
+
+
 def _synced_names(changes: tuple[Change, ...]) -> set[int]:
     """Returns the numbers of the changes of names that are on the disk."""
     waiting: dict[int, set[str]] = {}
     for number, change in enumerate(changes):
+        path, target = change.path, change.target
         if change.kind == "sync":
             for folders in waiting.values():
-                folders.discard(change.path)
-        elif change.kind == "rename":
-            waiting[number] = {_parent(change.target)}
-        elif change.kind == "exchange":
-            waiting[number] = {_parent(change.path), _parent(change.target)}
+                folders.discard(path)
+        elif change.kind in ("rename", "exchange"):
+            # A folder is synced under whatever name it has then.
+            moved = {path: target} | (
+                {target: path} if change.kind == "exchange" else {}
+            )
+            for other, folders in waiting.items():
+                waiting[other] = {_moved(folder, moved) for folder in folders}
+            waiting[number] = {_parent(target)}
+            if change.kind == "exchange":
+                waiting[number].add(_parent(path))
         elif change.kind != "write":
-            waiting[number] = {_parent(change.path)}
+            waiting[number] = {_parent(path)}
     return {number for number, folders in waiting.items() if not folders}
+
+
+def _moved(folder: str, moved: dict[str, str]) -> str:
+    for path, target in moved.items():
+        if folder == path or folder.startswith(f"{path}/"):
+            return target + folder[len(path) :]
+    return folder
 
 
 def _subsets(numbers: list[int]) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,62 @@
+"""A run after a kill or power cut at each call to the file system."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from rich.console import Console
+
+from prompt_tuning.cli.main import split_bindings
+from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.training import loop
+from prompt_tuning.training.metrics_log import METRICS_FILE
+from prompt_tuning.training.progress import LineReporter
+from prompt_tuning.training.run_plan import open_run
+from tests.support.crash_states import Tree, read_tree, recorded
+
+STEPS = 6
+CLOCK = ("tokens_per_second", "data_wait_share")
+
+
+@pytest.fixture(scope="module")
+def train(files) -> Callable[[Path], None]:
+    """A run that saves three times, compiled once for all directories."""
+    choices = {"Run.steps": STEPS, "Run.save_every": 2, "Run.keep_last": 1}
+    plain, bindings = split_bindings(files.arguments(Path("elsewhere"), **choices))
+    training = open_run(read_run([plain[0].partition("=")[2]], bindings))
+
+    def run(directory: Path) -> None:
+        settings = dataclasses.replace(training.run, directory=str(directory / "run"))
+        start = jax.tree.map(jnp.copy, training.start)
+        loop.train(
+            dataclasses.replace(training, run=settings, start=start),
+            config="Run.steps = 6",
+            make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),
+        )
+
+    return run
+
+
+def bits(root: Path) -> Tree:
+    """Returns all names and contents; of logs what does not depend on the clock."""
+    tree = read_tree(root, ("tensorboard",))
+    for path in [path for path in tree if path.endswith(METRICS_FILE)]:
+        lines = [json.loads(line) for line in (tree[path] or b"").splitlines()]
+        kept = [{k: x for k, x in line.items() if k not in CLOCK} for line in lines]
+        tree[path] = json.dumps(kept).encode()
+    return tree
+
+
+@pytest.mark.exhaustive
+def test_a_run_ends_with_the_same_bits(train, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    recording = recorded(root, lambda: train(root), ("tensorboard",))
+    expected = bits(root)
+    for place, _ in recording.written(tmp_path / "states"):
+        train(place)
+        assert bits(place) == expected
