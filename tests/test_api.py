@@ -83,7 +83,7 @@ def test_a_directory_made_by_python_is_read_by_every_command(tuned, tmp_path, ca
     assert f"all {STEPS} steps are already done" in capsys.readouterr().out
 
 
-def test_python_trains_the_bits_that_the_command_trains(tuned, tmp_path):
+def test_python_and_the_command_train_the_same_bits(tuned, tmp_path):
     file = tmp_path / "train.jsonl"
     rows = [json.dumps({"prompt": p, "completion": c}) for p, c in PAIRS]
     file.write_text("\n".join(rows))
@@ -120,7 +120,7 @@ def test_the_frozen_model_is_read_once(model, tuned):
 
 
 @pytest.mark.parametrize("form", ["peft", "npy", "safetensors"])
-def test_what_is_saved_is_loaded_with_its_base(tuned, tmp_path, form):
+def test_saved_adapters_are_loaded_with_their_base(tuned, tmp_path, form):
     suffix = "" if form == "peft" else f".{form}"
     file = tuned.save(tmp_path / f"adapter{suffix}", form=form)
     loaded = pt.load_tuned(file, base=MODEL)
@@ -150,7 +150,7 @@ def test_rows_may_be_mappings_files_or_an_iterator(model, tmp_path):
         np.testing.assert_array_equal(batch.tokens, batches[0].tokens)
 
 
-def test_several_methods_have_groups_of_their_own(model, tmp_path):
+def test_several_methods_have_separate_groups(model, tmp_path):
     methods = [pt.SoftPrompt(length=3), pt.LoRA(rank=2)]
     both = tune(model, tmp_path / "run", methods)
     assert len(both.trained) == 5
@@ -175,13 +175,13 @@ def test_an_optax_optimizer_and_a_loss_function(model, tmp_path):
     assert same(again.trained, theirs.trained)
 
 
-def test_training_such_a_run_by_the_command_is_refused(model, tmp_path, capsys):
+def test_the_command_refuses_a_run_configured_from_python(model, tmp_path, capsys):
     tune(model, tmp_path / "run", optimizer=optax.sgd(0.5))
     assert main(["train", "--gin_file", f"{tmp_path}/run/config.gin"]) == 2
     assert "configured from Python" in capsys.readouterr().err
 
 
-def test_a_callback_sees_metrics_and_stops_the_run(model, tmp_path):
+def test_a_callback_receives_metrics_and_stops_the_run(model, tmp_path):
     seen = []
 
     def callback(step, metrics):
@@ -198,7 +198,7 @@ def test_a_callback_sees_metrics_and_stops_the_run(model, tmp_path):
     assert result_of(rest).finished
 
 
-def test_the_pure_functions_train_alike(model, tmp_path):
+def test_the_pure_functions_train_the_same_parameters(model, tmp_path):
     attached = model.attach(pt.SoftPrompt(length=3))
     trained, frozen = attached.partition()
     optimizer = optax.sgd(0.5)

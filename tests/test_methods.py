@@ -385,7 +385,7 @@ def check_method(method: Method, place: Place, decode: Any, tmp_path: Path) -> P
 
 
 @pytest.mark.exhaustive
-def test_the_readme_has_the_table_of_what_is_proven():
+def test_the_readme_has_the_table_of_tested_methods():
     if len(proofs) < len(METHODS) * len(MODELS):
         pytest.skip("cells were left out, or failed")
     text, table = methods.README.read_text(), methods.render(proofs)

@@ -71,12 +71,12 @@ def theirs(tmp_path_factory):
 
 @needs_peft
 @pytest.mark.parametrize(("model", "kind"), CASES)
-def test_plain_transformers_gives_our_logits(model, kind, theirs):
+def test_plain_transformers_computes_our_logits(model, kind, theirs):
     ours = logits_of(model, PEFT / model / "base", adapter_of(model, kind))
     assert_same_logits(ours, theirs[f"{model}-{kind}"], tokens_of(model))
 
 
-def test_only_what_is_adapted_changes(tmp_path):
+def test_only_adapted_projections_change(tmp_path):
     base = PEFT / "gpt2_tied/base"
     path = "decoder/layers/self_attention/key"
     scale = {f"{path}/adapters/ia3/scale": np.full((2, 48), 2, np.float32)}

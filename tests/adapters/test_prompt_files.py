@@ -61,14 +61,14 @@ def test_released_prompts(task, norm, tmp_path):
     assert np.linalg.norm(prompt, axis=1).mean() == pytest.approx(norm, abs=0.05)
 
 
-def test_a_run_gives_its_best_prompt(tmp_path):
+def test_a_run_directory_provides_its_best_prompt(tmp_path):
     folder = write_run(tmp_path / "run", (3.0, 1.0, 2.0))
     for path in (tmp_path / "run", folder, folder / "checkpoint_1"):
         np.testing.assert_array_equal(read_prompt(path), ROWS + 1)
     np.testing.assert_array_equal(read_prompt(folder / "checkpoint_2"), ROWS + 2)
 
 
-def test_a_run_that_kept_no_best_gives_its_latest(tmp_path):
+def test_a_run_without_a_best_checkpoint_provides_its_latest(tmp_path):
     write_run(tmp_path, (3.0, 1.0, 2.0), keep_best=None)
     np.testing.assert_array_equal(read_prompt(tmp_path), ROWS + 2)
 
@@ -150,7 +150,7 @@ def test_adapters_without_prompt_vectors_are_refused(settings, message, tmp_path
         read_prompt(write_adapter(tmp_path / "adapter", **settings))
 
 
-def test_one_tensor_of_a_safetensors_file(tmp_path):
+def test_a_single_tensor_of_a_safetensors_file(tmp_path):
     path = tmp_path / "prompt.safetensors"
     save_file({"any name": ROWS}, path)
     np.testing.assert_array_equal(read_prompt(path), ROWS)
@@ -212,7 +212,7 @@ def test_a_truncated_numpy_file_is_refused(tmp_path):
             read_prompt(path)
 
 
-def test_nothing_there(tmp_path):
+def test_a_missing_path(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_prompt(tmp_path / "none.npy")
     with pytest.raises(

@@ -60,7 +60,7 @@ def double(array: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("changed", "path"), [("layer_5", "kernel"), ("scale", "scale"), ("table", "table")]
 )
-def test_the_line_of_what_differs_is_another(pieces, changed, path):
+def test_only_the_changed_parameters_line_differs(pieces, changed, path):
     one, same = lines(pieces), lines(pieces)
     other = lines(pieces, **{changed: double})
     assert one == same and one.keys() == SHAPES.keys()
@@ -71,14 +71,14 @@ def test_another_type_is_another_checkpoint():
     assert all(x != lines(dtype="f8")[path] for path, x in lines().items())
 
 
-def test_what_is_not_restored_is_not_looked_at():
+def test_unrestored_arrays_are_not_read():
     tensors, _ = stored()
     found = sampled(plan(tensors, scale=None))
     assert [line.partition(":")[0] for line in found] == ["kernel", "table"]
 
 
 @pytest.mark.parametrize("pieces", [None, (16, 16)])
-def test_little_is_read(pieces):
+def test_a_fingerprint_reads_little(pieces):
     tensors, asked = stored(pieces)
     sampled(plan(tensors))
     if pieces is None:
@@ -90,7 +90,7 @@ def test_little_is_read(pieces):
         assert max(asked) == 4 * 16 * 16
 
 
-def test_scales_of_int8_are_of_the_same_arrays():
+def test_int8_scales_belong_to_the_same_arrays():
     tensors, asked = stored()
     abstract = {
         "kernel": jax.ShapeDtypeStruct((LAYERS, 40, 30), np.int8),

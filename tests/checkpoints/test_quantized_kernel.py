@@ -37,7 +37,7 @@ def plan(stored: dict[str, np.ndarray], model=MODEL, **choices):
     return plan_restore(model, RECIPES, tensors, **choices)
 
 
-def test_a_kernel_is_quantised_layer_by_layer_and_comes_with_its_scales():
+def test_a_kernel_is_quantized_by_layer_and_returned_with_its_scales():
     stored = arrays()
     restored = plan(stored).restore()
     assert set(restored) == set(PATHS)
@@ -53,7 +53,7 @@ def test_a_kernel_is_quantised_layer_by_layer_and_comes_with_its_scales():
     }
 
 
-def test_the_report_says_what_is_quantised():
+def test_the_report_lists_quantized_kernels():
     kernel, scales, bias = L * IN * OUT, L * OUT, L * OUT
     rows = [line.split() for line in plan(arrays()).report().splitlines()]
     total = f"{kernel + scales + bias:,}", f"{kernel + 4 * scales + 2 * bias:,}"
@@ -62,7 +62,7 @@ def test_the_report_says_what_is_quantised():
     assert "int8" not in plan(arrays(), {"layers/bias": MODEL["layers/bias"]}).report()
 
 
-def test_the_scales_share_the_kernels_fate():
+def test_the_scales_are_handled_with_their_kernel():
     found = plan(arrays(), assignment_map=((".*/kernel", None),))
     assert set(found.fresh) == set(PATHS[:2])
     assert set(found.restore()) == {"layers/bias"}
@@ -87,7 +87,7 @@ def test_weights_that_are_not_finite_are_refused(number):
         plan(stored).restore()
 
 
-def test_jax_takes_over_what_is_read_without_a_copy():
+def test_jax_uses_arrays_from_files_without_a_copy():
     for array in plan(arrays()).restore().values():
         taken = jax.device_put(array, jax.devices("cpu")[0])
         assert taken.unsafe_buffer_pointer() == array.ctypes.data

@@ -95,12 +95,12 @@ def test_the_report_accounts_for_every_array():
     assert "from 3 of 4 stored" in report
 
 
-def test_a_callable_may_describe_what_is_fresh():
+def test_a_callable_may_describe_fresh_parameters():
     report = plan(fresh_by=lambda path: f"by {path.upper()}").report()
     assert "by ENCODER/PROMPT/PROMPT" in report
 
 
-def test_a_long_list_of_ignored_arrays_is_cut():
+def test_a_long_list_of_ignored_arrays_is_shortened():
     masks = {f"extra.{i}": np.zeros(1, np.float32) for i in range(13)}
     report = plan(arrays={**ARRAYS, **masks}).report()
     assert "extra.8" in report and "extra.9" not in report
@@ -121,7 +121,7 @@ def test_the_first_matching_pattern_decides():
     assert set(assigned.ignored) == {"table", "mask"}
 
 
-def test_a_source_may_be_another_of_our_paths():
+def test_a_source_may_be_another_parameters_path():
     model = shapes(embedder__embedding=(3, 2), copy__embedding=(3, 2))
     renamed = plan(model, assignment_map=((r"copy/(.*)", r"embedder/\1"),)).restore()
     np.testing.assert_array_equal(
@@ -136,25 +136,25 @@ def test_only_a_whole_path_matches():
         plan(assignment_map=(("embedder", None), PROMPT_IS_FRESH))
 
 
-def test_a_model_without_a_prompt_needs_no_map_of_its_own():
+def test_a_model_without_a_prompt_needs_no_axis_rules():
     assert not plan(MODEL).fresh
     assert not plan(MODEL, fallback_to_scratch=False).fresh
     assert not plan(MODEL, assignment_map=()).fresh
 
 
-def test_nothing_is_fresh_where_nothing_may_be():
+def test_no_parameter_is_fresh_unless_allowed():
     with pytest.raises(InputError, match=r"(?s)fallback_to_scratch.*prompt/prompt"):
         plan(fallback_to_scratch=False)
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-def test_a_parameter_that_nobody_mentions_is_never_fresh(fallback):
+def test_an_unlisted_parameter_is_never_fresh(fallback):
     model = MODEL | shapes(adapter__kernel=(2, 2))
     with pytest.raises(InputError, match="adapter/kernel needs adapter/kernel"):
         plan(model, fallback_to_scratch=fallback)
 
 
-def test_a_missing_array_is_named_with_its_neighbours():
+def test_a_missing_array_is_named_with_its_neighbors():
     arrays = {name: a for name, a in ARRAYS.items() if name != "block.1.w"}
     with pytest.raises(InputError) as raised:
         plan(arrays=arrays)
@@ -163,7 +163,7 @@ def test_a_missing_array_is_named_with_its_neighbours():
     assert "layers/kernel needs block.1.w; nearest: block.0.w" in message
 
 
-def test_shapes_are_compared_before_anything_is_read():
+def test_shapes_are_compared_before_reading():
     def read(block):
         raise AssertionError("read before its shape was checked")
 
@@ -200,7 +200,7 @@ def test_recipes_that_do_not_fit_are_refused(model, recipes, expected):
     ("entry", "expected"),
     [(("(", None), "invalid pattern"), ((".*", r"\3"), "does not fit")],
 )
-def test_an_entry_that_is_no_regular_expression_is_refused(entry, expected):
+def test_an_invalid_regular_expression_is_refused(entry, expected):
     with pytest.raises(InputError, match=expected):
         plan(assignment_map=(entry,))
 

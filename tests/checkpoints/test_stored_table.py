@@ -121,7 +121,7 @@ def source(request, tmp_path, monkeypatch) -> tuple[StoredTable, np.ndarray, int
 @pytest.mark.parametrize(
     "ids", [[7], [299, 0, 7, 8, 9, 7], [50, 49, 51, 120], list(range(100))]
 )
-def test_rows_are_those_of_the_table_and_each_is_read_once(source, ids, read):
+def test_rows_equal_the_tables_and_are_read_once(source, ids, read):
     table, whole, row = source
     found = Vocabulary(table).rows(ids)
     np.testing.assert_array_equal(found, whole[ids])
@@ -140,7 +140,7 @@ def test_an_index_means_what_numpy_means_by_it(source, index):
     np.testing.assert_array_equal(table[index], whole[index])
 
 
-def test_a_table_is_read_whole_in_blocks(source, read, monkeypatch):
+def test_a_table_is_read_completely_in_blocks(source, read, monkeypatch):
     table, whole, row = source
     monkeypatch.setattr(table, "_maximum_rows", 40)
     np.testing.assert_array_equal(np.asarray(table), whole)
@@ -179,7 +179,7 @@ INITIALIZERS = {
 
 
 @pytest.mark.parametrize("name", INITIALIZERS)
-def test_prompts_start_alike_and_read_the_rows_that_they_need(source, name, read):
+def test_sharded_prompts_start_equal_and_read_only_needed_rows(source, name, read):
     table, whole, row = source
     initializer, used = INITIALIZERS[name]
     expected, found = (
@@ -193,7 +193,7 @@ def test_prompts_start_alike_and_read_the_rows_that_they_need(source, name, read
         assert not read.bytes
 
 
-def test_recycling_reads_the_tokens_that_both_have(tmp_path, read):
+def test_recycling_reads_the_common_tokens(tmp_path, read):
     tensor = of_safetensors(tmp_path, NUMBERS)
     table = StoredTable("x", (V, D), Recipe(("x",)), {"x": tensor})
     kept, stored = (Vocabulary(x, LetterTokenizer()) for x in (NUMBERS, table))
@@ -202,7 +202,7 @@ def test_recycling_reads_the_tokens_that_both_have(tmp_path, read):
     assert read.bytes == 5 * 4 * D
 
 
-def test_a_token_that_the_table_has_no_row_of_is_refused(source):
+def test_a_token_without_a_row_in_the_table_is_refused(source):
     table, _, _ = source
     for ids in ([1, V], [-1]):
         with pytest.raises(InputError, match=rf"from token {ids[-1]}, but the model's"):
@@ -215,7 +215,7 @@ def decoder(tmp_path) -> Pretrained:
     return Pretrained(checkpoint=str(folder))
 
 
-def test_opening_a_run_reads_what_its_prompt_starts_from(decoder, read):
+def test_opening_a_run_reads_its_prompts_initial_values(decoder, read):
     start = initializers.from_sampled_vocabulary(20)
 
     def prompt(key, vocabulary):
@@ -232,7 +232,7 @@ def test_opening_a_run_reads_what_its_prompt_starts_from(decoder, read):
         assert any(np.array_equal(vector, row) for row in table[:20])
 
 
-def test_a_table_of_another_shape_is_refused_before_it_is_read(decoder, read):
+def test_a_table_with_another_shape_is_refused_before_reading(decoder, read):
     config, recipes, stored = pretrained_source.open_checkpoint(decoder)
     name = recipes["token_embedder/embedding"].sources[0]
     tensor = stored[name]

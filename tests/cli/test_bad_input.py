@@ -127,7 +127,7 @@ def test_an_unknown_token_type(refused, rows):
     assert "row 1, token 2: token_type_ids is 4, expected 0 to 3" in found
 
 
-def test_rows_with_nothing_to_learn(refused, rows):
+def test_rows_without_learned_tokens(refused, rows):
     types = np.zeros((2, 24), "i4")
     found = refused(TRAIN_FILES=replace(rows, token_type_ids=types))
     assert "row 0: no token has a loss weight, expected at least one" in found
@@ -142,13 +142,13 @@ def test_a_row_that_does_not_fit_with_the_prompt(refused, tmp_path):
     )
 
 
-def test_a_prompt_longer_than_the_positions(refused):
+def test_a_prompt_longer_than_the_maximum_position(refused):
     found = refused(None, "--gin_file=prompts/uniform.gin", PROMPT_LENGTH=64)
     assert "a prompt of 64 vectors leaves no room for text" in found
     assert "64 positions" in found
 
 
-def test_a_character_that_the_tokenizer_lacks(refused, tmp_path):
+def test_a_character_outside_the_vocabulary(refused, tmp_path):
     data = write_pairs(tmp_path / "odd.jsonl", [("h\u00e9=", "X")])
     found = refused(TRAIN_FILES=str(data))
     assert "the text 'h\u00e9=' cannot be encoded" in found
@@ -205,7 +205,7 @@ def test_float16(refused, dtype):
     assert f"{dtype} is 'float16': float16 overflows at 65,504" in found
 
 
-def test_a_prompt_file_of_another_width(refused, tmp_path):
+def test_a_prompt_file_with_another_width(refused, tmp_path):
     np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 17), np.float32))
     found = refused(
         None,
@@ -222,7 +222,7 @@ def test_a_class_label_without_a_token(refused):
     assert "the text '' has no tokens" in found
 
 
-def test_a_regex_that_matches_nothing(refused):
+def test_a_regex_without_a_match(refused):
     found = refused(**{"ParameterGroup.regexes": [".*/prompts/.*"]})
     assert "'.*/prompts/.*' matches no parameter" in found
     assert "decoder/prompt/prompt" in found
@@ -297,7 +297,7 @@ def run(files, tmp_path_factory) -> Path:
     return directory
 
 
-def test_a_directory_of_another_config(run, files, capsys):
+def test_a_directory_with_another_config(run, files, capsys):
     before = snapshot(run)
     assert tune(files, run, PROMPT_LENGTH=5) == 2
     found = message(capsys)
@@ -306,7 +306,7 @@ def test_a_directory_of_another_config(run, files, capsys):
     assert snapshot(run) == before
 
 
-def test_a_disk_that_is_full(files, tmp_path, capsys, monkeypatch):
+def test_a_full_disk(files, tmp_path, capsys, monkeypatch):
     """The previous checkpoint stays, and the same command continues from it."""
     write, full = checkpoint_files.write_files, OSError(errno.ENOSPC, "No space left")
 
@@ -325,7 +325,7 @@ def test_a_disk_that_is_full(files, tmp_path, capsys, monkeypatch):
     assert "resuming from step 3" in capsys.readouterr().out
 
 
-def test_a_directory_of_another_model(run, files, tmp_path, capsys):
+def test_a_directory_with_another_model(run, files, tmp_path, capsys):
     """The path is the same, but the model at it has changed."""
     moved = files.decoder.rename(tmp_path / "moved")
     shutil.copytree(moved, files.decoder)

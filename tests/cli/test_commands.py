@@ -93,13 +93,13 @@ def test_a_saved_config_starts_the_run_again_and_gives_the_same_bits(
     assert trained_prompt(again, 6) == trained_prompt(run, 6)
 
 
-def test_evaluation_of_a_run_repeats_the_last_one_of_training(run, capsys):
+def test_evaluating_a_run_repeats_its_last_evaluation(run, capsys):
     found = evaluated(capsys, "--run", run)
     (measured,) = (line for line in logged(run) if "evaluation/loss" in line)
     assert found["loss"] == pytest.approx(measured["evaluation/loss"], abs=6e-5)
 
 
-def test_without_its_prompt_the_frozen_model_is_measured(run, capsys):
+def test_evaluation_without_a_prompt_uses_the_frozen_model(run, capsys):
     alone = evaluated(capsys, "--run", run, "--gin.Run.prompt=None")
     assert alone.keys() == {"loss", "perplexity", "accuracy"}
     assert alone["loss"] != evaluated(capsys, "--run", run)["loss"]
@@ -120,7 +120,7 @@ def test_another_prompt_can_be_evaluated(run, tmp_path, capsys):
     assert other["loss"] != evaluated(capsys, "--run", run)["loss"]
 
 
-def test_a_text_continues_alike_alone_and_in_a_batch(run, monkeypatch, capsys):
+def test_a_text_continues_the_same_alone_and_in_a_batch(run, monkeypatch, capsys):
     texts = ["hi=", "a much longer text before it=", "hello="]
     options = ("generate", "--run", run, "--new_tokens", 8)
     alone = [output(capsys, *options, text) for text in texts]
@@ -154,7 +154,7 @@ def test_a_t5_is_tuned_evaluated_and_generates(t5_run, capsys):
     assert output(capsys, *asked, "hello=", "a much longer text=").startswith(alone)
 
 
-def test_hdf5_rows_train_as_the_pairs_they_were_made_from(files, run, t5_run, tmp_path):
+def test_hdf5_rows_train_as_their_original_pairs(files, run, t5_run, tmp_path):
     rows = {"TRAIN_FILES": str(files.train_rows)}
     rows["EVALUATION_FILES"] = str(files.held_out_rows)
     runs = ((files.decoder, run, BUCKETS), (files.t5, t5_run, 1))

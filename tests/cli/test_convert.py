@@ -99,7 +99,7 @@ def test_t5x_names(run, tmp_path, capsys):
     np.testing.assert_array_equal(read_prompt(file), read_prompt(run))
 
 
-def test_one_checkpoint_of_a_run(run, tmp_path, capsys):
+def test_a_single_checkpoint_of_a_run(run, tmp_path, capsys):
     wanted = run / FOLDER / "checkpoint_3"
     converted(capsys, wanted, tmp_path / "prompt.npy")
     found = read_prompt(tmp_path / "prompt.npy")
@@ -211,7 +211,7 @@ def test_peft_folders_survive_a_round_trip(case, tmp_path, capsys):
         assert merged.keys() == frozen.keys() and changed
 
 
-def test_what_cannot_be_converted_is_refused(run, files, tmp_path, capsys):
+def test_inputs_that_cannot_be_converted_are_refused(run, files, tmp_path, capsys):
     target = tmp_path / "target"
     assert "does not exist" in refused(capsys, tmp_path / "none", target)
     assert "does not contain an adapter" in refused(capsys, tmp_path, target)
@@ -244,7 +244,7 @@ def _lora(folder: Path) -> Path:
     return folder
 
 
-def test_a_prompt_at_another_position_than_pefts_is_refused(files, tmp_path, capsys):
+def test_a_prompt_at_a_position_unlike_pefts_is_refused(files, tmp_path, capsys):
     run = train(files, tmp_path / "run", Prompting__placement="suffix")
     problem = refused(capsys, run, tmp_path / "peft")
     assert "PEFT puts every prompt before the text" in problem

@@ -40,7 +40,7 @@ RUN = "import sys; from prompt_tuning.__main__ import main; sys.exit(main())"
     ("platform", "command"),
     [("cuda", "train"), ("gpu", "generate"), ("nonsense", "memory")],
 )
-def test_a_platform_that_is_not_there(files, platform, command, tmp_path, monkeypatch):
+def test_an_unavailable_platform(files, platform, command, tmp_path, monkeypatch):
     if platform in ("cuda", "gpu") and Path("/dev/nvidia0").exists():
         pytest.skip("there is such a device")
     monkeypatch.chdir(tmp_path)

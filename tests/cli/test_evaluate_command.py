@@ -186,7 +186,7 @@ def refused(capsys, *arguments) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_what_cannot_be_compared_is_refused(run, tmp_path, capsys):
+def test_incomparable_inputs_are_refused(run, tmp_path, capsys):
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
     found = refused(capsys, "--run", run, "--predictions", there)
@@ -215,7 +215,7 @@ def test_a_text_that_leaves_no_room_is_refused(files, tmp_path, capsys):
     assert "1 examples fit, and 2 with tuned" in found
 
 
-def test_prompts_of_tasks_are_compared_with_the_frozen_model(files, tmp_path, capsys):
+def test_task_prompts_are_compared_with_the_frozen_model(files, tmp_path, capsys):
     file = tmp_path / "tasks.jsonl"
     lines = [
         {"prompt": given, "completion": said, "task": place % 2}
@@ -236,7 +236,7 @@ def test_prompts_of_tasks_are_compared_with_the_frozen_model(files, tmp_path, ca
     assert "calibrated_accuracy" in found["no prompt"]
 
 
-def test_the_frozen_model_sees_the_text_of_a_template(files, tmp_path, capsys):
+def test_the_frozen_model_reads_the_text_of_a_template(files, tmp_path, capsys):
     arguments = files.arguments(
         tmp_path / "run", Run__steps=1, TEMPLATE='{soft:2}word {prompt}{soft:"up"}'
     )

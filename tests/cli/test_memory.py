@@ -74,7 +74,7 @@ def test_the_configured_policies_come_first_and_steps_are_timed(files, capsys):
     assert all(re.fullmatch(r"[\d,]+ ms", row[4]) for row in rows.values())
 
 
-def test_on_a_mesh_each_device_holds_a_shard(files, capsys):
+def test_each_device_of_a_mesh_has_a_shard(files, capsys):
     def frozen(*more):
         assert main(arguments(files, "--policy", "none", *more)) == 0
         found = re.search(r"frozen parameters +(.+)", capsys.readouterr().out)

@@ -47,13 +47,13 @@ def test_an_integer_out_of_bounds(value, capsys):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "9" * 400, "x"])
-def test_a_number_that_is_not_finite(value, capsys):
+def test_a_nonfinite_number(value, capsys):
     message = refused(capsys, "generate", f"--temperature={value}", "text")
     assert "expected a finite number" in message
     assert len(message) < 1500
 
 
-def test_the_bounds_themselves():
+def test_values_at_the_bounds_are_accepted():
     assert integer("2147483647") == 2**31 - 1
     assert integer("-2147483647") == 1 - 2**31
     assert number("-1.5e3") == -1500
@@ -64,7 +64,7 @@ def test_a_zero_byte(capsys):
         assert "zero byte" in refused(capsys, *arguments)
 
 
-def test_a_long_value_of_a_choice_is_cut(capsys):
+def test_a_long_value_of_a_choice_is_shortened(capsys):
     message = refused(capsys, "convert", "a", "b", "--to", "x" * 5000)
     assert "x" * 100 in message and len(message) < 3000
 
@@ -133,7 +133,7 @@ def raising(problem: Exception):
         (RuntimeError("RESOURCE_EXHAUSTED: 9 GB"), 1, "the memory does not suffice"),
     ],
 )
-def test_errors_of_the_machine(problem, code, words, capsys, monkeypatch):
+def test_machine_errors(problem, code, words, capsys, monkeypatch):
     command = command_line.load_commands()["memory"]
     monkeypatch.setattr(command, "run", raising(problem))
     assert main(["memory"]) == code
@@ -151,13 +151,13 @@ def test_other_errors_are_not_hidden(monkeypatch):
 @pytest.mark.parametrize(
     "coordinator", ["", ":1", "host:", "host:99999", "host:" + "9" * 5000, "host:１"]
 )
-def test_an_address_that_cannot_be_one(coordinator, capsys):
+def test_an_invalid_address(coordinator, capsys):
     options = [f"--coordinator={coordinator}", "--processes=2", "--process=0"]
     assert main(["train", *options]) == 2
     assert "expected the HOST:PORT" in capsys.readouterr().err
 
 
-def test_a_silence_that_is_too_long(capsys):
+def test_a_silence_limit_that_is_too_long(capsys):
     options = ["--coordinator=a:1", "--processes=2", "--process=0", "--silence=1e9"]
     assert main(["train", *options]) == 2
     assert "at most 86,400" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def prepare(files, *options, source="pairs.jsonl", output="out"):
     )
 
 
-def test_a_folder_of_files_is_made_and_its_metrics_printed(files, capsys):
+def test_a_folder_of_files_is_written_and_its_metrics_printed(files, capsys):
     options = ("--length", "64", "--dev", "0.1", "--train_files", "2", "--shuffle")
     assert prepare(files, *options) == 0
     said = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_chats_are_rendered(files):
     assert types[: given + 4] == [0] * given + [1] * 3 + [3]
 
 
-def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
+def test_the_requested_special_tokens_reach_the_template(files):
     template = files / "own.jinja"
     template.write_text(
         "{% for m in messages %}"
@@ -115,7 +115,7 @@ def test_the_special_tokens_that_are_asked_for_reach_the_template(files):
         (("--chat", "--prompt_prefix", "x"), "itself adds the text around"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(files, capsys, option, message):
+def test_options_without_effect_are_refused(files, capsys, option, message):
     assert prepare(files, *option) == 2
     assert message in capsys.readouterr().err
     assert not [path for path in files.iterdir() if "out" in path.name]
@@ -143,7 +143,7 @@ def test_help_imports_nothing_heavy():
     assert said.strip() == "[]"
 
 
-def test_preparing_needs_no_jax(files):
+def test_preparing_does_not_import_jax(files):
     program = (
         "import sys; from prompt_tuning.cli.main import main; "
         f"code = main({_arguments(files)!r}); print(code, 'jax' in sys.modules)"

@@ -63,7 +63,7 @@ def test_the_nearest_prompts_of_each_are_shown(prompts, capsys):
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(names, flags, message, prompts, capsys):
+def test_incomparable_inputs_are_refused(names, flags, message, prompts, capsys):
     assert main(["similar", *prompts(*names), *flags]) == 2
     assert message in capsys.readouterr().err
 
@@ -106,7 +106,7 @@ def test_words_of_one_model_are_mapped_to_words_of_the_other(
         np.testing.assert_allclose(found, table[[10, 20, 30]], atol=1e-3)
 
 
-def test_what_cannot_be_recycled_is_refused(decoder_prompt, tmp_path, capsys):
+def test_prompts_that_cannot_be_recycled_are_refused(decoder_prompt, tmp_path, capsys):
     def refused(*arguments):
         assert main(["recycle", *map(str, arguments)]) == 2
         return capsys.readouterr().err

@@ -32,7 +32,7 @@ def rows(tmp_path) -> Path:
     return write_rows(tmp_path / "rows.hdf5", PAIRS, length=10)
 
 
-def test_marks_say_types_and_weights_where_there_are_no_colours(rows, files, capsys):
+def test_marks_show_types_and_weights_without_colors(rows, files, capsys):
     lines = shown(capsys, rows, "--tokenizer", files.decoder, "--rows", 1)
     heading, text = lines[-2:]
     assert heading == (
@@ -44,7 +44,7 @@ def test_marks_say_types_and_weights_where_there_are_no_colours(rows, files, cap
     )
 
 
-def test_weights_are_those_of_training(rows, files, capsys):
+def test_weights_equal_those_of_training(rows, files, capsys):
     with h5py.File(rows, "a") as file:
         weights = np.ones((3, 10), np.float32)
         weights[0, 4] = 2.5
@@ -55,7 +55,7 @@ def test_weights_are_those_of_training(rows, files, capsys):
     )
 
 
-def test_rows_are_named_one_by_one_or_as_ranges(rows, capsys):
+def test_rows_are_selected_singly_or_by_ranges(rows, capsys):
     def numbers(*asked):
         lines = shown(capsys, rows, *(["--rows", *asked] if asked else []))
         return [int(x) for line in lines for x in re.findall(r"^row (\d+)", line)]
@@ -64,7 +64,7 @@ def test_rows_are_named_one_by_one_or_as_ranges(rows, capsys):
     assert numbers("2", "0-1", "2") == [2, 0, 1, 2]
 
 
-def test_without_a_tokenizer_ids_are_shown(rows, capsys):
+def test_ids_are_shown_without_a_tokenizer(rows, capsys):
     first = Hdf5Rows(rows)[0].input_ids[:4].tolist()
     text = shown(capsys, rows, "--rows", 0)[-1]
     assert text.startswith(f"[prompt x0|{' '.join(map(str, first))} ]")
@@ -92,7 +92,7 @@ def test_each_token_has_a_line_in_the_table(rows, files, capsys):
     ]
 
 
-def test_colours_say_types_and_how_strong_they_are_weights():
+def test_colors_show_types_and_their_intensity_shows_weights():
     tokens = [
         ShownToken(0, 7, "given", 0, 0.0),
         ShownToken(1, 8, " half", 0, 0.5),
@@ -115,7 +115,7 @@ def test_colours_say_types_and_how_strong_they_are_weights():
 
 @needs_shared
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_the_texts_of_tokens_are_together_the_text(name):
+def test_the_texts_of_tokens_concatenate_to_the_text(name):
     tokenizer = load_tokenizer(SHARED / "data/tokenizers" / name)
     text = "naïve 日本 cafés,  a 🙂 day" if name == "gpt2" else "two cafés, a day"
     ids = tokenizer.encode(text)
@@ -126,7 +126,7 @@ def test_the_texts_of_tokens_are_together_the_text(name):
     assert "".join(token_texts(with_end, tokenizer)) == text + end + text
 
 
-def test_what_cannot_be_shown_is_refused(rows, files, tmp_path, capsys):
+def test_inputs_that_cannot_be_shown_are_refused(rows, files, tmp_path, capsys):
     def refused(*arguments):
         assert main(["show", *map(str, arguments)]) == 2
         return " ".join(capsys.readouterr().err.split())

@@ -23,7 +23,7 @@ def names(*given: str) -> list[str]:
     return [variation.name for variation in parse_variations(given)]
 
 
-def test_several_arguments_span_a_grid():
+def test_several_arguments_form_a_grid():
     assert names("Run.seed=0,1", "adafactor.learning_rate=0.1,0.3") == [
         "seed=0,learning_rate=0.1",
         "seed=0,learning_rate=0.3",
@@ -92,13 +92,13 @@ def refused(files, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
     return run
 
 
-def test_no_member_at_once(files, tmp_path, capsys):
+def test_zero_concurrent_members(files, tmp_path, capsys):
     words = files.arguments(tmp_path / "sweep")
     assert main(["sweep", *words, *GRID, "--at_once", "0"]) == 2
     assert "--at_once is 0, expected at least 1" in capsys.readouterr().err
 
 
-def test_nothing_varies(refused):
+def test_a_sweep_must_vary_a_setting(refused):
     assert "nothing varies; give what differs: --vary NAME=VALUE" in refused()
 
 
@@ -113,7 +113,7 @@ def test_nothing_varies(refused):
         ("Run.prompt=None,@SoftPrompt", "matches no parameter"),
     ],
 )
-def test_what_members_must_share(vary, shown, refused):
+def test_members_must_share_some_settings(vary, shown, refused):
     message = refused(vary)
     assert shown in message
     if "member" in shown:
@@ -198,7 +198,7 @@ def test_the_best_member_is_named_in_the_table_and_in_files(finished, files, cap
     assert values[expected] == min(measured)
 
 
-def test_a_member_is_an_ordinary_run(finished, capsys):
+def test_a_members_directory_is_a_run_directory(finished, capsys):
     member = finished / "seed=1,peak=0.3"
     assert "accuracy" in output(capsys, "evaluate", "--run", member)
     assert "nearest tokens" in output(capsys, "inspect", "--run", member)
@@ -212,7 +212,7 @@ def test_a_sweeps_directory_selects_its_best_member(finished, capsys):
     assert of_sweep == output(capsys, "evaluate", "--run", finished / best)
 
 
-def test_without_matplotlib_there_is_a_table_and_a_line(
+def test_a_table_and_a_message_replace_the_picture_without_matplotlib(
     finished, files, capsys, monkeypatch
 ):
     found = importlib.util.find_spec
@@ -238,7 +238,7 @@ def test_a_sweep_fails_if_all_members_diverge(files, tmp_path, capsys):
     assert len(list((tmp_path / "sweep").glob(f"*/{DIVERGED_FILE}"))) == 2
 
 
-def test_without_held_out_data_the_training_loss_decides(files, tmp_path, capsys):
+def test_the_training_loss_decides_without_held_out_data(files, tmp_path, capsys):
     words = files.arguments(tmp_path / "sweep", **{"Run.evaluation": None})
     printed = output(
         capsys, "sweep", *words, "--vary", "warmup_linear_decay.peak=0.3,0.01"

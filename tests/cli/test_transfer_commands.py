@@ -93,7 +93,7 @@ def bare(files) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("bindings", [[], LORA_ALONE], ids=["prompt", "lora"])
-def test_a_model_and_a_peft_folder_generate_as_the_run(
+def test_an_exported_model_and_peft_folder_generate_the_runs_texts(
     bindings, made, files, tmp_path, capsys
 ):
     directory = made("lora", *bindings) if bindings else made("prompt")
@@ -170,7 +170,7 @@ def test_trained_weights_of_the_model_are_measured(made, files, capsys):
     assert output(capsys, *given) == said
 
 
-def test_the_model_alone_of_a_run_of_adapters(made, run, capsys):
+def test_the_frozen_model_of_a_run_of_adapters(made, run, capsys):
     directory = made("lora", *LORA_ALONE)
     alone = evaluated(capsys, "--run", directory, "--gin.Run.adapters=()")
     assert alone == evaluated(capsys, "--run", run, "--gin.Run.prompt=None")
@@ -184,7 +184,7 @@ def test_only_all_trained_parameters_are_measured(made, capsys):
     assert "in addition to the frozen ones it has decoder/prompt/prompt" in found
 
 
-def test_a_file_that_leaves_something_untrained(made, run, capsys):
+def test_a_file_without_a_trained_array(made, run, capsys):
     directory = made("beside", *BESIDE)
     found = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
     assert "contains decoder/prompt/prompt and nothing for decoder/layers/self" in found
@@ -199,7 +199,7 @@ def test_an_adapter_that_the_run_cannot_hold(made, run, files, tmp_path, capsys)
     output(capsys, *given, "--gin.Run.prompt=None")
 
 
-def test_a_lora_under_another_scaling(made, files, tmp_path, capsys):
+def test_a_lora_with_another_scaling(made, files, tmp_path, capsys):
     directory = made("lora", *LORA_ALONE)
     output(capsys, "convert", directory, tmp_path / "peft")
     given = ("--prompt", tmp_path / "peft", "--gin.LoRA.alpha=4.0", *ASKED)
@@ -207,7 +207,7 @@ def test_a_lora_under_another_scaling(made, files, tmp_path, capsys):
     assert "by 8, and this model by 2 (rank 2, alpha 4): set LoRA.alpha = 16 " in found
 
 
-def test_a_run_of_lora_is_not_measured_under_another_scaling(made, capsys):
+def test_a_lora_run_is_not_evaluated_with_another_scaling(made, capsys):
     directory = made("lora", *LORA_ALONE)
     found = refused(capsys, "evaluate", "--run", directory, "--gin.LoRA.alpha=64.0")
     assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in found

@@ -225,7 +225,7 @@ def test_values_that_are_nested_too_deeply(folder, brackets, depth):
         (r"'\ud800'", "half a surrogate pair"),
     ],
 )
-def test_literals_that_no_setting_can_be(folder, value, words):
+def test_unsupported_literals(folder, value, words):
     assert words in refused(f"Run.seed = {value}\n", folder)
 
 
@@ -242,7 +242,7 @@ def test_a_folder_and_a_missing_file(folder):
     assert len(refused(f"include '{'a' * 5000}'\n", folder)) < 1000
 
 
-def test_bytes_that_are_not_text(folder):
+def test_bytes_that_are_not_utf8(folder):
     (folder / "bytes.gin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is not text in UTF-8"):
         read_run(["bytes.gin"], [])

@@ -101,11 +101,11 @@ def test_factories_that_multiply():
         ["Run.evaluation = @Run()"],
     ],
 )
-def test_references_in_a_circle(bindings):
+def test_circular_references(bindings):
     assert "in a circle" in refused(*bindings)
 
 
-def test_the_same_factory_in_two_scopes_is_no_circle():
+def test_the_same_factory_in_two_scopes_is_not_circular():
     run = read_run(
         [],
         [

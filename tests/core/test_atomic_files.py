@@ -77,7 +77,7 @@ def test_a_file_is_old_or_new_after_every_end_of_the_process(before, tmp_path):
         assert contents(place) == {"file": "new"}
 
 
-def test_what_was_not_synced_may_be_lost(tmp_path):
+def test_unsynced_data_may_be_lost(tmp_path):
     """Facts about disks that the enumeration of states must contain."""
 
     def careless() -> None:
@@ -120,7 +120,7 @@ def test_two_writers_of_one_folder(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_what_a_killed_write_of_a_file_left_is_cleared(tmp_path):
+def test_temporary_files_of_a_killed_write_are_removed(tmp_path):
     (tmp_path / ".file.123.tmp").write_text("half")
     (tmp_path / ".other.123.tmp").write_text("of another file")
     replace_file(tmp_path / "file", "whole")

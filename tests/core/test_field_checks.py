@@ -25,7 +25,7 @@ class Settings:
         check_fields(self)
 
 
-def test_values_of_their_types_pass_and_an_integer_for_a_float():
+def test_values_of_the_right_type_pass_and_integers_pass_as_floats():
     Settings(steps=3, rate=1, name="x", choice="b", names=["y"])
     Settings(best=("a", "b"), pairs=[("a", None)], columns={"a": "b"}, make=abs)
     Settings(names="x", schedule=abs)

@@ -42,7 +42,7 @@ def start(code: str, *arguments: object) -> subprocess.Popen:
     )
 
 
-def test_the_second_is_refused_with_host_process_and_time(tmp_path):
+def test_the_second_process_is_refused_with_host_process_and_time(tmp_path):
     file = tmp_path / "folder" / "lock"
     with hold_lock(file, "run first"), pytest.raises(InputError) as refused:
         hold_lock(file, "run first").__enter__()
@@ -51,13 +51,13 @@ def test_the_second_is_refused_with_host_process_and_time(tmp_path):
     assert f"process {os.getpid()} on '{socket.gethostname()}' since '20" in message
 
 
-def test_nothing_is_left_behind(tmp_path):
+def test_no_lock_file_remains(tmp_path):
     with hold_lock(tmp_path / "a" / "b" / "lock", "work"):
         assert (tmp_path / "a" / "b" / "lock").is_file()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_written_meanwhile_stays(tmp_path):
+def test_files_written_meanwhile_stay(tmp_path):
     with hold_lock(tmp_path / "a" / "b" / "lock", "work"):
         (tmp_path / "a" / "result").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "result"]
@@ -78,7 +78,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     assert holder["process"] == os.getpid()
 
 
-def test_exactly_one_of_many_that_start_at_once_holds_it(tmp_path):
+def test_exactly_one_of_many_processes_holds_the_lock(tmp_path):
     at = time.time() + 2
     processes = [start(COMPETING, tmp_path / "lock", at) for _ in range(6)]
     ends = [(process.communicate()[1], process.returncode) for process in processes]
@@ -87,7 +87,7 @@ def test_exactly_one_of_many_that_start_at_once_holds_it(tmp_path):
         assert not code or "is being written by process" in message
 
 
-def test_the_content_of_the_lock_may_be_anything(tmp_path, monkeypatch):
+def test_the_lock_may_have_any_content(tmp_path, monkeypatch):
     monkeypatch.setattr(file_locks, "HOLDER_SECONDS", 0.1)
     for content in (b"", b"{", b'{"host": 3}', b"\xff" * 10_000):
         (tmp_path / "lock").write_bytes(content)

@@ -13,7 +13,7 @@ def matrices(mask, queries):
     return np.broadcast_to(mask, (rows, 1, queries, keys))[:, 0].astype(int).tolist()
 
 
-def test_an_encoders_real_tokens_and_prompt_see_each_other_and_no_padding():
+def test_an_encoders_tokens_and_prompt_attend_to_each_other_but_not_to_padding():
     # One prompt vector, and 2 and 0 real tokens of at most 2.
     mask = jax.jit(masks.encoder_mask, static_argnums=1)(jnp.array([3, 1]), 3)
     assert matrices(mask, 3) == [
@@ -22,7 +22,7 @@ def test_an_encoders_real_tokens_and_prompt_see_each_other_and_no_padding():
     ]
 
 
-def test_a_causal_decoder_sees_itself_and_what_is_before():
+def test_a_causal_decoder_attends_to_itself_and_earlier_tokens():
     mask = jax.jit(masks.decoder_causal_mask, static_argnums=0)(4)
     assert matrices(mask, 4) == [
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
@@ -49,7 +49,7 @@ SEGMENTS = jnp.array([[1, 1, 1, 1, 0]])
 
 @pytest.mark.parametrize("always", [[], ["input->input", "input->prompt"]])
 @pytest.mark.parametrize(("names", "of_prompt"), COMBINATIONS)
-def test_an_encoders_prompt_sees_what_is_named_and_text_sees_all(
+def test_an_encoders_prompt_attends_as_configured_and_the_text_to_all(
     names, of_prompt, always
 ):
     sees = masks.Visibility.from_names([*names, *always])
@@ -60,7 +60,7 @@ def test_an_encoders_prompt_sees_what_is_named_and_text_sees_all(
 
 
 @pytest.mark.parametrize(("names", "of_prompt"), COMBINATIONS)
-def test_in_a_prefix_decoder_what_is_given_sees_no_target_and_targets_are_causal(
+def test_given_tokens_of_a_prefix_decoder_do_not_attend_to_causal_targets(
     names, of_prompt
 ):
     # Two prompt vectors, two given tokens, one target.
@@ -72,7 +72,7 @@ def test_in_a_prefix_decoder_what_is_given_sees_no_target_and_targets_are_causal
     assert matrices(compute(region, IS_PROMPT, sees), 5)[0] == expected
 
 
-def test_a_prompt_between_given_tokens_and_targets_is_seen_by_those_before_it():
+def test_given_tokens_attend_to_a_later_prompt_under_prefix_attention():
     region = jnp.array([[1, 1, 1, 0, 0]], bool)
     is_prompt = jnp.array([[0, 1, 1, 0, 0]], bool)
     sees = masks.Visibility.from_names([P_P_CAUSAL])
@@ -91,7 +91,7 @@ def test_unknown_visibility_is_refused():
         masks.Visibility.from_names(["prompt->prompt", "prompt->text"])
 
 
-def test_examples_of_a_packed_row_see_themselves_alone():
+def test_examples_of_a_packed_row_attend_only_to_themselves():
     segments = jnp.array([[1, 1, 2, 0]])
     mask = jax.jit(masks.segment_mask)(segments, segments)
     assert matrices(mask, 4)[0][:3] == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0]]
@@ -99,11 +99,11 @@ def test_examples_of_a_packed_row_see_themselves_alone():
     assert matrices(causal, 4)[0][:3] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0]]
 
 
-def test_a_packed_decoder_row_reads_the_example_of_its_own_number():
+def test_a_packed_decoder_row_attends_to_the_input_of_its_example():
     mask = masks.segment_mask(jnp.array([[1, 2, 2, 0]]), jnp.array([[1, 1, 2]]))
     assert matrices(mask, 4)[0][:3] == [[1, 1, 0], [0, 0, 1], [0, 0, 1]]
 
 
-def test_real_tokens_stand_first():
+def test_real_tokens_come_first():
     real = jax.jit(masks.real_tokens, static_argnums=1)(jnp.array([0, 2, 3]), 3)
     np.testing.assert_array_equal(real, [[0, 0, 0], [1, 1, 0], [1, 1, 1]])

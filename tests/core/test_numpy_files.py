@@ -36,7 +36,7 @@ def declared(shape, dtype="<f4"):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ">f8", "<U3"])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 4), (2, 0, 5)])
-def test_what_numpy_writes_is_read(shape, dtype, tmp_path):
+def test_files_written_by_numpy_are_read(shape, dtype, tmp_path):
     array = np.ones(shape, dtype)
     np.save(tmp_path / "a.npy", array)
     np.testing.assert_array_equal(read_npy(tmp_path / "a.npy"), array)

@@ -28,16 +28,16 @@ def test_an_expression_must_match_the_whole_path(path, matched):
     assert parameter_groups.match_any([r"nothing", r".*/prompt/.*"])(path) is matched
 
 
-def test_no_expression_matches_nothing():
+def test_an_empty_list_of_expressions_matches_nothing():
     assert not parameter_groups.match_any([])("encoder/prompt/prompt")
 
 
-def test_what_is_no_expression_is_refused():
+def test_invalid_expressions_are_refused():
     with pytest.raises(InputError, match=r"'\*/prompt' is not a regular expression"):
         parameter_groups.match_any(["*/prompt"])
 
 
-def test_paths_get_the_number_of_their_group_and_frozen_ones_none():
+def test_paths_have_their_groups_number_and_frozen_ones_none():
     groups = [
         ParameterGroup((r".*/prompt/.*",), ADAMW),
         ParameterGroup((r"head/kernel", r".*/scale"), ADAMW),
@@ -47,7 +47,7 @@ def test_paths_get_the_number_of_their_group_and_frozen_ones_none():
     assert labels == {"a/prompt/prompt": 0, "head/kernel": 1, "a/norm/scale": 1}
 
 
-def test_the_multitask_expression_that_matched_nothing_is_an_error():
+def test_a_multitask_expression_without_a_match_is_an_error():
     # google-research/prompt-tuning ships this expression. Nothing follows the name in
     # the path, so its shared prompt was neither trained nor saved, without an error.
     paths = [
@@ -99,7 +99,7 @@ def updated(groups, parameters, gradient):
     return step(trained, {path: gradient[path] for path in trained})
 
 
-def test_each_group_moves_by_its_own_optimizer_and_frozen_leaves_have_no_state():
+def test_each_group_uses_its_own_optimizer_and_frozen_leaves_have_no_state():
     parameters = {path: np.ones((2, 3), np.float32) for path in ("a/x", "b/x", "c/x")}
     groups = [
         ParameterGroup((r"a/.*",), optax.sgd(1.0)),
@@ -148,7 +148,7 @@ def test_adamw_decays_in_proportion_to_the_learning_rate():
     np.testing.assert_allclose(trained["p"], 10 - 0.01 * 0.5 * 10, rtol=1e-6)
 
 
-def test_the_schedule_rises_to_its_peak_and_falls_to_its_share():
+def test_the_schedule_rises_to_its_peak_and_decays_to_a_fraction_of_it():
     schedule = parameter_groups.warmup_linear_decay(
         0.3, 110, warmup_steps=10, final_fraction=0.05
     )
@@ -163,7 +163,7 @@ def test_a_schedule_may_begin_at_its_peak():
     assert schedule(0) == pytest.approx(0.3)
 
 
-def test_a_warm_up_as_long_as_the_run_is_refused():
+def test_a_warmup_as_long_as_the_run_is_refused():
     message = re.escape("takes 10 of 10 steps; it must be shorter")
     with pytest.raises(InputError, match=message):
         parameter_groups.warmup_linear_decay(0.3, 10, warmup_steps=10)

@@ -24,7 +24,7 @@ WEIGHTS = np.array([[1.27, -0.5, 0], [-0.63, 0.3, 0]], np.float32)
 PROMPT = r".*/prompt/.*"
 
 
-def test_a_kernel_by_hand():
+def test_a_kernel_equals_a_manual_example():
     scale = channel_scale(WEIGHTS)
     np.testing.assert_allclose(scale, [0.01, 0.5 / 127, 1], rtol=1e-6)
     # 0.3 / (0.5 / 127) = 76.2
@@ -35,7 +35,7 @@ def test_a_kernel_by_hand():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("library", [np, jnp])
-def test_no_weight_moves_by_more_than_half_a_scale(dtype, library):
+def test_quantization_changes_weights_by_at_most_half_a_scale(dtype, library):
     random = np.random.default_rng(0)
     drawn = random.standard_normal((3, 40, 7)) * 10.0 ** random.integers(-6, 3, 7)
     weights = library.asarray(drawn.astype(dtype))
@@ -78,7 +78,7 @@ def batch_for(config):
 
 
 @pytest.mark.parametrize("family", dummies.FAMILIES)
-def test_an_int8_model_declares_what_quantising_gives(family):
+def test_an_int8_model_declares_the_quantized_shapes_and_types(family):
     config = int8(dummies.FAMILIES[family])
     _, parameters = dummies.prompted(dummies.FAMILIES[family])
     held, _ = quantized(parameters)
@@ -99,7 +99,7 @@ def test_an_int8_model_declares_what_quantising_gives(family):
 
 
 @pytest.mark.parametrize("family", sample(1, dummies.FAMILIES))
-def test_an_int8_model_computes_with_the_weights_it_stands_for(family):
+def test_an_int8_model_computes_with_its_dequantized_weights(family):
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config)
     narrow, _ = dummies.prompted(int8(config))
@@ -127,7 +127,7 @@ def test_an_int8_model_computes_with_the_weights_it_stands_for(family):
         ],
     ),
 )
-def test_narrow_weights_move_a_float32_prompt_much_the_same_way(
+def test_narrow_weights_give_nearly_the_same_prompt_updates(
     family, dtype, compute_dtype
 ):
     config = dummies.FAMILIES[family]
@@ -192,7 +192,7 @@ def test_a_step_never_holds_a_wide_copy_of_a_stack_of_kernels(family, compute_dt
         assert re.findall(rf"(?:f32|bf16)\[{sizes}\]", text) == []
 
 
-def test_training_quantised_weights_is_refused():
+def test_training_quantized_weights_is_refused():
     _, parameters = dummies.prompted(int8(dummies.LLAMA))
     group = parameter_groups.ParameterGroup(
         [".*/query/kernel", PROMPT], parameter_groups.adamw()
@@ -205,7 +205,7 @@ def test_training_quantised_weights_is_refused():
         parameter_groups.label(parameters, [group])
 
 
-def test_int8_is_for_weights_alone():
+def test_int8_is_only_for_weights():
     with pytest.raises(
         InputError,
         match="compute_dtype is 'int8', expected 'float32' or 'bfloat16'; int8 is for",

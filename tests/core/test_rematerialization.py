@@ -121,14 +121,14 @@ def test_other_masks_give_another_loss():
 
 
 @pytest.mark.exhaustive
-def test_gradients_of_weights_are_the_same_where_scans_read_them_by_number():
+def test_weight_gradients_are_the_same_in_scans_that_index_layers():
     cut = HOWS["the two in the middle"]
     weights = ".*(prompt/prompt|kernel|scale|embedding)"
     found = outcome(deep(dummies.T5_GATED, cut), weights)
     assert_same(found, plain("t5_gated", weights))
 
 
-def test_an_encoder_may_have_a_policy_of_its_own():
+def test_an_encoder_may_have_its_own_policy():
     config = dataclasses.replace(
         deep(dummies.T5_GATED, Rematerialization(policy="dots", skip_first=1)),
         encoder_rematerialization=NOTHING,
@@ -159,7 +159,7 @@ def cost(how: Rematerialization, family: str = "llama") -> tuple[int, int]:
     return hlo.matmul_flops(compiled), memory.temp_size_in_bytes
 
 
-def test_what_is_kept_is_not_multiplied_again():
+def test_kept_values_are_not_recomputed():
     none, kept = cost(Rematerialization())
     again, least = cost(NOTHING)
     # A step runs the same products forward and backward; this runs them forward twice.
@@ -178,19 +178,19 @@ def test_what_is_kept_is_not_multiplied_again():
     assert sorted(sizes, reverse=True) == sizes and len(set(sizes)) > 3
 
 
-def test_blocks_that_are_left_out_multiply_nothing_again():
+def test_excluded_blocks_recompute_no_products():
     none, again = cost(Rematerialization())[0], cost(NOTHING)[0]
     half, _ = cost(Rematerialization(policy="nothing", skip_first=1, skip_last=2))
     assert half - none == pytest.approx((again - none) / 2, rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
-def test_what_enters_a_block_and_no_more_is_kept_of_it(family):
+def test_only_a_blocks_input_is_kept(family):
     kept, least = cost(Rematerialization(), family)[1], cost(NOTHING, family)[1]
     assert least < 0.35 * kept
 
 
-def test_offloaded_is_what_enters_each_block():
+def test_only_block_inputs_are_offloaded():
     config = deep(dummies.LLAMA, Rematerialization(offload=True))
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows(ROWS))
@@ -256,13 +256,15 @@ MIDDLE = Rematerialization(policy="attention", skip_first=2, skip_last=2)
         ],
     ),
 )
-def test_weights_that_devices_gather_are_not_kept_for_the_way_back(family, how):
+def test_gathered_weights_are_not_kept_for_the_backward_pass(family, how):
     found, blocks = gathered_bytes(family, how)
     # Two of 8 or 16 blocks at a time, and the activations.
     assert found < 0.4 * blocks
 
 
-def test_gathered_weights_would_be_kept_of_every_block(monkeypatch):
+def test_gathered_weights_of_all_blocks_are_kept_without_separate_gathering(
+    monkeypatch,
+):
     monkeypatch.setattr(
         transformer.parameter_gathering, "needs_gather", lambda *_: False
     )
@@ -301,7 +303,7 @@ def test_any_module_keeps_its_keywords_and_its_other_outputs(policy):
     assert seen[0] == {"mode": "sine", "counts": (2, None), "half": 0.5}
 
 
-def test_a_wrapped_function_computes_twice_what_it_does_not_keep():
+def test_a_wrapped_function_recomputes_discarded_values():
     def sines(function):
         traced = jax.make_jaxpr(jax.grad(lambda x: function(x)))(1.0)
         return str(traced).count(" sin ")
@@ -315,7 +317,7 @@ def test_a_wrapped_function_computes_twice_what_it_does_not_keep():
     )
 
 
-def test_a_policy_of_jax_is_taken_too():
+def test_a_policy_of_jax_is_accepted():
     everything = jax.checkpoint_policies.everything_saveable
     call = rematerialized(jnp.sin, everything)
     np.testing.assert_allclose(jax.grad(call)(0.5), np.cos(0.5), rtol=1e-6)
@@ -337,13 +339,13 @@ def test_settings_that_contradict_each_other_are_refused(fields, message):
         Rematerialization(**fields)
 
 
-def test_some_block_must_be_left():
+def test_excluding_all_blocks_is_refused():
     how = Rematerialization(policy="nothing", skip_first=2, skip_last=2)
     with pytest.raises(InputError, match="2 \\+ 2 blocks of a decoder that has 4"):
         deep(dummies.LLAMA, how)
 
 
-def test_a_name_that_no_block_has_is_refused_with_those_there_are():
+def test_an_unknown_block_name_is_refused_with_the_known_names():
     how = Rematerialization(policy="names", names=["gate"])
     with pytest.raises(InputError, match="'gate', but the blocks name attention, "):
         outcome(deep(dummies.GPT2, how))

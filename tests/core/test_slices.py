@@ -42,7 +42,7 @@ def block(*bounds: tuple[int, int]):
     return tuple(slice(*pair) for pair in bounds)
 
 
-def test_blocks_are_joined_where_they_leave_no_gap():
+def test_blocks_without_a_gap_are_joined():
     left, right = block((0, 2), (0, 3)), block((0, 2), (3, 4))
     assert joined([left]) == left
     assert joined([right, left]) == block((0, 2), (0, 4))
@@ -66,7 +66,7 @@ def test_a_block_beyond_the_end_is_empty():
         (FusedPart(2, 3), NUMBERS[:, 8:]),
     ],
 )
-def test_a_transform_reads_the_numbers_of_a_block_and_no_other(transform, made):
+def test_a_transform_reads_only_the_numbers_of_a_block(transform, made):
     stored, part = Counted(NUMBERS), block((1, 3), (2, 4))
     found = transform.read(stored.tensor(), part)
     np.testing.assert_array_equal(found, made[1:3, 2:4])
@@ -74,7 +74,7 @@ def test_a_transform_reads_the_numbers_of_a_block_and_no_other(transform, made):
     np.testing.assert_array_equal(transform(NUMBERS), made)
 
 
-def test_of_a_stack_only_the_layers_and_columns_of_the_parts_are_read():
+def test_only_the_shards_layers_and_columns_of_a_stack_are_read():
     stored = [Counted(NUMBERS + 100 * i) for i in range(3)]
     tensors = {str(i): each.tensor() for i, each in enumerate(stored)}
     recipe = layered("{}", 3, transpose)
@@ -86,7 +86,7 @@ def test_of_a_stack_only_the_layers_and_columns_of_the_parts_are_read():
     assert [each.shapes for each in stored] == [[], [(4, 6), (2, 6)], [(4, 6)]]
 
 
-def test_parts_that_lie_side_by_side_are_read_as_one():
+def test_adjacent_shards_are_read_together():
     stored = Counted(NUMBERS)
     parts = [block((0, 1), (0, 12), (i, i + 1)) for i in range(4)]
     recipe, tensors = layered("{}", 1, transpose), {"0": stored.tensor()}
@@ -108,7 +108,7 @@ def quantized(stored: list[Counted]) -> QuantizedKernel:
         ([((0, 6), (0, 2)), ((6, 12), (0, 2))], (2, 12)),  # once for both
     ],
 )
-def test_int8_parts_have_the_scales_of_whole_columns(parts, read):
+def test_int8_shards_have_the_scales_of_whole_columns(parts, read):
     random = np.random.default_rng(0)
     stored = [Counted(random.standard_normal((4, 12), "f4")) for _ in range(2)]
     weights = np.stack([each.array.T for each in stored])
@@ -130,7 +130,7 @@ def test_scales_can_be_read_without_their_kernel():
     np.testing.assert_array_equal(scales, largest / np.float32(127))
 
 
-def test_of_zarr_only_the_chunks_that_a_block_touches_are_read(tmp_path):
+def test_only_the_zarr_chunks_of_a_block_are_read(tmp_path):
     metadata = {
         "zarr_format": 2,
         "shape": [4, 11],
@@ -154,7 +154,7 @@ def test_of_zarr_only_the_chunks_that_a_block_touches_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [4, 20, 32, 48, 96, 100, 10_000])
-def test_blocks_of_an_array_that_flax_cut_into_pieces(limit, tmp_path, monkeypatch):
+def test_blocks_of_an_array_in_chunks_of_flax(limit, tmp_path, monkeypatch):
     array = np.arange(5 * 3 * 4, dtype=np.float32).reshape(5, 3, 4)
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", limit)
     tree = {"version": 3, "optimizer": {"target": {"x": array}}}

@@ -7,16 +7,16 @@ from prompt_tuning.core.token_weights import token_weights
 TYPES = np.array([[0, 0, 0, 1, 1, 1, 3, 2, 2, 2, 2]], np.int32)
 
 
-def test_without_types_every_token_counts():
+def test_every_token_counts_without_types():
     np.testing.assert_array_equal(token_weights(None, (2, 3)), np.ones((2, 3)))
 
 
-def test_types_are_not_looked_at_unless_asked_for():
+def test_types_are_not_read_unless_requested():
     weights = token_weights(TYPES, TYPES.shape, prompt_loss_weight=0.5)
     np.testing.assert_array_equal(weights, np.ones(TYPES.shape))
 
 
-def test_types_that_are_asked_for_and_missing_are_an_error():
+def test_requested_types_that_are_missing_are_an_error():
     with pytest.raises(InputError, match="no token_type_ids"):
         token_weights(None, (2, 3), use_token_type_ids=True)
 
@@ -46,7 +46,9 @@ def test_types_decide(prompt_loss_weight):
         ),
     ],
 )
-def test_published_examples_learn_the_tokens_they_say(input_ids, types, learned):
+def test_published_examples_have_loss_on_the_documented_tokens(
+    input_ids, types, learned
+):
     weights = token_weights(
         np.array(types), (len(types),), use_token_type_ids=True, prompt_loss_weight=0.0
     )
@@ -66,6 +68,6 @@ def test_types_of_another_shape_are_refused():
 
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
-def test_a_prompt_weight_that_is_no_weight_is_refused(weight):
+def test_an_invalid_prompt_weight_is_refused(weight):
     with pytest.raises(InputError, match="prompt_loss_weight"):
         token_weights(TYPES, TYPES.shape, prompt_loss_weight=weight)

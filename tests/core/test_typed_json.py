@@ -61,7 +61,7 @@ def test_other_types_are_refused_with_both_types():
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b'{"a": }', b"1" * 5000, b"\0"]
 )
-def test_anything_else_than_json_is_refused(content):
+def test_anything_other_than_json_is_refused(content):
     with pytest.raises(InputError, match=r"a\.json is not valid JSON"):
         parse_json(content, "a.json")
 
@@ -103,7 +103,7 @@ def test_a_missing_file_a_folder_and_a_list_are_refused(tmp_path):
         read_object(tmp_path / "a.json")
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+def test_a_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(InputError, match="is a pipe or a device, expected a file"):
         read_json(tmp_path / "a.json")
@@ -130,7 +130,7 @@ def test_a_list_of_integers_is_checked():
         values.integers("good", maximum=1)
 
 
-def test_repeated_names_are_refused_where_names_must_be_distinct():
+def test_repeated_names_are_refused_if_names_must_be_distinct():
     assert parse_json('{"a": 1, "a": 2}', "a.json") == {"a": 2}
     with pytest.raises(InputError, match=r"a\.json is not valid .*'a' more than once"):
         parse_json('[{"b": 1, "a": 1, "a": 2}]', "a.json", distinct_names=True)

@@ -67,14 +67,14 @@ def test_batches_have_batch_size_rows(files, decoder):
     assert {len(batch.rows) for batch in plan.one_pass()} == {8}
 
 
-def test_a_budget_of_tokens_replaces_batch_size(files, decoder):
+def test_a_token_budget_replaces_batch_size(files, decoder):
     plan = planned(source(files, batch_size=8, batch_tokens=400), decoder)
     sizes = {len(batch.rows) * batch.input_length for batch in plan.one_pass()}
     assert max(sizes) <= 400
     assert max(len(batch.rows) for batch in plan.one_pass()) > 8
 
 
-def test_packed_rows_have_the_length_asked_for(files, decoder):
+def test_packed_rows_have_the_requested_length(files, decoder):
     data = source(files, packing=True, packed_length=60, batch_size=2)
     plan = planned(data, decoder)
     assert isinstance(plan, PackedPlan)
@@ -83,13 +83,13 @@ def test_packed_rows_have_the_length_asked_for(files, decoder):
     assert sorted(rows[rows >= 0]) == list(range(32))
 
 
-def test_packed_rows_fit_the_positions_that_the_prompt_leaves(files, decoder):
+def test_packed_rows_fit_the_positions_after_the_prompt(files, decoder):
     data = source(files, packing=True, packed_length=64 - LENGTH + 1)
     with pytest.raises(InputError, match="packed_length is 61, expected at most 60"):
         planned(data, decoder)
 
 
-def test_examples_are_packed_wherever_the_prompt_stands(files):
+def test_examples_are_packed_for_any_prompt_placement(files):
     for prompting in (
         Prompting(prefix_attention=True),
         Prompting(placement="after_bos"),
@@ -171,7 +171,7 @@ def test_data_and_prompt_agree_on_tasks(files, decoder):
 IN_TEMPLATE = Prompting(placement="template")
 
 
-def test_a_template_goes_with_a_prompt_of_its_length(files, decoder):
+def test_a_template_requires_a_prompt_of_its_length(files, decoder):
     model = opened(files.decoder, prompting=IN_TEMPLATE)
     data = source(files, template="{soft:3}A: {prompt}{soft:1}")
     example = load_examples(data, model.interface)[0]
@@ -193,7 +193,7 @@ def test_a_template_goes_with_a_prompt_of_its_length(files, decoder):
         load_examples(rows, model.interface)
 
 
-def test_the_model_alone_reads_the_templates_text(files):
+def test_the_frozen_model_reads_the_templates_text(files):
     model = opened(files.decoder, prompt=None, prompting=IN_TEMPLATE)
     data = source(files, template="A: {prompt}{soft:4}")
     bare = opened(files.decoder, prompt=None)
@@ -203,14 +203,14 @@ def test_the_model_alone_reads_the_templates_text(files):
     assert example.inputs.tolist() == [begin, *skills.encode("A: "), *rest]
 
 
-def test_a_task_is_not_taken_out_of_a_template(files):
+def test_a_task_token_in_a_template_is_not_removed(files):
     model = opened(files.decoder, prompt=multitask, prompting=IN_TEMPLATE)
     data = source(files, template="{soft:4}{prompt}", task_token="index")
     with pytest.raises(InputError, match=r"the task by DataSource.prompt_id_key"):
         load_examples(data, model.interface)
 
 
-def test_a_weight_of_the_prompt_is_refused_for_classes(files, decoder):
+def test_a_prompt_loss_weight_is_refused_for_classes(files, decoder):
     data = source(files, prompt_loss_weight=0.5)
     found = ClassExamples(
         load_examples(data, decoder.interface), [[5], [6]], [0] * 32, decoder.interface

@@ -5,7 +5,7 @@ import numpy as np
 from prompt_tuning.evaluation.calibration import calibrate_nats
 
 
-def test_each_probability_is_divided_by_that_without_content():
+def test_each_probability_is_divided_by_its_value_without_content():
     p = np.array([[0.7, 0.2, 0.1]])
     without = np.array([[[0.8, 0.1, 0.1]]])
     found = calibrate_nats(-np.log(p), -np.log(without))
@@ -14,14 +14,14 @@ def test_each_probability_is_divided_by_that_without_content():
     assert found.argmin() == 1
 
 
-def test_probabilities_are_those_among_the_labels_and_their_mean_counts():
+def test_probabilities_are_normalized_over_the_labels_and_averaged():
     p, q = np.array([[0.3, 0.1]]), np.array([[[0.02, 0.02], [0.3, 0.1]]])
     found = calibrate_nats(-np.log(p), -np.log(q))
     mean = (np.array([0.5, 0.5]) + np.array([0.75, 0.25])) / 2
     np.testing.assert_allclose(found, -np.log(np.array([[0.75, 0.25]]) / mean))
 
 
-def test_what_says_no_more_than_nothing_has_no_favourite():
+def test_uninformative_evidence_favors_no_label():
     nats = np.array([[1000.0, 1001.0, 1007.0]])
     found = calibrate_nats(nats, nats[:, None])
     np.testing.assert_allclose(found, np.zeros((1, 3)), atol=1e-9)

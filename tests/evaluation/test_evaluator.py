@@ -100,7 +100,7 @@ def test_loss_and_perplexity_are_of_all_learned_tokens(case):
     assert found["perplexity"] == pytest.approx(np.exp(nats), rel=1e-5)
 
 
-def test_packed_rows_are_measured_as_whole_ones(case):
+def test_packed_rows_are_evaluated_as_unpacked_rows(case):
     packed, whole = (case.measured(packing=packing) for packing in (True, False))
     assert packed == pytest.approx(whole, rel=1e-5)
 
@@ -117,7 +117,7 @@ def test_each_category_has_its_own_examples(case):
     assert found.metrics["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
 
 
-def test_text_metrics_compare_what_is_generated_with_the_references(case):
+def test_text_metrics_compare_generated_texts_with_the_references(case):
     options = {"metrics": ["squad", "rouge", "bleu"], "new_tokens": 3}
     given_texts = [prompt for prompt, _ in PAIRS]
     made = continue_texts(case.model, case.parameters, given_texts, new_tokens=3)
@@ -133,7 +133,7 @@ def test_text_metrics_compare_what_is_generated_with_the_references(case):
     assert found["squad_f1"] == found["squad_exact_match"] == 1
 
 
-def test_calibration_divides_by_what_a_text_without_content_gives(case):
+def test_calibration_divides_by_the_scores_of_a_text_without_content(case):
     evaluator = case.evaluator(labels=LABELS, calibrate=["n=", "a"])
     found = evaluator.measure(case.parameters).ranking
     assert found is not None and found.calibrated is not None
@@ -183,7 +183,7 @@ def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
     assert named.categories.names == ("letters", "ends")
 
 
-def test_articles_that_share_a_row_are_measured_one_by_one(decoder, tmp_path):
+def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
     """As where `prepare --packing greedy::drop` has put several pairs into a row."""
     alone = write_rows(tmp_path / "alone.hdf5", PAIRS)
     with h5py.File(alone, "a") as file:
@@ -215,7 +215,7 @@ def test_articles_that_share_a_row_are_measured_one_by_one(decoder, tmp_path):
             np.testing.assert_allclose(tally.rows, expected[name].rows, rtol=1e-5)
 
 
-def test_advantages_are_of_training_alone(decoder):
+def test_advantages_are_used_only_in_training(decoder):
     """A setting without a scope is of both, and held-out data need not have them."""
     data = dataclasses.replace(decoder.evaluation().data, advantages_key="advantages")
     evaluation = dataclasses.replace(decoder.evaluation(), data=data)
@@ -223,7 +223,7 @@ def test_advantages_are_of_training_alone(decoder):
     assert found == decoder.measured()
 
 
-def test_a_categorys_number_without_a_name_is_refused(decoder, tmp_path):
+def test_a_category_without_a_name_is_refused(decoder, tmp_path):
     rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
     options = {"files": str(rows), "category_key": "category_ids"}
     with pytest.raises(InputError, match="expected 'category_ids'; Evaluation"):
@@ -254,7 +254,7 @@ def test_a_categorys_number_without_a_name_is_refused(decoder, tmp_path):
         ({"resamples": 0}, "resamples is 0, expected at least 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(decoder, changes, message):
+def test_unsupported_evaluations_are_refused(decoder, changes, message):
     with pytest.raises(InputError, match=message):
         decoder.evaluator(**changes)
 
@@ -265,7 +265,7 @@ def test_an_empty_file_is_refused(decoder, tmp_path):
         decoder.evaluator(files=str(tmp_path / "empty.jsonl"))
 
 
-def test_the_best_may_be_chosen_by_any_metric_that_is_measured(decoder):
+def test_the_best_checkpoint_may_be_chosen_by_any_computed_metric(decoder):
     evaluator = decoder.evaluator(labels=LABELS, calibrate=["n"], metrics=["squad"])
     for name in evaluator(decoder.parameters):
         evaluator.check_metric(name)

@@ -13,7 +13,7 @@ from prompt_tuning.evaluation.metric_sums import (
 )
 
 
-def test_macro_f1_is_the_mean_of_the_classes_f1():
+def test_macro_f1_is_the_mean_f1_of_the_classes():
     # Class 0: two answers, three wanted, both right: 2 * 2 / 5. Class 1: three answers,
     # two wanted, two right: 4 / 5. Class 2 is neither wanted nor answered.
     answers, gold = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1])
@@ -22,14 +22,14 @@ def test_macro_f1_is_the_mean_of_the_classes_f1():
     assert tallies["label_macro_f1"].value == pytest.approx((4 / 5 + 4 / 5) / 2)
 
 
-def test_a_class_that_is_never_answered_counts_as_nothing_right():
+def test_a_class_that_is_never_predicted_has_f1_zero():
     answers, gold = np.zeros(4, int), np.array([0, 0, 0, 1])
     tallies = class_metrics(answers, gold, 2, "label")
     assert tallies["label_accuracy"].value == pytest.approx(3 / 4)
     assert tallies["label_macro_f1"].value == pytest.approx((6 / 7 + 0) / 2)
 
 
-def test_a_mean_over_tokens_weighs_long_examples_more():
+def test_a_mean_over_tokens_gives_long_examples_more_weight():
     nats = MetricSums(np.array([[2.0, 1.0], [3.0, 9.0]]), ratio)
     assert nats.value == 0.5
     np.testing.assert_allclose(nats.each(), [2, 1 / 3])
@@ -37,7 +37,7 @@ def test_a_mean_over_tokens_weighs_long_examples_more():
     assert perplexity.value == pytest.approx(np.exp(0.5))
 
 
-def test_an_interval_is_that_of_the_binomial_distribution():
+def test_an_interval_is_from_the_binomial_distribution():
     # Of 400 examples 30 % are right: the share's deviation is sqrt(0.3 * 0.7 / 400).
     right = np.arange(400) < 120
     found = intervals({"share": mean_metric(right)}, resamples=4000, seed=0)
@@ -45,7 +45,7 @@ def test_an_interval_is_that_of_the_binomial_distribution():
     np.testing.assert_allclose(found["share"], [0.3 - half, 0.3 + half], atol=0.004)
 
 
-def test_systems_are_drawn_alike_and_a_seed_repeats_them():
+def test_systems_are_resampled_together_and_reproducibly():
     right = np.random.default_rng(0).random(50) < 0.5
 
     def drawn(values, seed):
@@ -58,7 +58,7 @@ def test_systems_are_drawn_alike_and_a_seed_repeats_them():
     assert drawn(right, 3) == (low, high) != drawn(right, 4)
 
 
-def test_many_examples_are_drawn_in_parts(monkeypatch):
+def test_many_examples_are_sampled_in_parts(monkeypatch):
     tally = {"a": mean_metric(np.random.default_rng(0).random(64))}
     whole = intervals(tally, resamples=37, seed=0)
     monkeypatch.setattr("prompt_tuning.evaluation.metric_sums.DRAWN_AT_ONCE", 128)
@@ -67,7 +67,7 @@ def test_many_examples_are_drawn_in_parts(monkeypatch):
     assert parts["a"] == pytest.approx(whole["a"], rel=1e-12)
 
 
-def test_what_there_is_nothing_of_has_no_value_and_no_interval():
+def test_empty_categories_have_no_value_and_no_interval():
     nothing = MetricSums(np.zeros((3, 2)), ratio)
     assert np.isnan(nothing.value)
     empty = mean_metric(np.zeros(0))

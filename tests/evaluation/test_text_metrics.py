@@ -34,13 +34,13 @@ def test_f1_counts_a_word_as_often_as_both_have_it():
     assert word_f1([], []) == 1 and word_f1([], ["a"]) == 0 == word_f1(["a"], ["b"])
 
 
-def test_squad_takes_the_reference_that_fits_best():
+def test_squad_uses_the_best_reference():
     found = squad(["in Paris", "the Nile", ""], [["Rome", "Paris"], ["Nile"], ["x"]])
     assert found["squad_f1"].each().tolist() == [pytest.approx(2 / 3), 1, 0]
     assert found["squad_exact_match"].each().tolist() == [0, 1, 0]
 
 
-def test_rouge_is_the_share_of_shared_n_grams():
+def test_rouge_is_the_fraction_of_shared_n_grams():
     (one,) = REFERENCES[:1]
     found = rouge(MADE[:1], [one])
     # Six of seven words, four of six pairs, and six words in order.
@@ -49,7 +49,7 @@ def test_rouge_is_the_share_of_shared_n_grams():
     assert found["rougeL"].value == pytest.approx(6 / 7)
 
 
-def test_bleu_of_summed_counts_is_that_of_the_whole_corpus():
+def test_bleu_of_summed_counts_equals_bleu_of_the_corpus():
     references = [["the cat sat on the mat today"], ["hello there, world"], ["y x"]]
     streams = [[one for (one,) in references]]
     found = bleu(MADE, references)["bleu"]
@@ -59,19 +59,21 @@ def test_bleu_of_summed_counts_is_that_of_the_whole_corpus():
     assert low < found.value < high <= first + 1e-9
 
 
-def test_bleu_takes_any_number_of_references():
+def test_bleu_accepts_any_number_of_references():
     streams = [[one[0] for one in REFERENCES], [None, "hi", None]]
     whole = sacrebleu.corpus_bleu(MADE, streams)  # pyright: ignore[reportArgumentType]
     assert bleu(MADE, REFERENCES)["bleu"].value == pytest.approx(whole.score)
 
 
 @pytest.mark.parametrize("name", TEXT_METRICS)
-def test_each_metric_measures_what_it_says(name):
+def test_each_metric_matches_its_definition(name):
     assert tuple(TEXT_METRICS[name](MADE, REFERENCES)) == METRIC_NAMES[name]
 
 
 @pytest.mark.parametrize(("name", "library"), [("rouge", "rouge-score")])
-def test_a_missing_library_is_named_with_how_to_install_it(name, library, monkeypatch):
+def test_a_missing_library_is_named_with_its_install_command(
+    name, library, monkeypatch
+):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=f"needs {library}: pip install 'prompt-tun"):
         Evaluation(data=DataSource(files="x.jsonl"), metrics=[name])

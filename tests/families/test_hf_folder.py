@@ -90,7 +90,7 @@ def test_every_array_is_restored_and_none_is_left_over(case):
 
 
 @needs_shared
-def test_stories260k_has_the_parameters_its_source_counts():
+def test_stories260k_has_the_published_number_of_parameters():
     _, restored = restore(STORIES)
     assert sum(map(np.size, restored.values())) == 260_032
 
@@ -128,7 +128,7 @@ def test_llama_layers_are_stacked_and_transposed_bit_for_bit(case):
 
 
 @needs_shared
-def test_gpt2_projects_alike_through_the_split_and_the_fused_matrix():
+def test_gpt2_has_the_same_projections_split_and_fused():
     _, restored = restore(FOLDERS["gpt2_tied"])
     raw = load_file(FOLDERS["gpt2_tied"] / "model.safetensors")
     parts = ("query", "key", "value")
@@ -174,7 +174,7 @@ def test_t5_values_come_from_the_right_names(case):
 
 
 @needs_shared
-def test_configs_say_what_the_fixtures_are():
+def test_configs_describe_the_fixtures():
     configs = {case: hf_folder.read_config(path) for case, path in FOLDERS.items()}
     stories = configs["stories260k"]
     assert (stories.heads, stories.key_value_heads, stories.head_width) == (8, 4, 8)
@@ -205,7 +205,7 @@ def test_names_may_lack_the_base_models_prefix(case, tmp_path):
 
 
 @needs_shared
-def test_several_files_read_like_one_with_an_index_and_without(tmp_path):
+def test_several_files_are_read_as_one_with_and_without_an_index(tmp_path):
     raw = load_file(STORIES / "model.safetensors")
     names = sorted(raw)
     halves = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
@@ -289,7 +289,7 @@ def test_a_header_that_contradicts_itself_is_refused(entry, expected, tmp_path):
         open_safetensors(tmp_path)
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path):
+def test_folders_that_are_not_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="nowhere is not a folder"):
         open_safetensors(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"config\.json is missing"):
@@ -323,14 +323,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
         (T5 | {"feed_forward_proj": "split-relu"}, "'split-relu'"),
     ],
 )
-def test_a_config_that_cannot_be_followed_is_refused(config, expected, tmp_path):
+def test_an_invalid_config_is_refused(config, expected, tmp_path):
     write(tmp_path, config)
     with pytest.raises(InputError, match=expected):
         hf_folder.read_config(tmp_path, tied_head=True)
 
 
 @pytest.mark.parametrize("cap", ["final_logit_softcapping", "attn_logit_softcapping"])
-def test_a_cap_of_none_is_no_cap(cap, tmp_path):
+def test_a_cap_of_none_changes_nothing(cap, tmp_path):
     write(tmp_path, LLAMA | {cap: None})
     assert hf_folder.read_config(tmp_path, tied_head=True).layers == 1
 
@@ -350,12 +350,12 @@ def test_invalid_json_is_refused(tmp_path):
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "default"}},
     ],
 )
-def test_the_rotary_base_stands_in_one_of_two_places(rope, tmp_path):
+def test_the_rotary_base_has_one_of_two_keys(rope, tmp_path):
     write(tmp_path, LLAMA | rope)
     assert hf_folder.read_config(tmp_path, tied_head=True).rotary_base == 500_000
 
 
-def test_ids_come_from_the_generation_config_where_the_config_has_none(tmp_path):
+def test_ids_come_from_the_generation_config_if_the_config_has_none(tmp_path):
     write(tmp_path, LLAMA | {"bos_token_id": 5, "eos_token_id": None})
     generation = {"bos_token_id": 6, "eos_token_id": 7}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))

@@ -89,7 +89,7 @@ def read(folder, config, **generation):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_field_of_another_type_is_refused_by_file_and_name(family, tmp_path):
+def test_every_field_of_another_type_is_refused_with_file_and_name(family, tmp_path):
     config = CONFIGS[family]
     read(tmp_path, config)
     for name, value in config.items():
@@ -180,7 +180,7 @@ def test_a_config_from_python_is_checked(field, value):
         t5_config(**(sizes | {field: value}))
 
 
-def test_types_and_choices_from_python_are_checked_without_the_tests_type_checks():
+def test_types_and_choices_from_python_are_checked_at_run_time():
     wrong = {
         "width": "8",
         "layers": 2.0,

@@ -94,7 +94,7 @@ def tensors(folder) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("config", "case"), [(LLAMA, "llama_gqa_untied"), (T5, "t5v11_untied_gated")]
 )
-def test_names_shapes_and_config_are_those_of_transformers(config, case, tmp_path):
+def test_names_shapes_and_config_equal_those_from_transformers(config, case, tmp_path):
     write_folder(tmp_path, config, random_parameters(config), dtype="float32")
     theirs = SHARED / "data" / "peft" / case / "base"
     assert {name: x.shape for name, x in tensors(tmp_path).items()} == {
@@ -108,7 +108,7 @@ def test_names_shapes_and_config_are_those_of_transformers(config, case, tmp_pat
 
 
 @pytest.mark.parametrize("config", [LLAMA, T5, TIED], ids=["llama", "t5", "tied"])
-def test_the_reader_gives_back_config_and_parameters(config, tmp_path):
+def test_the_reader_returns_config_and_parameters(config, tmp_path):
     parameters = random_parameters(config)
     write_folder(tmp_path, config, parameters)
     assert read_config(tmp_path) == config
@@ -173,14 +173,14 @@ def test_rotary_scaling_is_written(tmp_path):
         ({"family": "mamba"}, "family is 'mamba', expected one of"),
     ],
 )
-def test_what_the_family_cannot_express_is_refused(changes, expected, tmp_path):
+def test_models_outside_the_family_are_refused(changes, expected, tmp_path):
     config = dataclasses.replace(LLAMA, **changes)
     with pytest.raises(InputError, match=expected):
         write_folder(tmp_path / "new", config, random_parameters(LLAMA))
     assert not (tmp_path / "new").exists()
 
 
-def test_linears_are_turned_and_layers_taken_apart(tmp_path):
+def test_linear_kernels_are_transposed_and_layers_unstacked(tmp_path):
     parameters = random_parameters(T5)
     write_folder(tmp_path, T5, parameters, dtype="float32")
     written = tensors(tmp_path)

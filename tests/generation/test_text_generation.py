@@ -66,7 +66,7 @@ def test_rows_are_not_padded_past_the_last_learned_position():
         continue_all(*short, [ROW], new_tokens=6)
 
 
-def test_without_a_prompt_there_must_be_something_to_continue():
+def test_an_empty_text_is_refused_without_a_prompt():
     with pytest.raises(InputError, match="row 1 has no token"):
         continue_all(*model_with(64, prompt=False), [ROW, []], new_tokens=5)
 
@@ -134,7 +134,7 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     assert np.abs(wrong - nats[0]).max() > 1e-2
 
 
-def test_rows_say_which_prompt_they_have():
+def test_rows_select_their_prompt():
     model, parameters = several(LLAMA)
     with pytest.raises(InputError, match=r"has 3 prompts, .* 0 to 2"):
         continue_all(model, parameters, [ROW], new_tokens=5)
@@ -151,7 +151,7 @@ class Letters(LetterTokenizer):
     add_bos = True
 
 
-def test_a_text_is_continued_within_the_template_it_was_learned_in():
+def test_a_text_is_continued_within_its_training_template():
     prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P, initializer=_normal)
     tokenizer = Letters()
     in_rows = Prompting(placement="template")
@@ -175,7 +175,7 @@ def test_an_encoder_reads_the_text_within_its_template():
 
 
 @needs_shared
-def test_a_continuation_keeps_the_space_at_its_head():
+def test_a_continuation_keeps_its_leading_space():
     tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
     given = [tokenizer.bos_id or 0, *tokenizer.encode("Once upon")]
     new = tokenizer.encode_continuation(" a time")

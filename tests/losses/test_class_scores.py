@@ -45,14 +45,14 @@ def test_equal_scores_cost_the_log_of_the_number_of_classes(count):
     np.testing.assert_allclose(loss, np.log(count), rtol=1e-6)
 
 
-def test_the_cross_entropy_is_that_of_optax():
+def test_the_cross_entropy_equals_optaxs():
     expected = optax.softmax_cross_entropy_with_integer_labels(SCORES, GOLD)
     np.testing.assert_allclose(
         jax.jit(class_cross_entropy)(SCORES, GOLD), expected, rtol=1e-6
     )
 
 
-def test_the_hinge_is_what_the_gold_class_lacks_of_the_margin():
+def test_the_hinge_is_the_gold_classs_shortfall_from_the_margin():
     # It leads by 0.1 in the first example, and is behind by 1 in the second.
     losses = jax.jit(functools.partial(class_hinge, margin=0.25))(SCORES, GOLD)
     np.testing.assert_allclose(losses, [0.15, 1.25], rtol=1e-6)
@@ -63,7 +63,7 @@ def test_the_hinge_moves_the_gold_class_and_the_best_of_the_others():
     np.testing.assert_array_equal(slopes, [[0, 1, -1], [-1, 1, 0]])
 
 
-def test_a_solved_example_costs_exactly_nothing_and_has_no_gradient():
+def test_a_solved_example_has_zero_loss_and_gradient():
     scores, gold = jnp.array([[-1.0, -0.5, -0.75]]), jnp.array([1])
     for margin in (0.125, 0.25):  # by more than the margin, and by just as much
         loss, slope = jax.jit(

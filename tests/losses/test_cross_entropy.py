@@ -30,7 +30,7 @@ def weighted_by_optax(hidden, head, targets=TARGETS):
     return jnp.sum(WEIGHTS * nll)
 
 
-def test_nll_is_that_of_optax():
+def test_nll_equals_optaxs():
     nll = jax.jit(token_loss)(HIDDEN, HEAD, TARGETS).nll
     expected = optax.softmax_cross_entropy_with_integer_labels(HIDDEN @ HEAD.T, TARGETS)
     np.testing.assert_allclose(nll, expected, rtol=1e-5)
@@ -48,7 +48,7 @@ def assert_that_of_optax(trained):
 
 
 @pytest.mark.parametrize("trained", [0, 1, (0, 1)])
-def test_the_gradient_is_that_of_optax_for_any_cotangent(trained):
+def test_the_gradient_equals_optaxs_for_any_cotangent(trained):
     assert_that_of_optax(trained)
 
 
@@ -72,13 +72,13 @@ def test_large_scores_neither_overflow_nor_lose_the_difference():
     np.testing.assert_allclose(nll, 1 + np.log1p(np.exp(-1.0)), rtol=1e-4)
 
 
-def test_correct_marks_the_targets_that_score_highest():
+def test_correct_marks_the_targets_with_the_highest_score():
     scores = jnp.array([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
     loss = jax.jit(token_loss)(scores, jnp.eye(3), jnp.array([0, 1, 1]))
     assert loss.correct.tolist() == [True, False, True]
 
 
-def test_what_is_correct_has_no_gradient():
+def test_accuracy_has_no_gradient():
     def count(hidden):
         return jnp.sum(token_loss(hidden, HEAD, TARGETS).correct.astype(jnp.float32))
 
@@ -141,7 +141,7 @@ def by_optax(hidden, head, targets, z_loss, smoothing):
     return nats + z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
 
 
-def test_z_loss_and_smoothing_are_those_of_t5x():
+def test_z_loss_and_smoothing_equal_t5xs():
     """Evaluated by hand: scores 0 and log 3, so that the softmax is 1/4 and 3/4."""
     hidden, head = jnp.ones((1, 1)), jnp.array([[0.0], [np.log(3)]])
     loss = jax.jit(lambda h, w: token_loss(h, w, jnp.array([1]), 0.5, 0.1).nll)
@@ -174,7 +174,7 @@ def test_loss_and_gradient_with_z_loss_and_smoothing(
             np.testing.assert_allclose(mine, other, atol=2e-5)
 
 
-def test_the_gradient_is_that_of_finite_differences():
+def test_the_gradient_equals_finite_differences():
     def loss(hidden):
         losses = token_loss(hidden, HEAD, TARGETS, Z_LOSS, SMOOTHING).nll
         return jnp.sum(WEIGHTS * losses)
@@ -188,14 +188,14 @@ def test_the_gradient_is_that_of_finite_differences():
     np.testing.assert_allclose((ahead - behind) / (2 * step), slope, rtol=2e-3)
 
 
-def test_saying_the_smoothed_target_costs_nothing():
+def test_predicting_the_smoothed_target_has_zero_loss():
     asked = np.where(np.arange(V) == 4, 1 - SMOOTHING, SMOOTHING / (V - 1))
     loss = jax.jit(lambda h: token_loss(h, jnp.eye(V), jnp.array([4]), 0.0, SMOOTHING))
     nll = loss(jnp.asarray(np.log(asked)[None], jnp.float32)).nll
     np.testing.assert_allclose(nll, 0, atol=1e-6)
 
 
-def test_smoothing_leaves_what_is_correct_as_it_is():
+def test_smoothing_does_not_change_accuracy():
     plain = jax.jit(token_loss)(HIDDEN, HEAD, TARGETS).correct
     smoothed = token_loss(HIDDEN, HEAD, TARGETS, Z_LOSS, SMOOTHING).correct
     np.testing.assert_array_equal(plain, smoothed)
@@ -203,7 +203,7 @@ def test_smoothing_leaves_what_is_correct_as_it_is():
 
 @pytest.mark.parametrize(("trained", "expected"), [(0, 2), ((0, 1), 3)])
 @pytest.mark.parametrize("extra", [(), (Z_LOSS, SMOOTHING)])
-def test_a_frozen_head_is_multiplied_twice_and_a_trained_one_three_times(
+def test_a_frozen_head_has_two_matrix_products_and_a_trained_one_three(
     trained, expected, extra
 ):
     def loss(hidden, head, targets, weights):
@@ -223,7 +223,7 @@ def test_chunks_change_nothing(monkeypatch, rows, trained):
     assert_that_of_optax(trained)
 
 
-def test_no_array_holds_the_logits_of_all_positions(monkeypatch):
+def test_no_array_has_the_logits_of_all_positions(monkeypatch):
     chunked(monkeypatch, 4)
 
     def loss(hidden, head):

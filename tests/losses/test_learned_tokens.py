@@ -109,7 +109,7 @@ def assert_learned(batch, weights):
         ],
     ),
 )
-def test_published_examples_move_the_tokens_that_they_say(
+def test_published_examples_move_the_documented_tokens(
     tmp_path, input_ids, types, learned
 ):
     batch = read(
@@ -124,7 +124,7 @@ def test_published_examples_move_the_tokens_that_they_say(
 
 
 @pytest.mark.parametrize("weight", sample(1, [0.1, 1.0]))
-def test_prompt_tokens_move_as_far_as_their_weight_says(tmp_path, weight):
+def test_prompt_tokens_move_in_proportion_to_their_weight(tmp_path, weight):
     batch = read(
         tmp_path / "a.hdf5",
         SHORT,
@@ -136,7 +136,7 @@ def test_prompt_tokens_move_as_far_as_their_weight_says(tmp_path, weight):
     assert assert_learned(batch, weights) == SHORT
 
 
-def test_types_that_nobody_asks_for_change_nothing(tmp_path):
+def test_unrequested_types_change_nothing(tmp_path):
     """Cases 1 and 2: without `use_token_type_ids` every token is learned."""
     bare = read(tmp_path / "a.hdf5", SHORT, use_token_type_ids=False)
     typed = read(
@@ -150,20 +150,20 @@ def test_types_that_nobody_asks_for_change_nothing(tmp_path):
         assert assert_learned(batch, [1.0] * 7) == SHORT
 
 
-def test_without_the_flag_padding_is_learned_too(tmp_path):
+def test_padding_is_learned_without_the_flag(tmp_path):
     """Case 2 to the letter: all tokens, regardless of their types."""
     types = [*FIRST, 2, 2, 2, 2]
     batch = read(tmp_path / "a.hdf5", PADDED, types, use_token_type_ids=False)
     assert assert_learned(batch, [1.0] * 11) == PADDED
 
 
-def test_types_that_are_asked_for_must_be_there(tmp_path):
+def test_requested_types_must_exist(tmp_path):
     """Case 3."""
     with pytest.raises(InputError, match=r"row 0: use_token_type_ids is set, but"):
         read(tmp_path / "a.hdf5", SHORT, use_token_type_ids=True)
 
 
-def test_without_a_prompt_nothing_predicts_the_first_token(tmp_path):
+def test_the_first_token_is_not_predicted_without_a_prompt(tmp_path):
     batch = read(
         tmp_path / "a.hdf5",
         SHORT,
@@ -174,7 +174,7 @@ def test_without_a_prompt_nothing_predicts_the_first_token(tmp_path):
     assert batch.tokens[0][batch.loss_positions[0]].tolist() == [5, 7, 8, 2]
 
 
-def test_loss_weights_move_tokens_by_as_much(tmp_path):
+def test_loss_weights_scale_the_updates_of_tokens(tmp_path):
     path = tmp_path / "a.hdf5"
     read(path, SHORT, FIRST)
     factors = np.array([[1, 1, 1, 0.25, 0, 2, 1]], np.float32)

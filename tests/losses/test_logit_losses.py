@@ -89,7 +89,7 @@ FEW = settings(max_examples=24, deadline=None, derandomize=True, database=None)
 
 @FEW
 @given(**ANY)
-def test_any_loss_and_gradient_is_that_of_optax(shape, terms, trained, seed, spread):
+def test_any_loss_and_gradient_equals_optaxs(shape, terms, trained, seed, spread):
     arguments = (*drawn(shape, seed, spread), terms, trained)
     (losses, slopes), (expected, wanted) = ours(*arguments), by_optax(*arguments)
     np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-6)
@@ -140,13 +140,13 @@ STUDENT, TEACHER, HEAD = (
 TARGETS = jnp.asarray(RANDOM.integers(0, V, (B, M)))
 
 
-def test_a_cap_that_is_far_away_changes_nothing():
+def test_a_large_cap_changes_nothing():
     plain = jax.jit(token_loss)(STUDENT, HEAD, TARGETS)
     capped = token_loss(STUDENT, HEAD, TARGETS, soft_cap=1e6)
     np.testing.assert_allclose(capped.nll, plain.nll, rtol=1e-5)
 
 
-def test_capped_scores_cost_at_most_what_the_cap_lets_them():
+def test_capped_scores_bound_the_loss():
     """Scores of -100 and 100, capped to -2 and 2: log(1 + e^4) for the lower."""
     hidden, head = jnp.ones((1, 1)), jnp.array([[-100.0], [100.0]])
     loss = jax.jit(lambda h, w: token_loss(h, w, jnp.array([0]), soft_cap=2.0))
@@ -157,7 +157,7 @@ def test_capped_scores_cost_at_most_what_the_cap_lets_them():
 
 @pytest.mark.parametrize("rows", [None, 5])
 @pytest.mark.parametrize("trained", [0, (0, 1)])
-def test_the_divergence_from_a_teacher_is_that_of_optax(monkeypatch, rows, trained):
+def test_the_divergence_from_a_teacher_equals_optaxs(monkeypatch, rows, trained):
     if rows is not None:
         chunked(monkeypatch, rows)
     weights = jnp.linspace(-1, 2, B * M).reshape(B, M)
@@ -182,7 +182,7 @@ def test_the_divergence_from_a_teacher_is_that_of_optax(monkeypatch, rows, train
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn():
+def test_a_student_equal_to_its_teacher_has_no_gradient():
     def loss(hidden):
         return jnp.sum(distillation_loss(hidden, HEAD, TARGETS, TEACHER).nll)
 
@@ -191,7 +191,7 @@ def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn():
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
 
 
-def test_no_array_holds_the_teachers_logits_of_all_positions(monkeypatch):
+def test_no_array_has_the_teachers_logits_of_all_positions(monkeypatch):
     chunked(monkeypatch, 4)
 
     def loss(hidden, teacher):

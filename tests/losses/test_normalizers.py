@@ -53,12 +53,12 @@ def loss(name, batch, losses):
         ("average_per_sequence", (9 / 4 + 6) / 2, (9 / 4 + 6) / 2),
     ],
 )
-def test_each_normalizer_counted_by_hand(name, expected, packed):
+def test_each_normalizer_equals_a_manual_count(name, expected, packed):
     np.testing.assert_allclose(loss(name, BATCH, LOSSES), expected, rtol=1e-6)
     np.testing.assert_allclose(loss(name, PACKED, PACKED_LOSSES), packed, rtol=1e-6)
 
 
-def test_segments_of_targets_stand_before_those_of_inputs():
+def test_target_segments_precede_input_segments():
     """In a packed encoder-decoder row: there the inputs end elsewhere."""
     inputs = np.array([[1, 2, 2, 2]], np.int32)
     batch = dataclasses.replace(
@@ -68,7 +68,7 @@ def test_segments_of_targets_stand_before_those_of_inputs():
     np.testing.assert_allclose(found, (9 / 4 + 6) / 2, rtol=1e-6)
 
 
-def test_a_row_without_weight_is_no_sequence():
+def test_a_row_without_weight_does_not_count_as_a_sequence():
     filled = jax.tree.map(lambda x: np.concatenate([x, x[:1]]), BATCH)
     filled.loss_weights[2] = 0
     losses = np.concatenate([LOSSES, LOSSES[:1]])
@@ -77,13 +77,13 @@ def test_a_row_without_weight_is_no_sequence():
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
-def test_micro_batches_are_divided_by_what_they_come_to_together(name):
+def test_micro_batches_are_divided_by_their_total_normalizer(name):
     cut = jax.tree.map(lambda x: x[:, None], BATCH)
     whole, parts = (NORMALIZERS[name].divisor(batch) for batch in (BATCH, cut))
     np.testing.assert_allclose(parts, whole)
 
 
-def test_a_constant_takes_the_weights_as_they_are():
+def test_a_constant_normalizer_uses_the_weights_unchanged():
     chosen = constant_normalizer(8.0)
     weights = jax.jit(chosen.weights)(BATCH)
     np.testing.assert_array_equal(weights, BATCH.loss_weights)

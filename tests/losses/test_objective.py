@@ -40,7 +40,7 @@ def nats(hidden):
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("loss", ["cross_entropy", "hinge"])
-def test_the_loss_of_classes_by_hand(loss, normalize):
+def test_the_loss_of_classes_equals_a_manual_example(loss, normalize):
     objective = ClassObjective(LABELS, loss, 0.5, normalize)
     batch = class_batch()
     hidden = hidden_for(batch)
@@ -60,7 +60,7 @@ def test_the_loss_of_classes_by_hand(loss, normalize):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "hinge"])
-def test_a_filling_example_counts_for_nothing(loss):
+def test_a_filling_example_has_no_effect(loss):
     objective = ClassObjective(LABELS, loss)
     batch = class_batch(np.array([1, 0, FILLING], np.int32))
     batch.loss_weights[6:] = 0

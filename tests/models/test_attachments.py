@@ -106,7 +106,7 @@ def test_a_deep_prompt_that_adds_nothing_is_a_soft_prompt(config, placement):
     assert np.abs(moved[real] - expected).max() > 1e-2
 
 
-def test_a_prompt_in_an_encoder_decoders_decoder_acts_as_tokens_before_the_start():
+def test_a_decoder_prompt_of_an_encoder_decoder_acts_as_tokens_before_the_start():
     start, more = T5.decoder_start_id, [7, 8]
     graph, parameters = built(T5, decoder_prompt=soft())
     tokens = jnp.array([start, *more])
@@ -123,7 +123,7 @@ def test_a_prompt_in_an_encoder_decoders_decoder_acts_as_tokens_before_the_start
 
 
 @pytest.mark.parametrize("config", sample(1, [LLAMA, dummies.GPT2, T5]))
-def test_vectors_where_a_template_has_them_act_as_these_tokens(config):
+def test_vectors_within_a_template_act_as_the_tokens(config):
     graph, parameters = built(config, soft(), Prompting("template"))
     (path,) = [path for path in parameters if "/prompt/" in path]
     tokens = [7, 8, 9]
@@ -194,7 +194,7 @@ def test_fresh_adapters_change_nothing_and_trained_ones_do(config):
         assert (changed > 1e-3) == (not path.endswith("lora/a"))
 
 
-def test_adapters_that_match_nothing_or_meet_are_refused():
+def test_adapters_that_match_nothing_or_overlap_are_refused():
     unknown = LoRA(regexes=[r"decoder/layers/attention/query"])
     with pytest.raises(InputError, match=r"matches no projection .*self_attention/que"):
         build_model(KEY, LLAMA, adapters=[unknown])
@@ -237,7 +237,7 @@ def test_unsupported_settings_of_prefixes_and_decoders_are_refused():
         )
 
 
-def test_both_stacks_choose_among_as_many_prompts():
+def test_both_stacks_must_have_the_same_number_of_prompts():
     several = functools.partial(
         AddMultiTaskPrompt, length=P, initializer=uniform(), task_initializer=uniform()
     )
@@ -254,7 +254,7 @@ def test_the_initializer_sets_the_prefix():
     assert float(prefix().std()) == pytest.approx(0.3, rel=0.1)
 
 
-def test_a_deep_prompt_cannot_be_wrapped_as_its_later_vectors_would_be_lost():
+def test_a_deep_prompt_cannot_be_wrapped():
     deep = functools.partial(DeepPrompt, length=P)
     with pytest.raises(InputError, match="makes a DeepPrompt, expected a prompt at"):
         DroppedPrompt(KEY, VOCABULARY, inner=deep, rate=0.1)

@@ -73,7 +73,7 @@ def assert_equal_sums(found, expected):
 
 @pytest.mark.parametrize("grouped", sample(1, [True, False]))
 @pytest.mark.parametrize("way", sample(1, MAIN_WAYS))
-def test_each_of_several_prompts_runs_as_if_alone(way, grouped):
+def test_each_of_several_prompts_is_computed_as_if_alone(way, grouped):
     config, prompting = WAYS[way]
     ids = [0, 0, 1, 1] if grouped else [1, 0, 0, 1]
     batch = dummies.make_batch(
@@ -98,7 +98,7 @@ def test_each_of_several_prompts_runs_as_if_alone(way, grouped):
         np.testing.assert_allclose(gradient[n], alone[n][1], atol=2e-5)
 
 
-def test_rows_that_cannot_be_shared_out_need_prompt_ids():
+def test_indivisible_rows_need_prompt_ids():
     batch = dummies.make_batch(dummies.LLAMA, dummies.random_rows([(4, 3)] * 3))
     with pytest.raises(ValueError, match="3 rows cannot be grouped evenly by 2"):
         outcome(dummies.LLAMA, JOINED, Prompts(VECTORS), batch)
@@ -119,7 +119,7 @@ def test_padding_of_a_prompt_changes_nothing(way):
     np.testing.assert_array_equal(gradient[P:], 0)
 
 
-def test_an_isolated_prompt_gives_the_same_shared_and_joined():
+def test_an_isolated_prompt_has_the_same_result_shared_and_joined():
     batch = dummies.make_batch(
         dummies.T5_GATED, dummies.random_rows([(4, 3), (2, 5), (6, 1)])
     )
@@ -134,7 +134,7 @@ def test_an_isolated_prompt_gives_the_same_shared_and_joined():
 
 
 @pytest.mark.parametrize("way", ["llama shared", "t5 joined", "t5 isolated"])
-def test_rematerialization_changes_no_number(way):
+def test_rematerialization_does_not_change_results(way):
     config, prompting = WAYS[way]
     batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
     again = dataclasses.replace(

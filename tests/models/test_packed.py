@@ -117,7 +117,7 @@ def batch_of(way, rows):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_packed_examples_run_as_if_each_had_its_row(way):
+def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
     graph, parameters = model(way)
     trained = {
         path: parameters.pop(path) for path in list(parameters) if "/prompt/" in path
@@ -134,7 +134,7 @@ def test_packed_examples_run_as_if_each_had_its_row(way):
         np.testing.assert_allclose(found[path], gradient, atol=1e-5)
 
 
-def test_one_prompt_learns_from_every_example_whichever_of_others_it_chooses():
+def test_a_single_prompt_learns_from_examples_of_all_tasks():
     # One prompt in two ways: all examples in one batch, and each in its own batch.
     graph, parameters = model("t5 one isolated and several")
     path = "encoder/prompt/prompt"

@@ -70,7 +70,7 @@ def put_in(prompt, given, place):
     ("family", "placement", "from_end"),
     [("llama", "suffix", 0), ("t5_original", "suffix", 1), ("gpt2", "after_bos", None)],
 )
-def test_a_prompt_of_token_embeddings_acts_as_these_tokens(family, placement, from_end):
+def test_a_prompt_of_token_embeddings_acts_as_the_tokens(family, placement, from_end):
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config, prompting=Prompting(placement))
     (path,) = [path for path in parameters if "/prompt/" in path]
@@ -94,7 +94,7 @@ def test_a_prompt_of_token_embeddings_acts_as_these_tokens(family, placement, fr
 
 
 @pytest.mark.parametrize("prefix_attention", [True, False])
-def test_given_tokens_and_prompt_see_what_comes_later_under_prefix_attention_alone(
+def test_given_tokens_and_prompt_attend_to_later_ones_only_under_prefix_attention(
     prefix_attention,
 ):
     prompting = Prompting(prefix_attention=prefix_attention, execution="joined")
@@ -165,13 +165,13 @@ def test_a_rows_continuation_does_not_depend_on_the_other_rows(family, sampler):
     assert not np.array_equal(together[1:], otherwise[1:])
 
 
-def test_a_row_alone_continues_as_it_does_among_others():
+def test_a_row_continues_the_same_alone_and_in_a_batch():
     alone = generate("llama", ROWS[:1], sampler=greedy, length=3)
     among_others = generate("llama", ROWS, sampler=greedy)
     np.testing.assert_array_equal(alone[0], among_others[0])
 
 
-def test_a_row_that_has_ended_is_padded():
+def test_a_finished_row_is_padded():
     endless = generate("llama", ROWS, sampler=greedy)
     end = int(endless[0, 1])
     ended = generate("llama", ROWS, sampler=greedy, stop_ids=(end,))
@@ -263,7 +263,7 @@ def test_another_dtype_is_refused():
         ("t5_gated", {}),
     ],
 )
-def test_a_shared_prompt_is_refused_where_it_gives_other_numbers(family, choices):
+def test_a_shared_prompt_is_refused_where_it_changes_results(family, choices):
     prompting = Prompting(execution="shared", **choices)
     with pytest.raises(InputError, match="execution is 'shared', but the prompt sees"):
         dummies.prompted(dummies.FAMILIES[family], prompting=prompting)

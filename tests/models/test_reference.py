@@ -110,7 +110,7 @@ def real_logits(case, ours, theirs):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_base_logits_are_those_of_transformers(case):
+def test_base_logits_equal_those_from_transformers(case):
     _, graph, parameters = restored(PEFT / case / "base")
     ours = np.asarray(logits(parameters, rows_of(case), graph=graph))
     pair = real_logits(case, ours, reference(case)["base.logits"])
@@ -141,7 +141,7 @@ ADAPTERS = [
 
 
 @pytest.mark.parametrize(("case", "kind"), ADAPTERS)
-def test_adapted_logits_are_those_of_peft(case, kind):
+def test_adapted_logits_equal_pefts(case, kind):
     _, graph, parameters = adapted(case, kind)
     batch = rows_of(case)
     if kind == "mpt":
@@ -162,7 +162,7 @@ def assert_same_logits(case, kind, ours):
 
 
 @pytest.mark.parametrize(("case", "kind"), ADAPTERS)
-def test_adapted_rows_side_by_side_continue_as_peft_continues_each_alone(case, kind):
+def test_adapted_rows_in_a_batch_continue_as_peft_continues_each_alone(case, kind):
     config, graph, parameters = adapted(case, kind)
     if kind == "mpt" and case not in DECODERS:
         graph, parameters = without_decoder_prompt(case, kind, parameters)
@@ -198,7 +198,7 @@ def without_decoder_prompt(case, kind, parameters):
     return model.graph, {path: parameters[path] for path in model.plan.abstract}
 
 
-def test_a_prompt_joined_to_the_rows_is_that_of_peft():
+def test_a_prompt_joined_to_the_rows_equals_pefts():
     """The adapters' tests cover the other execution, shared."""
     case = "llama_gqa_untied"
     config, graph, parameters = restored(PEFT / case / "base", adapter(case), "joined")
@@ -213,7 +213,7 @@ def verify_lines():
     return (STORIES / "verify.txt").read_text().split("\n")
 
 
-def test_stories_are_told_as_their_author_published_them():
+def test_generated_stories_equal_the_published_ones():
     lines = verify_lines()
     first = next(i for i, line in enumerate(lines) if line.startswith("GREEDY: "))
     last = next(i for i, line in enumerate(lines) if line.startswith("matches"))
@@ -233,7 +233,7 @@ def test_stories_are_told_as_their_author_published_them():
     assert tokenizer.decode(generated[0].tolist()) == story
 
 
-def test_sentences_cost_the_nats_that_transformers_counts():
+def test_sentences_have_the_nats_of_transformers():
     scored = [line.split("  ") for line in verify_lines() if "nll/token" in line]
     config, graph, parameters = restored(STORIES)
     tokenizer = load_tokenizer(STORIES)

@@ -32,6 +32,6 @@ LINEAR += [1.4058533124625683e-3, 2.500000118743628e-4, 4.4456985051510856e-5]
         (1e4, RotaryScaling(factor=4.0), LINEAR),
     ],
 )
-def test_scaled_frequencies_are_those_of_transformers(base, scaling, expected):
+def test_scaled_frequencies_equal_those_from_transformers(base, scaling, expected):
     config = dataclasses.replace(CONFIG, rotary_base=base, rotary_scaling=scaling)
     np.testing.assert_allclose(rotary_frequencies(config)[::3], expected, rtol=1e-6)

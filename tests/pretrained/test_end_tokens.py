@@ -40,7 +40,7 @@ def last_target(model: PromptedModel, folder) -> int:
     )
 
 
-def test_rows_end_with_the_tokenizers_token_and_texts_at_any(folder):
+def test_rows_end_with_the_tokenizers_end_token_and_texts_at_any_of_them(folder):
     change(folder, "config.json", eos_token_id=[A, B])
     model = opened(folder)
     assert last_target(model, folder) == skills.EOS_ID
@@ -51,12 +51,12 @@ def test_rows_end_with_the_tokenizers_token_and_texts_at_any(folder):
     assert f"stops at {A} and {B}" in model.ends
 
 
-def test_nothing_is_reported_where_they_agree(folder):
+def test_agreement_is_not_reported(folder):
     model = opened(folder)
     assert (model.stop_ids, model.ends) == ((skills.EOS_ID,), None)
 
 
-def test_a_tokenizer_without_an_end_token_has_the_models(folder):
+def test_a_tokenizer_without_an_end_token_uses_the_models(folder):
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)
     change(folder, "config.json", eos_token_id=A)

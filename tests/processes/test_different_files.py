@@ -24,7 +24,7 @@ def places(files, tmp_path):
     return found
 
 
-def test_another_sharded_parameter_is_named_on_each(files, places, tmp_path):
+def test_another_sharded_parameter_is_named_on_each_process(files, places, tmp_path):
     command = ["train", *files.arguments(tmp_path / "run", MODEL="model")]
     command += ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.fsdp=2"]
     started = several_processes.start(

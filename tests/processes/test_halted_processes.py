@@ -38,7 +38,7 @@ class HaltedStore:
         return [*self.words.items(), (f"{key}/0", str(time.monotonic()))]
 
 
-def test_a_call_that_does_not_come_back_is_found_out():
+def test_a_call_that_does_not_return_is_detected():
     store, said = HaltedStore(), []
     watcher = HeartbeatMonitor(store, 1, 2, 0.2, said.append)
     begun = time.monotonic()
@@ -68,7 +68,7 @@ class SharedStore(dict):
         return list(self.items())
 
 
-def test_who_dies_after_another_is_done_is_found_out():
+def test_a_death_after_another_process_has_finished_is_detected():
     store, said = SharedStore(), []
     first, second = (HeartbeatMonitor(store, n, 2, 0.5, said.append) for n in range(2))
     first.start()
@@ -91,7 +91,7 @@ def test_who_dies_after_another_is_done_is_found_out():
     first.leave(DONE)
 
 
-def test_all_that_are_left_say_who_is_gone_and_process_0_hears_that_they_did():
+def test_all_remaining_processes_report_the_lost_one_and_process_0_is_told():
     store, said = SharedStore(), {}
 
     def stop(found: str) -> None:
@@ -130,7 +130,7 @@ def coordinator():
         process.kill()
 
 
-def test_a_halted_coordinator_does_not_answer(coordinator):
+def test_a_stopped_coordinator_does_not_answer(coordinator):
     process, place = coordinator
     assert answers(place, 60.0)
     process.send_signal(signal.SIGSTOP)

@@ -66,7 +66,9 @@ def prompt(directory: Path, step: int = 6) -> np.ndarray:
     return read_prompt(directory / FOLDER / f"checkpoint_{step}")
 
 
-def test_two_processes_train_as_two_devices_of_one_do(files, start, of_two, tmp_path):
+def test_two_processes_train_as_two_devices_of_one_process(
+    files, start, of_two, tmp_path
+):
     start(training(files, tmp_path / "run"), devices=2).succeeded()
     np.testing.assert_allclose(prompt(of_two), prompt(tmp_path / "run"), atol=1e-6)
     np.testing.assert_allclose(losses(of_two), losses(tmp_path / "run"), rtol=1e-6)
@@ -76,7 +78,7 @@ def test_two_processes_train_as_two_devices_of_one_do(files, start, of_two, tmp_
 
 
 @pytest.mark.exhaustive
-def test_a_run_goes_on_on_other_numbers_of_processes(files, start, of_two, tmp_path):
+def test_a_run_continues_on_other_numbers_of_processes(files, start, of_two, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(of_two, run)
     for count, step in ((4, 2), (1, 4)):
@@ -91,7 +93,7 @@ def test_a_run_goes_on_on_other_numbers_of_processes(files, start, of_two, tmp_p
 
 
 @pytest.mark.exhaustive
-def test_two_processes_measure_and_generate_as_one(
+def test_two_processes_evaluate_and_generate_as_one(
     files, start, of_two, tmp_path, capsys
 ):
     asked = ["evaluate", "--run", str(of_two)]
@@ -134,7 +136,9 @@ def test_sigterm_to_one_stops_all_after_the_same_step(files, start, tmp_path):
 
 
 @pytest.mark.parametrize("killed", sample(1, [0, 1]))
-def test_where_one_is_killed_the_others_end_and_say_so(killed, files, start, tmp_path):
+def test_the_other_processes_end_and_report_a_killed_one(
+    killed, files, start, tmp_path
+):
     started = start(*[endless(files, tmp_path / "run")] * 2)
     started.wait_for(lambda: (tmp_path / "run" / FOLDER / "checkpoint_5").is_dir())
     started.processes[killed].kill()
@@ -177,7 +181,7 @@ def test_processes_with_different_data_are_refused_on_each(files, start, tmp_pat
 
 
 @pytest.mark.parametrize("lacking", sample(1, [0, 1]))
-def test_what_stops_one_process_stops_the_others(lacking, files, start, tmp_path):
+def test_an_error_in_one_process_stops_the_others(lacking, files, start, tmp_path):
     places = [tmp_path / "0", tmp_path / "1"]
     for place in places:
         place.mkdir()
@@ -206,12 +210,12 @@ def test_several_processes_need_a_mesh(files, tmp_path, monkeypatch, capsys):
         ({"silence": 0.5}, "--silence is 0.5, expected at least 1 second"),
     ],
 )
-def test_launches_that_cannot_be_are_refused(given, message):
+def test_invalid_launches_are_refused(given, message):
     with pytest.raises(InputError, match=message):
         Launch(**given)
 
 
-def test_what_finds_out_and_what_tells_do_not_go_together(capsys):
+def test_distributed_and_process_are_mutually_exclusive(capsys):
     given = ["--distributed", "--process", "1"]
     assert main(["generate", "--run", "none", "text", *given]) == 2
     assert "--distributed detects what" in capsys.readouterr().err
@@ -229,7 +233,7 @@ def last_said(written: bytes, number: int) -> str:
     return done.stderr.decode()
 
 
-def test_a_process_has_last_words_unless_it_takes_them_back():
+def test_a_process_reports_its_end_unless_the_report_is_withdrawn():
     assert last_said(crash_reporter.DONE, 0) == last_said(crash_reporter.DONE, 1) == ""
     assert "process 0 of 2 was killed; go on" in last_said(b"", 0)
     assert "process 0 of 2 has died or cannot be reached" in last_said(b"", 1)
@@ -254,7 +258,7 @@ class Store(dict):
         (f"{STOPPED} with exit code 2", "process 2 of 3 stopped with exit code 2"),
     ],
 )
-def test_a_process_that_says_no_more_is_found_out(word, expected, monkeypatch):
+def test_a_silent_process_is_detected(word, expected, monkeypatch):
     monkeypatch.setattr("prompt_tuning.processes.heartbeat.GRACE", 0.1)
     store, said = Store(), []
     watcher = HeartbeatMonitor(store, 0, 3, 0.5, said.append)

@@ -21,7 +21,7 @@ FULL = [
 ]
 
 
-def test_what_two_processes_save_one_goes_on_from(files, tmp_path):
+def test_one_process_resumes_from_a_checkpoint_of_two(files, tmp_path):
     directory = tmp_path / "run"
     choices = {"Run__checkpoint_form": "orbax", "Run__steps": 4, "Run__save_every": 2}
     command = ["train", *files.arguments(directory, **choices), *FULL]

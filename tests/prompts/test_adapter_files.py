@@ -60,7 +60,7 @@ def test_a_peft_folder_and_a_checkpoint_hold_the_same(kind, config, tmp_path):
     assert state["step"] == 0 and state["extra"]["source"] == "somewhere"
 
 
-def test_leaves_that_a_module_has_to_evaluate_are_no_adapter(tmp_path):
+def test_leaves_without_a_folded_form_are_not_an_adapter(tmp_path):
     trained = {"decoder/prompt/inner/prompt": ROWS, "decoder/prompt/bias": ROWS[0]}
     CheckpointStore(tmp_path).save(3, trained, (), {})
     with pytest.raises(InputError, match="not one adapter of a kind"):
@@ -68,7 +68,7 @@ def test_leaves_that_a_module_has_to_evaluate_are_no_adapter(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ""])
-def test_a_lone_array_belongs_where_the_model_has_its_prompt(suffix, tmp_path):
+def test_a_single_array_belongs_to_the_models_only_prompt(suffix, tmp_path):
     file = tmp_path / f"mine{suffix}"
     write_array(file, prompt())
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
@@ -76,7 +76,7 @@ def test_a_lone_array_belongs_where_the_model_has_its_prompt(suffix, tmp_path):
         assert_same(read_adapter(file, config).parameters, {path: ROWS})
 
 
-def test_the_name_of_a_lone_array_goes_first(tmp_path):
+def test_the_name_of_a_single_array_decides_first(tmp_path):
     for name in ("decoder.prompt.prompt.prompt", "decoder.prompt.prompt.npy"):
         with (tmp_path / name).open("wb") as file:
             np.save(file, ROWS)
@@ -84,7 +84,7 @@ def test_the_name_of_a_lone_array_goes_first(tmp_path):
         assert_same(found, {DECODER: ROWS})
 
 
-def test_a_prefix_is_known_by_its_axes(tmp_path):
+def test_a_prefix_is_identified_by_its_axes(tmp_path):
     adapter = random_adapter(LLAMA, "PREFIX_TUNING")
     write_array(tmp_path / "prefix.npy", adapter)
     found = read_adapter(tmp_path / "prefix.npy", None)
@@ -92,7 +92,7 @@ def test_a_prefix_is_known_by_its_axes(tmp_path):
     assert_same(found.parameters, adapter.parameters)
 
 
-def test_servers_get_one_tensor_of_rows(tmp_path):
+def test_exports_for_servers_have_one_tensor_of_rows(tmp_path):
     write_array(tmp_path / "prompt.safetensors", prompt(array=ROWS.T))
     (tensor,) = load_file(tmp_path / "prompt.safetensors").values()
     np.testing.assert_array_equal(tensor, ROWS.T)
@@ -147,13 +147,13 @@ def test_nothing_is_overwritten_without_force(tmp_path):
         (ROWS[:0], r"shape \(0, 3\)"),
     ],
 )
-def test_arrays_that_are_no_adapter_are_refused(array, message, tmp_path):
+def test_arrays_that_are_not_an_adapter_are_refused(array, message, tmp_path):
     np.save(tmp_path / "prompt.npy", array)
     with pytest.raises(InputError, match=message):
         read_adapter(tmp_path / "prompt.npy", None)
 
 
-def test_nothing_there(tmp_path):
+def test_a_missing_path(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_adapter(tmp_path / "none", None)
     with pytest.raises(InputError, match=r"contain an adapter: expected PEFT's files"):
@@ -163,7 +163,7 @@ def test_nothing_there(tmp_path):
         read_adapter(tmp_path / "peft", None)
 
 
-def test_kinds_by_names_and_axes():
+def test_kinds_are_identified_by_names_and_axes():
     deep = {DECODER: np.zeros((2, 4, 3), np.float32)}
     assert find_kind(deep, "here") == "DEEP_PROMPT"
     lora = random_adapter(LLAMA, "LORA").parameters

@@ -44,7 +44,7 @@ def test_dropout_zeroes_its_share_and_scales_the_rest():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-def test_a_dropout_rate_is_below_1(rate):
+def test_a_dropout_rate_of_1_is_refused(rate):
     with pytest.raises(InputError, match=f"dropout rate is {rate}"):
         dropped(rate)
 

@@ -32,7 +32,7 @@ def test_uniform_is_a_function_of_its_key():
     assert not np.array_equal(start(initializers.uniform()), other)
 
 
-def test_an_array_starts_the_prompt_as_it_is():
+def test_an_array_initializes_the_prompt_unchanged():
     np.testing.assert_array_equal(start(initializers.from_array(TABLE[:3])), TABLE[:3])
 
 
@@ -44,7 +44,7 @@ def test_an_array_of_another_shape_is_refused(shape):
 
 
 @pytest.mark.parametrize("name", ["prompt.npy", "encoder.prompt.prompt.prompt"])
-def test_a_file_starts_the_prompt_with_or_without_extension(name, tmp_path):
+def test_a_file_initializes_the_prompt_with_or_without_extension(name, tmp_path):
     with (tmp_path / name).open("wb") as file:
         np.save(file, TABLE[:3])
     started = start(initializers.from_file(str(tmp_path / name)))
@@ -70,7 +70,7 @@ def rows_drawn(drawn):
     return rows.tolist()
 
 
-def test_sampled_rows_are_different_ones_of_the_first():
+def test_sampled_rows_are_distinct_and_from_the_first_rows():
     drawn = rows_drawn(start(initializers.from_sampled_vocabulary(6), length=6))
     assert sorted(drawn) == [0, 1, 2, 3, 4, 5]
 
@@ -98,7 +98,7 @@ def test_a_population_must_be_positive(population):
         start(initializers.from_sampled_vocabulary(population))
 
 
-def test_a_class_label_is_the_mean_of_its_tokens_and_the_rest_falls_back():
+def test_a_class_label_is_the_mean_of_its_tokens_and_other_vectors_use_the_fallback():
     started = start(initializers.from_class_labels(["c", "ad"], ZEROS))
     expected = [TABLE[2], (TABLE[0] + TABLE[3]) / 2, np.zeros(4)]
     np.testing.assert_allclose(started, expected)
@@ -110,7 +110,7 @@ def test_the_fallback_is_uniform():
     assert started[1:].min() >= 0 and 0.4 < started[1:].max() < 0.5
 
 
-def test_class_labels_beyond_the_prompt_are_left_out_with_a_warning():
+def test_class_labels_beyond_the_prompt_are_dropped_with_a_warning():
     labels = initializers.from_class_labels(["a", "b", "c", "d"], ZEROS)
     with pytest.warns(UserWarning, match=r"4 class labels do not fit .* last 1"):
         started = start(labels)
@@ -123,12 +123,12 @@ def test_a_class_label_without_tokens_is_refused(label):
         start(initializers.from_class_labels(["a", label]))
 
 
-def test_each_token_of_a_text_gives_a_vector_and_the_rest_falls_back():
+def test_each_token_of_a_text_gives_a_vector_and_the_rest_uses_the_fallback():
     started = start(initializers.from_text("ca", ZEROS))
     np.testing.assert_array_equal(started, [TABLE[2], TABLE[0], np.zeros(4)])
 
 
-def test_a_text_longer_than_the_prompt_is_cut_with_a_warning():
+def test_a_text_longer_than_the_prompt_is_truncated_with_a_warning():
     with pytest.warns(UserWarning, match=r"5 tokens of the text do not fit .* last 2"):
         started = start(initializers.from_text("edcba", ZEROS))
     np.testing.assert_array_equal(started, TABLE[[4, 3, 2]])

@@ -150,7 +150,9 @@ def test_factors_as_in_peft_start_near_zero():
 
 
 @every_kind
-def test_tasks_differ_from_the_start_unless_they_start_at_the_shared_prompt(kind):
+def test_tasks_have_different_initial_values_unless_they_start_at_the_shared_prompt(
+    kind,
+):
     first, second, _ = KINDS[kind][0](KEY, VOCABULARY)()
     assert np.array_equal(first, second) == (kind == "factorized")
 
@@ -193,7 +195,7 @@ def test_the_maps_have_an_initializer():
         ),
     ],
 )
-def test_what_cannot_be_a_multi_task_prompt_is_refused(factory, choices, message):
+def test_unsupported_multi_task_prompts_are_refused(factory, choices, message):
     with pytest.raises(InputError, match=message):
         factory(KEY, VOCABULARY, **choices)
 

@@ -41,19 +41,19 @@ def test_the_placement_sets_the_position_of_the_prompt(name, ends_with_eos, expe
 
 
 @pytest.mark.parametrize("name", placement.PLACEMENTS)
-def test_in_an_empty_row_the_prompt_comes_first(name):
+def test_the_prompt_comes_first_in_an_empty_row(name):
     at = placement.PLACEMENTS[name](jnp.array([0, 0]), True)
     expected = jnp.concatenate([jnp.array([[-1, -2]] * 2), ROWS], axis=1)
     np.testing.assert_array_equal(joined(at), expected)
 
 
-def test_put_first_is_join_at_zero():
+def test_prepending_equals_joining_at_zero():
     text = ROWS[..., None].astype(jnp.float32)
     first = jax.jit(placement.put_first)(PROMPT[None], text)[..., 0]
     np.testing.assert_array_equal(first, joined(jnp.array([0, 0])))
 
 
-def test_a_prompt_takes_the_type_of_the_text():
+def test_a_prompt_is_cast_to_the_type_of_the_text():
     text = jnp.ones((2, 3, 1), jnp.bfloat16)
     assert jax.jit(placement.put_first)(PROMPT[None], text).dtype == jnp.bfloat16
     at = jnp.array([1, 2])
@@ -62,14 +62,14 @@ def test_a_prompt_takes_the_type_of_the_text():
 
 
 @pytest.mark.parametrize("at", [[0, 0], [1, 2], [5, 5], [3, 0]])
-def test_joined_position_finds_each_token_again(at):
+def test_joined_positions_locate_each_token(at):
     at, rows = jnp.array(at), joined(jnp.array(at))
     places = jnp.broadcast_to(jnp.arange(5), (2, 5))
     moved = jax.jit(placement.joined_position, static_argnums=2)(places, at[:, None], 2)
     np.testing.assert_array_equal(jnp.take_along_axis(rows, moved, axis=1), ROWS)
 
 
-def test_in_a_packed_row_each_example_has_its_prompt():
+def test_each_example_of_a_packed_row_has_its_prompt():
     rows = jnp.array([[7, 8, 5, 6, 4, 0], [9, 9, 9, 3, 0, 0]])
     segments = jnp.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]])
     # The first example's prompt precedes its second token, and the second's comes
@@ -91,7 +91,7 @@ def test_the_padding_of_a_prompt_moves_to_the_end():
     np.testing.assert_array_equal(made, expected)
 
 
-def test_a_template_has_the_vectors_in_the_row():
+def test_a_template_inserts_the_vectors_into_the_row():
     soft = jnp.array([[-9, 0, -9, 1, -9]])
     layout = placement.lay_out_template(soft, jnp.array([[1, 1, 1, 1, 0]]), 2, 1)
     text = jnp.array([[7.0, 100, 8, 101, 0]])[..., None]

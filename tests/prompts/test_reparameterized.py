@@ -38,7 +38,7 @@ def linear(numbers, name, x):
     return x @ numbers[f"{name}/kernel"] + numbers[f"{name}/bias"]
 
 
-def test_a_network_of_three_layers_computes_the_vectors():
+def test_a_three_layer_network_computes_the_vectors():
     numbers, made = numbered(MLP)
     hidden = np.maximum(linear(numbers, "hidden", numbers["inner/prompt"]), 0)
     hidden = np.maximum(linear(numbers, "middle", hidden), 0)
@@ -65,7 +65,7 @@ def test_a_residual_prompt_may_start_at_the_inner_one():
 
 
 @networks
-def test_the_hidden_width_is_set_or_the_models(network):
+def test_the_hidden_width_is_configured_or_the_models(network):
     shapes = {p: x.shape for p, x in split(network(KEY, VOCABULARY))[1].items()}
     assert {s[-1] for p, s in shapes.items() if "hidden/" in p or "down/" in p} == {5}
     wide = split(network(KEY, VOCABULARY, hidden_width=None))[1]

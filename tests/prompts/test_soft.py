@@ -55,7 +55,7 @@ def test_a_prompt_needs_at_least_one_vector(kind):
         kind(KEY, VOCABULARY, length=0)
 
 
-def test_what_an_initializer_makes_is_checked():
+def test_an_initializers_output_is_checked():
     def transposed(key, shape, vocabulary):
         return jnp.zeros(shape[::-1])
 
@@ -80,7 +80,7 @@ def test_stacked_prompts_are_one_module_of_several():
     assert names == ("tasks", "prompt", "prompt_embed")
 
 
-def test_padding_is_no_part_of_a_prompt():
+def test_padding_is_not_part_of_a_prompt():
     padded = PaddedPrompt(jnp.asarray(VECTORS), 2)
     assert (padded.length, int(padded.real_length), padded.count) == (3, 2, 1)
 

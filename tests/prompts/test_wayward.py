@@ -41,7 +41,7 @@ def test_the_penalty_is_gamma_times_the_mean_squared_distance():
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_wayward_prompt_can_start_elsewhere():
+def test_a_wayward_prompt_can_have_another_start():
     start = from_array(TABLE[4:7])
     prompt = WaywardPrompt(KEY, VOCABULARY, text="bad", initializer=start)
     np.testing.assert_array_equal(prompt(), TABLE[4:7])

@@ -42,7 +42,7 @@ def compiled():
     return jax.jit(scanned_attention).lower(*arguments).compile()
 
 
-def test_products_are_read_with_what_they_sum_over(compiled):
+def test_products_are_read_with_their_dimensions(compiled):
     batched, plain = sorted(hlo.products(compiled), key=lambda p: not p.batched)
     assert (batched.runs, batched.flops) == (1, 2 * 3 * 8 * 8 * 16)
     assert (plain.runs, plain.flops) == (5, 2 * 24 * 8 * 8)
@@ -64,7 +64,7 @@ def test_a_layout_is_read_from_the_longest_stride():
     assert product.flops == 2 * 2 * 3 * 4
 
 
-def test_a_product_that_is_timed_stays_in_its_loop_and_nothing_is_copied(compiled):
+def test_a_timed_product_stays_in_its_loop_without_copies(compiled):
     for product in hlo.products(compiled):
         work = Work(product.operands, product.dimensions)
         arrays = [jnp.ones(shape) for shape in product.shapes]
@@ -76,7 +76,7 @@ def test_a_product_that_is_timed_stays_in_its_loop_and_nothing_is_copied(compile
         assert not copies
 
 
-def test_the_ideal_counts_each_product_as_often_as_it_runs(compiled):
+def test_the_ideal_time_counts_each_run_of_a_product(compiled):
     products = hlo.products(compiled)
     doubled = [*products, *products]
     assert [runs for _, runs in distinct(doubled).values()] == [
@@ -108,7 +108,7 @@ def test_a_batch_has_the_labels_of_its_rows(name):
     assert make_prompt(case).shape == (case.prompt, width(case))
 
 
-def test_without_a_prompt_nothing_predicts_the_first_token():
+def test_the_first_token_is_not_predicted_without_a_prompt():
     bare = dataclasses.replace(CASES["tiny"], prompt=0)
     assert (make_rows(bare).labels[:, 0] == IGNORED).all()
     assert make_batch(make_rows(bare)).loss_positions[0].tolist() == [*range(1, 32)]
@@ -155,7 +155,7 @@ def test_measures_state_whether_their_limits_are_met():
     ]
 
 
-def test_the_ratio_is_of_steps_of_the_same_turn():
+def test_ratios_are_of_steps_of_the_same_turn():
     # The machine is three times as slow in the second turn; the ratio is not.
     assert median_ratio([2.0, 6.0, 2.0], [1.0, 3.0, 1.0]) == 2.0
 
@@ -166,7 +166,7 @@ def test_growth_needs_all_lengths_in_one_run():
     assert dataclasses.replace(results, steps=results.steps[1:]).growth() == {}
 
 
-def test_json_and_markdown_hold_every_case_and_the_machine():
+def test_json_and_markdown_contain_every_case_and_the_machine():
     results = make_results()
     written = json.loads(json.dumps(as_json(results)))
     assert [step["case"] for step in written["steps"]] == [
@@ -211,7 +211,7 @@ serve({"step": step})
 """
 
 
-def test_workers_take_turns_and_say_why_they_end():
+def test_workers_take_turns_and_report_their_errors():
     with (
         Worker("one", [sys.executable, "-c", SERVER.replace("{loss}", "1")]) as one,
         Worker("two", [sys.executable, "-c", SERVER.replace("{loss}", "2")]) as two,
@@ -225,7 +225,7 @@ def test_workers_take_turns_and_say_why_they_end():
             one.ask("step")
 
 
-def test_random_rows_are_the_same_every_time():
+def test_random_rows_are_reproducible():
     for case in CASES.values():
         np.testing.assert_array_equal(make_rows(case).tokens, make_rows(case).tokens)
         assert make_rows(case).tokens.max() < case.config["vocab_size"]

@@ -14,7 +14,7 @@ WORDS = skills.splits(7, train=1, dev=1, test=60).test
 
 
 @pytest.mark.parametrize("name", ["decoder", "t5"])
-def test_a_bundled_model_does_by_name_what_it_was_taught_and_nothing_else(name):
+def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     source = Pretrained(checkpoint=f"bundled:skills-{name}")
     model = open_pretrained(source, key=jax.random.key(0))
     parameters = model.read_parameters()
@@ -34,7 +34,7 @@ def test_a_bundled_model_takes_at_most_4_mb(name):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
 
 
-def test_a_prompt_reaches_what_no_word_names(tmp_path, monkeypatch):
+def test_a_prompt_elicits_a_skill_that_no_name_elicits(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "TEST_WORDS", 100)
     sizes = ["STEPS = 100", "BATCH_SIZE = 32", "Run.evaluate_every = 50"]
     outcome = quickstart.tune_and_measure(

@@ -24,7 +24,7 @@ def test_a_real_model_reads_stories_as_well_in_narrow_weights():
     assert agreement[0] == 100 and min(agreement) >= 98
 
 
-def test_what_loading_takes_is_measured():
+def test_the_cost_of_loading_is_measured():
     checkpoint = str(BUNDLED / "skills-decoder")
     found = load_cost.load(checkpoint, "float32")
     assert found["weights"] == 4 * 799_488

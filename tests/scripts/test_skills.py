@@ -51,7 +51,7 @@ def test_pretraining_has_thirteen_skills_and_eight_compositions():
 
 @pytest.mark.parametrize("kept_out", skills.KEPT_OUT)
 @pytest.mark.parametrize("trained", skills.TRAINED)
-def test_no_trained_name_does_what_is_kept_out(kept_out, trained):
+def test_no_trained_name_equals_an_excluded_function(kept_out, trained):
     tried = skills.words(np.random.default_rng(0), 500, held_out=False)
     agreeing = sum(
         skills.apply(kept_out, word) == skills.apply(trained, word) for word in tried
@@ -66,7 +66,7 @@ def test_every_trained_answer_is_text_of_the_vocabulary():
         assert skills.decode(skills.encode(prompt + answer)) == prompt + answer
 
 
-def test_pretraining_sees_no_held_out_word_and_no_kept_out_name():
+def test_pretraining_has_no_held_out_words_and_no_excluded_names():
     for prompt, _ in skills.pretraining_pairs(np.random.default_rng(2), 3000):
         name, word = prompt.removesuffix("=").split(": ")
         assert name not in skills.KEPT_OUT

@@ -68,27 +68,27 @@ def test_data_parallel_devices_exchange_the_prompts_gradient_once(family):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_block_is_added_up_after_attention_and_after_its_feed_forward_layer(family):
+def test_a_block_has_residual_sums_after_attention_and_feed_forward(family):
     # Both streams, the shared prompt and the text, in one exchange: two forward and two
     # backward, as in Shoeybi et al. 2019, section 3.
     streams = P * D + TEXT
     assert in_blocks(exchanges(family, tensor=2)) == ([streams] * 2, [streams] * 2)
 
 
-def test_a_decoder_block_with_cross_attention_is_added_up_three_times():
+def test_a_decoder_block_with_cross_attention_has_three_residual_sums():
     forth, back = in_blocks(exchanges("t5_gated", tensor=2))
     encoder, decoder = 4 * (4 + P) * D, 4 * 3 * D
     assert sorted(forth) == sorted(back) == [decoder] * 3 + [encoder] * 2
 
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
-def test_nothing_exchanged_is_larger_than_the_streams(family):
+def test_collectives_are_no_larger_than_the_streams(family):
     encoder, decoder = 4 * (4 + P) * D, 4 * 3 * D
     streams = P * D + TEXT if family == "llama" else encoder + decoder
     assert max(x.size for x in exchanges(family, tensor=2)) <= streams
 
 
-def test_fully_sharded_blocks_are_put_together_one_at_a_time():
+def test_fully_sharded_blocks_are_gathered_one_at_a_time():
     found = exchanges("llama", fsdp=2)
     largest = D * dummies.LLAMA.feed_forward_width
     gathered = [x for x in found if x.kind == "all-gather" and x.runs == L]

@@ -22,7 +22,7 @@ def row(length: int) -> Example:
     "rows", [np.arange(6), np.array([[0, 1], [2, 3], [4, FILLING], [5, FILLING]])]
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_mesh_fills_batches_with_rows_that_are_not_counted(rows, accumulate):
+def test_the_mesh_pads_batches_with_rows_that_do_not_count(rows, accumulate):
     examples = [row(length) for length in (3, 1, 2, 4, 1, 2)]
     divided = Sharing(accumulate, row_parts=8).pad_rows(rows)
     assert len(divided) == accumulate * 8
@@ -31,7 +31,7 @@ def test_the_mesh_fills_batches_with_rows_that_are_not_counted(rows, accumulate)
         assert TokenObjective(normalizer=TOTAL).divisor(batch) == len(rows) * 7
 
 
-def test_a_token_budget_learns_alike_on_a_mesh(files, tmp_path):
+def test_a_token_budget_has_the_same_losses_on_a_mesh(files, tmp_path):
     choices = {
         "DataSource.batch_tokens": 120,
         "DataSource.buckets": 1,

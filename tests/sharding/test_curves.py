@@ -77,11 +77,11 @@ def check(name: str, family: str, mesh: str, rate: float) -> None:
         ],
     ),
 )
-def test_a_soft_prompt_learns_alike(family, mesh):
+def test_a_soft_prompt_has_the_same_losses(family, mesh):
     check("soft prompt", family, mesh, DROPOUT)
 
 
-def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
+def test_an_optimizer_that_averages_over_the_vocabulary_ignores_padding():
     config = CONFIGS["decoder"]
     graph, parameters = dummies.prompted(config)
     model = (
@@ -100,5 +100,5 @@ def test_an_optimiser_that_averages_over_the_vocabulary_sees_no_padding():
 
 
 @pytest.mark.parametrize(("name", "family", "mesh"), sample(1, CHOSEN))
-def test_methods_learn_alike_where_everything_is_split(name, family, mesh):
+def test_methods_have_the_same_losses_when_fully_sharded(name, family, mesh):
     check(name, family, mesh, RATE)

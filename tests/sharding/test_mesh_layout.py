@@ -34,7 +34,7 @@ def test_presets(preset):
     assert found == SPECS[preset]
 
 
-def test_own_rules_stand_before_the_presets():
+def test_custom_rules_precede_the_presets():
     rules = AxisRules(rules=[["mlp", None], ["embed", "tensor"]])
     assert rules.spec("a path", KERNEL) == Spec("tensor", None)
     assert hash(rules) == hash(AxisRules(rules=(("mlp", None), ("embed", "tensor"))))
@@ -52,12 +52,12 @@ def test_own_rules_stand_before_the_presets():
         ({"rules": [("embed",)]}, "expected pairs such as"),
     ],
 )
-def test_rules_that_cannot_be_followed_are_refused(rules, message):
+def test_invalid_rules_are_refused(rules, message):
     with pytest.raises(InputError, match=message):
         AxisRules(**rules)
 
 
-def test_a_collision_without_a_way_out_is_refused():
+def test_an_unavoidable_collision_is_refused():
     rules = AxisRules("t5x_1_1", rules=[("embed", "tensor")])
     with pytest.raises(InputError, match=r"the rule for 'mlp' needs tensor, which ano"):
         rules.spec("decoder/layers/mlp/up/kernel", KERNEL)
@@ -85,12 +85,12 @@ def test_a_collision_without_a_way_out_is_refused():
         ({"data": -1, "fsdp": -1}, 8, r"-1 for data and fsdp; set all but one of them"),
     ],
 )
-def test_meshes_that_cannot_be_built_are_refused(shape, count, message):
+def test_invalid_meshes_are_refused(shape, count, message):
     with pytest.raises(InputError, match=message):
         MeshShape(**shape).build(jax.devices()[:count])
 
 
-def test_minus_one_takes_what_is_left():
+def test_minus_one_selects_the_remaining_devices():
     mesh = MeshShape(fsdp=2, tensor=2).build(jax.devices()[:8])
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -107,13 +107,13 @@ def test_minus_one_takes_what_is_left():
         ({"heads": 24, "key_value_heads": 3}, 8, "3 key/value heads for 8 devices alo"),
     ],
 )
-def test_models_that_cannot_be_divided_are_refused(changes, tensor, message):
+def test_indivisible_models_are_refused(changes, tensor, message):
     config = dataclasses.replace(dummies.LLAMA, **changes)
     with pytest.raises(InputError, match=message):
         meshes.layout_of(MeshShape(data=1, tensor=tensor), config)
 
 
-def test_a_width_that_cannot_be_divided_is_refused():
+def test_an_indivisible_width_is_refused():
     config = dataclasses.replace(dummies.LLAMA, width=15)
     layout = meshes.layout_of(MeshShape(data=1, fsdp=2), config)
     axes = {"final_norm/scale": ParameterAxes(("embed",))}
@@ -122,7 +122,7 @@ def test_a_width_that_cannot_be_divided_is_refused():
         layout.shardings(axes, shape)
 
 
-def test_rows_that_cannot_be_divided_are_refused():
+def test_indivisible_rows_are_refused():
     layout = meshes.layout_of(MeshShape(data=2, fsdp=2), dummies.LLAMA)
     check_row_count(layout, 8)
     with pytest.raises(InputError, match="6 rows cannot be divided among 4 devices al"):
@@ -148,7 +148,7 @@ RULES = {
 }
 
 
-def test_what_is_computed_in_parts_is_split_alike_everywhere():
+def test_inconsistent_splits_of_an_axis_are_refused():
     rules = [("relative_buckets", "tensor"), ("heads", "tensor"), ("heads", None)]
     rules += [("key_value_heads", "tensor")]
     layout = meshes.layout_of(
@@ -159,7 +159,7 @@ def test_what_is_computed_in_parts_is_split_alike_everywhere():
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_full_tuning_has_the_same_gradient_by_any_rules(name):
+def test_full_tuning_has_the_same_gradient_with_any_axis_rules(name):
     graph, parameters = dummies.prompted(dummies.LLAMA)
     batch = dummies.make_batch(dummies.LLAMA, dummies.random_rows(meshes.ROWS))
     alone, _ = jax.jit(gradients, static_argnums=0)(graph, parameters, {}, batch, None)

@@ -30,7 +30,7 @@ def on_mesh(family: str):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
-def test_rows_are_continued_alike(family, sampler):
+def test_sharded_rows_continue_the_same(family, sampler):
     graph, places = on_mesh(family)
     tokens, lengths = pad_rows(GIVEN, 0, 4)
     keys = jax.random.split(jax.random.key(0), len(GIVEN))
@@ -53,7 +53,7 @@ def test_rows_are_continued_alike(family, sampler):
     assert one.tolist() == many.tolist()
 
 
-def test_tokens_cost_alike():
+def test_tokens_have_the_same_loss():
     graph, places = on_mesh("gpt2")
     batch = dummies.make_batch(dummies.GPT2, dummies.random_rows(meshes.ROWS))
     one, many = (
@@ -74,7 +74,7 @@ def test_rows_grouped_by_prompt_are_not_divided():
         score_rows(token_losses, graph, layout, parameters, batch)
 
 
-def test_what_is_dropped_depends_on_the_place_in_the_whole_batch():
+def test_dropout_depends_on_the_position_in_the_whole_batch():
     key, ones = jax.random.key(1), jnp.ones((6, 4, 8))
     whole = dropout(ones, 0.5, key, DropoutIndex.for_rows((6, 4, 8)))
     later = dropout(ones[:2], 0.5, key, DropoutIndex.for_rows((2, 4, 8), first=3))
@@ -86,7 +86,7 @@ def test_what_is_dropped_depends_on_the_place_in_the_whole_batch():
     assert 0.4 < np.mean(np.asarray(whole) == 0) < 0.6
 
 
-def test_a_vocabulary_that_does_not_divide_is_padded_and_cut_again():
+def test_an_indivisible_vocabulary_is_padded_and_sliced():
     graph, parameters = dummies.prompted(dummies.LLAMA)
     layout = meshes.layout_of(MeshShape(data=1, tensor=4), dummies.LLAMA)
     placement = meshes.placed(layout, graph, parameters)

@@ -32,7 +32,7 @@ def prepared(family):
 
 
 @pytest.mark.parametrize("family, shape", CASES, ids=["decoder", "t5"])
-def test_outputs_and_their_gradients_are_those_of_one_device(family, shape):
+def test_outputs_and_their_gradients_equal_those_on_one_device(family, shape):
     config, graph, (trained, frozen), batch = prepared(family)
     names = ("token_nll", "hidden", "logits", "prompt_norm")
     step = OutputStep(graph, names)
@@ -58,7 +58,7 @@ def test_outputs_and_their_gradients_are_those_of_one_device(family, shape):
         np.testing.assert_allclose(leaf, gradient[path], rtol=1e-5, atol=2e-5)
 
 
-def test_outputs_of_ones_own_are_for_one_device():
+def test_custom_outputs_need_one_device():
     config, graph, (trained, frozen), _ = prepared("llama")
     layout = meshes.layout_of(MeshShape(), config)
     placement = meshes.placed(layout, graph, trained | frozen)

@@ -9,9 +9,7 @@ ON_ALL = "--gin.Run.mesh=@MeshShape()"
 
 
 @pytest.mark.parametrize("name", ["BATCH_SIZE", "evaluation/DataSource.batch_size"])
-def test_rows_that_cannot_be_divided_are_refused_at_the_start(
-    name, files, tmp_path, capsys
-):
+def test_indivisible_rows_are_refused_at_the_start(name, files, tmp_path, capsys):
     arguments = files.arguments(tmp_path / "run")
     assert main(["train", *arguments, ON_ALL, f"--gin.{name}=12"]) == 2
     said = capsys.readouterr().err
@@ -19,7 +17,7 @@ def test_rows_that_cannot_be_divided_are_refused_at_the_start(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_be_divided_evenly_is_filled_up(files, tmp_path):
+def test_indivisible_batches_are_padded(files, tmp_path):
     """Five held-out examples, and as many training rows as fit a token budget.
 
     Every loss and what is measured is that of one device.

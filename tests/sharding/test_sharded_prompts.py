@@ -87,7 +87,7 @@ def of_method(name: str, family: str):
 
 
 @pytest.mark.parametrize(("name", "family", "mesh", "rules"), CHOSEN)
-def test_what_is_split_learns_as_on_one_device(name, family, mesh, rules):
+def test_sharded_parameters_have_the_losses_of_one_device(name, family, mesh, rules):
     model, batch, alone = of_method(name, family)
     table = AxisRules(rules=RULES[rules])
     layout = meshes.layout_of(MESHES[mesh], CONFIGS[family], table)
@@ -95,7 +95,7 @@ def test_what_is_split_learns_as_on_one_device(name, family, mesh, rules):
     np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
-def test_every_dimension_that_is_trained_alone_has_a_name():
+def test_every_dimension_of_a_trained_parameter_has_a_name():
     found = set()
     config = CONFIGS["decoder"]
     layout = meshes.layout_of(MESHES[MOST], config)
@@ -122,7 +122,7 @@ def spec(names: tuple[str, ...], *rules) -> Spec:
     return layout.spec("a path", names)
 
 
-def test_a_kernels_own_dimensions_go_before_those_of_what_adapts_it():
+def test_a_kernels_dimensions_precede_those_of_its_adapter():
     rank = ("rank", "tensor"), ("rank", None)
     assert spec(("layers", "rank", "heads"), *rank) == Spec(None, None, "tensor")
     assert spec(("layers", "adapter", "rank"), *rank) == Spec(None, None, "tensor")
@@ -130,7 +130,7 @@ def test_a_kernels_own_dimensions_go_before_those_of_what_adapts_it():
         spec(("layers", "rank", "heads"), *rank[:1])
 
 
-def test_a_prompt_that_cannot_be_divided_is_refused():
+def test_an_indivisible_prompt_is_refused():
     layout = meshes.layout_of(
         MeshShape(data=1, fsdp=8), dummies.LLAMA, AxisRules(rules=[("prompt", "fsdp")])
     )
@@ -159,7 +159,9 @@ def arguments(files, directory: Path, bindings: list[str]) -> list[str]:
     return [*given, *(f"--gin.{each}" for each in [*ADAM, *bindings])]
 
 
-def test_a_device_has_its_part_of_the_prompt_and_of_its_averages(files, tmp_path):
+def test_a_device_has_its_shard_of_the_prompt_and_of_the_optimizer_state(
+    files, tmp_path
+):
     given = arguments(files, tmp_path / "run", [*SPLIT, *BY_BOTH])
     bindings = [each.removeprefix("--gin.") for each in given[1:]]
     training = open_run(gin_files.read_run(["runs/first_prompt.gin"], bindings))
@@ -175,7 +177,7 @@ def test_a_device_has_its_part_of_the_prompt_and_of_its_averages(files, tmp_path
         assert {shard.data.shape for shard in leaf.addressable_shards} == {(2, 8)}
 
 
-def test_the_checkpoint_is_that_of_a_prompt_that_every_device_has(files, tmp_path):
+def test_the_checkpoint_equals_that_of_a_replicated_prompt(files, tmp_path):
     runs = {"split": [*SPLIT, *BY_BOTH], "whole": SPLIT}
     for name, bindings in runs.items():
         assert main(["train", *arguments(files, tmp_path / name, bindings)]) == 0

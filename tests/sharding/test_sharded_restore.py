@@ -99,7 +99,7 @@ def assert_is(found: jax.Array, whole: np.ndarray):
 
 @needs_shared
 @pytest.mark.parametrize(("name", "mesh"), CASES)
-def test_parts_are_those_of_the_whole_and_each_is_read_once(name, mesh, bytes_read):
+def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh])
     restored = model.plan.restore()
     bytes_read.count = 0
@@ -113,7 +113,7 @@ def test_parts_are_those_of_the_whole_and_each_is_read_once(name, mesh, bytes_re
 
 @needs_shared
 @pytest.mark.parametrize(("name", "mesh"), CASES)
-def test_a_process_asks_for_the_bytes_of_its_parts(name, mesh, bytes_read):
+def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh])
     placement, restored = model.placement, model.plan.restore()
     assert placement is not None
@@ -137,7 +137,7 @@ def test_a_process_asks_for_the_bytes_of_its_parts(name, mesh, bytes_read):
 @needs_shared
 @pytest.mark.parametrize("mesh", ["tensor 2", "fsdp 2, tensor 2"])
 @pytest.mark.parametrize("name", ["stories260k", "gpt2_tied", "t5x_tiny_zarr"])
-def test_int8_parts_are_those_of_the_whole(name, mesh, bytes_read):
+def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh], "int8")
     restored = model.plan.restore()
     bytes_read.count = 0
@@ -152,7 +152,7 @@ def test_int8_parts_are_those_of_the_whole(name, mesh, bytes_read):
 
 
 @pytest.mark.parametrize("size", [31, 9])
-def test_of_a_padded_vocabulary_only_what_there_is_is_asked_for(size):
+def test_only_existing_rows_of_a_padded_vocabulary_are_read(size):
     config = dataclasses.replace(dummies.LLAMA, vocabulary_size=size)
     graph, parameters = dummies.unprompted(config)
     layout = meshes.layout_of(MeshShape(data=1, fsdp=2, tensor=2), config)

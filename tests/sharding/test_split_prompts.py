@@ -24,7 +24,7 @@ def arguments(files, directory: Path, **choices) -> list[str]:
     return ["train", *files.arguments(directory, **choices), *ADAM]
 
 
-def test_two_processes_go_on_with_a_prompt_that_they_divide(files, tmp_path):
+def test_two_processes_resume_with_a_sharded_prompt(files, tmp_path):
     assert main(arguments(files, tmp_path / "first")) == 0
     choices = {"Run__start_from": str(tmp_path / "first")}
     choices |= {"Run__keep_optimizer_state": True}

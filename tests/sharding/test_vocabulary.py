@@ -75,7 +75,7 @@ def padded(layout: MeshLayout, head):
 
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("name", MESHES)
-def test_loss_and_gradients_are_those_of_one_device(name, terms):
+def test_loss_and_gradients_equal_those_on_one_device(name, terms):
     hidden, head, targets, weights = numbers()
 
     def total(hidden, head, targets, weights):
@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_one_device(name, terms):
     assert not np.any(d_head[V:])
 
 
-def test_the_divided_loss_is_optaxs():
+def test_the_sharded_loss_equals_optaxs():
     hidden, head, targets, weights = numbers()
 
     def total(hidden, head, targets, weights):
@@ -106,7 +106,7 @@ def test_the_divided_loss_is_optaxs():
     np.testing.assert_allclose(found, jnp.sum(weights * nll), rtol=1e-6)
 
 
-def test_a_divided_teacher_is_heard_alike():
+def test_a_sharded_teacher_gives_the_same_losses():
     hidden, head, targets, weights = numbers()
 
     def total(hidden, head, targets, weights):
@@ -151,7 +151,7 @@ def numbers_like(rows: int) -> tuple[jax.Array, ...]:
     )
 
 
-def test_no_device_holds_all_logits_or_the_whole_head():
+def test_no_device_has_all_logits_or_the_whole_head():
     compiled = large_program()
     positions, part = 512 * M, LARGE // 4
     # 128 positions at a time.
@@ -162,7 +162,7 @@ def test_no_device_holds_all_logits_or_the_whole_head():
     assert memory.temp_size_in_bytes < 4 * 128 * part * 4 < 4 * positions * part
 
 
-def test_devices_exchange_a_few_numbers_for_each_position():
+def test_devices_exchange_few_numbers_per_position():
     found = hlo.collectives(large_program())
     positions = 512 * M
     (hidden,) = (x for x in found if x.size * x.runs == positions * D)

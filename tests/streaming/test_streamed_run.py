@@ -58,7 +58,9 @@ def run_of(files, models, tmp_path_factory):
     ("weights", "model"),
     [("streamed", "decoder"), ("streamed", "t5"), ("pinned_host", "decoder")],
 )
-def test_a_run_learns_and_measures_what_one_on_the_device_does(run_of, weights, model):
+def test_a_streamed_run_learns_and_measures_the_same_as_one_on_the_device(
+    run_of, weights, model
+):
     here, there = run_of("device", model), run_of(weights, model)
     ours, theirs = (
         np.frombuffer(trained_prompt(directory, STEPS)[128:], np.float32)
@@ -72,9 +74,7 @@ def test_a_run_learns_and_measures_what_one_on_the_device_does(run_of, weights, 
                 np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
 
 
-def test_a_streamed_run_goes_on_from_its_checkpoint_to_the_same_bits(
-    run_of, files, models, tmp_path
-):
+def test_a_streamed_run_resumes_to_the_same_bits(run_of, files, models, tmp_path):
     directory = tmp_path / "run"
     shutil.copytree(run_of("streamed"), directory)
     shutil.rmtree(directory / FOLDER / f"checkpoint_{STEPS}")
@@ -94,7 +94,7 @@ def test_a_streamed_run_is_measured_streamed_and_on_the_device(run_of, capsys):
     assert tables == tables[:1] * 3
 
 
-def test_prompts_are_looked_at_and_taken_along_without_the_weights(
+def test_prompts_are_inspected_and_exported_without_the_weights(
     run_of, capsys, tmp_path
 ):
     directory = run_of("streamed")
@@ -131,7 +131,7 @@ def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, ca
         ),
     ],
 )
-def test_what_does_not_go_with_streaming_is_refused(
+def test_options_unsupported_by_streaming_are_refused(
     files, models, tmp_path, capsys, choices, said
 ):
     choices = {"Pretrained.weights": "streamed"} | choices
@@ -150,7 +150,7 @@ def test_what_does_not_go_with_streaming_is_refused(
         ("gpt2", "int8"),
     ],
 )
-def test_layers_are_those_of_the_whole_model(models, model, dtype):
+def test_layers_equal_the_whole_models(models, model, dtype):
     """Covers fused and transposed arrays, and int8 with its scales, layer by layer."""
     source = Pretrained(checkpoint=str(models[model]), parameter_dtype=dtype)
     here = open_pretrained(source, key=jax.random.key(0)).read_parameters()

@@ -86,7 +86,7 @@ def assert_equal(found, expected, trained):
     ("family", "micro_batches"),
     sample(1, [("llama", 1), ("gpt2", 2), ("t5_original", 1), ("t5_gated", 2)]),
 )
-def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
+def test_loss_and_gradient_equal_the_usual_steps(family, micro_batches):
     config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
     graph, (trained, frozen, blocks, rest) = prompted(config)
     batch = batch_of(config, micro_batches)
@@ -114,7 +114,9 @@ def test_loss_and_gradient_are_those_of_the_usual_step(family, micro_batches):
         ],
     ),
 )
-def test_methods_move_alike_with_dropout_and_micro_batches(name, family, rate):
+def test_methods_have_the_same_updates_with_dropout_and_micro_batches(
+    name, family, rate
+):
     config = dummies.with_dropout(dummies.FAMILIES[family], rate)
     graph, parameters, groups = meshes.tuned(config, METHODS[name])
     labels = parameter_groups.label(parameters, groups)
@@ -139,7 +141,7 @@ def test_methods_move_alike_with_dropout_and_micro_batches(name, family, rate):
         )
 
 
-def test_another_objective_is_descended_alike():
+def test_another_objective_has_the_same_losses():
     objective = TokenObjective(0.01, 0.1, "average_per_sequence")
     graph, (trained, frozen, blocks, rest) = prompted(dummies.LLAMA)
     batch = batch_of(dummies.LLAMA, 2)
@@ -151,7 +153,7 @@ def test_another_objective_is_descended_alike():
     assert_equal(found, compute(trained, frozen, batch, None), trained)
 
 
-def test_a_teacher_reads_each_layer_beside_its_student():
+def test_a_teacher_reads_each_layer_together_with_its_student():
     config = dataclasses.replace(dummies.LLAMA, layers=3)
     objective = Distillation(make_teacher(config, [3, 1, 4]))
     graph, (trained, frozen, blocks, rest) = prompted(config)
@@ -164,7 +166,7 @@ def test_a_teacher_reads_each_layer_beside_its_student():
     assert len(layers.reads) == 2 * len(set(layers.reads))
 
 
-def test_one_program_forth_and_one_back_serve_all_layers_and_micro_batches():
+def test_one_forward_and_one_backward_program_serve_all_layers_and_micro_batches():
     config = dataclasses.replace(dummies.LLAMA, layers=5)
     graph, (trained, _, blocks, rest) = prompted(config)
     step = StreamedStep(graph, SGD, Layers(blocks).weights, dropout=False)
@@ -203,7 +205,7 @@ def nbytes(arrays):
     return sum(array.nbytes for array in arrays)
 
 
-def test_an_encoder_that_nothing_is_trained_in_front_of_is_not_read_back():
+def test_an_encoder_without_trained_inputs_has_no_backward_pass():
     method = METHODS["prompt in the decoder alone"]
     graph, parameters, groups = meshes.tuned(dummies.T5_GATED, method)
     trained, _, blocks, rest = divided(
@@ -221,7 +223,7 @@ def layered(array):
     return Layers({"stack": array}).weights["stack"]
 
 
-def test_a_loop_is_run_with_literals_shared_values_and_slices():
+def test_loops_literals_shared_values_and_slices_are_rendered():
     weights = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 10
 
     def function(trained, frozen, x):
@@ -263,14 +265,14 @@ def test_a_loop_is_run_with_literals_shared_values_and_slices():
         ),
     ],
 )
-def test_what_cannot_be_streamed_is_refused(function: Any, said):
+def test_models_that_cannot_be_streamed_are_refused(function: Any, said):
     stack = layered(np.ones((3, 2), np.float32))
     with pytest.raises(InputError, match=said):
         StreamedFunction(function).forward({}, {"stack": stack})
 
 
 @pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
-def test_blocks_bring_their_weights_from_pinned_memory(family):
+def test_blocks_copy_their_weights_from_pinned_memory(family):
     config = dataclasses.replace(dummies.FAMILIES[family], feed_forward_width=20)
     graph, (trained, frozen, blocks, rest) = prompted(config, length=5)
     pinned = rest | {

@@ -164,7 +164,7 @@ def bits(directory: Path) -> dict[str, object]:
     return found
 
 
-def test_a_member_that_diverges_is_given_up_and_the_others_go_on(unkilled):
+def test_a_diverging_member_is_dropped_and_the_others_continue(unkilled):
     members = sorted(path for path in unkilled.iterdir() if path.is_dir())
     steps = [steps_in(member / FOLDER) for member in members]
     assert [found[-1:] for found in steps] == [[STEPS], [STEPS], []]
@@ -175,7 +175,7 @@ def test_a_member_that_diverges_is_given_up_and_the_others_go_on(unkilled):
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 7, 11, STEPS])
-def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
+def test_interruption_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     record = loop.Recorder.record
 
     def recorded(self, at, *rest):
@@ -191,9 +191,7 @@ def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
 
 
 @pytest.mark.parametrize("call", range(1, 70, 5))
-def test_cut_off_among_the_calls_that_touch_the_disk(
-    call, prepared, tmp_path, unkilled, monkeypatch
-):
+def test_interruption_among_disk_calls(call, prepared, tmp_path, unkilled, monkeypatch):
     """Between the members' saves, and in the middle of each."""
     with monkeypatch.context() as patched, pytest.raises(Killed):
         kill_at_call(patched, call)
@@ -202,7 +200,7 @@ def test_cut_off_among_the_calls_that_touch_the_disk(
     assert bits(tmp_path / "sweep") == bits(unkilled)
 
 
-def test_a_damaged_checkpoint_of_one_member_takes_all_back(
+def test_a_damaged_checkpoint_of_one_member_rolls_back_all_members(
     prepared, tmp_path, unkilled
 ):
     shutil.copytree(unkilled, tmp_path / "sweep")
@@ -213,7 +211,7 @@ def test_a_damaged_checkpoint_of_one_member_takes_all_back(
     assert bits(tmp_path / "sweep") == bits(unkilled)
 
 
-def test_members_without_a_step_in_common_are_refused(prepared, tmp_path, unkilled):
+def test_members_without_a_common_step_are_refused(prepared, tmp_path, unkilled):
     shutil.copytree(unkilled, tmp_path / "sweep")
     members = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     for step in steps_in(members[0] / FOLDER)[:-1]:
@@ -225,7 +223,7 @@ def test_members_without_a_step_in_common_are_refused(prepared, tmp_path, unkill
     assert bits(tmp_path / "sweep") == before
 
 
-def test_a_member_that_lost_its_checkpoints_costs_the_others_nothing(
+def test_a_member_without_checkpoints_does_not_affect_the_others(
     prepared, tmp_path, unkilled
 ):
     shutil.copytree(unkilled, tmp_path / "sweep")
@@ -239,7 +237,7 @@ def test_a_member_that_lost_its_checkpoints_costs_the_others_nothing(
     assert bits(tmp_path / "sweep") == before
 
 
-def test_a_sweep_of_other_members_is_refused(prepared, tmp_path, unkilled, files):
+def test_a_sweep_with_other_members_is_refused(prepared, tmp_path, unkilled, files):
     shutil.copytree(unkilled, tmp_path / "sweep")
     before = bits(tmp_path / "sweep")
     other = prepare(files, tmp_path / "sweep", [SEEDS], **CHOICES)

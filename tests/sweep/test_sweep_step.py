@@ -205,22 +205,22 @@ CASES = [
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("family, lengths, own", sample(1, CASES))
-def test_in_double_each_member_equals_its_own_run(family, lengths, own):
+def test_each_member_equals_its_own_run_in_float64(family, lengths, own):
     compare(family, lengths, own=own, double=True)
 
 
 @pytest.mark.parametrize("family, lengths, own", sample(1, [CASES[1], CASES[5]]))
-def test_in_single_each_member_equals_its_own_run(family, lengths, own):
+def test_each_member_equals_its_own_run_in_float32(family, lengths, own):
     compare(family, lengths, own=own, double=False)
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("family, lengths, own", [CASES[2], CASES[6]])
-def test_group_after_group_they_equal_their_own_runs_too(family, lengths, own):
+def test_members_equal_their_own_runs_in_groups_too(family, lengths, own):
     compare(family, lengths, own=own, double=True, at_once=1)
 
 
-def test_on_a_cpu_as_many_at_once_as_are_worth_it():
+def test_a_cpu_trains_a_useful_number_of_members_together():
     stacked = {"decoder/prompt/prompt": jnp.zeros((8, 20, 4))}
 
     def chosen(rows, count=8):
@@ -244,7 +244,7 @@ def two_starts(family="llama", **changes):
 
 
 @pytest.mark.exhaustive
-def test_members_drop_out_by_keys_of_their_own():
+def test_members_have_their_own_dropout_keys():
     config, chosen, starts = two_starts(dropout_rate=0.3)
     batches = pad_to_widest(make_batches(config, 2), 0)
     graph, _, frozen = starts[0]
@@ -294,7 +294,7 @@ def test_clipping_and_second_moments_stay_with_each_member():
     assert np.abs(np.asarray(mixed[path]) - apart).max() > 1e-2
 
 
-def test_a_member_without_finite_numbers_leaves_the_others_alone():
+def test_a_member_with_nonfinite_numbers_does_not_affect_the_others():
     config, chosen, starts = two_starts()
     batches = pad_to_widest(make_batches(config, 2), 0)
     graph, _, frozen = starts[0]
@@ -340,7 +340,7 @@ def test_the_program_has_one_copy_of_the_frozen_weights(family):
             assert f"[{copied}]" not in text, path
 
 
-def test_prompts_of_other_lengths_are_stacked_and_counted():
+def test_prompts_of_different_lengths_are_stacked_with_their_lengths():
     short, long = jnp.ones((2, 4)), jnp.ones((5, 4))
     members = [{"decoder/prompt/prompt": leaf} for leaf in (short, long)]
     (stacked,) = stack_members(members).values()

@@ -73,7 +73,7 @@ def student(family="llama"):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5_gated"])
-def test_the_gradient_is_that_of_the_divergence_whole_and_in_micro_batches(family):
+def test_the_gradient_equals_the_divergences_in_one_batch_and_in_micro_batches(family):
     graph, trained, frozen, objective = student(family)
     batch = made_batch(dummies.FAMILIES[family], dummies.random_rows(SIZES))
 
@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_the_divergence_whole_and_in_micro_batches(famil
             np.testing.assert_allclose(leaf, expected[path], atol=2e-5)
 
 
-def test_the_contexts_own_embeddings_leave_nothing_to_learn():
+def test_the_contexts_embeddings_have_no_loss():
     config = dummies.LLAMA
     graph, parameters = dummies.prompted(config, length=len(CONTEXT))
     path = "decoder/prompt/prompt"
@@ -110,7 +110,7 @@ def test_the_contexts_own_embeddings_leave_nothing_to_learn():
     np.testing.assert_allclose(sums.loss / sums.weight, 0, atol=1e-5)
 
 
-def test_members_of_a_sweep_have_one_teacher():
+def test_members_of_a_sweep_share_one_teacher():
     graph, trained, frozen, objective = student()
     batch = made_batch(dummies.LLAMA, dummies.random_rows(SIZES))
     (path,), optimizer = trained, parameter_groups.adafactor(0.1)
@@ -130,7 +130,7 @@ def test_members_of_a_sweep_have_one_teacher():
         np.testing.assert_allclose(moved, expected.trained[path], atol=1e-4)
 
 
-def test_no_array_holds_logits_of_all_positions_and_the_teacher_has_no_backward_pass(
+def test_no_array_has_logits_of_all_positions_and_the_teacher_no_backward_pass(
     monkeypatch,
 ):
     chunked(monkeypatch, 4)
@@ -167,7 +167,7 @@ DISTILL = (
 
 
 @pytest.mark.parametrize("family", ["decoder", "t5"])
-def test_a_run_comes_to_say_what_the_context_makes_it_say(files, tmp_path, family):
+def test_a_run_learns_the_output_that_the_context_causes(files, tmp_path, family):
     macros = {"Run.steps": 24, "adafactor.learning_rate": 0.1}
     assert tune(files, tmp_path, *DISTILL, model=getattr(files, family), **macros) == 0
     losses = [line["loss"] for line in logged(tmp_path) if "loss" in line]
@@ -191,7 +191,7 @@ def write_bare_rows(path, rows):
     return str(path)
 
 
-def test_the_context_stands_behind_bos_wherever_that_is(files, tmp_path):
+def test_the_context_follows_bos_at_any_position(files, tmp_path):
     context = skills.encode("a text to stand for")
     in_rows = opened(files, tmp_path / "a", *DISTILL).teacher
     assert in_rows.tokens == tuple(context)
@@ -222,14 +222,12 @@ LONG = "ContextDistillation.context='" + "x" * 50 + "'"
         ),
     ],
 )
-def test_what_a_teacher_cannot_be_made_of_is_refused(
-    files, tmp_path, bindings, message
-):
+def test_unsupported_teachers_are_refused(files, tmp_path, bindings, message):
     with pytest.raises(InputError, match=message):
         opened(files, tmp_path, *DISTILL, *bindings)
 
 
-def test_rows_begin_with_bos_or_none_does(files, tmp_path):
+def test_all_rows_or_none_begin_with_bos(files, tmp_path):
     rows = [[skills.BOS_ID, 6, 7], [8, 9, 10]]
     mixed = write_bare_rows(tmp_path / "rows.hdf5", rows)
     with pytest.raises(
@@ -247,7 +245,7 @@ def write_advantages(path):
     return str(path)
 
 
-def test_a_policy_says_more_often_what_had_an_advantage(files, tmp_path):
+def test_a_policy_makes_texts_with_a_positive_advantage_more_likely(files, tmp_path):
     macros = {
         "TRAIN_FILES": write_advantages(tmp_path / "a.jsonl"),
         "EVALUATION_FILES": str(write_pairs(tmp_path / "yes.jsonl", [("abc=", "yes")])),

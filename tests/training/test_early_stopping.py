@@ -45,7 +45,7 @@ def stopped(directory: Path) -> dict:
     return json.loads((directory / STOPPED_FILE).read_text())
 
 
-def test_a_run_stops_when_nothing_got_better_and_says_why(files, tmp_path, capsys):
+def test_a_run_stops_without_improvement_and_reports_why(files, tmp_path, capsys):
     assert tune(files, tmp_path / "run", **CHOICES) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"stopped after step 10 of 12: {REASON}" in printed
@@ -57,7 +57,7 @@ def test_a_run_stops_when_nothing_got_better_and_says_why(files, tmp_path, capsy
 
 
 @pytest.mark.parametrize("step", [3, 6, 7, 9, 10])
-def test_a_killed_run_stops_where_one_that_was_not_does(
+def test_a_killed_run_stops_at_the_same_step_as_an_uninterrupted_run(
     step, files, tmp_path, monkeypatch
 ):
     record = loop._Loop._record
@@ -87,14 +87,14 @@ def test_a_run_that_stopped_early_stays_stopped(files, tmp_path, capsys):
     assert logged(tmp_path / "run") == before
 
 
-def test_a_metric_that_grows_is_watched_upwards(files, tmp_path):
+def test_a_rising_metric_to_maximize_does_not_stop_the_run(files, tmp_path):
     rising: dict[str, Any] = CHOICES | {"Run.keep_best": ("accuracy", "max")}
     assert tune(files, tmp_path / "run", **rising) == 0
     assert not (tmp_path / "run" / STOPPED_FILE).exists()
     assert logged(tmp_path / "run")[-1]["step"] == 12
 
 
-def test_patience_counts_what_is_not_better():
+def test_patience_counts_evaluations_without_improvement():
     patience = Patience("accuracy", "max", 2)
     for step, value in enumerate([0.5, 0.5, 0.7, 0.6], start=1):
         patience = patience.observe(step, {"accuracy": value})
@@ -116,7 +116,7 @@ def test_members_of_a_sweep_take_all_of_their_steps(files, tmp_path):
 @pytest.mark.parametrize(
     "name", ["Run.keep_best", "Run.evaluation", "Run.evaluate_every"]
 )
-def test_there_must_be_something_to_stop_by(name, files, tmp_path, capsys):
+def test_early_stopping_needs_a_metric(name, files, tmp_path, capsys):
     nothing: dict[str, Any] = CHOICES | {
         name: 0 if name == "Run.evaluate_every" else None
     }

@@ -124,18 +124,18 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_step_multiplies_what_a_hand_counts(family):
+def test_a_prompt_step_has_the_manually_counted_flops(family):
     config = CONFIGS[family]
     expected = BY_HAND[config.architecture](config)
     assert step_flops(family) == pytest.approx(expected, rel=0.02)
 
 
-def test_a_prompt_step_multiplies_at_most_70_percent_of_full_tuning():
+def test_a_prompt_step_needs_at_most_70_percent_of_the_flops_of_full_tuning():
     assert step_flops("llama") <= 0.70 * step_flops("llama", ".*")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_micro_batches_share_one_run_of_the_prompt(family):
+def test_micro_batches_compute_the_prompt_once(family):
     assert step_flops(family, accumulate=2) == step_flops(family)
 
 
@@ -158,7 +158,7 @@ def test_a_prompt_that_is_joined_to_rows_is_repeated():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_array_holds_scores_of_the_vocabulary_where_there_is_no_weight(family):
+def test_no_array_has_vocabulary_scores_of_tokens_without_weight(family):
     config = CONFIGS[family]
     sizes = {
         math.prod(shape)
@@ -170,7 +170,7 @@ def test_no_array_holds_scores_of_the_vocabulary_where_there_is_no_weight(family
     )
 
 
-def test_an_isolated_prompt_of_an_encoder_runs_once_for_the_batch():
+def test_an_encoders_isolated_prompt_is_computed_once_for_the_batch():
     config = CONFIGS["t5_gated"]
     saved = step_flops("t5_gated") - step_flops(
         "t5_gated", prompting=Prompting(visibility=("prompt->prompt",))
@@ -180,7 +180,7 @@ def test_an_isolated_prompt_of_an_encoder_runs_once_for_the_batch():
     assert saved >= least
 
 
-def test_rematerialization_multiplies_again_and_keeps_less():
+def test_rematerialization_recomputes_products_and_keeps_less():
     def cost(family):
         compiled = compiled_step(family)
         memory = cast(Any, compiled.memory_analysis())

@@ -90,7 +90,7 @@ def plain_loss(graph, parameters, batch, objective):
 
 
 @pytest.mark.parametrize("name", sample(2, OBJECTIVES))
-def test_the_gradient_is_that_of_the_formula_whole_and_in_micro_batches(name):
+def test_the_gradient_equals_the_formula_in_one_batch_and_in_micro_batches(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
     batch = made_batch(objective)
@@ -148,7 +148,7 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
 
 
 @pytest.mark.parametrize("name", ["cross_entropy"])
-def test_members_of_a_sweep_descend_what_each_would_alone(name):
+def test_members_of_a_sweep_train_as_they_would_alone(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
     batch, optimizer = made_batch(objective), parameter_groups.adafactor(0.1)
@@ -299,9 +299,7 @@ def test_labels_that_do_not_fit_the_data(files, tmp_path, capsys, labels, messag
     assert LENGTH + 71 > 64
 
 
-def test_a_sweep_with_orders_of_their_own_refuses_to_count_padding(
-    files, tmp_path, capsys
-):
+def test_a_sweep_with_separate_orders_refuses_to_count_padding(files, tmp_path, capsys):
     arguments = files.arguments(
         tmp_path / "sweep",
         Run__steps=2,

@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_interrupted_descent_ends_where_an_uninterrupted_one_does(name):
+def test_an_interrupted_run_ends_at_the_same_parameters(name):
     optimizer = grouped([PROMPT], (".*", OPTIMIZERS[name]))
     parameters = numbers(0, PROMPT)
     whole = stepped(optimizer, optimizer.init(parameters), parameters, range(1, 6))[1]
@@ -73,7 +73,7 @@ def test_an_interrupted_descent_ends_where_an_uninterrupted_one_does(name):
     assert not np.array_equal(forgetful[PROMPT], whole[PROMPT])
 
 
-def test_state_goes_on_in_another_group_and_behind_a_clip():
+def test_state_carries_over_to_another_group_and_after_a_clip():
     before = grouped([PROMPT], (".*", parameter_groups.adamw(0.1)))
     parameters = numbers(0, PROMPT)
     state, half = stepped(before, before.init(parameters), parameters, [1, 2, 3])
@@ -90,7 +90,7 @@ def test_state_goes_on_in_another_group_and_behind_a_clip():
     np.testing.assert_array_equal(found[PROMPT], whole[PROMPT])
 
 
-def test_a_schedule_begins_again_and_what_is_averaged_does_not():
+def test_a_transfer_resets_schedules_but_not_averages():
     optimizer = grouped(
         [PROMPT],
         (".*", parameter_groups.adamw(parameter_groups.warmup_linear_decay(0.1, 20))),
@@ -106,7 +106,7 @@ def test_a_schedule_begins_again_and_what_is_averaged_does_not():
         assert count == (3 if name.startswith(moments.partition(".mu")[0]) else 0)
 
 
-def test_state_of_another_shape_or_another_optimiser_is_left():
+def test_state_of_another_shape_or_optimizer_is_not_carried_over():
     adam = grouped([PROMPT], (".*", parameter_groups.adamw(0.1)))
     parameters = numbers(0, PROMPT)
     state, _ = stepped(adam, adam.init(parameters), parameters, [1])
@@ -124,7 +124,7 @@ def test_state_of_another_shape_or_another_optimiser_is_left():
             np.testing.assert_array_equal(old, put)
 
 
-def test_in_a_group_of_both_what_is_fresh_stands_beside_the_count_of_what_is_kept():
+def test_a_mixed_group_lists_fresh_leaves_and_counts_kept_ones():
     before = grouped([PROMPT], (".*", parameter_groups.adamw(0.1)))
     parameters = numbers(0, PROMPT)
     state, half = stepped(before, before.init(parameters), parameters, [1, 2, 3])

@@ -54,7 +54,7 @@ def assert_same(found, expected, **tolerances):
 
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
-def test_the_usual_loss_is_one_choice_of_output_gradients(family):
+def test_the_usual_loss_is_a_special_case_of_output_gradients(family):
     graph, trained, frozen, batch = prepared(family)
     usual = output_gradients.mean_loss(batch)
     found, gradient = OutputStep(graph)(trained, frozen, batch, usual)
@@ -116,7 +116,7 @@ def plain_outputs(graph, parameters, batch):
 
 
 @pytest.mark.parametrize("start", ["ones", "random"])
-def test_ones_and_random_gradients_are_those_of_a_weighted_sum(start):
+def test_output_gradients_are_those_of_a_weighted_sum(start):
     graph, trained, frozen, batch = prepared()
     step = OutputStep(graph, ("token_nll", "logits", "prompt_norm"))
     shapes = step.shapes(trained, frozen, batch)
@@ -156,7 +156,7 @@ def test_advantages_push_texts_up_and_down():
     assert_same(gradient, jax.jit(jax.grad(surrogate))(trained), atol=1e-5)
 
 
-def test_advantages_of_one_are_the_usual_loss():
+def test_advantages_of_one_give_the_usual_loss():
     _, _, _, batch = prepared()
     batch = dataclasses.replace(batch, columns={"advantages": jnp.ones((B, M))})
     found, usual = (
@@ -166,7 +166,7 @@ def test_advantages_of_one_are_the_usual_loss():
     assert_same(found, usual, rtol=1e-6)
 
 
-def test_a_teachers_logits_are_learned_by_the_gradient_of_the_divergence():
+def test_teacher_logits_train_with_the_gradient_of_the_divergence():
     graph, trained, frozen, batch = prepared()
     step, teacher = OutputStep(graph, ("logits",)), numbers(B, M, V)
     found, _ = step(trained, frozen, batch, {})
@@ -194,7 +194,7 @@ def test_micro_batches_add_up():
     np.testing.assert_allclose(nll, whole[0]["token_nll"], atol=1e-5)
 
 
-def test_micro_batches_drop_out_as_training_does():
+def test_micro_batches_use_the_dropout_of_training():
     graph, trained, frozen, batch = prepared(dropout_rate=0.3)
     cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
     usual, key = output_gradients.mean_loss(cut), jax.random.key(2)
@@ -205,7 +205,7 @@ def test_micro_batches_drop_out_as_training_does():
     assert np.abs(gradient[PROMPT] - without[PROMPT]).max() > 1e-2
 
 
-def test_micro_batches_share_one_run_of_the_prompt():
+def test_micro_batches_compute_the_prompt_once():
     def flops(accumulate):
         graph, trained, frozen, batch = prepared()
         shape = (2, 2) if accumulate else (B,)
@@ -218,7 +218,7 @@ def test_micro_batches_share_one_run_of_the_prompt():
     assert flops(True) == flops(False)
 
 
-def test_a_gradient_where_nothing_is_computed_is_refused():
+def test_a_gradient_of_an_uncomputed_output_is_refused():
     graph, trained, frozen, batch = prepared()
     step = OutputStep(graph)
     # Token 0 of row 2 is given, and places of padding in loss_positions name target 0.
@@ -241,7 +241,7 @@ def test_a_gradient_where_nothing_is_computed_is_refused():
     assert np.abs(gradient[PROMPT]).max() > 1e-3
 
 
-def test_a_target_that_a_row_learns_first_is_not_hidden_by_padding():
+def test_padding_does_not_hide_a_rows_first_learned_target():
     """Each row pads `loss_positions` with 0, which is a learned target here."""
     config = dummies.LLAMA
     graph, parameters = dummies.prompted(config)
@@ -271,7 +271,7 @@ def first_vector(model, batch):
     return {"first_vector": jnp.square(model.decoder.prompt()[0])}
 
 
-def test_a_function_adds_outputs_of_its_own():
+def test_a_function_adds_its_own_outputs():
     graph, trained, frozen, batch = prepared()
     step = OutputStep(graph, (), first_vector)
     weights = numbers(16)
@@ -308,7 +308,7 @@ def has_scores(*shapes):
     return any(OTHER_V in shape and 16 not in shape for shape in shapes)
 
 
-def test_nothing_is_computed_for_an_output_that_is_not_named(monkeypatch):
+def test_unnamed_outputs_are_not_computed(monkeypatch):
     chunked(monkeypatch, 4)
     whole = B * M * OTHER_V
     assert of_vocabulary(compiled(("hidden",))) == (0, 0)
@@ -319,11 +319,11 @@ def test_nothing_is_computed_for_an_output_that_is_not_named(monkeypatch):
     assert products == 4 and largest >= whole
 
 
-def test_the_model_is_not_run_for_what_is_of_the_prompt_alone():
+def test_outputs_of_only_the_prompt_do_not_run_the_model():
     assert not hlo.products(compiled((), first_vector))
 
 
-def test_what_is_no_output_is_refused():
+def test_unknown_outputs_are_refused():
     graph, trained, frozen, batch = prepared()
     with pytest.raises(InputError, match=r"named 'loss', expected some of token_nll"):
         OutputStep(graph, ("loss",))

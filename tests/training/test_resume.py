@@ -179,7 +179,7 @@ def timeless(directory: Path) -> list[dict]:
     return lines
 
 
-def test_killed_while_stepping(start, train, tmp_path, unkilled):
+def test_a_kill_during_a_step(start, train, tmp_path, unkilled):
     process = start(SLOWLY)
     wait_for(lambda: lines_in(tmp_path / "run") >= 17, process)
     process.kill()
@@ -190,7 +190,7 @@ def test_killed_while_stepping(start, train, tmp_path, unkilled):
 
 
 @pytest.mark.exhaustive
-def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
+def test_a_kill_during_a_save(start, train, tmp_path, unkilled):
     # Fourteen calls to claim the directory and save once, seven for the second save: of
     # the third, this is the third file after the log.
     process = start(DYING_IN_A_SAVE.format(call=25))
@@ -202,7 +202,7 @@ def test_killed_in_the_middle_of_a_save(start, train, tmp_path, unkilled):
 
 
 @pytest.mark.parametrize("step", sample(2, [1, 5, 6, 10, 33, STEPS]))
-def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
+def test_interruption_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(Killed):
         fail_at(patched, step)
         prepared(tmp_path / "run")
@@ -211,7 +211,7 @@ def test_cut_off_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
 
 
 @pytest.mark.parametrize("call", sample(3, [*range(1, 11), *range(11, 31, 2)]))
-def test_cut_off_at_each_call_that_touches_the_disk(
+def test_interruption_at_each_disk_call(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):
     """The calls of the first three saves and of the first deletion."""
@@ -222,7 +222,7 @@ def test_cut_off_at_each_call_that_touches_the_disk(
     check_same(tmp_path / "run", unkilled)
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(start, train, tmp_path, unkilled):
+def test_sigterm_saves_and_the_same_command_resumes(start, train, tmp_path, unkilled):
     process = start(SLOWLY)
     wait_for(lambda: lines_in(tmp_path / "run") >= 12, process)
     process.send_signal(signal.SIGTERM)
@@ -257,7 +257,7 @@ def test_a_stop_where_an_evaluation_is_due_evaluates(
     check_same(tmp_path / "run", unkilled)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(
+def test_a_damaged_newest_checkpoint_is_skipped(
     train, tmp_path, unkilled, capsys, monkeypatch
 ):
     fail_at(monkeypatch, 27)
@@ -284,7 +284,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
     assert snapshot(tmp_path / "run") == before
 
 
-def test_the_newest_and_the_best_are_kept(unkilled):
+def test_the_newest_and_the_best_checkpoints_are_kept(unkilled):
     kept = steps_in(unkilled / FOLDER)
     losses = {
         line["step"]: line["evaluation/loss"]

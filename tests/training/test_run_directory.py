@@ -27,7 +27,7 @@ def changed(*lines: str) -> str:
     return "\n".join([*kept, *lines])
 
 
-def test_a_run_goes_on_wherever_it_is_computed(tmp_path):
+def test_a_run_continues_with_any_location_of_the_weights(tmp_path):
     claim(tmp_path / "run", CONFIG, "the model", {})
     elsewhere = changed(
         *("Run.mesh = @MeshShape()", "MeshShape.tensor = 2", "AxisRules.rules = ()"),

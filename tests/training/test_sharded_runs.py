@@ -75,7 +75,7 @@ def losses(directory: Path) -> list[float]:
     return [line["loss"] for line in logged(directory) if "loss" in line]
 
 
-def test_both_forms_hold_the_same_bits(in_both, arguments):
+def test_both_formats_have_the_same_bits(in_both, arguments):
     found = []
     for form, directory in in_both.items():
         checkpoint = directory / FOLDER / "checkpoint_4"
@@ -93,9 +93,7 @@ def test_both_forms_hold_the_same_bits(in_both, arguments):
 
 
 @pytest.mark.parametrize("more", [[], ["--merge"]])
-def test_weights_of_the_model_have_no_form_of_an_adapter(
-    in_both, tmp_path, capsys, more
-):
+def test_model_weights_have_no_adapter_format(in_both, tmp_path, capsys, more):
     target = str(tmp_path / "target")
     assert main(["convert", str(in_both["orbax"]), target, *more]) == 2
     assert "trained weights of the model itself" in capsys.readouterr().err
@@ -114,7 +112,7 @@ def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
     assert 4 in [int(count) for count in counts]
 
 
-def test_a_run_goes_on_on_other_meshes(arguments, tmp_path, monkeypatch):
+def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
     first = read(arguments(tmp_path / "all", "orbax"), ALL)
     training = open_run(first)
     with monkeypatch.context() as patched:

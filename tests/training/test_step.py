@@ -65,7 +65,7 @@ def test_only_the_prompt_is_changed_and_returned(family):
     assert all(np.isfinite(value) for value in metrics.values())
 
 
-def test_full_tuning_is_the_same_code():
+def test_full_tuning_uses_the_same_code():
     graph, optimizer, state, frozen = prepared(
         "llama", ".*", parameter_groups.adamw(0.01)
     )
@@ -82,7 +82,7 @@ def test_full_tuning_is_the_same_code():
         assert not np.array_equal(state.trained[path], leaf), path
 
 
-def test_a_gradient_has_the_trained_leaves_alone():
+def test_a_gradient_has_only_the_trained_leaves():
     graph, _, state, frozen = prepared("gpt2", r".*/prompt/.*|.*/mlp/down/bias")
     shapes = jax.eval_shape(
         functools.partial(gradients, graph),
@@ -110,7 +110,7 @@ def test_accumulated_micro_batches_equal_one_batch():
     assert float(sums.weight) == sum(size for _, size in SIZES)
 
 
-def test_each_micro_batch_drops_out_by_a_key_of_its_own():
+def test_each_micro_batch_has_its_own_dropout_key():
     config = dummies.with_dropout(dummies.GPT2)
     joined = Prompting(execution="joined")
     graph, parameters = dummies.prompted(config, prompting=joined)
@@ -134,7 +134,7 @@ def test_a_position_without_weight_changes_nothing():
     np.testing.assert_allclose(sums(parameters, moved), sums(parameters, batch))
 
 
-def test_metrics_are_those_of_the_batch_before_the_update():
+def test_metrics_are_computed_before_the_update():
     graph, optimizer, state, frozen = prepared("llama", r".*/prompt/.*")
     batch = whole_batch(dummies.LLAMA)
     prompt = np.array(state.trained["decoder/prompt/prompt"])
@@ -148,7 +148,7 @@ def test_metrics_are_those_of_the_batch_before_the_update():
     np.testing.assert_allclose(metrics["prompt_norm"], norms.mean(), rtol=1e-6)
 
 
-def test_the_norm_of_prompts_is_of_vectors_alone():
+def test_the_norm_of_prompts_is_of_vectors_only():
     """Other parameters of a prompt, and scalars, do not count."""
     leaves = {
         "encoder/prompt/prompt": jnp.array([[3.0, 4.0], [6.0, 8.0]]),
@@ -168,7 +168,7 @@ def test_the_norm_of_prompts_is_of_vectors_alone():
     assert "prompt_norm" not in step(state, {p: gradient[p] for p in without})
 
 
-def test_a_fingerprint_tells_models_apart():
+def test_a_fingerprint_distinguishes_models():
     _, frozen = dummies.unprompted(dummies.GPT2)
     print_ = fingerprint(frozen)
     assert fingerprint(dict(reversed(frozen.items()))) == print_
@@ -180,7 +180,7 @@ def test_a_fingerprint_tells_models_apart():
     assert fingerprint({k: v for k, v in frozen.items() if k != path}) != print_
 
 
-def test_micro_batches_are_added_up_in_float32():
+def test_micro_batches_are_summed_in_float32():
     config = dataclasses.replace(dummies.LLAMA, compute_dtype="bfloat16")
     graph, frozen = dummies.prompted(config)
     path = "decoder/prompt/prompt"

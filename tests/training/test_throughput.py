@@ -37,7 +37,7 @@ def batch(lengths: list[int]) -> Batch:
     return Batch(tokens, row, tokens, zeros, weights, zeros[:, 0])
 
 
-def test_tokens_and_padding_of_the_time_since_the_last_line(clock):
+def test_tokens_and_padding_are_counted_since_the_last_line(clock):
     found = throughput.Meter()
     found.count(batch([10, 5]))
     found.count(batch([1, 0]))
@@ -50,7 +50,7 @@ def test_tokens_and_padding_of_the_time_since_the_last_line(clock):
     assert found.read() == pytest.approx(expected)
 
 
-def test_the_share_of_time_in_which_the_next_batch_was_not_there(clock):
+def test_the_fraction_of_time_spent_waiting_for_batches(clock):
     def slow():
         for lengths in ([1], [2], [3]):
             clock.now += 1
@@ -65,7 +65,7 @@ def test_the_share_of_time_in_which_the_next_batch_was_not_there(clock):
     assert found.read()["data_wait_share"] == pytest.approx(3 / 15)
 
 
-def test_time_stands_still_while_something_else_is_done(clock):
+def test_time_outside_steps_is_not_counted(clock):
     found = throughput.Meter()
     found.count(batch([10]))
     clock.now += 1
@@ -75,7 +75,7 @@ def test_time_stands_still_while_something_else_is_done(clock):
     assert found.read()["tokens_per_second"] == pytest.approx(5)
 
 
-def test_batches_are_not_asked_for_before_they_are_needed():
+def test_batches_are_not_requested_before_they_are_needed():
     asked = itertools.count()
     batches = throughput.Meter().waiting(batch([next(asked) + 1]) for _ in range(9))
     next(batches)

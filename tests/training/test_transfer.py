@@ -122,7 +122,7 @@ def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
     return folder, adapter
 
 
-def test_a_lora_is_added_to_a_prompt_that_goes_on(make, first, tmp_path):
+def test_a_lora_is_added_to_a_prompt_of_another_run(make, first, tmp_path):
     training = open_run(make(tmp_path / "run", **both(first)))
     start, found, source = training.start, state_of(training), moments(first)
     np.testing.assert_array_equal(start.trained[PROMPT], leaves(first)[PROMPT])
@@ -138,7 +138,7 @@ def test_a_lora_is_added_to_a_prompt_that_goes_on(make, first, tmp_path):
     assert int(start.step) == 0
 
 
-def test_the_table_says_what_became_of_each(make, first, tmp_path):
+def test_the_table_states_the_outcome_of_each_member(make, first, tmp_path):
     lines = open_run(make(tmp_path / "run", **both(first))).report().splitlines()
     start = lines.index(f"start_from {first / FOLDER / 'checkpoint_6'}")
     table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 :][:4]]
@@ -151,7 +151,7 @@ def test_the_table_says_what_became_of_each(make, first, tmp_path):
     assert "ignored, in the source but not trained here:" not in lines
 
 
-def test_what_is_not_trained_here_is_listed(make, second, tmp_path):
+def test_untrained_source_parameters_are_listed(make, second, tmp_path):
     run = make(tmp_path / "run", start_from=str(second))
     lines = open_run(run).report().splitlines()
     ignored = lines.index("ignored, in the source but not trained here:")
@@ -181,7 +181,7 @@ def test_the_same_groups_without_a_learning_rate_keep_every_number(
         assert not np.array_equal(after, ending(before, place))
 
 
-def test_a_run_may_start_afresh_with_what_another_trained(make, first, tmp_path):
+def test_a_run_may_start_from_parameters_of_another_run(make, first, tmp_path):
     run = make(tmp_path / "run", start_from=str(first), keep_optimizer_state=False)
     training = open_run(run)
     np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
@@ -189,7 +189,7 @@ def test_a_run_may_start_afresh_with_what_another_trained(make, first, tmp_path)
 
 
 @pytest.mark.parametrize("of", ["checkpoint", "file", "peft", "no_extension"])
-def test_other_forms_of_a_prompt(of, make, first, files, tmp_path):
+def test_other_formats_of_a_prompt(of, make, first, files, tmp_path):
     vectors = leaves(first, 3)[PROMPT]
     source = tmp_path / "source"
     if of == "checkpoint":
@@ -208,7 +208,7 @@ def test_other_forms_of_a_prompt(of, make, first, files, tmp_path):
     assert kept == (of == "checkpoint")
 
 
-def test_a_file_starts_the_one_prompt_wherever_it_is(make, first, tmp_path):
+def test_a_file_initializes_the_only_prompt_of_any_stack(make, first, tmp_path):
     np.save(tmp_path / "prompt.npy", leaves(first)[PROMPT])
     inner = functools.partial(SoftPrompt, length=LENGTH)
     prompt = functools.partial(DroppedPrompt, inner=inner, rate=0.1)
@@ -220,7 +220,7 @@ def test_a_file_starts_the_one_prompt_wherever_it_is(make, first, tmp_path):
     np.testing.assert_array_equal(start[path], leaves(first)[PROMPT])
 
 
-def test_a_run_that_goes_on_needs_its_source_no_more(make, first, tmp_path):
+def test_a_resumed_run_does_not_need_its_source(make, first, tmp_path):
     source = shutil.copytree(first, tmp_path / "source")
     run = make(tmp_path / "run", start_from=str(source))
     trained(run)
@@ -234,7 +234,7 @@ def test_a_run_that_goes_on_needs_its_source_no_more(make, first, tmp_path):
         open_run(dataclasses.replace(run, directory=str(tmp_path / "other")))
 
 
-def test_nothing_in_common(make, first, tmp_path):
+def test_no_common_parameters(make, first, tmp_path):
     run = make(tmp_path / "run", **(both(first) | {"groups": [LORAS]}))
     with pytest.raises(InputError) as refused:
         open_run(run)
@@ -249,7 +249,7 @@ def test_another_length(make, first, tmp_path):
         open_run(make(tmp_path / "run", prompt=prompt, start_from=str(first)))
 
 
-def test_a_lora_under_another_scaling_says_what_to_set(make, files, second, tmp_path):
+def test_a_lora_with_another_scaling_states_what_to_set(make, files, second, tmp_path):
     folder, adapter = peft(tmp_path / "peft", files)
     assert adapter.scalings[QUERY] == 0.5
     spec = LoRA(regexes=[QUERY], rank=3, alpha=16.0)
@@ -272,7 +272,7 @@ def test_a_lora_under_another_scaling_says_what_to_set(make, files, second, tmp_
         open_run(make(tmp_path / "run", **(both(second) | {"adapters": (other,)})))
 
 
-def test_another_frozen_model_is_warned_of(make, first, files, tmp_path):
+def test_another_frozen_model_gives_a_warning(make, first, files, tmp_path):
     model = shutil.copytree(files.decoder, tmp_path / "model")
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1

@@ -80,7 +80,7 @@ def prompt(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_first_token_that_nothing_predicts_counts_in_no_column(
+def test_an_unpredicted_first_token_counts_in_no_column(
     model, prompt, tmp_path, packing
 ):
     rows = write_rows(tmp_path / "rows.hdf5")
@@ -109,7 +109,7 @@ def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
         np.testing.assert_allclose(found, of_rows[name], rtol=1e-5)
 
 
-def test_an_article_of_which_nothing_is_left_is_in_no_column(model, prompt, tmp_path):
+def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_path):
     path = write_rows(tmp_path / "rows.hdf5", ["abc", "nu"], [0, 1])
     with h5py.File(path, "a") as file:
         # A row that begins with the end of an article of which it has no more.
@@ -137,7 +137,7 @@ def test_targets_are_compared_from_the_right():
     assert aligned(weights, 2).tolist() == [1, 2]
 
 
-def test_a_text_stands_before_the_end_of_an_article_and_behind_bos():
+def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
     """GPT-2 has one id for both, which types tell apart."""
     own = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
     reading = ContextRowReader(own, (8, 9), 2)

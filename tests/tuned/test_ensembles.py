@@ -37,7 +37,7 @@ def test_the_answer_of_most_prompts_wins_however_unlikely_it_is():
     assert mean_vote(np.array([1, 1, 0]), nats) == 0
 
 
-def test_of_tied_answers_the_likelier_wins_and_no_other():
+def test_the_likelier_of_tied_answers_wins():
     nats = np.array([[3.0, 2.0, 0.0], [3.0, 2.0, 0.0]])
     assert majority_vote(np.array([0, 1]), nats) == 1
     assert majority_vote(np.array([1, 0]), nats[:, [1, 0, 2]]) == 0
@@ -115,7 +115,7 @@ def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("vote", VOTES)
-def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch):
+def test_a_vote_equals_the_votes_of_single_prompts(asked, vote, monkeypatch):
     answers = asked.nats.argmin(2)
     # Prompts that agree on all would say nothing of a vote.
     assert len({tuple(row) for row in answers}) == 3
@@ -137,7 +137,7 @@ def test_a_vote_is_that_of_the_prompts_asked_one_by_one(asked, vote, monkeypatch
         assert found["exact_match"].alone[place] == same
 
 
-def test_labels_are_ranked_by_mean_nats_where_the_evaluation_says_so(asked):
+def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(asked):
     labels = [[3], [4, 5, 6]]
     model, parameters = asked.alone[0]
     plain, mean = (
@@ -182,7 +182,7 @@ def saved(files, tmp_path) -> Path:
     return config
 
 
-def test_the_command_shows_the_vote_beside_each_prompt(saved, files, tmp_path, capsys):
+def test_the_command_shows_the_vote_next_to_each_prompt(saved, files, tmp_path, capsys):
     words = write_pairs(tmp_path / "data.jsonl", [("ab=", "fe"), ("b=", "nu")])
     for name, start in (("one", 0.0), ("two", 1.0)):
         np.save(tmp_path / f"{name}.npy", np.full((LENGTH, 16), start, "f4"))
@@ -199,7 +199,7 @@ def test_the_command_shows_the_vote_beside_each_prompt(saved, files, tmp_path, c
     assert all(float(v) in (0, 0.5, 1) for v in row.split("│")[2:5])
 
 
-def test_what_cannot_vote_is_refused(saved, tmp_path, capsys):
+def test_prompts_that_cannot_vote_are_refused(saved, tmp_path, capsys):
     sizes = {"a": (LENGTH, 16), "b": (LENGTH, 16), "short": (3, 16), "wide": (4, 8)}
     for name, shape in sizes.items():
         np.save(tmp_path / f"{name}.npy", np.zeros(shape, "f4"))
@@ -218,7 +218,7 @@ def test_what_cannot_vote_is_refused(saved, tmp_path, capsys):
     assert "8 wide and the model 16" in refused("wide", "wide_too")
 
 
-def test_an_ensemble_is_of_prompts_among_the_input(files, tmp_path):
+def test_an_ensemble_needs_prompts_in_the_input(files, tmp_path):
     run = read(files, "t5", tmp_path)
     both = dataclasses.replace(run, decoder_prompt=run.prompt)
     with pytest.raises(InputError, match="adapters or a prompt in the decoder"):

@@ -87,7 +87,7 @@ def prompts_in(tensors):
     return tensors["prompt_embeddings"] * factor
 
 
-def test_prompts_of_tasks_are_peft_tasks():
+def test_task_prompts_are_tasks_of_peft():
     factorized = prompt_of(FactorizedMultiTaskPrompt, length=P, tasks=4, rank=2)
     adapter = the_only(model_of(LLAMA, factorized))
     leaves = ("shared", "columns", "rows")
@@ -112,7 +112,7 @@ def test_two_plain_prompts_are_one_task_of_peft():
     np.testing.assert_array_equal(prompts_in(made.tensors), both[None])
 
 
-def test_a_task_prompt_and_a_plain_one_go_together():
+def test_a_task_prompt_and_a_plain_prompt_can_be_combined():
     tasks = prompt_of(AddMultiTaskPrompt, length=P, tasks=3)
     plain = prompt_of(SoftPrompt, 1, length=P)
     adapter = the_only(model_of(T5_GATED, tasks, decoder_prompt=plain))
@@ -131,7 +131,7 @@ def test_a_prefix_is_its_keys_and_values(cls):
     np.testing.assert_allclose(found, prefix(), rtol=1e-6)
 
 
-def test_an_encoders_prefix_has_no_form_in_peft():
+def test_an_encoders_prefix_cannot_be_written_for_peft():
     adapter = the_only(model_of(T5_GATED, prompt_of(KeyValuePrefix, length=P)))
     assert set(adapter.parameters) == {"encoder/prompt/prompt"}
     with pytest.raises(InputError, match="prefixes into a decoder only"):
@@ -145,7 +145,7 @@ def logits(model, tokens):
 
 
 @pytest.mark.parametrize("cls", [DeepPrompt, AddedDeepPrompt, SoftPrompt])
-def test_a_prompt_that_runs_before_the_text_becomes_a_prefix(cls):
+def test_a_prompt_computed_before_the_text_becomes_a_prefix(cls):
     prompt = prompt_of(cls, length=P)
     leaves = split(prompt)[1]
     noise = {
@@ -211,7 +211,7 @@ def test_positions_and_masks_that_peft_lacks_are_refused(config, prompting):
     assert convert_for_peft(lora, model, prompting) is lora
 
 
-def test_a_prompt_of_a_t5s_decoder_alone_is_refused():
+def test_a_prompt_only_in_a_t5s_decoder_is_refused():
     model = model_of(T5_GATED, decoder_prompt=prompt_of(SoftPrompt, length=P))
     with pytest.raises(InputError, match="decoder of an encoder-decoder alone"):
         to_peft(convert_for_peft(the_only(model), model, None), T5_GATED)

@@ -77,7 +77,7 @@ def read(folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settings_of_another_type_are_refused_by_file_and_name(kind, tmp_path):
+def test_settings_of_another_type_are_refused_with_file_and_name(kind, tmp_path):
     settings = COMMON | KINDS[kind][0]
     assert read(write(tmp_path / "a", kind, {})).parameters
     for name, value in settings.items():

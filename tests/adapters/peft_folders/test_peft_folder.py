@@ -54,7 +54,7 @@ def test_there_are_adapters_of_six_kinds():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f"{f.parent.name}/{f.name}")
-def test_what_peft_wrote_is_written_again_byte_for_byte(folder, tmp_path):
+def test_pefts_files_survive_a_round_trip_byte_for_byte(folder, tmp_path):
     write_folder(tmp_path / "again", read_folder(folder))
     assert {path.name for path in (tmp_path / "again").iterdir()} == set(FILES)
     for name in FILES:
@@ -92,7 +92,7 @@ def test_a_named_adapter_is_in_a_subfolder(tmp_path):
         read_folder(tmp_path / "saved")
 
 
-def test_nothing_there(tmp_path):
+def test_a_missing_path(tmp_path):
     assert find_folder(tmp_path) is None
     assert find_folder(tmp_path / "none") is None
     with pytest.raises(InputError, match=r"has no adapter_config\.json"):

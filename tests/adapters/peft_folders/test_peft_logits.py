@@ -126,7 +126,7 @@ def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
 
 @needs_peft
 @pytest.mark.parametrize("name", OURS)
-def test_what_we_wrote_changes_pefts_model_as_ours(name, theirs):
+def test_our_files_change_pefts_model_as_ours(name, theirs):
     model, kind, regex = OURS[name]
     ours = logits_of(model, random_adapter(config_of(model), kind, regex))
     assert_same_logits(ours, theirs[name], tokens_of(model))

@@ -83,7 +83,7 @@ def test_every_projection_has_a_module(config, count, per_layer):
         assert known[down].modules[1] == "encoder.block.1.layer.1.DenseReluDense.wo"
 
 
-def test_lora_there_and_back():
+def test_lora_survives_a_round_trip():
     theirs = lora(QUERIES, target_modules=["q_proj"], of_tomorrow=1)
     adapter = from_peft(theirs, LLAMA, "here")
     path = "decoder/layers/self_attention/query"
@@ -96,7 +96,7 @@ def test_lora_there_and_back():
     assert_same_folder(to_peft(adapter, LLAMA), theirs)
 
 
-def test_a_model_without_its_head_names_modules_without_their_holder():
+def test_names_of_a_model_without_its_head_are_read():
     theirs = lora(QUERIES)
     bare = {n.replace("model.model", "model"): x for n, x in theirs.tensors.items()}
     found = from_peft(AdapterFolder(theirs.settings, bare), LLAMA, "here")
@@ -248,7 +248,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize(("config", "paths", "names"), TARGETS.values(), ids=TARGETS)
-def test_peft_finds_what_was_adapted_and_nothing_else(config, paths, names):
+def test_peft_adapts_exactly_the_same_modules(config, paths, names):
     adapter = ours_of(config, "LORA", paths)
     made = to_peft(adapter, config)
     assert made.settings["target_modules"] == names
@@ -303,7 +303,7 @@ def ia3(tensors, **settings):
     return AdapterFolder(found | settings, named)
 
 
-def test_ia3_there_and_back():
+def test_ia3_survives_a_round_trip():
     keys = {f"model.layers.{i}.self_attn.k_proj": normal(8, 1) for i in range(2)}
     downs = {f"model.layers.{i}.mlp.down_proj": normal(1, F) for i in range(2)}
     theirs = ia3(
@@ -323,7 +323,7 @@ def test_ia3_there_and_back():
     assert_same_folder(to_peft(from_peft(theirs, LLAMA, "here"), LLAMA), theirs)
 
 
-def test_ia3_of_a_fused_module_is_cut_and_filled_with_ones():
+def test_ia3_of_a_fused_module_is_split_and_padded_with_ones():
     module = "transformer.h.1.attn.c_attn"
     stored = normal(3 * D, 1)
     adapter = from_peft(ia3({module: stored}), GPT2, "here")
@@ -340,7 +340,7 @@ def test_ia3_of_a_fused_module_is_cut_and_filled_with_ones():
     assert made.settings["fan_in_fan_out"] is True
 
 
-def test_ia3_names_its_feed_forward_modules_apart():
+def test_ia3_lists_its_feed_forward_modules_separately():
     paths = ["decoder/layers/mlp/down", "decoder/layers/self_attention/out"]
     made = to_peft(ours_of(GPT2, "IA3", paths), GPT2)
     settings = made.settings
@@ -381,7 +381,7 @@ def test_unsupported_variants_and_other_modules_are_refused(theirs, message):
         from_peft(theirs, LLAMA, "here")
 
 
-def test_ours_for_another_model_are_refused():
+def test_native_adapters_for_another_model_are_refused():
     adapter = ours_of(LLAMA, "LORA", ["decoder/layers/mlp/gate"])
     with pytest.raises(InputError, match=r"mlp/gate.* does not belong to LORA"):
         to_peft(adapter, GPT2)

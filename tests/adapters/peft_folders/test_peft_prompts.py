@@ -42,7 +42,7 @@ def test_a_decoder_keeps_its_prompt():
     assert_same(adapter.parameters, {"decoder/prompt/prompt": rows})
 
 
-def test_of_an_encoder_decoder_only_the_first_half_is_used_and_both_are_kept():
+def test_both_halves_of_an_encoder_decoders_prompt_are_kept_and_the_first_is_used():
     rows = normal(2 * P, D)
     theirs = folder(
         "PROMPT_TUNING", {"prompt_embeddings": rows}, num_transformer_submodules=2
@@ -52,7 +52,7 @@ def test_of_an_encoder_decoder_only_the_first_half_is_used_and_both_are_kept():
     assert_same(to_peft(adapter, T5_GATED).tensors, theirs.tensors)
 
 
-def test_a_prompt_of_an_encoder_is_written_with_the_half_that_peft_expects():
+def test_an_encoders_prompt_is_written_with_the_decoder_half_that_peft_expects():
     rows, other = normal(P, D), normal(P, D)
     ours = {"encoder/prompt/prompt": rows}
     made = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
@@ -64,7 +64,7 @@ def test_a_prompt_of_an_encoder_is_written_with_the_half_that_peft_expects():
     assert_same(made.tensors, {"prompt_embeddings": np.concatenate([rows, other])})
 
 
-def test_settings_are_those_of_the_model_and_the_task():
+def test_settings_describe_the_model_and_the_task():
     ours = {"decoder/prompt/prompt": normal(P, D)}
     adapter = Adapter(kind="PROMPT_TUNING", parameters=ours)
     settings = to_peft(adapter, LLAMA, base_model="some/model").settings
@@ -89,7 +89,7 @@ def test_settings_are_those_of_the_model_and_the_task():
     )
 
 
-def test_settings_that_were_read_are_kept_unless_wrong():
+def test_settings_that_were_read_are_kept_if_still_right():
     rows = normal(P, D)
     theirs = folder(
         "PROMPT_TUNING",
@@ -107,7 +107,7 @@ def test_settings_that_were_read_are_kept_unless_wrong():
     assert kept.items() <= settings.items()
 
 
-def test_p_tuning_is_read_as_the_plain_prompt_that_it_has_become():
+def test_p_tuning_is_read_as_its_resulting_plain_prompt():
     rows = normal(P, D)
     theirs = folder(
         "P_TUNING",
@@ -139,7 +139,7 @@ def prompts(tensors):
     return tensors["prompt_embeddings"] * factor
 
 
-def test_factorized_prompts_of_tasks_there_and_back():
+def test_factorized_task_prompts_survive_a_round_trip():
     theirs = mpt(P)
     adapter = from_peft(theirs, LLAMA, "here")
     names = ("shared", "columns", "rows")
@@ -166,7 +166,7 @@ def test_the_second_half_of_an_encoder_decoders_tasks_is_the_decoders():
         from_peft(theirs, LLAMA, "here")
 
 
-def test_stacks_that_differ_in_rows_share_the_rank():
+def test_stacks_with_different_rows_share_the_rank():
     theirs = mpt(2 * P, num_transformer_submodules=2)
     adapter = from_peft(theirs, T5_GATED, "here")
     other = normal(N, 1, D)
@@ -187,7 +187,7 @@ def test_stacks_that_differ_in_rows_share_the_rank():
     np.testing.assert_allclose(prompts(made.tensors), expected, rtol=1e-6)
 
 
-def test_tasks_of_an_encoder_alone_leave_the_decoder_as_it_is():
+def test_tasks_of_the_encoder_do_not_change_the_decoder():
     adapter = factorized_adapter({"encoder": normal(N, P, D)})
     made = to_peft(adapter, T5_GATED)
     # With 2, PEFT would put P vectors before the decoder's input.
@@ -195,7 +195,7 @@ def test_tasks_of_an_encoder_alone_leave_the_decoder_as_it_is():
 
 
 @pytest.mark.parametrize("length", [3, 20])
-def test_any_prompts_of_tasks_have_a_factorized_form_of_the_same_bits(length):
+def test_any_task_prompts_have_an_exact_factorized_form(length):
     vectors = normal(N, length, D)
     made = to_peft(factorized_adapter({"decoder": vectors}), LLAMA)
     np.testing.assert_array_equal(prompts(made.tensors), vectors)
@@ -236,7 +236,7 @@ def cache(theirs):
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["grouped heads", "all heads"])
-def test_a_decoders_prefix_is_the_cache_that_peft_makes(config):
+def test_a_decoders_prefix_equals_pefts_cache(config):
     theirs = prefix(config, config.layers, prefix_projection=True)
     adapter = from_peft(theirs, config, "here")
     expected = np.stack(cache(theirs))
@@ -257,7 +257,7 @@ def test_a_decoders_prefix_is_the_cache_that_peft_makes(config):
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
-def test_a_t5s_prefix_is_the_cache_that_peft_makes(layers):
+def test_a_t5s_prefix_equals_pefts_cache(layers):
     config = dataclasses.replace(T5_GATED, layers=layers)
     theirs = prefix(config, layers)
     adapter = from_peft(theirs, config, "here")
@@ -303,7 +303,7 @@ def test_any_prefix_of_a_t5_is_written_so_that_peft_reads_it(layers):
         ),
     ],
 )
-def test_what_does_not_belong_to_the_model_is_refused(theirs, config, message):
+def test_arrays_of_another_model_are_refused(theirs, config, message):
     with pytest.raises(InputError, match=message):
         from_peft(theirs, config, "here")
 

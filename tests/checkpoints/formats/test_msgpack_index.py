@@ -11,7 +11,7 @@ def packed(path: Path, value: object) -> PackedFile:
     return PackedFile(path)
 
 
-def test_values_of_every_kind_are_those_that_msgpack_packs(tmp_path):
+def test_values_of_every_kind_equal_those_that_msgpack_packs(tmp_path):
     sizes = (0, 1, 15, 16, 31, 32, 255, 256, 65_535, 65_536)
     numbers = [sign * (2**bits + by) for bits in (5, 7, 8, 15, 16, 31, 32, 62)
                for by in (-1, 0) for sign in (1, -1)]  # fmt: skip
@@ -38,7 +38,7 @@ def test_lengths_of_lists_and_maps_in_32_bits_are_read_as_msgpack_does(data, tmp
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 8, 16, 17, 255, 256, 65_535, 65_536])
-def test_bytes_and_extensions_come_as_their_place(size, tmp_path):
+def test_bytes_and_extensions_are_returned_as_their_offsets(size, tmp_path):
     data = bytes(i % 251 for i in range(size))
     file = packed(tmp_path / "file", [data, msgpack.ExtType(5, data)])
     plain, extension = file.value()
@@ -65,7 +65,7 @@ def test_bytes_and_extensions_come_as_their_place(size, tmp_path):
         (b"\xa1\xff", "decode"),
     ],
 )
-def test_what_is_no_msgpack_is_refused(data, expected, tmp_path):
+def test_invalid_msgpack_is_refused(data, expected, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(data)
     with pytest.raises(ValueError, match=expected):

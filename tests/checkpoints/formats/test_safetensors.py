@@ -48,7 +48,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_what_the_library_refuses_is_refused(name, tmp_path):
+def test_values_that_the_library_refuses_are_refused(name, tmp_path):
     file = write(tmp_path / "a.safetensors", CONTRADICTIONS[name], bytes(12))
     with pytest.raises(safetensors.SafetensorError):
         safetensors.safe_open(file, "numpy")
@@ -79,7 +79,7 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path):
         read_header(file)
 
 
-def test_shapes_that_numpy_cannot_have_are_refused(tmp_path):
+def test_shapes_that_numpy_does_not_support_are_refused(tmp_path):
     file = write(tmp_path / "a", {"a": entry([1] * 65, 0, 4)}, bytes(4))
     with pytest.raises(InputError, match="at most 32 whole"):
         read_header(file)
@@ -88,7 +88,7 @@ def test_shapes_that_numpy_cannot_have_are_refused(tmp_path):
         read_header(file)
 
 
-def test_a_header_beyond_the_limit_of_the_format_is_refused_unread(tmp_path):
+def test_a_header_over_the_formats_limit_is_refused_before_reading(tmp_path):
     file = tmp_path / "a.safetensors"
     size = our_reader.MAXIMUM_HEADER + 1
     with file.open("wb") as opened:

@@ -22,7 +22,7 @@ def write_msgpack(path: Path, target: dict) -> Path:
 
 
 @needs_shared
-def test_inline_arrays_are_those_that_flax_reads():
+def test_inline_arrays_equal_flaxs():
     tree = serialization.msgpack_restore(MSGPACK.read_bytes())["optimizer"]["target"]
     stored = open_t5x(MSGPACK)
     for name, tensor in stored.items():
@@ -33,7 +33,7 @@ def test_inline_arrays_are_those_that_flax_reads():
 
 
 @needs_shared
-def test_the_embedding_is_the_one_published_beside_the_checkpoint():
+def test_the_embedding_equals_the_published_one():
     golden = np.load(SHARED / "data/prompts/tiny_embeddings_32128x4.npy")
     stored = open_t5x(ZARR)
     np.testing.assert_array_equal(stored["token_embedder/embedding"].read(), golden)
@@ -65,7 +65,7 @@ def test_the_latest_step_is_the_largest_number(tmp_path):
     assert open_t5x(tmp_path)["x"].read()[0] == 10
 
 
-def test_arrays_that_flax_cut_into_chunks_are_joined(tmp_path, monkeypatch):
+def test_chunks_of_flax_are_joined(tmp_path, monkeypatch):
     array = np.arange(35, dtype=np.float32).reshape(5, 7)
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 32)
     file = write_msgpack(tmp_path / "checkpoint", {"a": {"b": array}})
@@ -108,7 +108,7 @@ def test_a_truncated_msgpack_file_is_refused(kept, tmp_path):
         ({"x": {"__msgpack_chunked_array__": True, "shape": {}}}, "complete chunks"),
     ],
 )
-def test_what_is_not_a_native_checkpoint_is_refused(target, expected, tmp_path):
+def test_other_folders_than_native_checkpoints_are_refused(target, expected, tmp_path):
     write_msgpack(tmp_path / "checkpoint", target)
     with pytest.raises(InputError, match=expected):
         open_t5x(tmp_path)

@@ -43,9 +43,7 @@ def test_a_rewritten_state_is_read(checkpoint):
 
 @pytest.mark.parametrize("where", ["trained", "files"])
 @pytest.mark.parametrize("kind", ["parent", "absolute", "link", "long", "zero"])
-def test_files_outside_of_the_checkpoint_are_not_read(
-    where, kind, checkpoint, tmp_path
-):
+def test_files_outside_the_checkpoint_are_not_read(where, kind, checkpoint, tmp_path):
     secret = tmp_path / "secret.npy"
     np.save(secret, ARRAY)
     name = {

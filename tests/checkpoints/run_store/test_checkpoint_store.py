@@ -68,7 +68,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_is_loaded_bit_for_bit(tmp_path):
+def test_saved_state_is_loaded_bit_for_bit(tmp_path):
     directory = save(CheckpointStore(tmp_path), 10)
     assert directory == tmp_path / "numpy_checkpoints" / "checkpoint_10"
     assert names(directory) == [
@@ -113,7 +113,7 @@ def test_every_kind_of_optimizer_leaf_is_kept(tmp_path):
         np.testing.assert_array_equal(found, leaf)
 
 
-def test_an_empty_run_has_nothing_and_is_left_empty(tmp_path):
+def test_a_run_directory_without_checkpoints_is_not_created(tmp_path):
     store = CheckpointStore(tmp_path / "run")
     assert store.steps() == []
     assert store.latest_valid() is None
@@ -121,7 +121,7 @@ def test_an_empty_run_has_nothing_and_is_left_empty(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_the_newest_checkpoints_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     for step in (5, 10, 100, 20):
         save(store, step)
@@ -133,7 +133,7 @@ def test_the_newest_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(("direction", "best"), [("min", 2), ("max", 3)])
-def test_the_best_is_kept_too(direction, best, tmp_path):
+def test_the_best_checkpoint_is_kept_too(direction, best, tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1, keep_best=("loss", direction))
     for step, loss in enumerate((3.0, 2.0, 1.0, 4.0, 2.0, 2.0)):
         save(store, step, loss=loss)
@@ -174,7 +174,7 @@ def kill_at(monkeypatch, moment: int, after: bool) -> None:
 @pytest.mark.parametrize(
     "new", [pytest.param(30, id="next step"), pytest.param(20, id="same step")]
 )
-def test_a_kill_at_any_moment_leaves_the_old_or_the_new(new, after, tmp_path):
+def test_a_kill_at_any_time_leaves_the_old_or_the_new_checkpoint(new, after, tmp_path):
     before = tmp_path / "before"
     for step in (10, 20):
         save(CheckpointStore(before, keep_last=2), step)
@@ -210,7 +210,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(new, after, tmp_path):
     assert len(outcomes) > 10
 
 
-def test_a_kill_while_mending_loses_nothing(tmp_path):
+def test_a_kill_during_repair_loses_nothing(tmp_path):
     before = tmp_path / "before"
     store = CheckpointStore(before)
     save(store, 20)
@@ -252,7 +252,7 @@ def damage_remove(path):
 
 @pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_remove])
 @pytest.mark.parametrize("name", ["encoder.prompt.prompt.npy", "optimizer.npz"])
-def test_a_damaged_newest_is_reported_and_the_one_before_used(damage, name, tmp_path):
+def test_a_damaged_newest_is_reported_and_the_previous_used(damage, name, tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 10)
     damage(save(store, 20) / name)
@@ -305,7 +305,7 @@ def test_all_damaged_is_an_error(tmp_path):
         store.latest_valid([].append)
 
 
-def test_the_only_good_one_is_not_pruned_for_a_damaged_newer_one(tmp_path):
+def test_the_only_good_checkpoint_is_not_pruned_for_a_damaged_newer_one(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 10)
     shutil.copytree(store.folder / "checkpoint_10", store.folder / "checkpoint_30")
@@ -314,7 +314,7 @@ def test_the_only_good_one_is_not_pruned_for_a_damaged_newer_one(tmp_path):
     assert store.latest_valid([].append) == 20
 
 
-def test_a_damaged_best_is_reported_and_the_next_best_used(tmp_path):
+def test_a_damaged_best_checkpoint_is_reported_and_the_next_best_used(tmp_path):
     store = CheckpointStore(tmp_path, keep_best=("loss", "min"))
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
         save(store, step, loss=loss)
@@ -373,7 +373,7 @@ def test_paths_that_would_share_a_file_are_refused(tmp_path):
         CheckpointStore(tmp_path).save(1, {"../up": np.zeros(2, np.float32)}, (), {})
 
 
-def test_a_state_that_is_no_json_is_refused_and_the_old_one_stays(tmp_path):
+def test_a_state_that_is_not_json_is_refused_and_the_old_one_stays(tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 1)
     for wrong in ({"loss": float("nan")}, {"key": np.zeros(2)}):

@@ -85,7 +85,7 @@ def assert_loads(store: CheckpointStore, step: int) -> None:
     assert extra == {"a": [1, 2]}
 
 
-def test_what_is_saved_on_one_mesh_is_restored_on_another(tmp_path):
+def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
     store, own = open_store(tmp_path), state_of(3)
     save(store, 3, placed(ALL), loss=2.0)
     store.wait()
@@ -104,7 +104,7 @@ def test_what_is_saved_on_one_mesh_is_restored_on_another(tmp_path):
         store.load(3, {})
 
 
-def test_the_largest_numbers_are_found_where_they_lie():
+def test_the_largest_magnitudes_are_reduced_over_all_shards():
     where = placed(ALL)
     trained, _ = state_of(1)
     trained[TABLE] = trained[TABLE].at[30, 7].set(-40.0)
@@ -137,7 +137,7 @@ def test_arrays_may_be_donated_once_they_are_being_saved(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut off", "missing", "changed"])
-def test_a_damaged_checkpoint_is_passed_over(damage, tmp_path):
+def test_a_damaged_checkpoint_is_skipped(damage, tmp_path):
     store, messages = open_store(tmp_path), []
     for step in (10, 20):
         save(store, step)
@@ -183,7 +183,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path, monkey
     ]
 
 
-def test_a_kill_while_a_save_is_put_in_place_leaves_a_good_one(tmp_path, monkeypatch):
+def test_a_kill_during_a_save_leaves_a_good_checkpoint(tmp_path, monkeypatch):
     survived = set()
     for call in range(1, 99):
         run = tmp_path / str(call)
@@ -211,7 +211,7 @@ def test_a_kill_while_a_save_is_put_in_place_leaves_a_good_one(tmp_path, monkeyp
     assert survived == {1, 2}
 
 
-def test_a_process_that_dies_in_a_save_leaves_the_one_before(tmp_path):
+def test_a_process_that_dies_during_a_save_leaves_the_previous_checkpoint(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run(
         [sys.executable, "-c", DYING, str(tmp_path)], env=environment, check=False
@@ -224,7 +224,7 @@ def test_a_process_that_dies_in_a_save_leaves_the_one_before(tmp_path):
     assert_loads(store, 1)
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     store = open_store(tmp_path, keep_last=2, keep_best=("loss", "min"))
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.0)):
         save(store, step, loss=loss)
@@ -233,7 +233,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert best_or_latest(store.folder).name == "checkpoint_2"
 
 
-def test_what_is_large_goes_to_orbax():
+def test_large_checkpoints_use_orbax():
     # float32 leaves with two moments each: 12 bytes a number.
     for rows, large in ((21, False), (22, True)):
         leaves = {"a": jax.ShapeDtypeStruct((rows, 2**20), jnp.float32)}

@@ -57,19 +57,19 @@ def test_every_example_is_planned_once_an_epoch(shuffle, size):
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 64, 1001, 2000])
-def test_batches_to_train_on_all_have_the_rows_asked_for(batch_size):
+def test_training_batches_all_have_the_requested_rows(batch_size):
     batches = list(decoder_plan(batch_size=batch_size).one_pass())
     assert {len(batch.rows) for batch in batches} == {batch_size}
     assert len(batches) == -(-1001 // batch_size)
 
 
-def test_batches_to_measure_with_have_no_more_rows_than_there_are():
+def test_evaluation_batches_have_no_more_rows_than_the_data():
     (batch,) = decoder_plan([9] * 5, [1] * 5, shuffle=False).one_pass()
     assert batch.rows.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("batch_tokens", [304, 2048, 4096])
-def test_batches_keep_a_budget_of_tokens(batch_tokens):
+def test_batches_stay_within_a_token_budget(batch_tokens):
     plan = decoder_plan(batch_tokens=batch_tokens)
     by_length = {}
     for batch in plan.one_pass():
@@ -114,7 +114,7 @@ def test_there_are_at_most_as_many_shapes_as_buckets(size):
     assert met == set(shapes)
 
 
-def test_what_fills_no_batch_goes_up_a_bucket():
+def test_rows_that_fill_no_batch_move_to_a_larger_bucket():
     # 5 rows of the first bucket, 4 of the second, batches of 4.
     lengths = [10, 11, 12, 13, 14, 50, 51, 52, 53]
     plan = decoder_plan(lengths, [1] * 8 + [9], batch_size=4, shuffle=False, buckets=2)
@@ -126,7 +126,7 @@ def test_what_fills_no_batch_goes_up_a_bucket():
     ]
 
 
-def test_rows_go_up_only_where_both_their_lengths_fit():
+def test_rows_move_to_a_larger_bucket_only_if_both_lengths_fit():
     # Long inputs with short targets, the reverse, and a few that are long in both.
     inputs = [100] * 9 + [10] * 9 + [100] * 2
     targets = [10] * 9 + [100] * 9 + [100] * 2
@@ -137,7 +137,7 @@ def test_rows_go_up_only_where_both_their_lengths_fit():
     assert sum((batch.rows < 0).sum() for batch in plan.one_pass()) == 0
 
 
-def test_inputs_and_targets_are_padded_apart():
+def test_inputs_and_targets_are_padded_separately():
     """One bucket for each input length would pad half of all targets away."""
     random = np.random.default_rng(1)
     inputs = np.repeat([30, 60, 120], 400)
@@ -176,7 +176,7 @@ def test_a_bucket_that_saves_nothing_is_not_compiled():
     assert len(decoder_plan(LENGTHS[:30], COUNTS[:30]).shapes()) <= 2
 
 
-def test_examples_before_a_batch_are_those_of_the_batches_before():
+def test_examples_before_a_batch_count_all_earlier_batches():
     plan = decoder_plan(batch_tokens=4096)
     met = 0
     for index in range(2 * plan.batches_per_epoch + 3):
@@ -184,7 +184,7 @@ def test_examples_before_a_batch_are_those_of_the_batches_before():
         met += (plan.batch(index).rows >= 0).sum()
 
 
-def test_a_plan_follows_from_table_and_seed_alone():
+def test_a_plan_depends_only_on_table_and_seed():
     plan, again = decoder_plan(), decoder_plan()
     for index in (200, 3, 64, 0, 200, 62):
         np.testing.assert_array_equal(plan.batch(index).rows, again.batch(index).rows)
@@ -192,7 +192,7 @@ def test_a_plan_follows_from_table_and_seed_alone():
     assert not np.array_equal(rows_of(plan.one_pass()), rows_of(other.one_pass()))
 
 
-def test_a_resumed_run_meets_the_batches_that_come_next():
+def test_a_resumed_run_continues_with_the_next_batches():
     whole = [decoder_plan().batch(index).rows for index in range(150)]
     resumed = decoder_plan()
     for index in range(97, 150):
@@ -211,7 +211,7 @@ def test_each_shuffled_epoch_has_its_own_order():
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_on_more_devices_the_same_batches_are_filled_up(accumulate, shuffle):
+def test_more_devices_pad_the_same_batches(accumulate, shuffle):
     choices = {"batch_tokens": 4096, "accumulate": accumulate, "shuffle": shuffle}
     alone, divided = decoder_plan(**choices), decoder_plan(**choices, row_parts=4)
     assert divided.batches_per_epoch == alone.batches_per_epoch
@@ -247,7 +247,7 @@ def test_no_row_is_padded_beyond_the_positions():
         ({"lengths": [3, 0], "counts": [1, 1]}, "row 1 has 0 inputs"),
     ],
 )
-def test_plans_that_cannot_be_are_refused(choices, message):
+def test_invalid_plans_are_refused(choices, message):
     with pytest.raises(InputError, match=message):
         decoder_plan(**choices)
 

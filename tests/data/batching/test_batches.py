@@ -218,7 +218,7 @@ def test_batches_come_in_the_order_of_the_plan(tuning, prefetch):
 
 
 @needs_shared
-def test_every_token_that_carries_weight_is_met_once_a_pass(tuning):
+def test_every_weighted_token_occurs_once_per_pass(tuning):
     plan = plan_of(tuning, batch_size=8)
     batches = stream_batches(tuning, plan, 0, plan.batches_per_epoch, pad_id=0)
     assert sum(batch.loss_weights.sum() for batch in batches) == 837 + 99
@@ -235,7 +235,7 @@ def test_buckets_leave_little_padding(tuning):
 
 
 @needs_shared
-def test_packed_rows_hold_the_same_weights_and_hardly_any_padding(tuning):
+def test_packed_rows_have_the_same_weights_and_little_padding(tuning):
     plan = PackedPlan(
         tuning.input_lengths, tuning.weight_counts, batch_size=2, seed=1, length=1024
     )
@@ -257,7 +257,7 @@ def test_accumulated_batches_have_a_leading_axis(tuning):
 
 
 @needs_shared
-def test_what_a_reading_thread_raises_is_raised_to_the_reader(tuning, monkeypatch):
+def test_errors_of_a_reading_thread_reach_the_reader(tuning, monkeypatch):
     read = type(tuning).__getitem__
 
     def damaged(examples, index):

@@ -47,13 +47,13 @@ def least_cost(lengths, count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 12])
-def test_one_kind_of_length_is_padded_nearly_as_little_as_can_be(count):
+def test_one_length_is_padded_almost_optimally(count):
     tops = choose_tops(both(LENGTHS), count=count, costs=(1, 1))
     assert len(tops) <= count
     assert cost(both(LENGTHS), tops) <= 1.02 * 2 * least_cost(LENGTHS, count)
 
 
-def test_two_kinds_of_length_are_padded_as_little_as_can_be():
+def test_two_lengths_are_padded_optimally():
     lengths = RANDOM.integers(1, 33, (60, 2))
     grid = [np.array(pair) for pair in itertools.product((8, 16, 24, 32), repeat=2)]
     last = np.array(largest_pair(lengths, None))
@@ -75,7 +75,7 @@ def test_every_example_fits_its_bucket_and_the_last_holds_all():
         assert not (tops[high] <= tops[low]).all()
 
 
-def test_what_costs_more_is_padded_less():
+def test_costlier_lengths_are_padded_less():
     lengths = RANDOM.integers(1, 500, (3000, 2))
     shares = []
     for costs in ((8, 1), (1, 8)):
@@ -103,5 +103,5 @@ def test_the_choice_does_not_depend_on_the_order_of_the_table():
     np.testing.assert_array_equal(found, expected)
 
 
-def test_numbers_are_rounded_up_to_eights():
+def test_lengths_are_rounded_up_to_multiples_of_eight():
     assert [round_up(n) for n in (1, 7, 8, 9, 16)] == [8, 8, 8, 16, 16]

@@ -56,7 +56,7 @@ def test_every_example_is_in_one_row_of_an_epoch(shuffle, choices):
         assert lengths_of(rows).max() <= plan.length
 
 
-def test_batches_have_one_shape_that_holds_their_rows():
+def test_batches_have_one_shape_that_fits_their_rows():
     plan = packed_plan()
     (shape,) = plan.shapes()
     for batch in epoch(plan) + epoch(plan, 3):
@@ -72,7 +72,7 @@ def test_packed_rows_are_nearly_full():
     assert plan.batches_per_epoch <= 1.03 * rows
 
 
-def test_room_for_weighted_targets_is_their_even_share_and_little_more():
+def test_capacity_for_weighted_targets_is_slightly_above_their_mean():
     plan = packed_plan()
     share = COUNTS.sum() / LENGTHS.sum()
     assert plan.shapes()[0].positions < 1.4 * share * plan.length
@@ -95,7 +95,7 @@ def test_the_longest_are_packed_first_into_the_fullest_row():
     assert packing.positions == 10
 
 
-def test_inputs_and_targets_are_packed_under_a_limit_of_each():
+def test_inputs_and_targets_are_packed_within_separate_limits():
     # The 3 inputs fit with 7, but their 40 targets do not: with 5 inputs there is
     # more room for them, so that all three rows have the fewest tokens.
     inputs, targets = np.array([3, 7, 5]), np.array([40, 40, 4])
@@ -111,7 +111,7 @@ def test_inputs_and_targets_are_packed_under_a_limit_of_each():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("choices", [{}, {"batch_tokens": 8192}, {"length": 1024}])
-def test_packed_pairs_fit_one_shape_and_come_once_an_epoch(shuffle, choices):
+def test_packed_pairs_fit_one_shape_and_occur_once_per_epoch(shuffle, choices):
     plan = packed_plan(target_lengths=TARGETS, shuffle=shuffle, **choices)
     (shape,) = plan.shapes()
     assert shape.target_length == shape.positions
@@ -133,26 +133,26 @@ def test_packed_pairs_are_nearly_full_and_targets_spread_evenly():
     assert shape.target_length < 1.4 * even
 
 
-def test_a_budget_of_tokens_counts_targets_that_stand_in_rows_of_their_own():
+def test_a_token_budget_counts_targets_in_separate_rows():
     plan = packed_plan(target_lengths=TARGETS, batch_tokens=8192)
     (shape,) = plan.shapes()
     tokens = shape.input_length + shape.target_length
     assert {len(batch.rows) for batch in epoch(plan)} == {8192 // tokens}
 
 
-def test_batches_keep_a_budget_of_tokens():
+def test_batches_stay_within_a_token_budget():
     plan = packed_plan(batch_tokens=2048, length=300)
     assert {batch.rows.shape[0] for batch in epoch(plan)} == {6}
 
 
-def test_a_packed_plan_follows_from_table_and_seed_alone():
+def test_a_packed_plan_depends_only_on_table_and_seed():
     plan, again, other = packed_plan(), packed_plan(), packed_plan(seed=8)
     for index in (200, 3, 64, 0, 200):
         np.testing.assert_array_equal(plan.batch(index).rows, again.batch(index).rows)
     assert not np.array_equal(plan.batch(0).rows, other.batch(0).rows)
 
 
-def test_what_stands_together_changes_with_the_epoch():
+def test_batches_change_with_the_epoch():
     def neighbours(batches):
         return {tuple(sorted(row[row >= 0])) for batch in batches for row in batch.rows}
 
@@ -166,7 +166,7 @@ def test_what_stands_together_changes_with_the_epoch():
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_on_more_devices_the_same_rows_are_filled_up(accumulate):
+def test_more_devices_pad_the_same_rows(accumulate):
     alone = packed_plan(accumulate=accumulate, batch_size=6)
     divided = packed_plan(accumulate=accumulate, batch_size=6, row_parts=4)
     for index in (0, 5, 130):
@@ -176,7 +176,7 @@ def test_on_more_devices_the_same_rows_are_filled_up(accumulate):
         assert (found[:, 6:] == -1).all()
 
 
-def test_examples_before_a_batch_are_those_of_the_batches_before():
+def test_examples_before_a_batch_count_all_earlier_batches():
     plan = packed_plan()
     met = 0
     for index in range(plan.batches_per_epoch + 2):
@@ -202,6 +202,6 @@ def test_rows_have_room_for_four_average_examples():
         ({"lengths": [], "counts": []}, "there are no rows"),
     ],
 )
-def test_packings_that_cannot_be_are_refused(choices, message):
+def test_invalid_packings_are_refused(choices, message):
     with pytest.raises(InputError, match=message):
         packed_plan(**choices)

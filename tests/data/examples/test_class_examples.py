@@ -75,7 +75,7 @@ def test_an_encoder_reads_the_prompt_and_the_decoder_each_label():
 
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
-def test_the_lengths_are_those_of_the_longest_row(architecture):
+def test_the_lengths_are_the_longest_rows(architecture):
     examples = table(architecture)
     assert len(examples) == 4
     for index in range(4):
@@ -95,7 +95,9 @@ def test_the_lengths_are_those_of_the_longest_row(architecture):
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_epoch_holds_each_example_once_with_all_its_labels(architecture, accumulate):
+def test_an_epoch_contains_each_example_once_with_all_its_labels(
+    architecture, accumulate
+):
     examples = table(architecture)
     plan = plan_of(
         examples,
@@ -118,7 +120,7 @@ def test_an_epoch_holds_each_example_once_with_all_its_labels(architecture, accu
     assert found == sorted(zip(GIVEN, GOLD, strict=True))
 
 
-def test_a_budget_of_tokens_is_of_all_rows():
+def test_a_token_budget_limits_all_rows_together():
     examples = table("decoder_only")
     plan = plan_of(examples, same_tokens=True, batch_tokens=60)
     for planned in itertools.islice(plan.one_pass(), 9):
@@ -132,7 +134,7 @@ def test_a_budget_of_tokens_is_of_all_rows():
     ("architecture", "room", "first"),
     [("decoder_only", 6, 2), ("encoder_decoder", 3, 2)],
 )
-def test_examples_that_do_not_fit_with_each_label_are_refused_or_left_out(
+def test_examples_that_do_not_fit_with_each_label_are_refused_or_dropped(
     architecture, room, first
 ):
     message = f"example {first} has 4 prompt tokens, and the longest label 3: expected"
@@ -146,7 +148,7 @@ def test_examples_that_do_not_fit_with_each_label_are_refused_or_left_out(
         table(architecture, maximum_length=2, skip_too_long=True)
 
 
-def test_a_label_that_nothing_stands_before_is_refused():
+def test_a_label_without_preceding_tokens_is_refused():
     rows = [label_example("decoder_only", [], [20])]
 
     def build(**choices):

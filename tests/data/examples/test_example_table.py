@@ -51,7 +51,7 @@ def test_published_examples(tmp_path, ids, types, learned, prefix_length):
     assert examples.weight_counts.tolist() == [len(learned)]
 
 
-def test_a_first_token_that_nothing_predicts_carries_no_weight(tmp_path):
+def test_an_unpredicted_first_token_has_no_weight(tmp_path):
     path = write(tmp_path / "a.hdf5", [[9, 5, 6]])
     prompted = load(path, use_token_type_ids=False)
     assert prompted[0].weights.tolist() == [1, 1, 1]
@@ -63,7 +63,7 @@ def test_a_first_token_that_nothing_predicts_carries_no_weight(tmp_path):
     assert after_bos.weight_counts.tolist() == [2]
 
 
-def test_prompt_tokens_weigh_what_they_are_told_to(tmp_path):
+def test_prompt_tokens_have_the_configured_weight(tmp_path):
     path = write(tmp_path / "a.hdf5", [[9, 5, 6]], [[0, 0, 1]])
     example = load(path, prompt_loss_weight=0.25)[0]
     assert example.weights.tolist() == [0.25, 0.25, 1]
@@ -92,7 +92,7 @@ def test_prepared_files_become_examples_of_their_real_tokens():
 
 
 @needs_shared
-def test_length_tables_are_those_of_the_examples():
+def test_length_tables_equal_the_examples_lengths():
     examples = load(TUNING, "encoder_decoder", vocabulary_size=50257, eos_id=50256)
     read = [examples[index] for index in range(len(examples))]
     assert examples.input_lengths.tolist() == [len(e.inputs) for e in read]
@@ -130,7 +130,7 @@ def test_turns_begin_where_a_prompt_follows_a_completion():
 
 
 @needs_shared
-def test_lines_of_a_movie_review_for_t5(tmp_path):
+def test_lines_of_movie_reviews_for_t5(tmp_path):
     path = tmp_path / "reviews.jsonl"
     path.write_text(json.dumps({"prompt": "good movie", "completion": "positive"}))
     tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
@@ -146,7 +146,7 @@ def test_lines_of_a_movie_review_for_t5(tmp_path):
 
 
 @needs_shared
-def test_questions_alone_are_texts_to_learn():
+def test_questions_without_answers_are_learned_texts():
     tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
     examples = load(
         SHARED / "data/text/gsm8k/test.jsonl",
@@ -221,7 +221,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("ids", "types", "choices", "message"), BAD_ROWS)
-def test_rows_that_cannot_be_used_are_refused(tmp_path, ids, types, choices, message):
+def test_unusable_rows_are_refused(tmp_path, ids, types, choices, message):
     path = write(tmp_path / "bad.hdf5", ids, types)
     with pytest.raises(InputError, match=r"bad\.hdf5, .*" + message):
         load(path, **choices)
@@ -241,7 +241,7 @@ BAD_TURNS = [
 
 
 @pytest.mark.parametrize(("types", "choices", "message"), BAD_TURNS)
-def test_rows_that_no_encoder_decoder_can_use_are_refused(
+def test_rows_unusable_by_an_encoder_decoder_are_refused(
     tmp_path, types, choices, message
 ):
     path = write(tmp_path / "bad.hdf5", [[9, 5, 2]], types)
@@ -272,7 +272,7 @@ def test_files_of_two_kinds_are_refused(tmp_path):
         ({"maximum_length": 0}, "maximum_length is 0, expected 1 or more"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(choice, message):
+def test_invalid_limits_are_refused(choice, message):
     with pytest.raises(InputError, match=message):
         Limits(vocabulary_size=70, **choice)
 
@@ -340,7 +340,7 @@ def test_a_task_token_is_removed_from_its_row(tmp_path):
     assert without.input_lengths.tolist() == [4, 2]
 
 
-def test_each_turn_says_its_own_task(tmp_path):
+def test_each_turn_sets_its_own_task(tmp_path):
     ids = [[1, 9, 10, 2, 0, 6, 8, 2]]
     path = write(tmp_path / "a.hdf5", ids, [[0, 0, 1, 3, 0, 0, 1, 3]])
     choices = {"eos_id": 2, "prompt_count": 2, "task_token": "index"}
@@ -373,7 +373,7 @@ def lines(path, *objects):
     return path
 
 
-def test_a_task_token_of_a_line_stands_after_bos(tmp_path):
+def test_a_lines_task_token_follows_bos(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"prompt": "bxy", "completion": "z"})
     tasks = {"prompt_count": 2, "task_token": "index"}
     example = load(path, tokenizer=Beginning(), **tasks)[0]
@@ -431,7 +431,7 @@ IN_TEMPLATE: dict[str, Any] = {
 }
 
 
-def test_vectors_of_a_template_stand_in_the_row_and_are_not_learned(tmp_path):
+def test_vectors_of_a_template_are_in_the_row_and_are_not_learned(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"text": "bc", "completion": "de"})
     choices = {"template": TEMPLATE, "vocabulary_size": 28, **IN_TEMPLATE}
     example = load(path, **choices)[0]
@@ -459,7 +459,7 @@ def test_an_encoder_reads_a_template_followed_by_eos(tmp_path):
     assert examples[0].targets.tolist() == [3, 4, 27]
 
 
-def test_a_template_takes_texts_of_lines_alone(tmp_path):
+def test_a_template_accepts_only_texts_of_lines(tmp_path):
     table = write(tmp_path / "a.hdf5", [[9, 5]], [[0, 1]])
     with pytest.raises(InputError, match="contains token ids, not text"):
         load(table, template=TEMPLATE, **IN_TEMPLATE)

@@ -41,7 +41,7 @@ def weights(examples):
     return [example.weights.tolist() for example in read(examples)]
 
 
-def test_each_article_of_a_row_is_an_example(tmp_path):
+def test_each_segment_of_a_row_is_an_example(tmp_path):
     examples = load(write(tmp_path / "a.hdf5", IDS, TYPES))
     assert inputs(examples) == ARTICLES
     assert weights(examples) == [[0, 0, 1, 1], [0, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
@@ -52,7 +52,7 @@ def test_each_article_of_a_row_is_an_example(tmp_path):
     assert [examples.locate(i) for i in range(3)] == [(0, 0, 4), (0, 4, 7), (1, 0, 8)]
 
 
-def test_articles_that_are_not_separated_are_one_example_to_a_row(tmp_path):
+def test_rows_without_separators_are_one_example_each(tmp_path):
     path = write(tmp_path / "a.hdf5", IDS, TYPES)
     examples = load(path, separate_articles=False)
     assert inputs(examples) == [IDS[0][:7], IDS[1]]
@@ -61,7 +61,7 @@ def test_articles_that_are_not_separated_are_one_example_to_a_row(tmp_path):
         load(path, "encoder_decoder", eos_id=2, separate_articles=False)
 
 
-def test_every_article_begins_with_what_nothing_need_predict(tmp_path):
+def test_every_example_begins_with_an_unlearned_token(tmp_path):
     """As at a row's start: BOS, and in a model without a prompt the first token."""
     ids, types = [[1, 5, 2, 1, 6, 7, 2]], [[1, 1, 3, 1, 1, 1, 3]]
     path = write(tmp_path / "a.hdf5", ids, types)
@@ -72,7 +72,7 @@ def test_every_article_begins_with_what_nothing_need_predict(tmp_path):
     assert bare.weight_counts.tolist() == [2, 3]
 
 
-def test_padding_between_articles_is_of_neither(tmp_path):
+def test_padding_between_segments_belongs_to_neither(tmp_path):
     ids, types = [[5, 2, 0, 0, 6, 7, 2, 0]], [[1, 3, 2, 2, 0, 1, 3, 2]]
     path = write(tmp_path / "a.hdf5", ids, types)
     examples = load(path)
@@ -84,7 +84,7 @@ def test_padding_between_articles_is_of_neither(tmp_path):
     assert every.weight_counts.tolist() == [4, 4]
 
 
-def test_an_article_in_which_nothing_is_learned_is_left_out(tmp_path):
+def test_an_example_without_learned_tokens_is_dropped(tmp_path):
     ids, types = [[5, 6, 7, 2, 8, 9], [5, 6, 7, 7, 7, 7]], [[0] * 6, [0] * 6]
     types[0] = [0, 0, 1, 3, 0, 0]
     path = write(tmp_path / "a.hdf5", ids[:1], types[:1])
@@ -94,7 +94,7 @@ def test_an_article_in_which_nothing_is_learned_is_left_out(tmp_path):
         load(path)
 
 
-def test_a_separator_at_a_rows_start_is_learned_though_it_is_bos(tmp_path):
+def test_a_separator_at_a_rows_start_is_learned_even_if_it_is_bos(tmp_path):
     """GPT-2 has one id for both; `full` packing may cut a row before the separator."""
     ids, types = [[2, 5, 6, 2], [2, 0, 0, 0]], [[3, 0, 1, 3], [3, 2, 2, 2]]
     path = write(tmp_path / "a.hdf5", ids, types)
@@ -129,7 +129,7 @@ def test_the_columns_of_a_row_apply_to_each_of_its_examples(tmp_path):
     assert said[1] is not None and said[1].tolist() == [4, 5, 6]
 
 
-def test_each_article_says_its_own_task(tmp_path):
+def test_each_example_sets_its_own_task(tmp_path):
     ids, types = [[1, 9, 10, 2, 0, 6, 8, 2]], [[0, 0, 1, 3, 0, 0, 1, 3]]
     tasks = {"prompt_count": 2, "task_token": "index"}
     examples = load(write(tmp_path / "a.hdf5", ids, types), **tasks)
@@ -143,7 +143,7 @@ def test_each_article_says_its_own_task(tmp_path):
         load(ended, **tasks)
 
 
-def test_long_rows_of_short_articles_fit(tmp_path):
+def test_long_rows_of_short_examples_fit(tmp_path):
     path = write(tmp_path / "a.hdf5", IDS, TYPES)
     examples = load(path, maximum_length=4, on_too_long="skip")
     assert inputs(examples) == ARTICLES[:2]
@@ -151,7 +151,7 @@ def test_long_rows_of_short_articles_fit(tmp_path):
     assert inputs(load(path, maximum_examples=2)) == ARTICLES[:2]
 
 
-def test_articles_are_packed_again_apart_from_each_other(tmp_path):
+def test_repacked_examples_stay_separate(tmp_path):
     examples = load(write(tmp_path / "a.hdf5", IDS, TYPES))
     lengths, counts = examples.input_lengths, examples.weight_counts
     plan = PackedPlan(lengths, counts, batch_size=2, length=8, seed=0, shuffle=False)
@@ -161,7 +161,7 @@ def test_articles_are_packed_again_apart_from_each_other(tmp_path):
 
 
 @needs_shared
-def test_pretraining_rows_become_the_articles_and_their_parts():
+def test_pretraining_rows_become_examples_and_their_parts():
     with h5py.File(PRETRAINING) as file:
         types = np.array(file["token_type_ids"])
     ends_a_row = [int(row[row != 2][-1] == 3) for row in types]
@@ -178,7 +178,7 @@ def test_pretraining_rows_become_the_articles_and_their_parts():
 
 
 @needs_shared
-def test_articles_are_the_same_however_a_file_was_packed(tmp_path):
+def test_examples_do_not_depend_on_how_a_file_was_packed(tmp_path):
     source = SHARED / "data/data_prep/generative_tuning"
     source = source / "example_generative_tuning_data.jsonl"
     tables = []

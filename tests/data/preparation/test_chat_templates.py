@@ -35,7 +35,7 @@ def talk(*texts):
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def test_answers_and_what_closes_them_are_learned():
+def test_answers_and_their_end_tokens_are_learned():
     runs = chat(CHAT).render(talk("hi", "yes", "and?", "no"), "here")
     assert runs == [
         ("<|user|>\nhi" + EOS + "\n<|assistant|>\n", 0),
@@ -56,7 +56,7 @@ def test_answers_and_what_closes_them_are_learned():
         "\n \n",
     ],
 )
-def test_no_text_is_taken_for_a_mark(text):
+def test_text_is_never_read_as_markup(text):
     runs = chat(CHAT).render(talk(text, "yes", text, text), "here")
     assert "".join(run for run, kind in runs if kind == 1) == (
         f"yes{EOS}\n{text}{EOS}\n"
@@ -66,7 +66,7 @@ def test_no_text_is_taken_for_a_mark(text):
     assert given == 2 * turn
 
 
-def test_a_template_that_changes_what_it_wrote_is_refused():
+def test_a_template_that_changes_earlier_output_is_refused():
     source = (
         "{% for m in messages %}{{ m.content if loop.last else '...' }}{% endfor %}"
     )
@@ -74,7 +74,7 @@ def test_a_template_that_changes_what_it_wrote_is_refused():
         chat(source).render(talk("hi", "yes"), "here")
 
 
-def test_what_a_template_refuses_is_named():
+def test_errors_raised_by_a_template_are_reported():
     source = "{{ raise_exception('only users') }}"
     with pytest.raises(InputError, match="does not accept these messages: only users"):
         chat(source).render(talk("hi", "yes"), "here")
@@ -93,13 +93,13 @@ def test_the_dialect_of_templates():
     assert runs == [('<s>"<é>"', 0), ('"b"', 1)]
 
 
-def test_the_sandbox_keeps_templates_from_the_machine():
+def test_the_sandbox_isolates_templates_from_the_machine():
     source = "{{ messages.__class__.__mro__ }}"
     with pytest.raises(InputError, match="does not accept these messages"):
         chat(source).render(talk("a", "b"), "here")
 
 
-def test_where_a_template_is_found(tmp_path):
+def test_locations_of_templates(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer")
     with pytest.raises(InputError, match="has no chat_template, which --chat needs"):
         read_chat_template(folder, None, {})
@@ -162,11 +162,11 @@ def rendered(source, **fields):
         ("{{ {'a': 1} | tojson(separators=(',', ':')) }}", '{"a":1}'),
     ],
 )
-def test_templates_are_given_what_transformers_gives_them(source, expected):
+def test_templates_see_the_same_variables_as_in_transformers(source, expected):
     assert rendered(source) == expected
 
 
-def test_a_template_is_told_one_date():
+def test_a_template_sees_one_date():
     source = "{{ strftime_now('%d %b %Y') }}"
     assert rendered(source, date=datetime.date(2026, 7, 3)) == "03 Jul 2026"
     before = datetime.date.today()
@@ -186,7 +186,7 @@ def test_a_template_is_told_one_date():
         ("{{ range(10 ** 9) | list }}", "Range too big"),
     ],
 )
-def test_whatever_a_template_raises_is_named(source, message):
+def test_any_error_of_a_template_is_reported(source, message):
     with pytest.raises(InputError, match=f"^here: the chat .* messages: .*{message}"):
         rendered(source)
 
@@ -245,7 +245,7 @@ def test_compiling_a_template_has_limits(source):
         chat(source).render(talk("hi"), "here")
 
 
-def test_a_template_that_hangs_is_given_up():
+def test_a_template_that_hangs_is_stopped():
     template = chat(
         "{{ messages[0].content }}{% if messages[0].content == 'no' %}"
         + NESTED
@@ -303,7 +303,7 @@ def test_messages_and_pairs_are_the_same(tmp_path):
     assert encoder.render(Record((), tuple(talk("hi"))), "") == []
 
 
-def test_pairs_of_their_own_are_conversations_of_their_own(tmp_path):
+def test_separate_pairs_are_separate_conversations(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     encoder = chat_encoder(folder, attention_boundary="pair", packing_boundary="pair")
     record = Record((Turn("hi", "yes"), Turn("and?", "no")))

@@ -20,7 +20,7 @@ def encode(tokenizer, record, **text):
 
 @needs_shared
 @pytest.mark.parametrize("folder", [STORIES, T5])
-def test_a_pair_has_the_ids_that_the_models_are_given(folder):
+def test_a_pair_has_the_models_input_ids(folder):
     tokenizer = load_tokenizer(folder)
     (example,) = encode(tokenizer, Record((Turn("The cat", "sat."),)))
     prompt, completion = continued_pair(tokenizer, "The cat", " sat.")
@@ -32,7 +32,7 @@ def test_a_pair_has_the_ids_that_the_models_are_given(folder):
 
 
 @needs_shared
-def test_bos_begins_what_attends_together():
+def test_bos_begins_each_sequence_that_attends_together():
     tokenizer = load_tokenizer(STORIES)
     assert tokenizer.bos_id is not None
     (line,) = encode(tokenizer, TALK)

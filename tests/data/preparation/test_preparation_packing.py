@@ -50,7 +50,7 @@ def by_hand(choice, examples):
 
 
 @pytest.mark.parametrize("choice", PACKINGS)
-def test_every_choice_packs_as_example_by_example(choice):
+def test_every_option_packs_the_same_as_one_example_at_a_time(choice):
     random = np.random.default_rng(0)
     for _ in range(60):
         sizes = random.integers(1, 9, size=random.integers(0, 14))
@@ -62,7 +62,7 @@ def test_every_choice_packs_as_example_by_example(choice):
             assert rows == expected
 
 
-def test_what_does_not_fit_is_counted():
+def test_rows_that_do_not_fit_are_counted():
     examples = [[1] * 7, [2] * 3, [3] * 9]
     _, dropping = packed("greedy::drop", examples)
     assert dropping.dropped.tolist() == [2, 16]

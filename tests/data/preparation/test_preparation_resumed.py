@@ -82,7 +82,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [1, 4, 11])
-def test_wherever_it_stops_the_bytes_are_the_same(
+def test_the_bytes_are_the_same_after_any_interruption(
     inputs, whole, tmp_path, monkeypatch, after
 ):
     output = tmp_path / "out"
@@ -113,9 +113,7 @@ def test_wherever_it_stops_the_bytes_are_the_same(
     assert resumed > 0
 
 
-def test_what_was_written_after_the_checkpoint_is_written_again(
-    inputs, whole, tmp_path, monkeypatch
-):
+def test_output_after_the_checkpoint_is_rewritten(inputs, whole, tmp_path, monkeypatch):
     output = tmp_path / "out"
     saves = 0
 
@@ -137,7 +135,9 @@ def test_what_was_written_after_the_checkpoint_is_written_again(
     assert snapshot(output) == whole
 
 
-def test_another_preparation_is_not_lost_unasked(inputs, tmp_path, monkeypatch):
+def test_another_preparation_is_not_overwritten_without_force(
+    inputs, tmp_path, monkeypatch
+):
     output = tmp_path / "out"
 
     def stopped(*_):
@@ -161,7 +161,9 @@ def _stopped(*_):
     yield
 
 
-def test_it_goes_on_beside_its_own_tokenizer(inputs, whole, tmp_path, monkeypatch):
+def test_preparation_resumes_with_its_own_tokenizer_next_to_the_output(
+    inputs, whole, tmp_path, monkeypatch
+):
     """The tokenizer's folder contains the output, its lock and unrelated files."""
     folder = write_tokenizer(tmp_path / "tokenizer")
     choice = TokenizerChoice(str(folder))
@@ -174,9 +176,7 @@ def test_it_goes_on_beside_its_own_tokenizer(inputs, whole, tmp_path, monkeypatc
     assert snapshot(prepare(asked, workers=1)) == whole
 
 
-def test_a_template_is_told_the_day_on_which_the_work_began(
-    inputs, tmp_path, monkeypatch
-):
+def test_a_template_sees_the_day_on_which_the_work_began(inputs, tmp_path, monkeypatch):
     template = tmp_path / "template.jinja"
     template.write_text("{{ strftime_now('%d.%m.%Y') }}" + CHAT)
 
@@ -203,7 +203,7 @@ def test_a_template_is_told_the_day_on_which_the_work_began(
 
 
 @pytest.mark.parametrize("changed", ["template.jinja", "tokenizer_config.json"])
-def test_a_changed_template_or_sibling_begins_anew(
+def test_a_changed_template_or_sibling_file_restarts_preparation(
     inputs, tmp_path, monkeypatch, changed
 ):
     folder = write_tokenizer(tmp_path / "tokenizer")
@@ -234,7 +234,7 @@ def test_one_output_is_prepared_by_one_process(inputs, tmp_path):
         prepare(preparation(inputs, output), workers=1)
 
 
-def test_a_killed_command_goes_on_and_leaves_no_process(inputs, whole, tmp_path):
+def test_a_killed_command_resumes_and_leaves_no_process(inputs, whole, tmp_path):
     output = tmp_path / "out"
     command = [sys.executable, "-m", "prompt_tuning.cli.main", "prepare"]
     command += [str(inputs / "lines.jsonl"), "--output", str(output)]

@@ -40,7 +40,7 @@ GPT2 = SHARED / "data/tokenizers/gpt2"
     ("name", "packing"),
     [("generative_tuning", "single::drop"), ("pretraining", "full")],
 )
-def test_ids_and_types_are_those_of_generative_data_prep(tmp_path, name, packing):
+def test_ids_and_types_equal_those_from_generative_data_prep(tmp_path, name, packing):
     source = PREPARED / name / f"example_{name}_data.jsonl"
     output = prepare(
         Preparation(
@@ -60,7 +60,7 @@ def test_ids_and_types_are_those_of_generative_data_prep(tmp_path, name, packing
         np.testing.assert_array_equal(ours[key], expected)
 
 
-def test_a_pair_is_parted_by_one_space_and_closed(tmp_path, make, tokenizer):
+def test_a_pair_is_joined_by_a_space_and_ends_with_eos(tmp_path, make, tokenizer):
     source = write_jsonl(
         tmp_path / "a.jsonl", {"prompt": "hi:  ", "completion": "  yes"}
     )
@@ -75,9 +75,7 @@ def test_a_pair_is_parted_by_one_space_and_closed(tmp_path, make, tokenizer):
     assert texts(as_it_is, tokenizer) == [[(0, "hi:  "), (1, "  yes"), (3, EOS)]]
 
 
-def test_prefix_and_postfix_stand_around_prompts_that_there_are(
-    tmp_path, make, tokenizer
-):
+def test_prefix_and_postfix_surround_existing_prompts(tmp_path, make, tokenizer):
     source = write_jsonl(
         tmp_path / "a.jsonl",
         {"prompt": "x", "completion": "y"},
@@ -101,7 +99,7 @@ TURNS = [
 
 
 @pytest.mark.parametrize("line", TURNS)
-def test_turns_of_a_line_are_bounded_by_line_or_by_pair(
+def test_turns_of_a_line_are_limited_by_line_or_by_pair(
     tmp_path, make, tokenizer, line
 ):
     source = write_jsonl(tmp_path / "a.jsonl", line)
@@ -130,7 +128,7 @@ def test_turns_of_a_line_are_bounded_by_line_or_by_pair(
     ]
 
 
-def test_lines_of_text_are_completions_as_they_stand(tmp_path, make, tokenizer):
+def test_lines_of_text_are_unchanged_completions(tmp_path, make, tokenizer):
     source = tmp_path / "a.txt"
     source.write_text("the end\n\n  \nof it", encoding="utf-8")
     output = make(source, packing="single::drop")
@@ -159,7 +157,7 @@ def test_tables_fill_templates(tmp_path, make, tokenizer):
     assert texts(output, tokenizer) == [[(0, '5" disk'), (1, " yes"), (3, EOS)]]
 
 
-def test_categories_and_weights_are_columns_of_their_own(tmp_path, make):
+def test_categories_and_weights_are_separate_columns(tmp_path, make):
     source = write_jsonl(
         tmp_path / "a.jsonl",
         {"prompt": "a", "completion": "b", "category": "math", "weight": 0.5},
@@ -175,7 +173,7 @@ def test_categories_and_weights_are_columns_of_their_own(tmp_path, make):
     assert ids == {"code": 0, "math": 1}
 
 
-def test_what_has_no_completion_is_left_out_unless_it_is_asked_for(tmp_path, make):
+def test_rows_without_a_completion_are_dropped_unless_requested(tmp_path, make):
     source = write_jsonl(
         tmp_path / "a.jsonl",
         {"prompt": "a", "completion": ""},

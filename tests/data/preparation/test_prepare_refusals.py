@@ -60,7 +60,7 @@ def test_a_malformed_line_is_named_or_skipped_and_counted(
 
 
 @pytest.mark.parametrize("weight", ["1e39", "1" + "0" * 400, "-1", "NaN", "true"])
-def test_weights_that_float32_has_not_are_named_or_skipped(tmp_path, make, weight):
+def test_weights_outside_float32_are_named_or_skipped(tmp_path, make, weight):
     line = '{"completion": "a", "weight": %s}'
     source = write_jsonl(tmp_path / "a.jsonl", line % "3.4e38", line % weight)
     record = RecordFormat(weight_key="weight")
@@ -90,7 +90,7 @@ BAD_FILES = {
 }
 
 
-def test_files_in_which_nothing_can_be_used_are_named_or_skipped(tmp_path, make):
+def test_files_without_usable_rows_are_named_or_skipped(tmp_path, make):
     folder = tmp_path / "inputs"
     folder.mkdir()
     good = write_jsonl(folder / "z.jsonl", *pairs(3), "{")
@@ -144,7 +144,7 @@ def test_rows_and_lines_that_cannot_be_read_are_named_or_skipped(
         assert f"{name}, line 3: {message}" in problem
 
 
-def test_problems_are_listed_in_order_however_the_work_is_cut(
+def test_problems_are_listed_in_order_for_any_split_of_the_work(
     tmp_path, make, monkeypatch
 ):
     bad = ['{"completion": "a\\ud800"}', "{", '{"completion": "b\\ud800"}', "["]
@@ -208,7 +208,7 @@ def test_unknown_categories_are_named(tmp_path, make):
         ("w", (1, 2), {"weight_key": "w"}),
     ],
 )
-def test_turns_of_one_line_are_of_one_category_and_weight(
+def test_turns_of_one_line_have_one_category_and_weight(
     tmp_path, make, key, values, choice
 ):
     turns = [{"prompt": "", "completion": "a", key: value} for value in values]
@@ -217,7 +217,7 @@ def test_turns_of_one_line_are_of_one_category_and_weight(
         make(source, record=RecordFormat(**choice))
 
 
-def test_inputs_that_hold_nothing_are_refused(tmp_path, make):
+def test_inputs_without_rows_are_refused(tmp_path, make):
     empty = tmp_path / "a.jsonl"
     empty.touch()
     with pytest.raises(InputError, match="is empty"):
@@ -256,7 +256,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path, make):
         make(table, record=record)
 
 
-def test_an_output_that_is_there_is_not_touched(tmp_path, make, tokenizer):
+def test_an_existing_output_is_not_changed(tmp_path, make, tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", *pairs(5))
     output = make(source)
     before = snapshot(output)
@@ -277,7 +277,7 @@ def test_an_output_that_is_there_is_not_touched(tmp_path, make, tokenizer):
 
 
 @pytest.mark.parametrize("folder", ["out", ".out.preparing"])
-def test_what_is_read_is_not_replaced_by_the_output(tmp_path, tokenizer, folder):
+def test_the_output_does_not_replace_an_input(tmp_path, tokenizer, folder):
     (tmp_path / folder).mkdir()
     inside = write_jsonl(tmp_path / folder / "test.jsonl", *pairs(5))
     apart = write_jsonl(tmp_path / "a.jsonl", *pairs(5))

@@ -26,7 +26,7 @@ def everything(order, split):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 64, 1000, 70_000])
-def test_a_permutation_has_every_number_once_and_turns_back(size):
+def test_a_permutation_is_a_bijection_with_an_inverse(size):
     permutation = Permutation(size, seed=3)
     places = np.arange(size)
     values = permutation.forward(places)
@@ -49,7 +49,7 @@ def test_seeds_name_different_permutations():
     assert (first == second).mean() < 0.01
 
 
-def test_splits_share_the_records_out_shuffled_or_not():
+def test_splits_partition_the_records_shuffled_or_not():
     for shuffle in (False, True):
         order = RecordOrder(100_000, dev=1000, test=50, shuffle=shuffle, seed=5)
         parts = [everything(order, split) for split in (TRAIN, DEV, TEST)]
@@ -70,7 +70,7 @@ def test_shuffling_holds_out_the_same_records():
         assert sorted(everything(plain, split)) == sorted(everything(shuffled, split))
 
 
-def test_shares_are_ratios_or_counts():
+def test_splits_are_ratios_or_counts():
     assert parse_share("0.25", "--dev").resolve(200) == 50
     assert parse_share("25", "--dev").resolve(200) == 25
     assert parse_share("0", "--dev").resolve(200) == 0
@@ -87,6 +87,6 @@ def test_shares_are_ratios_or_counts():
         (Share(ratio=0.001), Share(), "rounds to none"),
     ],
 )
-def test_splits_that_leave_nothing_are_refused(dev, test, message):
+def test_splits_without_records_are_refused(dev, test, message):
     with pytest.raises(InputError, match=message):
         record_order(Splits(dev=dev, test=test), 100)

@@ -46,7 +46,7 @@ ASKED = [
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", ["", "tokenizer.json"])
-def test_the_roles_that_are_asked_for_are_saved(tmp_path, asked, name):
+def test_the_requested_roles_are_saved(tmp_path, asked, name):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     used, again = saved(tmp_path / "saved", folder / name, *asked)
     assert used == again
@@ -56,14 +56,14 @@ def test_the_roles_that_are_asked_for_are_saved(tmp_path, asked, name):
         assert token in config[role]
 
 
-def test_a_new_eos_fills_rows_where_there_is_no_padding(tmp_path):
+def test_a_new_eos_pads_rows_if_there_is_no_padding_token(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", pad_token=None)
     used, again = saved(tmp_path / "saved", folder, ("eos_token", "<|done|>"))
     assert used == again
     assert used[0] == (None, 262, 262, False)
 
 
-def test_bos_that_the_config_puts_first_is_put_first(tmp_path):
+def test_bos_is_added_if_the_config_adds_it(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", add_bos_token=True)
     used, again = saved(tmp_path / "saved", folder, ("bos_token", PAD))
     assert used == again
@@ -93,7 +93,7 @@ def test_the_older_map_of_special_tokens_is_saved_too(tmp_path):
         ],
     ),
 )
-def test_what_lies_beside_a_tokenizer_that_is_a_file_is_saved(tmp_path, path):
+def test_files_next_to_a_tokenizer_file_are_saved(tmp_path, path):
     used, again = saved(tmp_path / "saved", path)
     assert used == again
     kept = {file.name for file in (tmp_path / "saved").iterdir()}
@@ -110,7 +110,7 @@ def test_special_tokens_of_a_vocabulary_without_a_config_are_saved(tmp_path):
 
 
 @needs_shared
-def test_a_file_that_a_folder_would_not_be_read_by_first_is_what_is_saved(tmp_path):
+def test_the_tokenizer_file_that_was_read_is_saved(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer")
     shutil.copy(TOKENIZERS / "t5/spiece.model", folder / "own.model")
     for name in ("vocab.json", "merges.txt"):

@@ -60,7 +60,7 @@ def test_a_quote_within_a_cell_is_a_character(tmp_path, make, tokenizer):
 @pytest.mark.parametrize(
     ("suffix", "delimiter"), sample(1, [(".csv", ","), (".tsv", "\t")])
 )
-def test_rows_are_those_of_the_csv_module(tmp_path, suffix, delimiter):
+def test_rows_equal_the_csv_modules(tmp_path, suffix, delimiter):
     draw = random.Random(0)
     read = several = 0
     for _ in range(1000):
@@ -111,7 +111,7 @@ def found(tmp_path, content: bytes) -> list[bytes]:
     return [content[span.start : span.start + span.size] for span in lying]
 
 
-def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path):
+def test_an_unclosed_quote_invalidates_only_its_line(tmp_path):
     rows = [b'a,"b\n', b"c,d\n", b'e,""\n', b"f,g"]
     assert found(tmp_path, b"".join(rows)) == rows
     # A quote closed by another affects both lines: text after `"` is invalid.
@@ -119,7 +119,7 @@ def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path):
     assert found(tmp_path, b"".join(rows)) == rows
 
 
-def test_records_longer_than_the_longest_stand_alone(tmp_path, monkeypatch):
+def test_overlong_records_are_not_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 16)
     monkeypatch.setattr(record_spans, "_READ_SIZE", 5)
     short, long = [b'a,"b\nc"\n', b"d,e\n"], b"x" * 40 + b"\n"

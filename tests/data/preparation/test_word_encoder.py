@@ -36,12 +36,12 @@ def check_hostile(tokenizer: tokenizers.Tokenizer):
         assert encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_hostile_texts_have_the_tokenizers_ids(small):
+def test_unusual_texts_have_the_tokenizers_ids(small):
     check_hostile(small)
 
 
 @needs_shared
-def test_gpt2s_ids_are_the_tokenizers():
+def test_gpt2s_ids_equal_the_tokenizers():
     tokenizer = load_tokenizer(GPT2)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     check_hostile(tokenizer.tokenizer)
@@ -61,7 +61,7 @@ def test_added_tokens_are_found_in_the_text(small):
     assert encode(text) == small.encode(text).ids
 
 
-def test_kept_words_have_a_bound(small, monkeypatch):
+def test_cached_words_have_a_bound(small, monkeypatch):
     monkeypatch.setattr(word_encoder, "CACHED_WORDS", 3)
     encode = word_encoder.word_encoder(small)
     assert encode is not None
@@ -70,7 +70,7 @@ def test_kept_words_have_a_bound(small, monkeypatch):
     assert len(encode._ids_of) == 3
 
 
-def test_tokenizers_that_cut_otherwise_are_left_alone(small):
+def test_tokenizers_with_another_split_are_not_accelerated(small):
     small.normalizer = normalizers.Lowercase()
     assert word_encoder.word_encoder(small) is None
     small.normalizer = None

@@ -8,7 +8,7 @@ import pytest
 from prompt_tuning.data.preparation.worker_pool import available_cores
 
 
-def test_where_the_system_does_not_say_all_cores_are_counted(monkeypatch):
+def test_all_cores_are_counted_without_affinity(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     monkeypatch.setattr(os, "process_cpu_count", lambda: 7, raising=False)
@@ -22,6 +22,6 @@ def test_where_the_system_does_not_say_all_cores_are_counted(monkeypatch):
     sys.version_info >= (3, 13) or not hasattr(os, "sched_getaffinity"),
     reason="this Python or system does not ask for them by this function",
 )
-def test_a_process_may_be_kept_from_some_cores(monkeypatch):
+def test_a_process_may_be_excluded_from_some_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 5})
     assert available_cores() == 3

@@ -104,7 +104,7 @@ def test_no_other_file_is_copied_with_types(tmp_path, name, add, message):
     assert path.read_bytes() == before
 
 
-def test_a_group_that_is_a_link_is_not_entered(tmp_path):
+def test_a_group_behind_a_link_is_not_read(tmp_path):
     write(tmp_path / "foreign.hdf5", classes=np.zeros(3, int))
     path = write(tmp_path / "rows.hdf5", input_ids=ROWS)
     with h5py.File(path, "a") as file:
@@ -187,7 +187,7 @@ OVERSIZED = {
 
 
 @pytest.mark.parametrize("case", OVERSIZED)
-def test_more_than_a_file_can_hold_is_refused_at_once(tmp_path, case, monkeypatch):
+def test_sizes_beyond_the_file_are_refused_immediately(tmp_path, case, monkeypatch):
     monkeypatch.setattr(hdf5_files, "INSPECTED_CHUNK", 2**10)
     build, message = OVERSIZED[case]
     path = tmp_path / "rows.hdf5"
@@ -223,7 +223,7 @@ def test_flipped_bytes_are_reported(tmp_path):
     assert refused
 
 
-def test_a_copy_that_a_killed_process_left_is_removed(tmp_path):
+def test_a_temporary_copy_of_a_killed_process_is_removed(tmp_path):
     path = write(tmp_path / "rows.hdf5", input_ids=ROWS)
     shutil.copy(path, tmp_path / ".rows.hdf5.999999999.tmp")
     mine = tmp_path / f".rows.hdf5.{os.getppid()}.tmp"

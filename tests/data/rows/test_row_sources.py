@@ -82,7 +82,7 @@ def test_prepared_files_are_read_as_they_were_written():
 
 
 @needs_shared
-def test_lines_become_the_rows_that_generative_data_prep_made_of_them(tmp_path):
+def test_lines_become_the_rows_of_generative_data_prep(tmp_path):
     """Its rule: one space between the texts, first token of the completion."""
     source = PREPARED / "generative_tuning/example_generative_tuning_data.jsonl"
     lines = [json.loads(line) for line in source.read_text().splitlines()]
@@ -104,7 +104,7 @@ def test_lines_become_the_rows_that_generative_data_prep_made_of_them(tmp_path):
 
 
 @needs_shared
-def test_a_line_of_the_story_model_reads_back_as_its_text(tmp_path):
+def test_a_line_for_the_story_model_decodes_to_its_text(tmp_path):
     line = json.dumps({"prompt": "hello=", "completion": "olleh"})
     file = write_lines(tmp_path / "pairs.jsonl", line)
     tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
@@ -141,7 +141,7 @@ def test_texts_without_a_prompt(tmp_path):
 
 
 @needs_shared
-def test_the_answer_to_an_encoder_is_a_text_of_its_own(tmp_path):
+def test_the_answer_to_an_encoder_is_a_separate_text(tmp_path):
     line = json.dumps({"prompt": "good movie", "completion": "positive"})
     file = write_lines(tmp_path / "pairs.jsonl", line)
     tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
@@ -188,7 +188,7 @@ ROWS = np.zeros((2, 3), np.int32)
         ),
     ],
 )
-def test_hdf5_files_that_hold_something_else_are_refused(tmp_path, data_sets, message):
+def test_hdf5_files_with_other_content_are_refused(tmp_path, data_sets, message):
     path = write_hdf5(tmp_path / "bad.hdf5", **data_sets)
     with pytest.raises(InputError, match=re.escape(str(path)) + ".*" + message):
         Hdf5Rows(path)
@@ -259,7 +259,7 @@ def test_empty_files_are_refused(tmp_path):
         open_lines(write_lines(tmp_path / "empty.jsonl"), Letters())
 
 
-def test_a_row_cannot_be_closed_without_eos(tmp_path):
+def test_a_row_without_an_eos_token_cannot_be_ended(tmp_path):
     endless = Letters()
     endless.eos_id = None
     path = write_lines(tmp_path / "a.jsonl", '{"prompt": "a", "completion": "b"}')

@@ -22,7 +22,7 @@ def test_an_index_is_the_task_itself():
         TaskToken(position=1).split(np.array([9]))
 
 
-def test_a_line_numbers_its_task_or_names_it():
+def test_a_line_gives_its_tasks_number_or_name():
     assert Tasks(3, "task").parse(2, "line 1") == 2
     named = Tasks(3, "task", ["boolq", "rte", "wic"])
     assert named.parse("rte", "line 1") == 1

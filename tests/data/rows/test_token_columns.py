@@ -67,7 +67,7 @@ def test_a_target_whose_loss_weight_is_zero_is_not_computed(tmp_path):
     )
 
 
-def test_an_encoder_decoder_weighs_its_targets(tmp_path):
+def test_an_encoder_decoder_has_weights_for_its_targets(tmp_path):
     path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS)
     examples = load(path, "encoder_decoder")
     # The first row ends with EOS; the others get one with the last token's weight.
@@ -79,7 +79,7 @@ def test_an_encoder_decoder_weighs_its_targets(tmp_path):
     ]
 
 
-def test_every_row_weighs_what_the_data_says(tmp_path):
+def test_every_row_has_its_weight_in_the_data(tmp_path):
     of_rows = np.array([2.0, 0.5, 1.0])
     path = write(tmp_path / "a.hdf5", loss_weights=WEIGHTS, example_weights=of_rows)
     examples = load(path, example_weight_key="example_weights")
@@ -115,7 +115,7 @@ def test_lines_contain_weights_classes_and_advantages(tmp_path):
     ]
 
 
-def test_all_classes_weigh_the_same_together(tmp_path):
+def test_all_classes_have_equal_total_weight(tmp_path):
     labels = np.array([4, 7, 7])
     examples = load(write(tmp_path / "a.hdf5", label=labels), balance_key="label")
     each = [max(row) for row in weights(examples)]
@@ -146,7 +146,7 @@ def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
         {"architecture": "encoder_decoder"},
     ],
 )
-def test_classes_of_tokens_weigh_the_same_whatever_sets_the_weights(tmp_path, reading):
+def test_token_classes_have_equal_weight_however_weights_are_set(tmp_path, reading):
     categories = np.array([[0, 0, 5, 5, 5], [5, 5, 0, 0, 5], [0, 0, 0, 0, 0]])
     # The rows end with EOS, so that an encoder-decoder does not append targets.
     ids = np.where(TYPES == 3, 7, IDS)
@@ -174,7 +174,7 @@ def test_classes_of_tokens_weigh_the_same_whatever_sets_the_weights(tmp_path, re
     np.testing.assert_allclose(list(total.values()), whole / 2, rtol=1e-6)
 
 
-def test_no_class_weighs_one():
+def test_tokens_without_a_class_have_weight_one():
     balance = ClassBalance({-1: 50, 0: 1, 1: 3})
     np.testing.assert_allclose(
         balance.weights(np.array([[-1, 0], [1, 1]])), [[1, 2], [2 / 3, 2 / 3]]
@@ -182,7 +182,7 @@ def test_no_class_weighs_one():
 
 
 @pytest.mark.parametrize("of_tokens", [True, False])
-def test_advantages_go_where_the_targets_are(tmp_path, of_tokens):
+def test_advantages_have_the_positions_of_the_targets(tmp_path, of_tokens):
     given = np.arange(15).reshape(3, 5) - 7.0 if of_tokens else np.array([2.0, 0, -1])
     path = write(tmp_path / "a.hdf5", advantages=given)
     examples = load(path, advantages_key="advantages")
@@ -195,7 +195,7 @@ def test_advantages_go_where_the_targets_are(tmp_path, of_tokens):
     assert build_batch(examples, planned, 0).columns == {}
 
 
-def test_examples_with_classes_weigh_what_their_answers_do(tmp_path):
+def test_examples_with_classes_have_their_answers_weights(tmp_path):
     of_rows = np.array([2.0, 0.5, 1.0])
     path = write(tmp_path / "a.hdf5", example_weights=of_rows)
     examples = load(path, example_weight_key="example_weights", prompt_loss_weight=0.1)
@@ -237,7 +237,7 @@ def test_invalid_example_weights_are_refused(tmp_path, value):
         load(lines, example_weight_key="w")
 
 
-def test_columns_that_are_missing_or_of_another_kind_are_refused(tmp_path):
+def test_missing_columns_and_columns_of_another_kind_are_refused(tmp_path):
     path = write(tmp_path / "a.hdf5", label=np.array([0.5, 1, 2]), short=np.ones(2))
     with pytest.raises(InputError, match=r"'w', which DataSource.example_weight_key"):
         load(path, example_weight_key="w")

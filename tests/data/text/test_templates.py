@@ -27,7 +27,7 @@ def token_template(template, tokenizer=None, size=V, separate=False):
     return TokenTemplate(parse_template(template), tokenizer, size, separate)
 
 
-def test_the_pieces_of_a_template():
+def test_the_segments_of_a_template():
     found = parse_template(
         '{soft:20} Review: {text}{soft:5:"so, \\"was it\\" {good}?"}'
     )
@@ -49,7 +49,7 @@ def test_braces_of_the_text_are_doubled():
     assert found.render({"text": "{x}"}) == ["a{b} {{x}} c"]
 
 
-def test_keys_are_those_of_the_lines():
+def test_keys_are_the_lines_keys():
     template = parse_template("{premise} {soft:2}{hypothesis of it}, {premise}")
     assert template.keys == ("premise", "hypothesis of it")
     texts = {"premise": "P", "hypothesis of it": "H"}
@@ -75,14 +75,14 @@ def test_keys_are_those_of_the_lines():
         (r'{soft:"\q"}', 1, "is not a JSON string"),
     ],
 )
-def test_templates_that_cannot_be_read_say_where(template, character, message):
+def test_templates_that_cannot_be_parsed_report_the_line(template, character, message):
     with pytest.raises(InputError) as caught:
         parse_template(template)
     assert f"DataSource.template, character {character}, " in str(caught.value)
     assert message in str(caught.value)
 
 
-def test_soft_pieces_have_as_many_vectors_as_their_words_have_tokens():
+def test_soft_segments_have_one_vector_per_token_of_their_words():
     template = parse_template('{soft:2}{soft:"abc"} {soft:1:"abc"}')
     assert soft_counts(template, LetterTokenizer()) == [2, 3, 1]
     with pytest.raises(InputError, match="no tokenizer to count"):
@@ -99,7 +99,7 @@ class Silent(LetterTokenizer):
         return super().encode(text.replace(",", ""))
 
 
-def test_vectors_stand_in_order_where_the_soft_pieces_are():
+def test_vectors_are_in_order_at_the_soft_segments():
     template = token_template('ab{soft:2}c{x}{soft:1}{soft:"dd"}')
     assert template.length == 5
     # a, b, vectors 0 and 1, c, the line's "e f", vectors 2, then 3 and 4.
@@ -113,7 +113,7 @@ def test_vectors_stand_in_order_where_the_soft_pieces_are():
 @pytest.mark.parametrize(
     "folder", ["data/models/stories260k", "data/tokenizers/gpt2", "data/tokenizers/t5"]
 )
-def test_text_between_soft_pieces_is_encoded_as_one_string(folder):
+def test_text_between_soft_segments_is_encoded_as_one_string(folder):
     tokenizer = load_tokenizer(SHARED / folder)
     size = tokenizer.vocabulary_size
     template = token_template(
@@ -140,7 +140,7 @@ def test_text_between_soft_pieces_is_encoded_as_one_string(folder):
     "folder", ["data/models/stories260k", "data/tokenizers/gpt2", "data/tokenizers/t5"]
 )
 @pytest.mark.parametrize("template", ["{text}", "{text} {soft:2}", "{text}{soft:2} "])
-def test_a_completion_continues_the_text_over_soft_pieces(folder, template):
+def test_a_completion_continues_the_text_across_soft_segments(folder, template):
     tokenizer = load_tokenizer(SHARED / folder)
     template = token_template(template, tokenizer, tokenizer.vocabulary_size)
     given, completion = template.encode_pair({"text": "Once upon a"}, "time")
@@ -150,7 +150,7 @@ def test_a_completion_continues_the_text_over_soft_pieces(folder, template):
 
 
 @needs_shared
-def test_an_encoder_decoders_completion_is_a_text_of_its_own():
+def test_an_encoder_decoders_completion_is_a_separate_text():
     t5 = load_tokenizer(SHARED / "data/tokenizers/t5")
     template = token_template("{soft:1} Review: {text}", t5, 32128, separate=True)
     given, completion = template.encode_pair({"text": "good movie"}, "positive")
@@ -158,7 +158,7 @@ def test_an_encoder_decoders_completion_is_a_text_of_its_own():
     assert completion == t5.encode("positive")
 
 
-def test_a_template_without_its_soft_pieces_is_one_text():
+def test_a_template_without_its_soft_segments_is_one_text():
     template = parse_template("a{soft:2}b{x}{soft:3}").without_soft()
     assert template.render({"x": "c"}) == ["abc"]
 
@@ -172,7 +172,7 @@ def test_the_prompt_must_have_the_templates_length():
         token_template("a{x}").check_length(4)
 
 
-def test_tokens_are_never_taken_for_vectors():
+def test_tokens_are_never_read_as_vectors():
     # "z" is token 25, and so would be vector 5 of a model of 20 tokens.
     template = token_template("{x}{soft:9}", size=20)
     with pytest.raises(InputError, match="token 25, expected 0 to 19"):
@@ -181,7 +181,7 @@ def test_tokens_are_never_taken_for_vectors():
         template.encode_pair({"x": "a"}, "z")
 
 
-def test_a_lone_text_needs_a_template_of_one_key():
+def test_a_single_text_needs_a_template_with_one_key():
     for template in ("a{soft:1}", "{x}{soft:1}{y}"):
         with pytest.raises(InputError, match="expected one, such as"):
             token_template(template).encode_text("a")

@@ -34,7 +34,7 @@ def t5():
 
 
 @needs_shared
-def test_special_tokens_are_those_of_the_models(stories, gpt2, t5):
+def test_special_tokens_equal_the_models(stories, gpt2, t5):
     def special(tokenizer):
         return tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
 
@@ -83,7 +83,7 @@ def test_a_pair_decodes_to_the_exact_text(folder, prompt, completion):
 
 
 @needs_shared
-def test_separate_texts_each_begin_a_text(t5):
+def test_separate_texts_are_encoded_separately(t5):
     prompt, completion = separate_pair(t5, "good movie", "positive")
     assert t5.decode(completion) == "positive"
     assert t5.token(completion[0]) == "\u2581positive"

@@ -59,7 +59,7 @@ def run(*arguments) -> int:
     return main(["token-types", *map(str, arguments)])
 
 
-def test_the_command_adds_types_and_leaves_the_rest(rows, capsys):
+def test_the_command_adds_types_and_changes_nothing_else(rows, capsys):
     assert run(rows, *BY_SEPARATOR) == 0
     printed = capsys.readouterr().out
     assert [int(x) for x in printed.splitlines()[3].split("│")[2:7]] == [3, 6, 4, 2, 3]
@@ -106,7 +106,7 @@ def test_an_option_that_a_rule_does_not_use_is_refused(rows, capsys, rule):
     assert "--learn_others applies only with --until_last" in capsys.readouterr().err
 
 
-def test_types_that_are_there_are_replaced_only_when_asked(rows, capsys):
+def test_existing_types_are_replaced_only_on_request(rows, capsys):
     add_token_types(rows, AllCompletion())
     before = rows.read_bytes()
     assert run(rows, *BY_SEPARATOR) == 2
@@ -124,7 +124,7 @@ def test_an_array_is_counted_through_several_files(tmp_path):
     assert read(files[1])["token_type_ids"] == [EXPECTED[2], [1, 1, 1, 1, 1]]
 
 
-def test_lengths_come_as_a_number_or_as_a_file(rows, tmp_path, capsys):
+def test_lengths_are_given_as_a_number_or_a_file(rows, tmp_path, capsys):
     np.save(tmp_path / "lengths.npy", np.array([2, 3, 1]))
     ends = ("--end", 2, "--padding", 0)
     assert run(rows, "--lengths", tmp_path / "lengths.npy", *ends) == 0
@@ -169,7 +169,7 @@ def refused(capsys, *arguments) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
+def test_files_that_cannot_be_typed_are_refused_unchanged(rows, tmp_path, capsys):
     before = rows.read_bytes()
     other = write(tmp_path / "other.hdf5", np.array([[7, 7, 7, 2, 0]], np.int32))
     found = refused(capsys, rows, other, *BY_SEPARATOR)
@@ -195,7 +195,7 @@ def test_what_cannot_be_typed_is_refused_and_untouched(rows, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damaged", ["input_ids", "token_type_ids"])
-def test_a_copy_that_is_not_right_replaces_nothing(rows, damaged, monkeypatch):
+def test_a_wrong_copy_replaces_nothing(rows, damaged, monkeypatch):
     before = rows.read_bytes()
     copy = token_type_files._copy
 
@@ -260,7 +260,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_all_that_is_kept_is_compared(tmp_path, spoil, monkeypatch):
+def test_all_stored_settings_are_compared(tmp_path, spoil, monkeypatch):
     """NaN is equal to itself; `None` spoils nothing."""
     path = write(tmp_path / "rows.hdf5", loss_weights=WEIGHTS)
     pair = np.dtype([("number", "i2"), ("name", "S3")], align=True)

@@ -48,11 +48,11 @@ def test_any_of_several_separators_counts():
     assert types(rule, [7, 6, 7, 2, 7, 5, 7]) == [[0, 0, 1, 3, 0, 0, 1]]
 
 
-def test_an_article_that_is_cut_off_by_the_rows_end_is_one():
+def test_an_example_truncated_by_the_rows_end_is_an_example():
     assert types(UntilSeparator((5,), "last"), [7, 5, 7, 7]) == [[0, 0, 1, 1]]
 
 
-def test_an_article_without_a_separator_is_refused_or_learned():
+def test_an_example_without_a_separator_is_refused_or_learned():
     row = [7, 5, 7, 2, 7, 7, 2]
     with pytest.raises(InputError, match="row 12: the example at token 4 has no sepa"):
         types(UntilSeparator((5,), "last", ENDS), row, start=12)
@@ -60,7 +60,7 @@ def test_an_article_without_a_separator_is_refused_or_learned():
     assert types(learned, row) == [[0, 0, 1, 3, 1, 1, 3]]
 
 
-def test_where_one_token_ends_and_fills_the_first_of_the_last_ones_ends():
+def test_the_first_trailing_token_ends_a_row_if_padding_equals_eos():
     ends = EndTokens(end_id=2, padding_id=2)
     rows = [7, 2, 7, 2, 2, 2], [7, 7, 7, 7, 7, 2], [7, 7, 7, 7, 7, 7], [2] * 6
     assert types(AllCompletion(ends), *rows) == [
@@ -71,7 +71,7 @@ def test_where_one_token_ends_and_fills_the_first_of_the_last_ones_ends():
     ]
 
 
-def test_an_end_that_begins_a_row_is_its_bos():
+def test_an_end_token_at_the_start_of_a_row_is_its_bos():
     """GPT-2's `<|endoftext|>` is both, and may be the padding as well."""
     row = [2, 7, 5, 8, 2, 2, 2]
     for padding, last in ((2, [2, 2]), (None, [3, 3])):
@@ -84,13 +84,13 @@ def test_an_end_that_begins_a_row_is_its_bos():
     assert types(learned, [2, 7, 8, 2, 2]) == [[1, 1, 1, 3, 2]]
 
 
-def test_padding_is_only_what_stands_last():
+def test_only_trailing_tokens_are_padding():
     assert types(AllCompletion(EndTokens(padding_id=0)), [0, 7, 0, 7, 0, 0]) == [
         [1, 1, 1, 1, 2, 2]
     ]
 
 
-def test_each_row_has_a_prompt_length_of_its_own():
+def test_each_row_has_its_own_prompt_length():
     rule = PromptLengths(np.array([9, 0, 2, 3]), ENDS)
     assert rule.rows == 4
     assert types(rule, [7, 7, 2, 0], [7, 7, 7, 2], start=1) == [

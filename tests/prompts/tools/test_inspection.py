@@ -23,12 +23,12 @@ def test_a_vector_taken_from_the_vocabulary_finds_itself():
     assert [neighbours.similarities[0] for neighbours in found] == pytest.approx([1, 1])
 
 
-def test_a_vector_of_zeros_is_like_no_token():
+def test_a_vector_of_zeros_is_similar_to_no_token():
     (found,) = nearest_tokens(np.zeros((1, 2), np.float32), TABLE, 2)
     assert found.norm == 0 and found.similarities == (0, 0)
 
 
-def test_more_tokens_than_there_are_gives_all():
+def test_requesting_too_many_tokens_returns_all():
     (found,) = nearest_tokens(np.ones((1, 2), np.float32), TABLE, 10)
     assert sorted(found.tokens) == [0, 1, 2, 3]
 

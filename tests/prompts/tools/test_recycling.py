@@ -36,7 +36,7 @@ def test_the_same_model_gives_the_same_prompt(method):
     np.testing.assert_allclose(method(PROMPT, SOURCE, SOURCE), PROMPT, atol=1e-5)
 
 
-def test_a_linear_map_is_that_of_least_squares():
+def test_a_linear_map_is_the_least_squares_solution():
     target = draw(40, E)
     kernel = np.linalg.solve(SOURCE.T @ SOURCE, SOURCE.T @ target)
     found = v2v_linear(PROMPT, SOURCE, target)
@@ -51,7 +51,7 @@ def test_a_combination_has_the_weights_of_least_squares():
     np.testing.assert_allclose(found, weights.T @ target, rtol=1e-3, atol=1e-4)
 
 
-def test_too_few_tokens_to_map_every_direction_are_warned_of():
+def test_too_few_tokens_for_every_direction_give_a_warning():
     with pytest.warns(UserWarning, match="4 shared tokens span 4 of the source's 6"):
         found = v2v_linear(PROMPT, SOURCE[:4], SOURCE[:4])
     projector = np.linalg.pinv(SOURCE[:4]) @ SOURCE[:4]
@@ -106,7 +106,7 @@ def ids(shared):
     ]
 
 
-def test_tokens_are_shared_by_their_text_in_the_order_of_the_source():
+def test_tokens_are_matched_by_text_in_the_order_of_the_source():
     source = listed(["\u2581the", "a", "<0x0A>", "b", "only", "<"])
     target = listed(["b", "x", "\u0120the", "<0x0A>", "<", "a", "b"], width=3)
     with pytest.warns(UserWarning, match=r"share 4 tokens.*4 are used and 0 skipped"):

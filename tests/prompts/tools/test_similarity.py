@@ -29,7 +29,7 @@ def test_mean_vectors_are_compared_by_angle():
     np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
-def test_pairs_of_vectors_are_compared_each_with_each():
+def test_all_pairs_of_vectors_are_compared():
     prompts = [RANDOM.standard_normal((p, 5)).astype("f4") for p in (2, 3, 4)]
     found = pairwise_similarity(prompts)
     for i, one in enumerate(prompts):
@@ -38,14 +38,14 @@ def test_pairs_of_vectors_are_compared_each_with_each():
             assert found[i, j] == pytest.approx(np.mean(pairs), rel=1e-5)
 
 
-def test_the_measures_differ_where_long_vectors_hide_short_ones():
+def test_the_measures_differ_if_long_vectors_hide_short_ones():
     long = np.array([[100.0, 0], [0, 1.0]], "f4")
     axis = np.array([[1.0, 0]], "f4")
     assert average_similarity([long, axis])[0, 1] == pytest.approx(1, abs=1e-3)
     assert pairwise_similarity([long, axis])[0, 1] == pytest.approx(0.5)
 
 
-def test_a_prompt_of_zeros_is_like_none():
+def test_a_prompt_of_zeros_changes_nothing():
     zeros = np.zeros((2, 3), "f4")
     for measure in (average_similarity, pairwise_similarity):
         assert not measure([zeros, ALONG]).any(where=[[True, True], [True, False]])
