@@ -101,7 +101,7 @@ def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
     if latest is None:
         raise InputError(f"{folder} contains no checkpoint; train the run first")
     state = verify_once(checkpoint_path(folder, latest))
-    keep_best = state["keep_best"] and tuple(state["keep_best"])
+    keep_best = tuple(state.get("keep_best") or ()) or None
     best = best_step(folder, keep_best, report_once, verify_once)
     return checkpoint_path(folder, latest if best is None else best)
 

@@ -1,10 +1,11 @@
 """Checks the fields of a checkpoint's `state.json`, which anybody may have written."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import path_within
 from prompt_tuning.core.numpy_files import check_shape
 from prompt_tuning.core.typed_json import JsonObject, as_object
@@ -60,11 +61,13 @@ def check_sharded(path: Path, content: dict[str, Any]) -> None:
     """
     state = JsonObject(str(path), content)
     for group in (TRAINED, OPTIMIZER):
-        for _, leaf in _entries(state, group):
+        for name, leaf in _entries(state, group):
+            if ".." in PurePosixPath(name).parts:
+                raise InputError(f"{path} has the leaf {shown(name)}, a path with ..")
             check_shape(leaf.value("shape"), leaf.source)
-            name = leaf.text("dtype")
+            dtype_name = leaf.text("dtype")
             try:
-                kind = np.dtype(name).kind
+                kind = np.dtype(dtype_name).kind
             # NumPy parses the name, and raises anything for a wrong one.
             except Exception:
                 kind = ""

@@ -12,6 +12,7 @@ Orbax is imported on use, because that takes longer than the rest of the package
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 FOLDER = "arrays"
 CHUNK = 32 * 2**20
 """Maximum size of a chunk in bytes, so that a process with a small shard of an array
 need not read the larger shard that another wrote."""
+
+ADVICE = "; remove the checkpoint to use the one before it"
+
+MAXIMUM_PADDING = 2**24
+"""Numbers by which a stored array may exceed twice its unpadded size."""
 
 LIMIT = 24 * 3600
 """Seconds that processes wait for each other; their heartbeat ends them sooner."""
@@ -146,6 +152,7 @@ class StoredArray:
     def _restore(self, restore_args: Any) -> Any:
         import orbax.checkpoint as ocp
 
+        self._check_stored()
         number = jax.process_index()
         # Without barriers: a process may read an array that the others do not.
         alone = ocp.options.MultiprocessingOptions(
@@ -166,11 +173,48 @@ class StoredArray:
                 with _raising_disk_errors():
                     tree = reader.restore(path, args=wanted)
             except OSError as error:
-                raise InputError(
-                    f"{path} cannot be read: {self.group} {self.name}: {error}; remove "
-                    f"{self.folder} to use the checkpoint before it"
-                ) from error
+                raise InputError(f"{self._label}: {error}{ADVICE}") from error
         return tree[self.group][self.name]
+
+    def _check_stored(self) -> None:
+        """Checks what the folder declares, for which Orbax allocates memory.
+
+        Raises:
+          InputError: if shape, dtype or chunks differ from those of the array by more
+            than its padding.
+        """
+        stored = self._open()
+        chunk = tuple(stored.chunk_layout.read_chunk.shape)
+        limit = 2 * math.prod(self.shape) + MAXIMUM_PADDING
+        fits = len(stored.shape) == self.ndim and all(
+            there >= size for there, size in zip(stored.shape, self.shape, strict=True)
+        )
+        largest = max(math.prod(stored.shape), math.prod(chunk))
+        if not fits or largest > limit or stored.dtype.numpy_dtype != self.dtype:
+            raise InputError(
+                f"{self._label} has shape {stored.shape} in chunks of {chunk} and "
+                f"dtype {stored.dtype.name}, expected {self.shape} and {self.dtype} "
+                f"with at most {limit:,} numbers; the checkpoint is damaged"
+            )
+
+    def _open(self) -> Any:
+        """Opens the array without reading it; see `_check_stored`."""
+        import tensorstore
+
+        base = {"driver": "file", "path": f"{(self.folder / FOLDER).absolute()}/"}
+        path = f"{self.group}.{self.name}/"
+        kvstore = {"driver": "ocdbt", "base": base, "path": path}
+        spec = {"driver": "zarr", "kvstore": kvstore}
+        try:
+            return tensorstore.open(spec, open=True, read=True).result()
+        # TensorStore raises other errors besides ValueError for damaged files.
+        except Exception as error:
+            raise InputError(f"{self._label}: {_first_line(error)}{ADVICE}") from error
+
+    @property
+    def _label(self) -> str:
+        """Names the array in a message."""
+        return f"{self.folder / FOLDER}: {self.group} {shown(self.name)}"
 
 
 Leaf = np.ndarray | StoredArray

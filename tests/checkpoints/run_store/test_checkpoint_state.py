@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.checkpoints.run_store.checksummed_json import measured, sealed
 from prompt_tuning.core.errors import InputError
@@ -129,3 +130,8 @@ def test_a_damaged_state_is_skipped_for_an_older_one(tmp_path, checkpoint):
     messages = []
     assert store.latest_valid(messages.append) == 3
     assert "trained" in messages[0]
+
+
+def test_a_state_without_a_selection_selects_the_newest(checkpoint):
+    rewrite(checkpoint, lambda state: state.pop("keep_best"))
+    assert best_or_latest(checkpoint.parent) == checkpoint

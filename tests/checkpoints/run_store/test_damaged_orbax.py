@@ -1,0 +1,125 @@
+"""Checkpoints in Orbax's format that somebody has damaged, with right checksums."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore
+
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.checkpoints.run_store.checksummed_json import measured, sealed
+from prompt_tuning.core.errors import InputError
+
+LEAF = "encoder/prompt/prompt"
+ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    store = CheckpointStore(tmp_path_factory.mktemp("run"), form="orbax")
+    trained, moments = {LEAF: jnp.asarray(ARRAY)}, {"mu": jnp.ones(2)}
+    store.save_sharded(1, trained, moments, {}, shapes=(trained, moments))
+    store.wait()
+    return store.folder / "checkpoint_1"
+
+
+@pytest.fixture
+def checkpoint(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "checkpoint_1")
+
+
+def seal(checkpoint, change=lambda state: None):
+    """Changes the state, and writes the digests of all files and of the state."""
+    file = checkpoint / "state.json"
+    state = json.loads(file.read_text())
+    del state["checksum"]
+    paths = [path for path in (checkpoint / "arrays").rglob("*") if path.is_file()]
+    names = [path.relative_to(checkpoint).as_posix() for path in paths]
+    state["files"] = {name: measured(checkpoint / name) for name in names}
+    change(state)
+    file.write_text(sealed(state))
+
+
+def read(checkpoint):
+    state = checkpoint_files.verify(checkpoint)
+    return checkpoint_files.read_trained(checkpoint, state)[LEAF]
+
+
+def declare(checkpoint, **metadata):
+    """Changes the metadata of the stored array."""
+    base = f"file://{checkpoint}/arrays/"
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    key = f"trained.{LEAF}/.zarray"
+    content = json.loads(store.read(key).result().value) | metadata
+    store.write(key, json.dumps(content)).result()
+
+
+def test_an_untouched_copy_is_read(checkpoint):
+    seal(checkpoint)
+    np.testing.assert_array_equal(read(checkpoint), ARRAY)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"shape": [10**11, 4]},
+        {"shape": [10**11, 4], "fill_value": 0.0},
+        {"chunks": [2**20, 2**20]},
+        {"shape": [2, 4]},
+        {"shape": [12], "chunks": [12]},
+        {"dtype": "<f8"},
+        {"shape": "34"},
+    ],
+    ids=str,
+)
+def test_arrays_that_are_declared_otherwise_are_refused(metadata, checkpoint):
+    declare(checkpoint, **metadata)
+    seal(checkpoint)
+    with pytest.raises(InputError, match=f"trained '{LEAF}'"):
+        read(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        {"shape": [10**9, 4], "dtype": "float32"},
+        {"shape": [3, 4, 1], "dtype": "float32"},
+        {"shape": [3, 4], "dtype": "int32"},
+        {"shape": [3, 4], "dtype": "object"},
+        {"shape": [3, 4], "dtype": "f4,f4"},
+        {"shape": [3, 4], "dtype": ["f4"]},
+        {"shape": [-3, 4], "dtype": "float32"},
+        {"shape": [3, 4]},
+        7,
+    ],
+    ids=str,
+)
+def test_states_that_declare_leaves_otherwise_are_refused(leaf, checkpoint):
+    seal(checkpoint, lambda state: state.update(trained={LEAF: leaf}))
+    with pytest.raises(InputError, match="trained"):
+        read(checkpoint)
+
+
+def test_paths_out_of_the_folder_are_refused(checkpoint):
+    leaf = {"shape": [3, 4], "dtype": "float32"}
+    seal(checkpoint, lambda state: state.update(trained={"../../x": leaf}))
+    with pytest.raises(InputError, match=r"a path with \.\."):
+        read(checkpoint)
+
+
+def test_every_damaged_file_is_refused_or_not_needed(checkpoint, written):
+    for file in sorted((checkpoint / "arrays").rglob("*")):
+        if not file.is_file():
+            continue
+        content = file.read_bytes()
+        for damaged in (b"", content[:-1], content[: len(content) // 2], b"[" * 5000):
+            file.write_bytes(damaged)
+            seal(checkpoint)
+            try:
+                np.testing.assert_array_equal(read(checkpoint), ARRAY)
+            except InputError as error:
+                assert str(checkpoint) in str(error)
+        file.write_bytes(content)
