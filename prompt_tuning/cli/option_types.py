@@ -1,6 +1,7 @@
 """Types of options, which refuse values that no command can use."""
 
 import argparse
+import dataclasses
 import math
 from typing import NoReturn
 
@@ -11,22 +12,36 @@ MAXIMUM_MESSAGE = 1000
 """Maximum length of a message about an option."""
 
 
-def integer(text: str) -> int:
-    """Parses an integer of at most 32 bits.
+@dataclasses.dataclass(frozen=True)
+class Integer:
+    """Type of an option that is an integer.
 
-    Raises:
-      ArgumentTypeError: for anything else.
+    Attributes:
+      maximum: largest value; negative values have the same limit. Commands check what
+        is too small for them.
     """
-    try:
-        value = int(text)
-    except ValueError:
-        value = None
-    if value is None or abs(value) > MAXIMUM_INTEGER:
-        raise argparse.ArgumentTypeError(
-            f"found {shown(text)}, expected an integer from {-MAXIMUM_INTEGER:,} to "
-            f"{MAXIMUM_INTEGER:,}"
-        )
-    return value
+
+    maximum: int = MAXIMUM_INTEGER
+
+    def __call__(self, text: str) -> int:
+        """Parses an integer.
+
+        Raises:
+          ArgumentTypeError: for anything else, and beyond the limit.
+        """
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or abs(value) > self.maximum:
+            raise argparse.ArgumentTypeError(
+                f"found {shown(text)}, expected an integer from {-self.maximum:,} to "
+                f"{self.maximum:,}"
+            )
+        return value
+
+
+integer = Integer()
 
 
 def number(text: str) -> float:

@@ -6,14 +6,14 @@ The modules needed for the options import nothing heavy, so that help is instant
 import argparse
 import contextlib
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import Integer, integer
 from prompt_tuning.cli.shared_options import refuse_bindings
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_BYTES, parse_json, read_limited
 from prompt_tuning.data.preparation.preparation_settings import (
     PACKINGS,
     Preparation,
@@ -28,6 +28,11 @@ Settings = TypeVar("Settings", Preparation, RecordFormat, TextFormat, Splits)
 
 INTERRUPTED = 130
 """Exit code that shells use for an interrupted command."""
+
+MAXIMUM_WORKERS = 1000
+MAXIMUM_LENGTH = 1_000_000
+MAXIMUM_FILES = 10_000
+"""Maximum number of files of a split."""
 
 HELP = "convert jsonl, text or tables to HDF5 files of token ids"
 USES_JAX = False
@@ -67,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=integer,
+        type=Integer(MAXIMUM_WORKERS),
         metavar="N",
         help="number of processes (one per core)",
     )
@@ -80,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_packing_options(group) -> None:
     group.add_argument(
         "--length",
-        type=integer,
+        type=Integer(MAXIMUM_LENGTH),
         default=Preparation.length,
         help="tokens per sequence (%(default)s)",
     )
@@ -226,7 +231,7 @@ def _add_split_options(group) -> None:
     for name in ("train", "dev", "test"):
         group.add_argument(
             f"--{name}_files",
-            type=integer,
+            type=Integer(MAXIMUM_FILES),
             default=1,
             metavar="N",
             help=f"number of files that the {name} sequences are distributed over",
@@ -333,20 +338,21 @@ def parse_special_tokens(text: str | None) -> tuple[tuple[str, str], ...]:
     """
     if text is None:
         return ()
-    source = text
+    name = f"--special_tokens {shown(text)}"
     # A long text is not a valid file name.
+    is_file = False
     with contextlib.suppress(OSError):
-        if Path(text).is_file():
-            source = Path(text).read_text(encoding="utf-8")
+        is_file = Path(text).is_file()
     try:
-        roles: Any = json.loads(source)
-    except ValueError as error:
+        source = read_limited(Path(text), MAXIMUM_BYTES) if is_file else text
+        roles: Any = parse_json(source, name)
+    except InputError as error:
         raise InputError(
-            f"--special_tokens {text!r} is neither a file nor JSON: {error}; expected "
-            'an object such as {"pad_token": "<pad>"}'
+            f"{name} is neither a file nor JSON: {error}; expected an object such as "
+            '{"pad_token": "<pad>"}'
         ) from error
     if not isinstance(roles, dict):
-        raise InputError(f"--special_tokens {text!r} is not a JSON object")
+        raise InputError(f"{name} is not a JSON object")
     pairs = [
         (role, token)
         for role, value in roles.items()
@@ -355,7 +361,7 @@ def parse_special_tokens(text: str | None) -> tuple[tuple[str, str], ...]:
     for role, token in pairs:
         if not isinstance(token, str) or not token:
             raise InputError(
-                f"--special_tokens: {role!r} is {token!r}, expected a nonempty string "
-                "or a list of such strings"
+                f"--special_tokens: {shown(role)} is {shown(token)}, expected a "
+                "nonempty string or a list of such strings"
             )
     return tuple(pairs)

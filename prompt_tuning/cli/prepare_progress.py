@@ -1,7 +1,6 @@
 """Terminal output of `prompt-tuning prepare`: progress bars and metrics."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.output_files import METRICS
 
 TITLES = {
@@ -81,7 +81,7 @@ def show_progress(console: Console) -> Iterator[BarReporter]:
 
 def metrics_table(output: Path) -> Table:
     """Returns a table of an output's metrics with a column for each split."""
-    metrics = json.loads((output / METRICS).read_text(encoding="utf-8"))
+    metrics = read_object(output / METRICS).values
     table = Table("", *metrics)
     for name, title in TITLES.items():
         cells = [_format(split[name]) for split in metrics.values()]

@@ -15,6 +15,23 @@ MAXIMUM_REFERENCES = 10_000
 MAXIMUM_REFERENCE_DEPTH = 40
 """Maximum number of references that lead from a binding to a value."""
 
+MAXIMUM_LENGTH = 100_000
+"""Maximum of lengths, ranks and counts that trained parameters have as an axis."""
+MAXIMUM_ROWS = 1_000_000
+MAXIMUM_LAYERS = 10_000
+MAXIMA = {
+    **dict.fromkeys(("length", "task_length", "tasks", "rank"), MAXIMUM_LENGTH),
+    **dict.fromkeys(("hidden", "hidden_width"), MAXIMUM_LENGTH),
+    **dict.fromkeys(("shared_features", "task_features"), MAXIMUM_LENGTH),
+    **dict.fromkeys(("new_tokens", "buckets"), MAXIMUM_LENGTH),
+    **dict.fromkeys(("batch_size", "accumulate", "packed_length"), MAXIMUM_ROWS),
+    **dict.fromkeys(("resamples", "width", "feed_forward_width"), MAXIMUM_ROWS),
+    **dict.fromkeys(("layers", "encoder_layers", "heads"), MAXIMUM_LAYERS),
+    "head_width": MAXIMUM_LENGTH,
+    "vocabulary_size": 100 * MAXIMUM_ROWS,
+}
+"""Maximum of every parameter that memory is allocated by, by its name."""
+
 Bindings = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
@@ -38,6 +55,12 @@ def check_values(factories: Mapping[str, Callable[..., Any]]) -> None:
             expanded = expansion.value(value, scope, 0)
             if name in hints and not _has_unknown(expanded):
                 check_value(label, expanded, hints[name])
+                _check_size(label, expanded, MAXIMA.get(name))
+
+
+def _check_size(label: str, value: Any, maximum: int | None) -> None:
+    if maximum is not None and isinstance(value, int) and value > maximum:
+        raise InputError(f"{label} is {value:,}, expected at most {maximum:,}")
 
 
 class _Unknown:

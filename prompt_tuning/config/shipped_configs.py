@@ -4,7 +4,7 @@ import difflib
 import re
 from pathlib import Path
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import MAXIMUM_SHOWN, InputError, shortened
 
 PACKAGE = Path(__file__).parents[1]
 # A wheel has the configs inside the package, a checkout next to it.
@@ -39,9 +39,11 @@ def read_config(name: str) -> str:
     file = f"{name.removesuffix('.gin')}.gin"
     matches = [other for other in names if file in (other, Path(other).name)]
     if len(matches) != 1:
-        near = matches or difflib.get_close_matches(file, names, n=3, cutoff=0.5)
+        near = matches or difflib.get_close_matches(
+            file[:MAXIMUM_SHOWN], names, n=3, cutoff=0.5
+        )
         expected = " or ".join(near) or "a name that `prompt-tuning configs` lists"
-        raise InputError(f"there is no config {name}; expected {expected}")
+        raise InputError(f"there is no config {shortened(name)}; expected {expected}")
     return (_folder() / matches[0]).read_text()
 
 

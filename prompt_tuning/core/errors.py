@@ -73,5 +73,5 @@ def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Ends a message about an unknown name with the known names nearest to it."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=3) or sorted(names)
+    close = difflib.get_close_matches(name[:MAXIMUM_SHOWN], names, n=3) or sorted(names)
     return f"; expected {' or '.join(close)}"

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from prompt_tuning.core.errors import InputError, differences, shown
+from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.processes.heartbeat import (
     ANOTHER_STOPPED,
     DONE,
@@ -126,7 +127,8 @@ class ProcessGroup:
         """Runs work on process 0 and broadcasts it; see the function `run_on_first`."""
         key = self._next_key()
         if self.rank:
-            message = json.loads(self.store.blocking_key_value_get(key, WAIT))
+            text = self.store.blocking_key_value_get(key, WAIT)
+            message = parse_json(text, "the message of process 0")
             if "problem" in message:
                 raise InputError(message["problem"])
             return message["value"]

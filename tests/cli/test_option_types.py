@@ -6,7 +6,7 @@ import pytest
 
 from prompt_tuning.cli import main as command_line
 from prompt_tuning.cli.main import build_parser, main
-from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.option_types import Integer, integer, number
 
 
 def numeric_options() -> list[tuple[str, argparse.Action]]:
@@ -20,7 +20,7 @@ def numeric_options() -> list[tuple[str, argparse.Action]]:
         (name, action)
         for name, subparser in commands.choices.items()
         for action in subparser._actions
-        if action.type in (int, float, integer, number)
+        if action.type in (int, float, number) or isinstance(action.type, Integer)
     ]
 
 
@@ -36,7 +36,7 @@ def refused(capsys, *arguments: str) -> str:
 def test_all_numeric_options_have_bounds():
     assert len(numeric_options()) > 10
     for name, action in numeric_options():
-        assert action.type in (integer, number), (name, action.option_strings)
+        assert action.type not in (int, float), (name, action.option_strings)
 
 
 @pytest.mark.parametrize("value", ["9" * 24, "-2147483648", "9" * 5000, "1e3", "ten"])
@@ -67,6 +67,24 @@ def test_a_zero_byte(capsys):
 def test_a_long_value_of_a_choice_is_shortened(capsys):
     message = refused(capsys, "convert", "a", "b", "--to", "x" * 5000)
     assert "x" * 100 in message and len(message) < 3000
+
+
+@pytest.mark.parametrize(
+    ("option", "maximum"),
+    [("--workers", 1000), ("--length", 1_000_000), ("--train_files", 10_000)],
+)
+def test_what_prepare_would_multiply(option, maximum, capsys):
+    given = ["prepare", "in", "--output", "out", "--tokenizer", "t"]
+    for value in (maximum + 1, "9" * 24):
+        message = refused(capsys, *given, f"{option}={value}")
+        assert f"to {maximum:,}" in message
+
+
+def test_special_tokens_that_are_nested_deeply(capsys):
+    given = ["prepare", "in", "--output", "out", "--tokenizer", "t"]
+    assert main([*given, "--special_tokens", "[" * 100_000]) == 2
+    printed = capsys.readouterr().err
+    assert "more than 100 levels deep" in printed and len(printed) < 1000
 
 
 LONG = "n" * 300

@@ -47,6 +47,26 @@ def test_a_value_of_another_type(binding, words):
     assert words in refused(binding)
 
 
+@pytest.mark.parametrize(
+    ("binding", "maximum"),
+    [
+        ("SoftPrompt.length", 100_000),
+        ("InferenceOnlyPrompt.length", 100_000),
+        ("AddMultiTaskPrompt.tasks", 100_000),
+        ("LoRA.rank", 100_000),
+        ("ProjectedKeyValuePrefix.hidden", 100_000),
+        ("train/DataSource.batch_size", 1_000_000),
+        ("Evaluation.new_tokens", 100_000),
+        ("t5_config.layers", 10_000),
+    ],
+)
+def test_sizes_that_would_fill_the_memory(binding, maximum):
+    name = binding.rpartition("/")[2]
+    message = refused(f"{binding} = {maximum + 1}")
+    assert f"{name} is {maximum + 1:,}, expected at most {maximum:,}" in message
+    assert name not in refused(f"{binding} = {maximum}")
+
+
 def test_every_factory_refuses_a_value_of_another_type():
     """No parameter of any factory is both a dictionary of lists and something else."""
     register()
