@@ -73,7 +73,7 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest files first; the others stay in order."""
-    places = {name: place for place, name in enumerate(LONGEST)}
+    places = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 

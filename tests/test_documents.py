@@ -31,8 +31,8 @@ BLOCK = re.compile(
 
 def blocks(name: str) -> list[re.Match]:
     """The blocks of code in a document, outputs left out."""
-    found = BLOCK.finditer((ROOT / name).read_text())
-    return [match for match in found if match["language"] in ("bash", "python")]
+    matches = BLOCK.finditer((ROOT / name).read_text())
+    return [match for match in matches if match["language"] in ("bash", "python")]
 
 
 def test_the_readme_is_short():

@@ -151,8 +151,8 @@ def check_trained(training: Trainer, trained: Parameters, place: Place, log: Pat
 def check_saved(checkpoint: Path, trained: Parameters) -> None:
     """The checkpoint is the trained leaves, their optimiser's state, and JSON."""
     leaves = {file_name(path): leaf for path, leaf in trained.items()}
-    found = {file.name for file in checkpoint.iterdir()}
-    assert found == {*leaves, OPTIMIZER_FILE, STATE_FILE}
+    files = {file.name for file in checkpoint.iterdir()}
+    assert files == {*leaves, OPTIMIZER_FILE, STATE_FILE}
     for name, leaf in leaves.items():
         assert np.load(checkpoint / name).tobytes() == np.asarray(leaf).tobytes()
 
@@ -213,12 +213,12 @@ def check_decoded(
     tasks = None if model.prompt_count == 1 else [0, 1, 0]
     together = decode(model.graph, parameters, rows, tasks)
     assert len(set(map(tuple, together))) == len(rows)  # or a mix-up would not show
-    for place, row in enumerate(rows[:-1]):
+    for index, row in enumerate(rows[:-1]):
         # Beside the shortest and the longest, in another place, of another task.
         others = [rows[-1], row, rows[0]]
-        ids = None if tasks is None else [1 - tasks[place], tasks[place], 1]
-        found = decode(model.graph, parameters, others, ids)
-        assert found[1] == together[place]
+        ids = None if tasks is None else [1 - tasks[index], tasks[index], 1]
+        continuations = decode(model.graph, parameters, others, ids)
+        assert continuations[1] == together[index]
     return rows[0], together[0]
 
 
@@ -238,7 +238,7 @@ def check_exported(
     adapters, prompting = export_adapters(model), training.model.prompting
     if reason is not None:
         (adapter,) = adapters
-        with pytest.raises(InputError, match=reason.said):
+        with pytest.raises(InputError, match=reason.message):
             to_peft(convert_for_peft(adapter, model, prompting), training.model.config)
         if len(adapter.parameters) > 1:
             return "checkpoint", *written_as_checkpoint(adapter, training, folder)
@@ -284,19 +284,19 @@ def written_for_peft(
     forms: Sequence[Adapter], training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """PEFT's folders, and a model that they alone describe."""
-    found, merged, config = {}, Tuning(), training.model.config
+    parameters, merged, config = {}, Tuning(), training.model.config
     for form in forms:
-        made = to_peft(form, config, base_model=training.run.model.checkpoint)
-        write_folder(folder / form.kind, made)
+        exported = to_peft(form, config, base_model=training.run.model.checkpoint)
+        write_folder(folder / form.kind, exported)
         back = read_adapter(folder / form.kind, config)
         check_same(form, back)
-        found |= back.parameters
+        parameters |= back.parameters
         fields = {
             name: x for name, x in vars(rebuild_tuning(back, config)).items() if x
         }
         merged = dataclasses.replace(merged, **fields)
-    whole = Adapter(kind="", parameters=found)
-    return graph_for(merged, whole, training.run), found
+    whole = Adapter(kind="", parameters=parameters)
+    return graph_for(merged, whole, training.run), parameters
 
 
 def graph_for(tuning: Tuning, adapter: Adapter, run: Run) -> nnx.GraphDef:
@@ -308,9 +308,9 @@ def graph_for(tuning: Tuning, adapter: Adapter, run: Run) -> nnx.GraphDef:
 
 def check_same(written: Adapter, read: Adapter) -> None:
     """Both do the same, whatever the names and the ranks in a file are."""
-    expected, found = effects(written), effects(read)
-    assert expected.keys() <= found.keys()
-    for name, effect in found.items():
+    expected, actual = effects(written), effects(read)
+    assert expected.keys() <= actual.keys()
+    for name, effect in actual.items():
         # GPT-2 has one module for query, key and value: what is in it for the others.
         nothing = np.ones_like(effect) if written.kind == IA3 else np.zeros_like(effect)
         np.testing.assert_allclose(effect, expected.get(name, nothing), atol=1e-6)
@@ -318,17 +318,19 @@ def check_same(written: Adapter, read: Adapter) -> None:
 
 def effects(adapter: Adapter) -> dict[str, np.ndarray]:
     """What an adapter does, by the projection or the stack that it does it to."""
-    arrays, made = adapter.parameters, {}
+    arrays, effect_of = adapter.parameters, {}
     for path, array in arrays.items():
         place, _, leaf = path.rpartition("/")
         if adapter.kind == LORA and leaf == "a":
             scaling = adapter.scalings[place.removesuffix("/adapters/lora")]
-            made[place] = scaling * array @ arrays[f"{place}/b"]
+            effect_of[place] = scaling * array @ arrays[f"{place}/b"]
         elif adapter.kind == MULTITASK and leaf == "shared":
-            made[place] = array * (arrays[f"{place}/columns"] @ arrays[f"{place}/rows"])
+            effect_of[place] = array * (
+                arrays[f"{place}/columns"] @ arrays[f"{place}/rows"]
+            )
         elif adapter.kind not in (LORA, MULTITASK):
-            made[path] = array
-    return made
+            effect_of[path] = array
+    return effect_of
 
 
 def check_same_vectors(own: LanguageModel, exported: LanguageModel) -> None:
@@ -337,8 +339,8 @@ def check_same_vectors(own: LanguageModel, exported: LanguageModel) -> None:
     for stack, prompt in own.prompts().items():
         # Deep prompts may become what they make, which decoding compares.
         if prompt.attachment is not Attachment.EVERY_BLOCK:
-            found = np.ravel(prompts[stack]())
-            np.testing.assert_allclose(found, np.ravel(prompt()), atol=1e-6)
+            actual = np.ravel(prompts[stack]())
+            np.testing.assert_allclose(actual, np.ravel(prompt()), atol=1e-6)
 
 
 COMMON = ("soft prompt", "key/value prefix", "LoRA and a soft prompt")
@@ -362,7 +364,7 @@ def check_method(method: Method, place: Place, decode: Any, tmp_path: Path) -> P
     model = place.model
     run = run_of(method, place)
     if model in method.refused:
-        with pytest.raises(InputError, match=method.refused[model].said):
+        with pytest.raises(InputError, match=method.refused[model].message):
             open_run(run)
         return Proof(0, "–", method.refused[model])
     training = open_run(run)
@@ -374,8 +376,8 @@ def check_method(method: Method, place: Place, decode: Any, tmp_path: Path) -> P
     check_resumed(training, whole, tmp_path / "half")
     parameters = training.parameters(trained)
     row, ids = check_decoded(decode, training, parameters)
-    form, graph, found = check_exported(method, reason, training, parameters, tmp_path)
-    exported = training.frozen | jax.tree.map(jnp.asarray, found)
+    form, graph, arrays = check_exported(method, reason, training, parameters, tmp_path)
+    exported = training.frozen | jax.tree.map(jnp.asarray, arrays)
     own = model_of(training.model.graph, parameters)
     check_same_vectors(own, model_of(graph, exported))
     tasks = None if training.model.prompt_count == 1 else [0]
@@ -390,9 +392,9 @@ def test_the_readme_has_the_table_of_tested_methods():
         pytest.skip("cells were left out, or failed")
     text, table = methods.README.read_text(), methods.render(proofs)
     before, begin, rest = text.partition(methods.BEGIN)
-    found, end, after = rest.partition(methods.END)
+    current, end, after = rest.partition(methods.END)
     assert begin and end
     if os.environ.get("WRITE_METHODS"):
         methods.README.write_text(before + table + after)
     else:
-        assert begin + found + end == table, "WRITE_METHODS=1 writes the table"
+        assert begin + current + end == table, "WRITE_METHODS=1 writes the table"

@@ -31,9 +31,9 @@ pytestmark = needs_shared
 
 
 def tokens_of(model):
-    found = np.load(PEFT / model / "ref.npz")
+    reference = np.load(PEFT / model / "ref.npz")
     names = ["input_ids", "attention_mask"] + ["labels"] * model.startswith("t5")
-    return {name: found[name] for name in names}
+    return {name: reference[name] for name in names}
 
 
 def adapter_of(model, kind):

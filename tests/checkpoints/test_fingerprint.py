@@ -24,7 +24,7 @@ RECIPES = {
 
 def stored(pieces: tuple[int, int] | None = None, dtype: str = "f4", **changes):
     """A checkpoint, some of whose arrays have other numbers; and what is read of it."""
-    random, found, asked = np.random.default_rng(0), {}, []
+    random, tensors, asked = np.random.default_rng(0), {}, []
     shapes = {f"layer_{i}": (30, 40) for i in range(LAYERS)}
     shapes |= {"scale": (7,), "table": (500, 40)}
     for name, shape in shapes.items():
@@ -37,8 +37,8 @@ def stored(pieces: tuple[int, int] | None = None, dtype: str = "f4", **changes):
             return array[block]
 
         own = pieces if len(shape) == 2 else None
-        found[name] = StoredTensor(shape, array.dtype, "/ckpt/file", read, own)
-    return found, asked
+        tensors[name] = StoredTensor(shape, array.dtype, "/ckpt/file", read, own)
+    return tensors, asked
 
 
 def plan(tensors, dtype: str = "float32", **paths: None) -> RestorePlan:
@@ -48,8 +48,8 @@ def plan(tensors, dtype: str = "float32", **paths: None) -> RestorePlan:
 
 
 def lines(*arguments, **changes) -> dict[str, str]:
-    found = sampled(plan(stored(*arguments, **changes)[0]))
-    return dict(line.split(": ") for line in found)
+    fingerprint = sampled(plan(stored(*arguments, **changes)[0]))
+    return dict(line.split(": ") for line in fingerprint)
 
 
 def double(array: np.ndarray) -> None:
@@ -73,8 +73,8 @@ def test_another_type_is_another_checkpoint():
 
 def test_unrestored_arrays_are_not_read():
     tensors, _ = stored()
-    found = sampled(plan(tensors, scale=None))
-    assert [line.partition(":")[0] for line in found] == ["kernel", "table"]
+    fingerprint = sampled(plan(tensors, scale=None))
+    assert [line.partition(":")[0] for line in fingerprint] == ["kernel", "table"]
 
 
 @pytest.mark.parametrize("pieces", [None, (16, 16)])
@@ -96,5 +96,5 @@ def test_int8_scales_belong_to_the_same_arrays():
         "kernel": jax.ShapeDtypeStruct((LAYERS, 40, 30), np.int8),
         "kernel_scale": jax.ShapeDtypeStruct((LAYERS, 30), np.float32),
     }
-    found = sampled(plan_restore(abstract, RECIPES, tensors))
-    assert len(found) == 1 and len(asked) <= 64 + LAYERS
+    fingerprint = sampled(plan_restore(abstract, RECIPES, tensors))
+    assert len(fingerprint) == 1 and len(asked) <= 64 + LAYERS

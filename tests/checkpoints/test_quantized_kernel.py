@@ -63,9 +63,9 @@ def test_the_report_lists_quantized_kernels():
 
 
 def test_the_scales_are_handled_with_their_kernel():
-    found = plan(arrays(), assignment_map=((".*/kernel", None),))
-    assert set(found.fresh) == set(PATHS[:2])
-    assert set(found.restore()) == {"layers/bias"}
+    restore_plan = plan(arrays(), assignment_map=((".*/kernel", None),))
+    assert set(restore_plan.fresh) == set(PATHS[:2])
+    assert set(restore_plan.restore()) == {"layers/bias"}
     with pytest.raises(InputError, match="kernel_scale' matches no complete path"):
         plan(arrays(), assignment_map=((".*/kernel_scale", None),))
 

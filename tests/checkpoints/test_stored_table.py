@@ -89,10 +89,10 @@ class Read:
         read = StoredTensor.read
 
         def counting(tensor, block=None):
-            found = read(tensor, block)
-            self.bytes += found.nbytes
-            self.most = max(self.most, found.nbytes)
-            return found
+            array = read(tensor, block)
+            self.bytes += array.nbytes
+            self.most = max(self.most, array.nbytes)
+            return array
 
         monkeypatch.setattr(StoredTensor, "read", counting)
 
@@ -123,9 +123,9 @@ def source(request, tmp_path, monkeypatch) -> tuple[StoredTable, np.ndarray, int
 )
 def test_rows_equal_the_tables_and_are_read_once(source, ids, read):
     table, whole, row = source
-    found = Vocabulary(table).rows(ids)
-    np.testing.assert_array_equal(found, whole[ids])
-    assert found.dtype == np.float32
+    actual = Vocabulary(table).rows(ids)
+    np.testing.assert_array_equal(actual, whole[ids])
+    assert actual.dtype == np.float32
     if table._chunk_rows is None:
         assert read.bytes == len(set(ids)) * row
     else:
@@ -182,11 +182,11 @@ INITIALIZERS = {
 def test_sharded_prompts_start_equal_and_read_only_needed_rows(source, name, read):
     table, whole, row = source
     initializer, used = INITIALIZERS[name]
-    expected, found = (
+    expected, actual = (
         np.asarray(initializer(KEY, (6, D), Vocabulary(each, LetterTokenizer())))
         for each in (whole, table)
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
     if table._chunk_rows is None:
         assert read.bytes <= (used + 1) * row
     elif used == 0:

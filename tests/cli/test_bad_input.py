@@ -72,14 +72,14 @@ def test_missing_data(refused, tmp_path):
 
 def test_truncated_data(refused, rows):
     rows.write_bytes(rows.read_bytes()[:-400])
-    found = refused(TRAIN_FILES=str(rows))
-    assert f"{rows} cannot be opened as HDF5 (is it truncated" in found
+    message = refused(TRAIN_FILES=str(rows))
+    assert f"{rows} cannot be opened as HDF5 (is it truncated" in message
 
 
 def test_data_that_is_not_hdf5(refused, rows):
     rows.write_text("id,text\n")
-    found = refused(TRAIN_FILES=str(rows))
-    assert f"{rows} cannot be opened as HDF5" in found
+    message = refused(TRAIN_FILES=str(rows))
+    assert f"{rows} cannot be opened as HDF5" in message
 
 
 def replace(rows: Path, **arrays) -> str:
@@ -100,74 +100,76 @@ def value(rows: Path, name: str, found: int) -> str:
 
 
 def test_a_missing_dataset(refused, rows):
-    found = refused(TRAIN_FILES=replace(rows, input_ids=None))
-    assert "has the data sets ['token_type_ids'], expected 'input_ids'" in found
+    message = refused(TRAIN_FILES=replace(rows, input_ids=None))
+    assert "has the data sets ['token_type_ids'], expected 'input_ids'" in message
 
 
 def test_a_dataset_of_another_shape(refused, rows):
-    found = refused(TRAIN_FILES=replace(rows, token_type_ids=np.zeros((2, 9), "i4")))
+    message = refused(TRAIN_FILES=replace(rows, token_type_ids=np.zeros((2, 9), "i4")))
     assert (
         "token_type_ids has shape (2, 9), expected (2, 24), the shape of input_ids"
-        in found
+        in message
     )
 
 
 def test_a_dataset_of_another_type(refused, rows):
-    found = refused(TRAIN_FILES=replace(rows, input_ids=np.zeros((2, 24), "f4")))
-    assert "input_ids has type float32, expected an integer type" in found
+    message = refused(TRAIN_FILES=replace(rows, input_ids=np.zeros((2, 24), "f4")))
+    assert "input_ids has type float32, expected an integer type" in message
 
 
 def test_a_token_outside_the_vocabulary(refused, rows):
-    found = refused(TRAIN_FILES=value(rows, "input_ids", 61))
-    assert "row 1, token 2: input_ids is 61, expected 0 to 60" in found
+    message = refused(TRAIN_FILES=value(rows, "input_ids", 61))
+    assert "row 1, token 2: input_ids is 61, expected 0 to 60" in message
 
 
 def test_an_unknown_token_type(refused, rows):
-    found = refused(TRAIN_FILES=value(rows, "token_type_ids", 4))
-    assert "row 1, token 2: token_type_ids is 4, expected 0 to 3" in found
+    message = refused(TRAIN_FILES=value(rows, "token_type_ids", 4))
+    assert "row 1, token 2: token_type_ids is 4, expected 0 to 3" in message
 
 
 def test_rows_without_learned_tokens(refused, rows):
     types = np.zeros((2, 24), "i4")
-    found = refused(TRAIN_FILES=replace(rows, token_type_ids=types))
-    assert "row 0: no token has a loss weight, expected at least one" in found
+    message = refused(TRAIN_FILES=replace(rows, token_type_ids=types))
+    assert "row 0: no token has a loss weight, expected at least one" in message
 
 
 def test_a_row_that_does_not_fit_with_the_prompt(refused, tmp_path):
     # BOS, 58 letters and EOS are 60 tokens: 64 positions without 4 vectors.
     data = write_pairs(tmp_path / "long.jsonl", [("", "a" * 58), ("", "a" * 59)])
-    found = refused(TRAIN_FILES=str(data))
+    message = refused(TRAIN_FILES=str(data))
     assert (
-        "line 2: 61 tokens, expected at most 60 (the model's positions minus" in found
+        "line 2: 61 tokens, expected at most 60 (the model's positions minus" in message
     )
 
 
 def test_a_prompt_longer_than_the_maximum_position(refused):
-    found = refused(None, "--gin_file=prompts/uniform.gin", PROMPT_LENGTH=64)
-    assert "a prompt of 64 vectors leaves no room for text" in found
-    assert "64 positions" in found
+    message = refused(None, "--gin_file=prompts/uniform.gin", PROMPT_LENGTH=64)
+    assert "a prompt of 64 vectors leaves no room for text" in message
+    assert "64 positions" in message
 
 
 def test_a_character_outside_the_vocabulary(refused, tmp_path):
     data = write_pairs(tmp_path / "odd.jsonl", [("h\u00e9=", "X")])
-    found = refused(TRAIN_FILES=str(data))
-    assert "the text 'h\u00e9=' cannot be encoded" in found
+    message = refused(TRAIN_FILES=str(data))
+    assert "the text 'h\u00e9=' cannot be encoded" in message
 
 
 def test_a_line_that_is_not_a_pair(refused, tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text('{"prompt": "a=", "answer": "A"}\n')
-    found = refused(TRAIN_FILES=str(data))
-    assert "line 1: found the keys ['answer', 'prompt'], expected 'completion'" in found
+    message = refused(TRAIN_FILES=str(data))
+    assert (
+        "line 1: found the keys ['answer', 'prompt'], expected 'completion'" in message
+    )
 
 
 def test_truncated_weights(refused, model):
     file = model / "model.safetensors"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-100])
-    found = refused(model)
+    message = refused(model)
     assert (
-        f"{file} has {size - 100:,} bytes, but its header describes {size:,}" in found
+        f"{file} has {size - 100:,} bytes, but its header describes {size:,}" in message
     )
 
 
@@ -175,17 +177,17 @@ def test_a_missing_tensor(refused, model):
     tensors = load_file(model / "model.safetensors")
     del tensors["model.layers.0.mlp.up_proj.weight"]
     save_file(tensors, model / "model.safetensors")
-    found = refused(model)
-    assert "decoder/layers/mlp/up/kernel" in found
-    assert "model.layers.0.mlp.up_proj.weight" in found
+    message = refused(model)
+    assert "decoder/layers/mlp/up/kernel" in message
+    assert "model.layers.0.mlp.up_proj.weight" in message
 
 
 def test_a_tensor_of_another_shape(refused, model):
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"] = np.ones(17, np.float32)
     save_file(tensors, model / "model.safetensors")
-    found = refused(model)
-    assert "model.norm.weight" in found and "(17,)" in found and "(16,)" in found
+    message = refused(model)
+    assert "model.norm.weight" in message and "(17,)" in message and "(16,)" in message
 
 
 def test_an_unknown_kind_of_model(refused, model):
@@ -195,45 +197,45 @@ def test_an_unknown_kind_of_model(refused, model):
 
 
 def test_a_missing_model(refused, tmp_path):
-    found = refused(tmp_path / "nowhere")
-    assert f"{tmp_path / 'nowhere'} does not exist; expected a Hugging Face" in found
+    message = refused(tmp_path / "nowhere")
+    assert f"{tmp_path / 'nowhere'} does not exist; expected a Hugging Face" in message
 
 
 @pytest.mark.parametrize("dtype", ["compute_dtype", "parameter_dtype"])
 def test_float16(refused, dtype):
-    found = refused(**{f"Pretrained.{dtype}": "float16"})
-    assert f"{dtype} is 'float16': float16 overflows at 65,504" in found
+    message = refused(**{f"Pretrained.{dtype}": "float16"})
+    assert f"{dtype} is 'float16': float16 overflows at 65,504" in message
 
 
 def test_a_prompt_file_with_another_width(refused, tmp_path):
     np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 17), np.float32))
-    found = refused(
+    message = refused(
         None,
         "--gin_file=prompts/file.gin",
         f"--gin.PROMPT_FILE={str(tmp_path / 'prompt.npy')!r}",
     )
-    assert f"prompt.npy has shape ({LENGTH}, 17), expected ({LENGTH}, 16)" in found
+    assert f"prompt.npy has shape ({LENGTH}, 17), expected ({LENGTH}, 16)" in message
 
 
 def test_a_class_label_without_a_token(refused):
-    found = refused(
+    message = refused(
         None, "--gin_file=prompts/class_labels.gin", "--gin.CLASS_LABELS=['a', '']"
     )
-    assert "the text '' has no tokens" in found
+    assert "the text '' has no tokens" in message
 
 
 def test_a_regex_without_a_match(refused):
-    found = refused(**{"ParameterGroup.regexes": [".*/prompts/.*"]})
-    assert "'.*/prompts/.*' matches no parameter" in found
-    assert "decoder/prompt/prompt" in found
+    message = refused(**{"ParameterGroup.regexes": [".*/prompts/.*"]})
+    assert "'.*/prompts/.*' matches no parameter" in message
+    assert "decoder/prompt/prompt" in message
 
 
 def test_a_fresh_adapter_that_no_group_trains(refused):
     """The run's file, given after the adapter's, trains a soft prompt alone."""
     bindings = ["--gin.Run.adapters=[@LoRA()]", "--gin.LoRA.regexes=['.*/query']"]
-    found = refused(None, *bindings)
-    assert "adapters/lora/b are fresh but not trained" in found
-    assert "the parameter groups train .*/prompt/.*" in found
+    message = refused(None, *bindings)
+    assert "adapters/lora/b are fresh but not trained" in message
+    assert "the parameter groups train .*/prompt/.*" in message
 
 
 @pytest.mark.parametrize(
@@ -254,27 +256,27 @@ def test_a_fresh_adapter_that_no_group_trains(refused):
     ],
 )
 def test_a_binding_that_is_wrong(refused, binding, found, expected):
-    said = refused(None, f"--gin.{binding}")
-    assert found in said and expected in said
+    message = refused(None, f"--gin.{binding}")
+    assert found in message and expected in message
 
 
 def test_a_missing_config(refused):
-    found = refused(None, "--gin_file=runs/first_promt.gin")
-    assert "runs/first_promt.gin is missing" in found
-    assert "names are searched in the working directory and in" in found
+    message = refused(None, "--gin_file=runs/first_promt.gin")
+    assert "runs/first_promt.gin is missing" in message
+    assert "names are searched in the working directory and in" in message
 
 
 def test_a_missing_include(refused, tmp_path):
     config = tmp_path / "mine.gin"
     config.write_text("Run.seed = 1\ninclude 'models/mine.gin'\n")
-    found = refused(None, f"--gin_file={config}")
-    assert f'models/mine.gin is missing In file "{config}", line 2' in found
+    message = refused(None, f"--gin_file={config}")
+    assert f'models/mine.gin is missing In file "{config}", line 2' in message
 
 
 def test_macros_without_a_value(capsys):
     assert main(["train", "--gin_file=runs/first_prompt.gin"]) == 2
-    found = message(capsys)
-    assert "it needs EVALUATION_FILES, MODEL, RUN_DIRECTORY, TRAIN_FILES" in found
+    error = message(capsys)
+    assert "it needs EVALUATION_FILES, MODEL, RUN_DIRECTORY, TRAIN_FILES" in error
 
 
 def test_a_folder_named_like_a_package_does_not_hide_configs(tmp_path, monkeypatch):
@@ -300,9 +302,9 @@ def run(files, tmp_path_factory) -> Path:
 def test_a_directory_with_another_config(run, files, capsys):
     before = snapshot(run)
     assert tune(files, run, PROMPT_LENGTH=5) == 2
-    found = message(capsys)
-    assert f"{run} belongs to a run with another config" in found
-    assert "-PROMPT_LENGTH = 4 +PROMPT_LENGTH = 5" in found
+    error = message(capsys)
+    assert f"{run} belongs to a run with another config" in error
+    assert "-PROMPT_LENGTH = 4 +PROMPT_LENGTH = 5" in error
     assert snapshot(run) == before
 
 
@@ -318,9 +320,9 @@ def test_a_full_disk(files, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_files, "write_files", last_fails)
         assert tune(files, tmp_path / "run") == 1
-    found = message(capsys)
-    assert "checkpoint_6 could not be written" in found
-    assert "No space left; that of step 3 is kept. Free some space" in found
+    error = message(capsys)
+    assert "checkpoint_6 could not be written" in error
+    assert "No space left; that of step 3 is kept. Free some space" in error
     assert tune(files, tmp_path / "run") == 0
     assert "resuming from step 3" in capsys.readouterr().out
 
@@ -362,8 +364,8 @@ def test_another_prompt_of_another_width(run, tmp_path, capsys):
     given = ("--run", str(run), "--prompt", str(tmp_path / "prompt.npy"))
     for command in ("evaluate", "inspect"):
         assert main([command, *given]) == 2
-        found = message(capsys)
-        assert "(4, 17)" in found and "(4, 16)" in found
+        error = message(capsys)
+        assert "(4, 17)" in error and "(4, 16)" in error
 
 
 def test_a_completion_that_is_not_a_label(run, capsys):
@@ -418,10 +420,10 @@ def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> lis
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert [code for code, _ in found] == [2] * len(bindings), found
+    parsed = json.loads(done.stdout.splitlines()[-1])
+    assert [code for code, _ in parsed] == [2] * len(bindings), parsed
     assert not directory.exists()
-    return [said for _, said in found]
+    return [error for _, error in parsed]
 
 
 def test_values_of_the_wrong_type(tmp_path):
@@ -436,9 +438,9 @@ def test_values_of_the_wrong_type(tmp_path):
     ]
     bindings = [binding for binding, _ in cases]
     messages = refused_without_type_checks(tmp_path / "run", bindings)
-    for (binding, words), said in zip(cases, messages, strict=True):
-        assert all(word in said for word in words), (binding, said)
-        assert "Traceback" not in said
+    for (binding, words), message in zip(cases, messages, strict=True):
+        assert all(word in message for word in words), (binding, message)
+        assert "Traceback" not in message
 
 
 def test_prefix_attention_excludes_learning_prompt_tokens(files, tmp_path, capsys):

@@ -94,9 +94,9 @@ def test_a_saved_config_starts_the_run_again_and_gives_the_same_bits(
 
 
 def test_evaluating_a_run_repeats_its_last_evaluation(run, capsys):
-    found = evaluated(capsys, "--run", run)
+    results = evaluated(capsys, "--run", run)
     (measured,) = (line for line in logged(run) if "evaluation/loss" in line)
-    assert found["loss"] == pytest.approx(measured["evaluation/loss"], abs=6e-5)
+    assert results["loss"] == pytest.approx(measured["evaluation/loss"], abs=6e-5)
 
 
 def test_evaluation_without_a_prompt_uses_the_frozen_model(run, capsys):
@@ -171,7 +171,7 @@ def test_exact_match_and_labels_are_measured_on_request(
 ):
     pairs = [(prompt, "yes" if i % 2 else "no") for i, (prompt, _) in enumerate(UPPER)]
     data = write_pairs(tmp_path / "labels.jsonl", pairs[:6])
-    found = evaluated(
+    results = evaluated(
         capsys,
         *("--run", request.getfixturevalue(directory)),
         f"--gin.EVALUATION_FILES={str(data)!r}",
@@ -179,31 +179,31 @@ def test_exact_match_and_labels_are_measured_on_request(
         "--gin.Evaluation.exact_match=True",
         "--gin.Evaluation.new_tokens=4",
     )
-    assert found["label_accuracy"] * 6 == pytest.approx(
-        round(found["label_accuracy"] * 6), abs=1e-3
+    assert results["label_accuracy"] * 6 == pytest.approx(
+        round(results["label_accuracy"] * 6), abs=1e-3
     )
-    assert 0 <= found["exact_match"] <= 1
+    assert 0 <= results["exact_match"] <= 1
 
 
 @pytest.mark.filterwarnings("default:1 of 3 completions are longer than")
 def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     """Two of the three targets are what the model generates."""
     asked = ["a=", "hello="]
-    said = output(capsys, "generate", "--run", run, "--new_tokens", 5, *asked)
+    printed = output(capsys, "generate", "--run", run, "--new_tokens", 5, *asked)
     answers = [
         line.removeprefix(text)
-        for text, line in zip(asked, said.splitlines(), strict=True)
+        for text, line in zip(asked, printed.splitlines(), strict=True)
     ]
     pairs = [*zip(asked, answers, strict=True), ("b=", "zzzzzzzz")]
     data = write_pairs(tmp_path / "said.jsonl", pairs)
-    found = evaluated(
+    results = evaluated(
         capsys,
         *("--run", run),
         f"--gin.EVALUATION_FILES={str(data)!r}",
         "--gin.Evaluation.exact_match=True",
         "--gin.Evaluation.new_tokens=5",
     )
-    assert found["exact_match"] == pytest.approx(2 / 3, abs=1e-4)
+    assert results["exact_match"] == pytest.approx(2 / 3, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ def test_t5x_names(run, tmp_path, capsys):
 def test_a_single_checkpoint_of_a_run(run, tmp_path, capsys):
     wanted = run / FOLDER / "checkpoint_3"
     converted(capsys, wanted, tmp_path / "prompt.npy")
-    found = read_prompt(tmp_path / "prompt.npy")
-    np.testing.assert_array_equal(found, read_prompt(wanted))
-    assert not np.array_equal(found, read_prompt(run / FOLDER / "checkpoint_6"))
+    vectors = read_prompt(tmp_path / "prompt.npy")
+    np.testing.assert_array_equal(vectors, read_prompt(wanted))
+    assert not np.array_equal(vectors, read_prompt(run / FOLDER / "checkpoint_6"))
 
 
 def test_a_reparameterized_prompt_is_written_as_vectors(files, tmp_path, capsys):
@@ -159,10 +159,10 @@ def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
     for kind, count in (("LORA", 6), ("IA3", 3)):
         converted(capsys, adapted, tmp_path / kind, "--only", kind)
         folder = read_folder(tmp_path / kind)
-        found = from_peft(folder, config, "here")
-        assert found.kind == kind and len(found.parameters) == count
+        adapter = from_peft(folder, config, "here")
+        assert adapter.kind == kind and len(adapter.parameters) == count
         # 16 / 2, the default alpha.
-        assert all(scaling == 8.0 for scaling in found.scalings.values())
+        assert all(scaling == 8.0 for scaling in adapter.scalings.values())
 
 
 def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
@@ -174,8 +174,8 @@ def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
     batch = batch_of({"input_ids": tokens, "attention_mask": np.ones_like(tokens)})
     expected = our_logits(parameters, batch, graph=described.graph)
     graph, merged = restored(tmp_path / "merged", None)
-    found = our_logits(merged, batch, graph=graph)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    actual = our_logits(merged, batch, graph=graph)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
     graph, base = restored(files.decoder, None)
     assert np.abs(our_logits(base, batch, graph=graph) - expected).max() > 0.01
     tokenizer = "tokenizer.json"

@@ -44,9 +44,9 @@ def columns(printed: str) -> dict[str, dict[str, str]]:
         if line.startswith("│")
     ]
     return {
-        name: {row[0]: row[place] for row in rows}
-        for place, name in enumerate(names)
-        if place
+        name: {row[0]: row[index] for row in rows}
+        for index, name in enumerate(names)
+        if index
     }
 
 
@@ -63,7 +63,7 @@ def test_the_frozen_model_is_compared_with_the_prompt(run, capsys):
 
 def test_a_text_prompt_precedes_each_input(run, tmp_path, capsys):
     text = "up: "
-    named = [(text + given, said) for given, said in HELD_OUT]
+    named = [(text + given, completion) for given, completion in HELD_OUT]
     file = write_pairs(tmp_path / "named.jsonl", named)
     expected = columns(
         output(
@@ -72,9 +72,9 @@ def test_a_text_prompt_precedes_each_input(run, tmp_path, capsys):
             f"--gin.EVALUATION_FILES={str(file)!r}",
         )
     )["value"]
-    found = columns(output(capsys, "--run", run, "--text_prompt", text))
-    assert list(found) == ["tuned", f"text {text!r}"]
-    assert {m: v.split()[0] for m, v in found[f"text {text!r}"].items()} == expected
+    table = columns(output(capsys, "--run", run, "--text_prompt", text))
+    assert list(table) == ["tuned", f"text {text!r}"]
+    assert {m: v.split()[0] for m, v in table[f"text {text!r}"].items()} == expected
 
 
 def test_braces_of_a_text_prompt_are_literal_and_the_template_follows():
@@ -99,8 +99,12 @@ def test_a_text_prompt_precedes_the_ids_of_hdf5_rows(run, tmp_path, capsys):
 def test_labels_and_categories_are_measured_for_all_systems(run, tmp_path, capsys):
     file = tmp_path / "kinds.jsonl"
     lines = [
-        {"prompt": given, "completion": said, "kind": "even" if place % 2 else "odd"}
-        for place, (given, said) in enumerate(HELD_OUT)
+        {
+            "prompt": given,
+            "completion": completion,
+            "kind": "even" if index % 2 else "odd",
+        }
+        for index, (given, completion) in enumerate(HELD_OUT)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     printed = output(
@@ -120,11 +124,11 @@ def test_predictions_are_written_with_each_examples_scores(run, tmp_path, capsys
     printed = output(capsys, *options, *text)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["system"] for line in lines] == ["tuned"] * 4 + ["no prompt"] * 4
-    for line, (given, said) in zip(lines, HELD_OUT * 2, strict=True):
-        assert (line["given"], line["wanted"]) == (given, said)
-        assert line["scores"]["exact_match"] == float(line["made"] == said)
+    for line, (given, completion) in zip(lines, HELD_OUT * 2, strict=True):
+        assert (line["given"], line["wanted"]) == (given, completion)
+        assert line["scores"]["exact_match"] == float(line["made"] == completion)
     # Each completion has EOS too; the loss is a mean over tokens.
-    weights = np.array([len(said) + 1 for _, said in HELD_OUT])
+    weights = np.array([len(completion) + 1 for _, completion in HELD_OUT])
     losses = np.array([line["scores"]["loss"] for line in lines[:4]])
     loss = columns(printed)["tuned"]["loss"].split()[0]
     assert float(loss) == pytest.approx((losses @ weights) / weights.sum(), abs=6e-5)
@@ -143,7 +147,7 @@ def test_the_answers_to_labels_are_predictions(run, tmp_path, capsys):
 @pytest.mark.filterwarnings("always")
 def test_a_warning_counts_completions_that_are_too_long(run, capsys):
     """A token of the model is one letter."""
-    lengths = sorted(len(said) for _, said in HELD_OUT)
+    lengths = sorted(len(completion) for _, completion in HELD_OUT)
     few, all_of_them = lengths[-1] - 1, lengths[-1]
 
     def told(new_tokens, *options) -> str:
@@ -153,9 +157,9 @@ def test_a_warning_counts_completions_that_are_too_long(run, capsys):
 
     exact = "--gin.Evaluation.exact_match=True"
     cut = lengths.count(all_of_them)
-    found = told(few, exact)
-    assert f"warning: {cut} of 4 completions are longer" in found
-    assert f"new_tokens = {few} (the longest has {all_of_them} tokens)" in found
+    results = told(few, exact)
+    assert f"warning: {cut} of 4 completions are longer" in results
+    assert f"new_tokens = {few} (the longest has {all_of_them} tokens)" in results
     assert "completions" not in told(all_of_them, exact)
     assert "completions" not in told(few)
 
@@ -176,8 +180,8 @@ def test_predictions_without_a_tokenizer_are_refused_before_measuring(
     output(capsys, *options)
     monkeypatch.setattr(comparison, "open_comparison", None)
     file = tmp_path / "predictions.jsonl"
-    found = refused(capsys, *options, "--predictions", file)
-    assert "no tokenizer next to it; set Pretrained.tokenizer" in found
+    message = refused(capsys, *options, "--predictions", file)
+    assert "no tokenizer next to it; set Pretrained.tokenizer" in message
     assert not file.exists()
 
 
@@ -189,8 +193,8 @@ def refused(capsys, *arguments) -> str:
 def test_incomparable_inputs_are_refused(run, tmp_path, capsys):
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
-    found = refused(capsys, "--run", run, "--predictions", there)
-    assert f"{there} already exists; --force" in found
+    message = refused(capsys, "--run", run, "--predictions", there)
+    assert f"{there} already exists; --force" in message
     assert there.read_text() == "mine"
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", np.zeros((LENGTH, 16), "f4"))
@@ -209,17 +213,17 @@ def test_a_text_that_leaves_no_room_is_refused(files, tmp_path, capsys):
     assert "expected at most 64" in refused(capsys, *long)
     skip = "--gin.evaluation/DataSource.on_too_long='skip'"
     some = write_pairs(tmp_path / "some.jsonl", [("a=", "A"), ("abcdefgh=", "B")])
-    found = refused(
+    message = refused(
         capsys, *long[:-1], "a" * 55, skip, f"--gin.EVALUATION_FILES={str(some)!r}"
     )
-    assert "1 examples fit, and 2 with tuned" in found
+    assert "1 examples fit, and 2 with tuned" in message
 
 
 def test_task_prompts_are_compared_with_the_frozen_model(files, tmp_path, capsys):
     file = tmp_path / "tasks.jsonl"
     lines = [
-        {"prompt": given, "completion": said, "task": place % 2}
-        for place, (given, said) in enumerate(HELD_OUT)
+        {"prompt": given, "completion": completion, "task": index % 2}
+        for index, (given, completion) in enumerate(HELD_OUT)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     arguments = files.arguments(
@@ -231,9 +235,9 @@ def test_task_prompts_are_compared_with_the_frozen_model(files, tmp_path, capsys
     )
     more = ["--gin_file=prompts/multitask_add.gin", "--gin_file=data/task_ids.gin"]
     assert main(["train", *arguments, *more]) == 0
-    found = columns(output(capsys, "--run", tmp_path / "run", "--baseline"))
-    assert found["tuned"]["loss"] != found["no prompt"]["loss"]
-    assert "calibrated_accuracy" in found["no prompt"]
+    table = columns(output(capsys, "--run", tmp_path / "run", "--baseline"))
+    assert table["tuned"]["loss"] != table["no prompt"]["loss"]
+    assert "calibrated_accuracy" in table["no prompt"]
 
 
 def test_the_frozen_model_reads_the_text_of_a_template(files, tmp_path, capsys):
@@ -241,11 +245,11 @@ def test_the_frozen_model_reads_the_text_of_a_template(files, tmp_path, capsys):
         tmp_path / "run", Run__steps=1, TEMPLATE='{soft:2}word {prompt}{soft:"up"}'
     )
     assert main(["train", *arguments, "--gin_file=data/template.gin"]) == 0
-    words = [("word " + given, said) for given, said in UPPER[32:]]
+    words = [("word " + given, completion) for given, completion in UPPER[32:]]
     file = write_pairs(tmp_path / "words.jsonl", words)
     run = ("--run", tmp_path / "run")
-    found = columns(output(capsys, *run, "--baseline", "--text_prompt", "a "))
-    assert list(found) == ["tuned", "no prompt", "text 'a '"]
+    table = columns(output(capsys, *run, "--baseline", "--text_prompt", "a "))
+    assert list(table) == ["tuned", "no prompt", "text 'a '"]
     bare = (
         "--gin.Run.prompt=None",
         "--gin.evaluation/DataSource.template=None",
@@ -253,4 +257,4 @@ def test_the_frozen_model_reads_the_text_of_a_template(files, tmp_path, capsys):
         f"--gin.EVALUATION_FILES={str(file)!r}",
     )
     expected = columns(output(capsys, *run, *bare))["value"]
-    assert {m: v.split()[0] for m, v in found["no prompt"].items()} == expected
+    assert {m: v.split()[0] for m, v in table["no prompt"].items()} == expected

@@ -47,8 +47,8 @@ def test_the_memory_of_a_run_that_fits_is_reported(files, tmp_path, capsys):
     assert "largest batch: 8 rows of " in printed
     stored = open_safetensors(model).values()
     frozen = sum(4 * int(np.prod(tensor.shape)) for tensor in stored)
-    found = re.search(r"frozen parameters +(.+)", printed)
-    assert found and bytes_of(found[1]) == pytest.approx(frozen, rel=0.01)
+    match = re.search(r"frozen parameters +(.+)", printed)
+    assert match and bytes_of(match[1]) == pytest.approx(frozen, rel=0.01)
     assert f"trained parameters       {LENGTH * WIDTH * 4} B" in printed
     assert "memory of a device    80.00 GB" in printed
     kept, again = (table(printed)[name] for name in ("none *", "nothing"))
@@ -77,9 +77,9 @@ def test_the_configured_policies_come_first_and_steps_are_timed(files, capsys):
 def test_each_device_of_a_mesh_has_a_shard(files, capsys):
     def frozen(*more):
         assert main(arguments(files, "--policy", "none", *more)) == 0
-        found = re.search(r"frozen parameters +(.+)", capsys.readouterr().out)
-        assert found
-        return bytes_of(found[1])
+        match = re.search(r"frozen parameters +(.+)", capsys.readouterr().out)
+        assert match
+        return bytes_of(match[1])
 
     mesh = ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.fsdp=2"]
     if jax.device_count() > 1:
@@ -127,7 +127,7 @@ def test_help_imports_nothing_heavy():
         "import sys; from prompt_tuning.cli import main; main.build_parser(); "
         "print({'jax', 'numpy', 'rich'} & set(sys.modules))"
     )
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert found.stdout.strip() == "set()"
+    assert completed.stdout.strip() == "set()"

@@ -33,22 +33,24 @@ def prepare(files, *options, source="pairs.jsonl", output="out"):
 def test_a_folder_of_files_is_written_and_its_metrics_printed(files, capsys):
     options = ("--length", "64", "--dev", "0.1", "--train_files", "2", "--shuffle")
     assert prepare(files, *options) == 0
-    said = capsys.readouterr().out
-    assert "records used" in said and f"the files are in {files / 'out'}" in said
+    output = capsys.readouterr().out
+    assert "records used" in output and f"the files are in {files / 'out'}" in output
     assert {path.name for path in (files / "out").iterdir()} == {
         *("train_1_of_2.hdf5", "train_2_of_2.hdf5", "dev_1_of_1.hdf5", "tokenizer"),
         *("metadata.yaml", "metrics.json", "checksums.sha256", "pictures.png"),
     }
     with h5py.File(files / "out/train_1_of_2.hdf5") as file:
-        shapes = {name: found.shape[1] for name, found in file.items()}
+        shapes = {name: actual.shape[1] for name, actual in file.items()}
     assert shapes == {"input_ids": 64, "token_type_ids": 64}
 
 
 def test_problems_are_one_line_and_exit_code_2(files, capsys):
     write_jsonl(files / "bad.jsonl", *pairs(2), "{")
     assert prepare(files, source="bad.jsonl") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("prompt-tuning prepare: ") and "line 3: not JSON" in said
+    printed = capsys.readouterr().err
+    assert (
+        printed.startswith("prompt-tuning prepare: ") and "line 3: not JSON" in printed
+    )
     assert not (files / "out").exists()
     assert prepare(files, "--on_malformed", "skip", source="bad.jsonl") == 0
     assert prepare(files, "--gin.STEPS=3", output="other") == 2
@@ -63,10 +65,10 @@ def test_own_keys_special_tokens_and_categories(files):
     options += ("--categories", str(files / "names.txt"), "--category_key", "kind")
     options += ("--special_tokens", str(files / "special.json"), "--weight_key", "w")
     assert prepare(files, *options, source="own.jsonl") == 0
-    found = columns(files / "out/train_1_of_1.hdf5")
-    assert found["category_ids"].tolist() == [[1] * 4 + [0] * 4 + [-1] * 2]
-    assert found["loss_weights"][0, :8].tolist() == [2.0] * 4 + [1.0] * 4
-    assert found["input_ids"][0, -1] == found["input_ids"][0, 7]
+    arrays = columns(files / "out/train_1_of_1.hdf5")
+    assert arrays["category_ids"].tolist() == [[1] * 4 + [0] * 4 + [-1] * 2]
+    assert arrays["loss_weights"][0, :8].tolist() == [2.0] * 4 + [1.0] * 4
+    assert arrays["input_ids"][0, -1] == arrays["input_ids"][0, 7]
 
 
 def test_chats_are_rendered(files):
@@ -89,9 +91,9 @@ def test_the_requested_special_tokens_reach_the_template(files):
     options = ("--special_tokens", json.dumps(asked), "--packing")
     options += ("single::drop", "--length", "128")
     assert prepare(files, *options, "--chat_template", str(template)) == 0
-    found = columns(files / "out/train_1_of_1.hdf5")["input_ids"].ravel().tolist()
+    arrays = columns(files / "out/train_1_of_1.hdf5")["input_ids"].ravel().tolist()
     # 30 pairs of two messages; the new tokens follow a vocabulary of 262.
-    assert (found.count(262), found.count(263)) == (60, 60)
+    assert (arrays.count(262), arrays.count(263)) == (60, 60)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_help_imports_nothing_heavy():
         f"print([name for name in '{heavy}'.split() if name in sys.modules])"
     )
     command = [sys.executable, "-c", program]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "[]"
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
 
 
 def test_preparing_does_not_import_jax(files):
@@ -149,8 +151,8 @@ def test_preparing_does_not_import_jax(files):
         f"code = main({_arguments(files)!r}); print(code, 'jax' in sys.modules)"
     )
     command = [sys.executable, "-c", program]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.splitlines()[-1] == "0 False"
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "0 False"
 
 
 def _arguments(files):

@@ -98,12 +98,12 @@ def test_words_of_one_model_are_mapped_to_words_of_the_other(
     assert "share 58 tokens, fewer than skip_first 1000" in warned
     assert "width 128 to 128" in printed and "3 vectors of width 128" in printed
     assert ("epoch 25/25" in printed) == (method == "v2v_mlp")
-    found = read_prompt(out)
-    assert found.shape == (3, 128)
+    vectors = read_prompt(out)
+    assert vectors.shape == (3, 128)
     if method != "v2v_mlp":
         # Both models have the same tokenizer and fewer tokens than dimensions.
         table = np.asarray(read_vocabulary(Pretrained(checkpoint=T5)).embeddings)
-        np.testing.assert_allclose(found, table[[10, 20, 30]], atol=1e-3)
+        np.testing.assert_allclose(vectors, table[[10, 20, 30]], atol=1e-3)
 
 
 def test_prompts_that_cannot_be_recycled_are_refused(decoder_prompt, tmp_path, capsys):

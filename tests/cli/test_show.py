@@ -82,8 +82,8 @@ def test_jsonl_lines_are_shown_as_they_would_be_read(files, tmp_path, capsys):
 def test_each_token_has_a_line_in_the_table(rows, files, capsys):
     lines = shown(capsys, rows, "--tokenizer", files.decoder, "--tokens", "--rows", 1)
     cells = [[x.strip() for x in line.split("│")[1:-1]] for line in lines]
-    found = [(row[0], *row[2:]) for row in cells if row]
-    assert found == [
+    actual = [(row[0], *row[2:]) for row in cells if row]
+    assert actual == [
         ("0", "'<bos>'", "0 prompt", "0"),
         ("1", "'c'", "0 prompt", "0"),
         ("2", "'='", "0 prompt", "0"),
@@ -137,8 +137,8 @@ def test_inputs_that_cannot_be_shown_are_refused(rows, files, tmp_path, capsys):
     text = tmp_path / "a.jsonl"
     text.write_text("{}\n")
     assert "name a --tokenizer" in refused(text)
-    found = refused(text, "--tokenizer", files.decoder)
-    assert "expected 'prompt'" in found
+    message = refused(text, "--tokenizer", files.decoder)
+    assert "expected 'prompt'" in message
     with h5py.File(rows, "a") as file:
         types = file["token_type_ids"]
         assert isinstance(types, h5py.Dataset)

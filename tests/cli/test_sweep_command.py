@@ -215,11 +215,11 @@ def test_a_sweeps_directory_selects_its_best_member(finished, capsys):
 def test_a_table_and_a_message_replace_the_picture_without_matplotlib(
     finished, files, capsys, monkeypatch
 ):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *rest: None if name == "matplotlib" else found(name, *rest),
+        lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest),
     )
     choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
     printed = output(capsys, "sweep", *files.arguments(finished, **choices), *GRID)

@@ -24,7 +24,7 @@ def bound(**macros):
     return [f"--gin.{k.replace('__', '.')}={v!r}" for k, v in macros.items()]
 
 
-def said(capsys, *arguments):
+def output_of(capsys, *arguments):
     assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
 
@@ -45,12 +45,12 @@ def test_a_text_is_continued_by_the_prompt_of_its_task(files, tmp_path, capsys, 
         adafactor__learning_rate=3.0,
         Evaluation__labels=[],
     )
-    said(capsys, "train", *arguments)
+    output_of(capsys, "train", *arguments)
     assert logged(run)[-1]["step"] == 12
-    assert re.search(r"loss\D+[\d.]+", said(capsys, "evaluate", "--run", run))
+    assert re.search(r"loss\D+[\d.]+", output_of(capsys, "evaluate", "--run", run))
     generate = ["generate", "--run", run, "--new_tokens=6", "plum="]
-    made = [said(capsys, *generate, f"--prompt_id={task}") for task in (0, 1)]
-    assert made[0] != made[1]
+    outputs = [output_of(capsys, *generate, f"--prompt_id={task}") for task in (0, 1)]
+    assert outputs[0] != outputs[1]
     assert main([str(argument) for argument in generate]) == 2
     assert "has 2 prompts" in capsys.readouterr().err
 
@@ -60,7 +60,9 @@ def test_a_text_is_inserted_into_the_template_of_its_run(files, tmp_path, capsys
     template = '{soft:2}word {prompt}{soft:"up"}'
     arguments = [*files.arguments(run), "--gin_file=data/template.gin"]
     arguments += bound(TEMPLATE=template)
-    said(capsys, "train", *arguments)
-    assert said(capsys, "generate", "--run", run, "--new_tokens=3", "a").startswith("a")
+    output_of(capsys, "train", *arguments)
+    assert output_of(
+        capsys, "generate", "--run", run, "--new_tokens=3", "a"
+    ).startswith("a")
     assert main(["train", *arguments, *bound(TEMPLATE="{soft:2}{prompt}")]) == 2
     assert "2 soft vectors (2), but the prompt has 4" in capsys.readouterr().err

@@ -99,9 +99,9 @@ def test_an_exported_model_and_peft_folder_generate_the_runs_texts(
     directory = made("lora", *bindings) if bindings else made("prompt")
     output(capsys, "convert", directory, tmp_path / "peft")
     given = ("generate", *bare(files), "--prompt", tmp_path / "peft", *ASKED)
-    said = output(capsys, "generate", "--run", directory, *ASKED)
-    assert output(capsys, *given) == said
-    assert output(capsys, "generate", *bare(files), *ASKED) != said
+    printed = output(capsys, "generate", "--run", directory, *ASKED)
+    assert output(capsys, *given) == printed
+    assert output(capsys, "generate", *bare(files), *ASKED) != printed
 
 
 @pytest.mark.parametrize("form", ["file", "deep", "run", "checkpoint"])
@@ -119,8 +119,8 @@ def test_a_lora_of_a_run_directory_has_its_scaling(made, files, capsys):
     """The checkpoint has alpha 16 and rank 2, which are not the defaults."""
     directory = made("lora", *LORA_ALONE)
     given = ("generate", *bare(files), "--prompt", directory, *ASKED)
-    said = output(capsys, "generate", "--run", directory, *ASKED)
-    assert output(capsys, *given) == said
+    printed = output(capsys, "generate", "--run", directory, *ASKED)
+    assert output(capsys, *given) == printed
 
 
 @needs_shared
@@ -166,8 +166,8 @@ def test_trained_weights_of_the_model_are_measured(made, files, capsys):
     )
     assert loss not in elsewhere
     given = ("generate", *bare(files), "--prompt", directory, *ASKED)
-    said = output(capsys, "generate", "--run", directory, *ASKED)
-    assert output(capsys, *given) == said
+    printed = output(capsys, "generate", "--run", directory, *ASKED)
+    assert output(capsys, *given) == printed
 
 
 def test_the_frozen_model_of_a_run_of_adapters(made, run, capsys):
@@ -179,15 +179,17 @@ def test_the_frozen_model_of_a_run_of_adapters(made, run, capsys):
 
 def test_only_all_trained_parameters_are_measured(made, capsys):
     directory = made("beside", *BESIDE)
-    found = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")
-    assert "lora/a of shape (1, 16, 2), but the model has no such parameter" in found
-    assert "in addition to the frozen ones it has decoder/prompt/prompt" in found
+    message = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")
+    assert "lora/a of shape (1, 16, 2), but the model has no such parameter" in message
+    assert "in addition to the frozen ones it has decoder/prompt/prompt" in message
 
 
 def test_a_file_without_a_trained_array(made, run, capsys):
     directory = made("beside", *BESIDE)
-    found = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
-    assert "contains decoder/prompt/prompt and nothing for decoder/layers/self" in found
+    message = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
+    assert (
+        "contains decoder/prompt/prompt and nothing for decoder/layers/self" in message
+    )
 
 
 def test_an_adapter_that_the_run_cannot_hold(made, run, files, tmp_path, capsys):
@@ -203,14 +205,16 @@ def test_a_lora_with_another_scaling(made, files, tmp_path, capsys):
     directory = made("lora", *LORA_ALONE)
     output(capsys, "convert", directory, tmp_path / "peft")
     given = ("--prompt", tmp_path / "peft", "--gin.LoRA.alpha=4.0", *ASKED)
-    found = refused(capsys, "generate", "--run", directory, *given)
-    assert "by 8, and this model by 2 (rank 2, alpha 4): set LoRA.alpha = 16 " in found
+    message = refused(capsys, "generate", "--run", directory, *given)
+    assert (
+        "by 8, and this model by 2 (rank 2, alpha 4): set LoRA.alpha = 16 " in message
+    )
 
 
 def test_a_lora_run_is_not_evaluated_with_another_scaling(made, capsys):
     directory = made("lora", *LORA_ALONE)
-    found = refused(capsys, "evaluate", "--run", directory, "--gin.LoRA.alpha=64.0")
-    assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in found
+    message = refused(capsys, "evaluate", "--run", directory, "--gin.LoRA.alpha=64.0")
+    assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in message
 
 
 def test_training_starts_from_a_run_and_reports_it(run, files, tmp_path, capsys):

@@ -47,18 +47,18 @@ def test_a_folder_is_old_or_new_after_every_end_of_the_process(
     states = [*recording.killed_states(), *recording.power_cut_states()]
     assert len(states) > 20
     for number, state in enumerate(states):
-        place = write_tree(tmp_path / str(number), state)
-        found = state.get("folder/file")
+        folder = write_tree(tmp_path / str(number), state)
+        content = state.get("folder/file")
         if system == "exchange":
             # What other programs read is whole at every moment.
-            assert found in (before and b"old", b"new")
-        if before and found != b"new":
+            assert content in (before and b"old", b"new")
+        if before and content != b"new":
             with pytest.raises(InputError, match="--force replaces"):
-                write_folder(place / "folder", write("new"), known=("file",))
-            assert (place / "folder" / "file").read_text() == "old"
-        fill(place / "folder", "new")
-        assert contents(place) == {"folder/file": "new"}
-        assert [path.name for path in place.iterdir()] == ["folder"]
+                write_folder(folder / "folder", write("new"), known=("file",))
+            assert (folder / "folder" / "file").read_text() == "old"
+        fill(folder / "folder", "new")
+        assert contents(folder) == {"folder/file": "new"}
+        assert [path.name for path in folder.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("before", [None, "old"])
@@ -72,9 +72,9 @@ def test_a_file_is_old_or_new_after_every_end_of_the_process(before, tmp_path):
         [*recording.killed_states(), *recording.power_cut_states()]
     ):
         assert state.get("file") in (before and b"old", b"new")
-        place = write_tree(tmp_path / str(number), state)
-        replace_file(place / "file", "new")
-        assert contents(place) == {"file": "new"}
+        folder = write_tree(tmp_path / str(number), state)
+        replace_file(folder / "file", "new")
+        assert contents(folder) == {"file": "new"}
 
 
 def test_unsynced_data_may_be_lost(tmp_path):

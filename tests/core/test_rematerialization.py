@@ -124,8 +124,8 @@ def test_other_masks_give_another_loss():
 def test_weight_gradients_are_the_same_in_scans_that_index_layers():
     cut = HOWS["the two in the middle"]
     weights = ".*(prompt/prompt|kernel|scale|embedding)"
-    found = outcome(deep(dummies.T5_GATED, cut), weights)
-    assert_same(found, plain("t5_gated", weights))
+    actual = outcome(deep(dummies.T5_GATED, cut), weights)
+    assert_same(actual, plain("t5_gated", weights))
 
 
 def test_an_encoder_may_have_its_own_policy():
@@ -171,8 +171,8 @@ def test_kept_values_are_not_recomputed():
         Rematerialization(policy="names", names=NAMES),
         Rematerialization(policy="attention"),
     ):
-        found, size = cost(how)
-        flops.insert(-1, found)
+        actual, size = cost(how)
+        flops.insert(-1, actual)
         sizes.insert(-1, size)
     assert sorted(flops) == flops and len(set(flops)) > 3
     assert sorted(sizes, reverse=True) == sizes and len(set(sizes)) > 3
@@ -257,9 +257,9 @@ MIDDLE = Rematerialization(policy="attention", skip_first=2, skip_last=2)
     ),
 )
 def test_gathered_weights_are_not_kept_for_the_backward_pass(family, how):
-    found, blocks = gathered_bytes(family, how)
+    actual, blocks = gathered_bytes(family, how)
     # Two of 8 or 16 blocks at a time, and the activations.
-    assert found < 0.4 * blocks
+    assert actual < 0.4 * blocks
 
 
 def test_gathered_weights_of_all_blocks_are_kept_without_separate_gathering(
@@ -268,8 +268,8 @@ def test_gathered_weights_of_all_blocks_are_kept_without_separate_gathering(
     monkeypatch.setattr(
         transformer.parameter_gathering, "needs_gather", lambda *_: False
     )
-    found, blocks = gathered_bytes("llama", Rematerialization())
-    assert found > blocks
+    actual, blocks = gathered_bytes("llama", Rematerialization())
+    assert actual > blocks
 
 
 class Scaled(nnx.Module):
@@ -292,9 +292,9 @@ def test_any_module_keeps_its_keywords_and_its_other_outputs(policy):
 
     @jax.jit
     def loss(x, shift):
-        found = call(x, shift=shift, mode="sine")
-        seen.append({name: found[name] for name in ("mode", "counts", "half")})
-        return found["y"].sum()
+        actual = call(x, shift=shift, mode="sine")
+        seen.append({name: actual[name] for name in ("mode", "counts", "half")})
+        return actual["y"].sum()
 
     gradient = jax.grad(loss, argnums=(0, 1))(x, jnp.float32(0.3))
     inner = np.array([2.0, 3.0]) * np.array([0.1, 0.2]) + 0.3

@@ -68,8 +68,8 @@ def test_a_block_beyond_the_end_is_empty():
 )
 def test_a_transform_reads_only_the_numbers_of_a_block(transform, made):
     stored, part = Counted(NUMBERS), block((1, 3), (2, 4))
-    found = transform.read(stored.tensor(), part)
-    np.testing.assert_array_equal(found, made[1:3, 2:4])
+    actual = transform.read(stored.tensor(), part)
+    np.testing.assert_array_equal(actual, made[1:3, 2:4])
     assert stored.shapes == [(2, 2)]
     np.testing.assert_array_equal(transform(NUMBERS), made)
 
@@ -79,9 +79,9 @@ def test_only_the_shards_layers_and_columns_of_a_stack_are_read():
     tensors = {str(i): each.tensor() for i, each in enumerate(stored)}
     recipe = layered("{}", 3, transpose)
     parts = [block((1, 3), (0, 6), (0, 4)), block((1, 2), (6, 12), (2, 4))]
-    found = assemble_parts("w", (3, 12, 4), NUMBERS.dtype, recipe, tensors, parts)
+    actual = assemble_parts("w", (3, 12, 4), NUMBERS.dtype, recipe, tensors, parts)
     stack = np.stack([each.array.T for each in stored])
-    for part, array in zip(parts, found, strict=True):
+    for part, array in zip(parts, actual, strict=True):
         np.testing.assert_array_equal(array, stack[part])
     assert [each.shapes for each in stored] == [[], [(4, 6), (2, 6)], [(4, 6)]]
 
@@ -90,8 +90,8 @@ def test_adjacent_shards_are_read_together():
     stored = Counted(NUMBERS)
     parts = [block((0, 1), (0, 12), (i, i + 1)) for i in range(4)]
     recipe, tensors = layered("{}", 1, transpose), {"0": stored.tensor()}
-    found = assemble_parts("w", (1, 12, 4), NUMBERS.dtype, recipe, tensors, parts)
-    np.testing.assert_array_equal(np.concatenate(found, -1)[0], NUMBERS.T)
+    actual = assemble_parts("w", (1, 12, 4), NUMBERS.dtype, recipe, tensors, parts)
+    np.testing.assert_array_equal(np.concatenate(actual, -1)[0], NUMBERS.T)
     assert stored.shapes == [(4, 12)]
 
 
@@ -115,8 +115,8 @@ def test_int8_shards_have_the_scales_of_whole_columns(parts, read):
     scale = channel_scale(weights)
     kernel = quantized(stored)
     blocks = [block((0, 2), *part) for part in parts]
-    for part, found in zip(blocks, kernel.read(blocks), strict=True):
-        np.testing.assert_array_equal(found, quantize(weights, scale)[part])
+    for part, actual in zip(blocks, kernel.read(blocks), strict=True):
+        np.testing.assert_array_equal(actual, quantize(weights, scale)[part])
     columns = parts[0][1]
     (scales,) = kernel.read_scales([block((0, 2), columns)])
     np.testing.assert_array_equal(scales, scale[:, slice(*columns)])
@@ -179,5 +179,5 @@ def test_a_bfloat16_array_may_begin_at_any_byte(tmp_path):
         tree = {"version": 3, "optimizer": {"target": {name: array}}}
         file = tmp_path / name
         file.write_bytes(serialization.msgpack_serialize(tree))
-        found = t5x_checkpoint.open_t5x(file)[name].read(block((1, 2), (0, 2)))
-        np.testing.assert_array_equal(found.astype("f4"), [[3, 4]])
+        actual = t5x_checkpoint.open_t5x(file)[name].read(block((1, 2), (0, 2)))
+        np.testing.assert_array_equal(actual.astype("f4"), [[3, 4]])

@@ -212,13 +212,13 @@ def test_a_task_token_in_a_template_is_not_removed(files):
 
 def test_a_prompt_loss_weight_is_refused_for_classes(files, decoder):
     data = source(files, prompt_loss_weight=0.5)
-    found = ClassExamples(
+    class_examples = ClassExamples(
         load_examples(data, decoder.interface), [[5], [6]], [0] * 32, decoder.interface
     )
     with pytest.raises(InputError, match=r"prompt_loss_weight is 0.5, but .* labels"):
-        plan_batches(data, decoder.interface, found, shuffle=True)
+        plan_batches(data, decoder.interface, class_examples, shuffle=True)
     assert len(
-        plan_batches(source(files), decoder.interface, found, shuffle=True)
+        plan_batches(source(files), decoder.interface, class_examples, shuffle=True)
         .batch(0)
         .rows
     )

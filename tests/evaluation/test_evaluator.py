@@ -93,11 +93,11 @@ def completion_nats(case: Case) -> np.ndarray:
 
 
 def test_loss_and_perplexity_are_of_all_learned_tokens(case):
-    found = case.measured(metrics=["perplexity"])
+    results = case.measured(metrics=["perplexity"])
     # Two letters and the end of each completion.
     nats = completion_nats(case).sum() / (3 * len(PAIRS))
-    assert found["loss"] == pytest.approx(nats, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(np.exp(nats), rel=1e-5)
+    assert results["loss"] == pytest.approx(nats, rel=1e-5)
+    assert results["perplexity"] == pytest.approx(np.exp(nats), rel=1e-5)
 
 
 def test_packed_rows_are_evaluated_as_unpacked_rows(case):
@@ -107,36 +107,38 @@ def test_packed_rows_are_evaluated_as_unpacked_rows(case):
 
 def test_each_category_has_its_own_examples(case):
     evaluator = case.evaluator(category_key="kind", labels=LABELS)
-    found = evaluator.measure(case.parameters)
+    results = evaluator.measure(case.parameters)
     nats = completion_nats(case)
-    assert list(found.by_category) == ["x", "y"]
-    for name, own in found.by_category.items():
+    assert list(results.by_category) == ["x", "y"]
+    for name, own in results.by_category.items():
         inside = [kind == name for kind in KINDS]
         assert own["loss"].value == pytest.approx(nats[inside].mean() / 3, rel=1e-5)
         assert len(own["loss"].rows) == sum(inside) == len(own["label_accuracy"].rows)
-    assert found.metrics["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
+    assert results.metrics["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
 
 
 def test_text_metrics_compare_generated_texts_with_the_references(case):
     options = {"metrics": ["squad", "rouge", "bleu"], "new_tokens": 3}
     given_texts = [prompt for prompt, _ in PAIRS]
-    made = continue_texts(case.model, case.parameters, given_texts, new_tokens=3)
+    continuations = continue_texts(
+        case.model, case.parameters, given_texts, new_tokens=3
+    )
     wanted = {"squad_f1", "squad_exact_match", "rouge1", "rouge2", "rougeL", "bleu"}
     assert case.measured(**options).keys() == wanted | {"loss", "accuracy"}
     lines = [
         {"prompt": p, "completion": c, "all": [c, text + "."]}
-        for (p, c), text in zip(PAIRS, made, strict=True)
+        for (p, c), text in zip(PAIRS, continuations, strict=True)
     ]
     file = Path(case.run.directory).parent / "references.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = case.measured(files=str(file), references_key="all", **options)
-    assert found["squad_f1"] == found["squad_exact_match"] == 1
+    results = case.measured(files=str(file), references_key="all", **options)
+    assert results["squad_f1"] == results["squad_exact_match"] == 1
 
 
 def test_calibration_divides_by_the_scores_of_a_text_without_content(case):
     evaluator = case.evaluator(labels=LABELS, calibrate=["n=", "a"])
-    found = evaluator.measure(case.parameters).ranking
-    assert found is not None and found.calibrated is not None
+    results = evaluator.measure(case.parameters).ranking
+    assert results is not None and results.calibrated is not None
     evaluation = case.evaluation()
     data = evaluation.data
     free = [(text, LABELS[0]) for text in ("n=", "a")]
@@ -150,12 +152,14 @@ def test_calibration_divides_by_the_scores_of_a_text_without_content(case):
     rows = [given_tokens(examples[i], case.model) for i in range(2)]
     labels = encode_labels(case.model, data, LABELS)
     without = label_nats(case.model, case.parameters, rows, labels, add_eos=True)
-    expected = calibrate_nats(found.nats, np.repeat(without[None], len(PAIRS), axis=0))
-    np.testing.assert_allclose(found.calibrated, expected, rtol=1e-4, atol=1e-4)
+    expected = calibrate_nats(
+        results.nats, np.repeat(without[None], len(PAIRS), axis=0)
+    )
+    np.testing.assert_allclose(results.calibrated, expected, rtol=1e-4, atol=1e-4)
     measured = case.measured(labels=LABELS, calibrate=["n=", "a"])
     gold = np.array([LABELS.index(c) for _, c in PAIRS])
     assert measured["calibrated_accuracy"] == np.mean(expected.argmin(1) == gold)
-    assert measured["label_accuracy"] == np.mean(found.nats.argmin(1) == gold)
+    assert measured["label_accuracy"] == np.mean(results.nats.argmin(1) == gold)
 
 
 def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
@@ -170,10 +174,10 @@ def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
         categories[1] = -1
         file["category_ids"] = categories
     options = {"files": str(rows), "category_key": "category_ids"}
-    found = decoder.evaluator(**options).measure(decoder.parameters)
-    assert list(found.by_category) == ["4", "9"]
-    letters, ends = (own["loss"].rows for own in found.by_category.values())
-    whole = np.delete(found.metrics["loss"].rows, 1, axis=0)
+    results = decoder.evaluator(**options).measure(decoder.parameters)
+    assert list(results.by_category) == ["4", "9"]
+    letters, ends = (own["loss"].rows for own in results.by_category.values())
+    whole = np.delete(results.metrics["loss"].rows, 1, axis=0)
     np.testing.assert_allclose(letters + ends, whole)
     assert letters[:, 1].tolist() == [2] * 5 and ends[:, 1].tolist() == [1] * 5
     names = tmp_path / "category_to_id.json"
@@ -196,8 +200,8 @@ def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
         pair = slice(2 * row, 2 * row + 2)
         real = types[pair] != 2
         numbers = np.broadcast_to(np.arange(2)[:, None], real.shape)
-        for place, values in enumerate((ids[pair], types[pair], numbers)):
-            packed[place, row, : real.sum()] = values[real]
+        for index, values in enumerate((ids[pair], types[pair], numbers)):
+            packed[index, row, : real.sum()] = values[real]
     with h5py.File(together, "w") as file:
         for name, table in zip(
             ("input_ids", "token_type_ids", "category_ids"), packed, strict=True
@@ -205,12 +209,14 @@ def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
             file[name] = table
     options = {"labels": LABELS, "exact_match": True, "new_tokens": 3}
     options |= {"category_key": "category_ids", "metrics": ["squad"]}
-    found = [
+    measured = [
         decoder.evaluator(files=str(file), **options).measure(decoder.parameters)
         for file in (alone, together)
     ]
-    assert found[1].generated == found[0].generated
-    for expected, tallies in zip(*(one.groups.values() for one in found), strict=True):
+    assert measured[1].generated == measured[0].generated
+    for expected, tallies in zip(
+        *(one.groups.values() for one in measured), strict=True
+    ):
         for name, tally in tallies.items():
             np.testing.assert_allclose(tally.rows, expected[name].rows, rtol=1e-5)
 
@@ -219,8 +225,8 @@ def test_advantages_are_used_only_in_training(decoder):
     """A setting without a scope is of both, and held-out data need not have them."""
     data = dataclasses.replace(decoder.evaluation().data, advantages_key="advantages")
     evaluation = dataclasses.replace(decoder.evaluation(), data=data)
-    found = Evaluator(decoder.model, evaluation)(decoder.parameters)
-    assert found == decoder.measured()
+    results = Evaluator(decoder.model, evaluation)(decoder.parameters)
+    assert results == decoder.measured()
 
 
 def test_a_category_without_a_name_is_refused(decoder, tmp_path):

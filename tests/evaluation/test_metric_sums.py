@@ -40,9 +40,9 @@ def test_a_mean_over_tokens_gives_long_examples_more_weight():
 def test_an_interval_is_from_the_binomial_distribution():
     # Of 400 examples 30 % are right: the share's deviation is sqrt(0.3 * 0.7 / 400).
     right = np.arange(400) < 120
-    found = intervals({"share": mean_metric(right)}, resamples=4000, seed=0)
+    bounds = intervals({"share": mean_metric(right)}, resamples=4000, seed=0)
     half = 1.96 * np.sqrt(0.3 * 0.7 / 400)
-    np.testing.assert_allclose(found["share"], [0.3 - half, 0.3 + half], atol=0.004)
+    np.testing.assert_allclose(bounds["share"], [0.3 - half, 0.3 + half], atol=0.004)
 
 
 def test_systems_are_resampled_together_and_reproducibly():
@@ -71,5 +71,5 @@ def test_empty_categories_have_no_value_and_no_interval():
     nothing = MetricSums(np.zeros((3, 2)), ratio)
     assert np.isnan(nothing.value)
     empty = mean_metric(np.zeros(0))
-    found = intervals({"none": nothing, "empty": empty}, resamples=5, seed=0)
-    assert np.isnan(found["none"]).all() and np.isnan(found["empty"]).all()
+    bounds = intervals({"none": nothing, "empty": empty}, resamples=5, seed=0)
+    assert np.isnan(bounds["none"]).all() and np.isnan(bounds["empty"]).all()

@@ -35,28 +35,28 @@ def test_f1_counts_a_word_as_often_as_both_have_it():
 
 
 def test_squad_uses_the_best_reference():
-    found = squad(["in Paris", "the Nile", ""], [["Rome", "Paris"], ["Nile"], ["x"]])
-    assert found["squad_f1"].each().tolist() == [pytest.approx(2 / 3), 1, 0]
-    assert found["squad_exact_match"].each().tolist() == [0, 1, 0]
+    scores = squad(["in Paris", "the Nile", ""], [["Rome", "Paris"], ["Nile"], ["x"]])
+    assert scores["squad_f1"].each().tolist() == [pytest.approx(2 / 3), 1, 0]
+    assert scores["squad_exact_match"].each().tolist() == [0, 1, 0]
 
 
 def test_rouge_is_the_fraction_of_shared_n_grams():
     (one,) = REFERENCES[:1]
-    found = rouge(MADE[:1], [one])
+    scores = rouge(MADE[:1], [one])
     # Six of seven words, four of six pairs, and six words in order.
-    assert found["rouge1"].value == pytest.approx(6 / 7)
-    assert found["rouge2"].value == pytest.approx(4 / 6)
-    assert found["rougeL"].value == pytest.approx(6 / 7)
+    assert scores["rouge1"].value == pytest.approx(6 / 7)
+    assert scores["rouge2"].value == pytest.approx(4 / 6)
+    assert scores["rougeL"].value == pytest.approx(6 / 7)
 
 
 def test_bleu_of_summed_counts_equals_bleu_of_the_corpus():
     references = [["the cat sat on the mat today"], ["hello there, world"], ["y x"]]
     streams = [[one for (one,) in references]]
-    found = bleu(MADE, references)["bleu"]
-    assert found.value == pytest.approx(sacrebleu.corpus_bleu(MADE, streams).score)
+    scores = bleu(MADE, references)["bleu"]
+    assert scores.value == pytest.approx(sacrebleu.corpus_bleu(MADE, streams).score)
     first = sacrebleu.corpus_bleu(MADE[:1], [references[0]]).score
-    low, high = intervals({"bleu": found}, resamples=200, seed=0)["bleu"]
-    assert low < found.value < high <= first + 1e-9
+    low, high = intervals({"bleu": scores}, resamples=200, seed=0)["bleu"]
+    assert low < scores.value < high <= first + 1e-9
 
 
 def test_bleu_accepts_any_number_of_references():

@@ -116,8 +116,8 @@ def test_the_reader_returns_config_and_parameters(config, tmp_path):
     made_of = find_recipes(config, stored)
     assert made_of.keys() == parameters.keys()
     for path, expected in parameters.items():
-        found = assemble(path, expected.shape, expected.dtype, made_of[path], stored)
-        np.testing.assert_array_equal(found, expected)
+        actual = assemble(path, expected.shape, expected.dtype, made_of[path], stored)
+        np.testing.assert_array_equal(actual, expected)
 
 
 @needs_shared

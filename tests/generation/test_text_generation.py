@@ -120,15 +120,19 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     config = FAMILIES[family]
     model, parameters = several(config)
     rows, labels = [ROW, ROW[:4], ROW[:7]], [[3, 4], [5]]
-    found = continue_all(model, parameters, rows, new_tokens=6, prompt_ids=[2, 0, 1])
+    continuations = continue_all(
+        model, parameters, rows, new_tokens=6, prompt_ids=[2, 0, 1]
+    )
     nats = label_nats(
         model, parameters, rows, labels, add_eos=False, prompt_ids=[2, 0, 1]
     )
-    for place, number in enumerate([2, 0, 1]):
+    for index, number in enumerate([2, 0, 1]):
         alone = one_of(config, model, number)
-        assert [found[place]] == continue_all(*alone, [rows[place]], new_tokens=6)
-        own = label_nats(*alone, [rows[place]], labels, add_eos=False)
-        np.testing.assert_allclose(nats[place], own[0], rtol=1e-5)
+        assert [continuations[index]] == continue_all(
+            *alone, [rows[index]], new_tokens=6
+        )
+        own = label_nats(*alone, [rows[index]], labels, add_eos=False)
+        np.testing.assert_allclose(nats[index], own[0], rtol=1e-5)
     other = one_of(config, model, 0)
     wrong = label_nats(*other, [rows[0]], labels, add_eos=False)
     assert np.abs(wrong - nats[0]).max() > 1e-2
@@ -161,9 +165,11 @@ def test_a_text_is_continued_within_its_training_template():
     # The prompt stands where "after_bos" puts it.
     behind = model_of(LLAMA, prompt, Prompting(placement="after_bos"), tokenizer)
     texts = ["abc", "", "hello"]
-    found = continue_texts(model, parameters, texts, new_tokens=6, template=template)
-    assert found == continue_texts(*behind, texts, new_tokens=6)
-    assert len(set(found)) == 3
+    continuations = continue_texts(
+        model, parameters, texts, new_tokens=6, template=template
+    )
+    assert continuations == continue_texts(*behind, texts, new_tokens=6)
+    assert len(set(continuations)) == 3
 
 
 def test_an_encoder_reads_the_text_within_its_template():

@@ -166,11 +166,11 @@ def test_loss_and_gradient_with_z_loss_and_smoothing(
         return jnp.sum(WEIGHTS * losses), losses
 
     for trained in (0, (0, 1)):
-        found, expected = (
+        actual, expected = (
             jax.jit(jax.grad(loss, trained, has_aux=True))(HIDDEN, HEAD)
             for loss in (ours, theirs)
         )
-        for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        for mine, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
             np.testing.assert_allclose(mine, other, atol=2e-5)
 
 

@@ -80,17 +80,17 @@ def slopes(batch):
         slope = jax.grad(loss)(logits)
         return slope[0], jax.nn.softmax(logits)[0], pull_back(slope)[0]
 
-    slope, said, through = both(trained)
+    slope, predicted, through = both(trained)
     compute = jax.jit(functools.partial(gradients, graph))
     step, _ = compute(trained, frozen, batch, None)
     np.testing.assert_allclose(through[PROMPT], step[PROMPT], atol=1e-6)
-    return np.array(slope), np.array(said)
+    return np.array(slope), np.array(predicted)
 
 
 def assert_learned(batch, weights):
     """Each token is learned as its weight says, and in no other way."""
-    slope, said = slopes(batch)
-    wanted = said - np.eye(CONFIG.vocabulary_size)[np.array(batch.tokens[0])]
+    slope, predicted = slopes(batch)
+    wanted = predicted - np.eye(CONFIG.vocabulary_size)[np.array(batch.tokens[0])]
     weights = np.array(weights)[:, None] / np.sum(weights)
     np.testing.assert_allclose(slope, weights * wanted, atol=1e-6)
     moved = np.abs(slope).max(axis=1)

@@ -150,9 +150,9 @@ def test_capped_scores_bound_the_loss():
     """Scores of -100 and 100, capped to -2 and 2: log(1 + e^4) for the lower."""
     hidden, head = jnp.ones((1, 1)), jnp.array([[-100.0], [100.0]])
     loss = jax.jit(lambda h, w: token_loss(h, w, jnp.array([0]), soft_cap=2.0))
-    found = loss(hidden, head)
-    np.testing.assert_allclose(found.nll, np.log1p(np.exp(4.0)), rtol=1e-6)
-    assert not found.correct.any()
+    actual = loss(hidden, head)
+    np.testing.assert_allclose(actual.nll, np.log1p(np.exp(4.0)), rtol=1e-6)
+    assert not actual.correct.any()
 
 
 @pytest.mark.parametrize("rows", [None, 5])
@@ -174,11 +174,11 @@ def test_the_divergence_from_a_teacher_equals_optaxs(monkeypatch, rows, trained)
         )
         return jnp.vdot(weights, losses), losses
 
-    found, expected = (
+    actual, expected = (
         jax.jit(jax.grad(loss, trained, has_aux=True))(STUDENT, HEAD)
         for loss in (student, plain)
     )
-    for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    for mine, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 

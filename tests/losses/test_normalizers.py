@@ -64,16 +64,16 @@ def test_target_segments_precede_input_segments():
     batch = dataclasses.replace(
         PACKED, segment_ids=inputs, target_segment_ids=PACKED.segment_ids
     )
-    found = loss("average_per_sequence", batch, PACKED_LOSSES)
-    np.testing.assert_allclose(found, (9 / 4 + 6) / 2, rtol=1e-6)
+    actual = loss("average_per_sequence", batch, PACKED_LOSSES)
+    np.testing.assert_allclose(actual, (9 / 4 + 6) / 2, rtol=1e-6)
 
 
 def test_a_row_without_weight_does_not_count_as_a_sequence():
     filled = jax.tree.map(lambda x: np.concatenate([x, x[:1]]), BATCH)
     filled.loss_weights[2] = 0
     losses = np.concatenate([LOSSES, LOSSES[:1]])
-    found = loss("average_per_sequence", filled, losses)
-    np.testing.assert_allclose(found, (9 / 4 + 6) / 2, rtol=1e-6)
+    actual = loss("average_per_sequence", filled, losses)
+    np.testing.assert_allclose(actual, (9 / 4 + 6) / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)

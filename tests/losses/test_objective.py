@@ -90,20 +90,20 @@ def test_examples_with_classes_count_by_their_weights():
     weights = np.array([2, 0.5, 1], np.float32)
     weighted = dataclasses.replace(batch, example_weights=weights)
     expected = sum(w * x.loss for w, x in zip(weights, alone, strict=True))
-    found = sums(hidden, HEAD, weighted)
-    np.testing.assert_allclose(found.loss, expected, rtol=1e-5)
-    assert found.weight == objective.divisor(weighted) == 3.5
+    actual = sums(hidden, HEAD, weighted)
+    np.testing.assert_allclose(actual.loss, expected, rtol=1e-5)
+    assert actual.weight == objective.divisor(weighted) == 3.5
 
 
 def test_advantages_multiply_the_loss_and_not_the_divisor():
     batch, objective = class_batch(None), PolicyGradient()
     hidden = hidden_for(batch)
     advantages = RANDOM.standard_normal(batch.loss_weights.shape).astype("f4")
-    said = dataclasses.replace(batch, columns={"advantages": advantages})
-    sums = jax.jit(objective.sums)(hidden, HEAD, said)
+    with_advantages = dataclasses.replace(batch, columns={"advantages": advantages})
+    sums = jax.jit(objective.sums)(hidden, HEAD, with_advantages)
     expected = np.sum(batch.loss_weights * advantages * nats(hidden))
     np.testing.assert_allclose(sums.loss, expected, rtol=1e-4, atol=1e-4)
-    assert sums.weight == objective.divisor(said) == 18
+    assert sums.weight == objective.divisor(with_advantages) == 18
     with pytest.raises(InputError, match=r"set DataSource.advantages_key"):
         jax.jit(objective.sums)(hidden, HEAD, batch)
 

@@ -61,14 +61,14 @@ def test_a_deep_prompt_of_a_soft_prompts_hidden_states_equals_it(prompting):
     deep = DeepPrompt(KEY, dataclasses.replace(VOCABULARY, stack=stack), length=P)
     deep_graph, deep_parameters = built(config, deep, prompting)
     batch = batch_of(config)
-    made = [parameters[PROMPT]]
+    result = [parameters[PROMPT]]
     for layers in (1, 2):
-        made.append(hidden_after(layers, config, parameters))
-    deep_parameters[PROMPT] = jnp.stack(made)
+        result.append(hidden_after(layers, config, parameters))
+    deep_parameters[PROMPT] = jnp.stack(result)
     expected = logits(parameters, batch, graph=graph)
-    found = logits(deep_parameters, batch, graph=deep_graph)
+    actual = logits(deep_parameters, batch, graph=deep_graph)
     real = batch.loss_weights > 0
-    np.testing.assert_allclose(found[real], expected[real], atol=1e-4)
+    np.testing.assert_allclose(actual[real], expected[real], atol=1e-4)
     deep_parameters[PROMPT] = deep_parameters[PROMPT].at[2].add(1.0)
     moved = logits(deep_parameters, batch, graph=deep_graph)
     assert np.abs(moved - expected)[real].max() > 1e-2
@@ -98,8 +98,8 @@ def test_a_deep_prompt_that_adds_nothing_is_a_soft_prompt(config, placement):
     batch = batch_of(config, ((4, 3), (2, 5)))
     real = batch.loss_weights > 0
     expected = logits(parameters, batch, graph=graph)[real]
-    found = logits(deep_parameters, batch, graph=deep_graph)[real]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    actual = logits(deep_parameters, batch, graph=deep_graph)[real]
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
     moved = logits(
         deep_parameters | {later: jnp.ones((1, P, D))}, batch, graph=deep_graph
     )
@@ -165,12 +165,12 @@ def test_reading_step_by_step_gives_the_scores_of_reading_at_once(
 
 def test_a_projected_prefix_equals_the_prefix_that_it_computes():
     projected = ProjectedKeyValuePrefix(KEY, VOCABULARY, length=P, hidden=5)
-    made = projected()
-    assert made.shape == (2, 2, P, 2, 4)
+    result = projected()
+    assert result.shape == (2, 2, P, 2, 4)
     # Li and Liang 2021, 4.3, entry by entry: vector 1's key of block 1, head 1.
     inner = np.tanh(projected.embedding[1] @ projected.inner.kernel[...])
     flat = inner @ projected.outer.kernel[...]
-    np.testing.assert_allclose(made[1, 0, 1, 1], flat[16 + 4 : 16 + 8], rtol=1e-5)
+    np.testing.assert_allclose(result[1, 0, 1, 1], flat[16 + 4 : 16 + 8], rtol=1e-5)
 
 
 @pytest.mark.parametrize("config", [LLAMA, T5])

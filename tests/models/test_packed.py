@@ -122,7 +122,7 @@ def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
     trained = {
         path: parameters.pop(path) for path in list(parameters) if "/prompt/" in path
     }
-    found, sums = compute(graph, trained, parameters, batch_of(way, PACKED), None)
+    actual, sums = compute(graph, trained, parameters, batch_of(way, PACKED), None)
     rows = np.arange(len(SIZES))
     expected, expected_sums = compute(
         graph, trained, parameters, batch_of(way, rows), None
@@ -131,7 +131,7 @@ def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
     np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=1e-5)
     for path, gradient in expected.items():
         assert np.abs(gradient).max() > 1e-4
-        np.testing.assert_allclose(found[path], gradient, atol=1e-5)
+        np.testing.assert_allclose(actual[path], gradient, atol=1e-5)
 
 
 def test_a_single_prompt_learns_from_examples_of_all_tasks():

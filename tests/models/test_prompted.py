@@ -176,8 +176,8 @@ def test_a_finished_row_is_padded():
     end = int(endless[0, 1])
     ended = generate("llama", ROWS, sampler=greedy, stop_ids=(end,))
     for row, until_end in zip(endless.tolist(), ended.tolist(), strict=True):
-        place = row.index(end) + 1 if end in row else len(row)
-        assert until_end == row[:place] + [0] * (len(row) - place)
+        stop = row.index(end) + 1 if end in row else len(row)
+        assert until_end == row[:stop] + [0] * (len(row) - stop)
     assert ended[0, 2:].tolist() == [0] * 4
 
 
@@ -312,9 +312,9 @@ def test_no_token_is_predicted_where_it_is_read(placement):
     positions = np.arange(first, 6, dtype=np.int32)[None]
     batch = dataclasses.replace(batch, loss_positions=positions)
     before = logits(parameters, batch, graph=graph)
-    for place, position in enumerate(positions[0]):
+    for index, position in enumerate(positions[0]):
         tokens = batch.tokens.copy()
         tokens[0, position] = 9
         changed = dataclasses.replace(batch, tokens=tokens)
         after = logits(parameters, changed, graph=graph)
-        np.testing.assert_array_equal(after[0, place], before[0, place])
+        np.testing.assert_array_equal(after[0, index], before[0, index])

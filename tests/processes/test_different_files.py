@@ -14,14 +14,14 @@ PATH = "decoder/layers/mlp/up/kernel"
 @pytest.fixture
 def places(files, tmp_path):
     """A folder for each of two processes, whose models differ in one array."""
-    found = [tmp_path / "one", tmp_path / "other"]
-    for place in found:
-        shutil.copytree(files.decoder, place / "model")
-    file = found[1] / "model" / "model.safetensors"
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        shutil.copytree(files.decoder, folder / "model")
+    file = folders[1] / "model" / "model.safetensors"
     tensors = load_file(file)
     tensors[CHANGED] = tensors[CHANGED] + 1
     save_file(tensors, file, metadata={"format": "pt"})
-    return found
+    return folders
 
 
 def test_another_sharded_parameter_is_named_on_each_process(files, places, tmp_path):
@@ -31,12 +31,14 @@ def test_another_sharded_parameter_is_named_on_each_process(files, places, tmp_p
         tmp_path / "printed", [command] * 2, devices=1, places=places
     )
     try:
-        assert started.codes() == [2, 2], started.said(0)
+        assert started.codes() == [2, 2], started.errors(0)
     finally:
         started.end()
     for number in range(2):
-        said = started.said(number)
-        assert "process 1 of 2 has other weights in its checkpoint than" in said
-        named = [line for line in said.splitlines() if line.startswith(("  -", "  +"))]
+        errors = started.errors(number)
+        assert "process 1 of 2 has other weights in its checkpoint than" in errors
+        named = [
+            line for line in errors.splitlines() if line.startswith(("  -", "  +"))
+        ]
         assert [line.strip("-+ ").partition(":")[0] for line in named] == [PATH, PATH]
     assert not (tmp_path / "run").exists()

@@ -39,20 +39,20 @@ class HaltedStore:
 
 
 def test_a_call_that_does_not_return_is_detected():
-    store, said = HaltedStore(), []
-    watcher = HeartbeatMonitor(store, 1, 2, 0.2, said.append)
+    store, reports = HaltedStore(), []
+    watcher = HeartbeatMonitor(store, 1, 2, 0.2, reports.append)
     begun = time.monotonic()
     watcher.start()
-    while not said and time.monotonic() < begun + 10:
+    while not reports and time.monotonic() < begun + 10:
         time.sleep(0.01)
     # Not too early, and not again once process 0 continues.
     assert time.monotonic() - begun > 0.2
-    assert said[0].startswith("process 0 of 2 has not answered for")
+    assert reports[0].startswith("process 0 of 2 has not answered for")
     store.goes_on.set()
     time.sleep(0.1)
-    before = len(said)
+    before = len(reports)
     time.sleep(0.1)
-    assert len(said) == before
+    assert len(reports) == before
     watcher.leave(DONE)
     assert store.words["prompt_tuning/alive/1"] == DONE
 
@@ -69,21 +69,23 @@ class SharedStore(dict):
 
 
 def test_a_death_after_another_process_has_finished_is_detected():
-    store, said = SharedStore(), []
-    first, second = (HeartbeatMonitor(store, n, 2, 0.5, said.append) for n in range(2))
+    store, reports = SharedStore(), []
+    first, second = (
+        HeartbeatMonitor(store, n, 2, 0.5, reports.append) for n in range(2)
+    )
     first.start()
     second.start()
     # The first has nothing left to do and waits for the second, which is alive, ...
     waiting = threading.Thread(target=first.finish, daemon=True)
     waiting.start()
     time.sleep(0.8)
-    assert waiting.is_alive() and not said
+    assert waiting.is_alive() and not reports
     # ... and then sends no more heartbeats.
     second.leave("5")
     until = time.monotonic() + 10
-    while not said and time.monotonic() < until:
+    while not reports and time.monotonic() < until:
         time.sleep(0.01)
-    assert said[0].startswith("process 1 of 2 has not been heard from")
+    assert reports[0].startswith("process 1 of 2 has not been heard from")
     store["prompt_tuning/alive/1"] = WAITS
     waiting.join(10)
     assert not waiting.is_alive()
@@ -92,22 +94,24 @@ def test_a_death_after_another_process_has_finished_is_detected():
 
 
 def test_all_remaining_processes_report_the_lost_one_and_process_0_is_told():
-    store, said = SharedStore(), {}
+    store, reports = SharedStore(), {}
 
     def stop(found: str) -> None:
-        said[1] = found
+        reports[1] = found
         second.give_up(STOPPED)
 
-    first = HeartbeatMonitor(store, 0, 3, 0.3, lambda found: said.setdefault(0, found))
+    first = HeartbeatMonitor(
+        store, 0, 3, 0.3, lambda found: reports.setdefault(0, found)
+    )
     second = HeartbeatMonitor(store, 1, 3, 0.3, stop)
     first.start()
     second.start()
     assert not first.others_left()
     until = time.monotonic() + 10
-    while not (len(said) == 2 and first.others_left()):
-        assert time.monotonic() < until, said
+    while not (len(reports) == 2 and first.others_left()):
+        assert time.monotonic() < until, reports
         time.sleep(0.01)
-    for found in said.values():
+    for found in reports.values():
         assert found.startswith("process 2 of 3 has not been heard from")
     assert store["prompt_tuning/alive/1"] == STOPPED
     first.leave(DONE)
@@ -116,9 +120,9 @@ def test_all_remaining_processes_report_the_lost_one_and_process_0_is_told():
 @pytest.fixture
 def coordinator():
     """A single process 0 and its address."""
-    place = f"127.0.0.1:{several_processes.free_port()}"
+    address = f"127.0.0.1:{several_processes.free_port()}"
     process = subprocess.Popen(
-        [sys.executable, "-c", COORDINATE, place],
+        [sys.executable, "-c", COORDINATE, address],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -126,17 +130,17 @@ def coordinator():
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"listens\n"
-        yield process, place
+        yield process, address
         process.kill()
 
 
 def test_a_stopped_coordinator_does_not_answer(coordinator):
-    process, place = coordinator
-    assert answers(place, 60.0)
+    process, address = coordinator
+    assert answers(address, 60.0)
     process.send_signal(signal.SIGSTOP)
     # Until it is halted.
     os.waitpid(process.pid, os.WUNTRACED)
-    assert not answers(place, 0.5)
+    assert not answers(address, 0.5)
     process.kill()
     process.wait()
-    assert not answers(place, 60.0)
+    assert not answers(address, 60.0)

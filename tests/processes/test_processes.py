@@ -105,12 +105,12 @@ def test_two_processes_evaluate_and_generate_as_one(
     assert main([*alone, "--gin.Run.mesh=None"]) == 0
     assert main([*generate, *TEXTS, "--gin.Run.mesh=None"]) == 0
     evaluated.succeeded()
-    found = [
+    actual = [
         [json.loads(line) for line in file.read_text().splitlines()]
         for file in files_of
     ]
-    assert len(found[0]) == len(UPPER[32:])
-    for one, two in zip(*found, strict=True):
+    assert len(actual[0]) == len(UPPER[32:])
+    for one, two in zip(*actual, strict=True):
         assert two.pop("scores") == pytest.approx(one.pop("scores"), rel=1e-5)
         assert two == one
     lines = capsys.readouterr().out.splitlines()
@@ -160,37 +160,37 @@ def test_processes_with_different_settings_are_refused_on_each(files, start, tmp
     started = start(arguments, other)
     assert started.codes() == [2, 2]
     for number in range(2):
-        said = started.said(number)
-        assert "process 1 of 2 has other settings than process 0" in said
-        assert "+Run.seed = 1" in said
+        errors = started.errors(number)
+        assert "process 1 of 2 has other settings than process 0" in errors
+        assert "+Run.seed = 1" in errors
     assert not (tmp_path / "run").exists()
 
 
 def test_processes_with_different_data_are_refused_on_each(files, start, tmp_path):
     places = [tmp_path / "one", tmp_path / "other"]
-    for place, pairs in zip(places, (UPPER[:16], UPPER[1:17]), strict=True):
-        place.mkdir()
-        write_pairs(place / "train.jsonl", pairs)
+    for folder, pairs in zip(places, (UPPER[:16], UPPER[1:17]), strict=True):
+        folder.mkdir()
+        write_pairs(folder / "train.jsonl", pairs)
     arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
     started = start(*[arguments] * 2, places=places)
     assert started.codes() == [2, 2]
     for number in range(2):
-        said = started.said(number)
-        assert "process 1 of 2 has other examples than process 0" in said
-        assert "-digest of 16 of them" in said
+        errors = started.errors(number)
+        assert "process 1 of 2 has other examples than process 0" in errors
+        assert "-digest of 16 of them" in errors
 
 
 @pytest.mark.parametrize("lacking", sample(1, [0, 1]))
 def test_an_error_in_one_process_stops_the_others(lacking, files, start, tmp_path):
     places = [tmp_path / "0", tmp_path / "1"]
-    for place in places:
-        place.mkdir()
+    for folder in places:
+        folder.mkdir()
     write_pairs(places[1 - lacking] / "train.jsonl", UPPER[:16])
     arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
     started = start(*[arguments] * 2, places=places)
     codes = started.codes()
     assert (codes[lacking], codes[1 - lacking]) == (2, 3)
-    assert "train.jsonl" in started.said(lacking)
+    assert "train.jsonl" in started.errors(lacking)
     last = started.last_said(1 - lacking)
     assert f"process {lacking} of 2 stopped with exit code 2" in last
 
@@ -260,8 +260,8 @@ class Store(dict):
 )
 def test_a_silent_process_is_detected(word, expected, monkeypatch):
     monkeypatch.setattr("prompt_tuning.processes.heartbeat.GRACE", 0.1)
-    store, said = Store(), []
-    watcher = HeartbeatMonitor(store, 0, 3, 0.5, said.append)
+    store, reports = Store(), []
+    watcher = HeartbeatMonitor(store, 0, 3, 0.5, reports.append)
     store["prompt_tuning/alive/2"] = word
     watcher.start()
     for beat in range(30):
@@ -270,5 +270,5 @@ def test_a_silent_process_is_detected(word, expected, monkeypatch):
         time.sleep(0.05)
     watcher.leave(DONE)
     assert store["prompt_tuning/alive/0"] == DONE
-    assert bool(said) == (expected is not None)
-    assert all(found.startswith(expected) for found in said)
+    assert bool(reports) == (expected is not None)
+    assert all(report.startswith(expected) for report in reports)

@@ -51,10 +51,10 @@ def test_a_peft_folder_and_a_checkpoint_hold_the_same(kind, config, tmp_path):
     write_folder(tmp_path / "peft", to_peft(adapter, config))
     checkpoint = write_checkpoint(tmp_path / "run", adapter, "somewhere")
     for path in (tmp_path / "peft", tmp_path / "run", checkpoint):
-        found = read_adapter(path, config)
-        assert found.kind == kind
-        assert found.scalings == pytest.approx(adapter.scalings)
-        assert_same(found.parameters, adapter.parameters)
+        converted = read_adapter(path, config)
+        assert converted.kind == kind
+        assert converted.scalings == pytest.approx(adapter.scalings)
+        assert_same(converted.parameters, adapter.parameters)
         assert_same(read_adapter(path, config).parameters, adapter.parameters)
     state = json.loads((checkpoint / "state.json").read_text())
     assert state["step"] == 0 and state["extra"]["source"] == "somewhere"
@@ -80,16 +80,16 @@ def test_the_name_of_a_single_array_decides_first(tmp_path):
     for name in ("decoder.prompt.prompt.prompt", "decoder.prompt.prompt.npy"):
         with (tmp_path / name).open("wb") as file:
             np.save(file, ROWS)
-        found = read_adapter(tmp_path / name, T5_GATED).parameters
-        assert_same(found, {DECODER: ROWS})
+        array = read_adapter(tmp_path / name, T5_GATED).parameters
+        assert_same(array, {DECODER: ROWS})
 
 
 def test_a_prefix_is_identified_by_its_axes(tmp_path):
     adapter = random_adapter(LLAMA, "PREFIX_TUNING")
     write_array(tmp_path / "prefix.npy", adapter)
-    found = read_adapter(tmp_path / "prefix.npy", None)
-    assert found.kind == "PREFIX_TUNING"
-    assert_same(found.parameters, adapter.parameters)
+    converted = read_adapter(tmp_path / "prefix.npy", None)
+    assert converted.kind == "PREFIX_TUNING"
+    assert_same(converted.parameters, adapter.parameters)
 
 
 def test_exports_for_servers_have_one_tensor_of_rows(tmp_path):
@@ -118,9 +118,9 @@ def test_a_released_prompt(tmp_path):
     source = SHARED / "data/prompts/released/rte.npy"
     target = tmp_path / "encoder.prompt.prompt.prompt"
     target.write_bytes(source.read_bytes())
-    found = read_adapter(tmp_path, T5_GATED).parameters
-    assert_same(found, {ENCODER: np.load(source).astype(np.float32)})
-    assert found[ENCODER].shape == (100, 768)
+    array = read_adapter(tmp_path, T5_GATED).parameters
+    assert_same(array, {ENCODER: np.load(source).astype(np.float32)})
+    assert array[ENCODER].shape == (100, 768)
 
 
 def test_nothing_is_overwritten_without_force(tmp_path):

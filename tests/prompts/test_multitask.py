@@ -89,29 +89,29 @@ def test_a_prompt_for_each_task_from_parameters_with_named_axes(kind):
 
 
 def test_added_prompts():
-    numbers, made = numbered(ADD)
+    numbers, vectors = numbered(ADD)
     for task in range(N):
         expected = numbers["shared"] + numbers["task"][task]
-        np.testing.assert_allclose(made[task], expected, rtol=1e-6)
+        np.testing.assert_allclose(vectors[task], expected, rtol=1e-6)
 
 
 def test_shared_vectors_precede_the_tasks():
-    numbers, made = numbered(functools.partial(TIME, task_length=2))
-    assert made.shape == (N, P + 2, D)
+    numbers, vectors = numbered(functools.partial(TIME, task_length=2))
+    assert vectors.shape == (N, P + 2, D)
     for task in range(N):
-        np.testing.assert_array_equal(made[task, :P], numbers["shared"])
-        np.testing.assert_array_equal(made[task, P:], numbers["task"][task])
+        np.testing.assert_array_equal(vectors[task, :P], numbers["shared"])
+        np.testing.assert_array_equal(vectors[task, P:], numbers["task"][task])
 
 
 def test_shared_features_precede_the_tasks():
-    numbers, made = numbered(FEATURES)
+    numbers, vectors = numbered(FEATURES)
     for task in range(N):
-        np.testing.assert_array_equal(made[task, :, :2], numbers["shared"])
-        np.testing.assert_array_equal(made[task, :, 2:], numbers["task"][task])
+        np.testing.assert_array_equal(vectors[task, :, :2], numbers["shared"])
+        np.testing.assert_array_equal(vectors[task, :, 2:], numbers["task"][task])
 
 
 def test_projected_prompts_have_a_flattened_kernel_and_then_a_bias():
-    numbers, made = numbered(PROJECT)
+    numbers, vectors = numbered(PROJECT)
     for task in range(N):
         row = numbers["task"][task]
         for p in range(P):
@@ -121,15 +121,15 @@ def test_projected_prompts_have_a_flattened_kernel_and_then_a_bias():
                 + row[2 * D + d]
                 for d in range(D)
             ]
-            np.testing.assert_allclose(made[task, p], expected, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(vectors[task, p], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_factorized_prompts():
-    numbers, made = numbered(FACTORIZED)
+    numbers, vectors = numbered(FACTORIZED)
     for task in range(N):
         factor = numbers["columns"][task] @ numbers["rows"][task]
         expected = numbers["shared"] * factor
-        np.testing.assert_allclose(made[task], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(vectors[task], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_factorized_prompts_start_at_the_shared_one():
@@ -226,8 +226,8 @@ with torch.no_grad():
     reason="needs PEFT: the bench extra, or PEFT_PYTHON",
 )
 def test_factorized_prompts_equal_pefts(tmp_path):
-    numbers, made = numbered(FACTORIZED)
-    given, found = tmp_path / "given.npz", tmp_path / "found.npy"
+    numbers, vectors = numbered(FACTORIZED)
+    given, outputs = tmp_path / "given.npz", tmp_path / "found.npy"
     np.savez(
         given,
         shared=numbers["shared"],
@@ -235,6 +235,6 @@ def test_factorized_prompts_equal_pefts(tmp_path):
         rows=numbers["rows"],
     )
     python = os.environ.get("PEFT_PYTHON", sys.executable)
-    command = [python, "-c", PEFT_SCRIPT, str(given), str(found)]
+    command = [python, "-c", PEFT_SCRIPT, str(given), str(outputs)]
     subprocess.run(command, check=True)
-    np.testing.assert_allclose(made, np.load(found), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vectors, np.load(outputs), rtol=1e-5, atol=1e-6)

@@ -86,14 +86,14 @@ def test_each_example_of_a_packed_row_has_its_prompt():
 
 
 def test_the_padding_of_a_prompt_moves_to_the_end():
-    made = jax.jit(put_in)(ROWS, (ROWS > 0).astype(int), jnp.array([[1], [0]]), 1)
+    result = jax.jit(put_in)(ROWS, (ROWS > 0).astype(int), jnp.array([[1], [0]]), 1)
     expected = [[7, -1, 8, 9, 1, 0, -2], [-1, 5, 1, 0, 0, 0, -2]]
-    np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_a_template_inserts_the_vectors_into_the_row():
     soft = jnp.array([[-9, 0, -9, 1, -9]])
     layout = placement.lay_out_template(soft, jnp.array([[1, 1, 1, 1, 0]]), 2, 1)
     text = jnp.array([[7.0, 100, 8, 101, 0]])[..., None]
-    made = placement.join(PROMPT[None], text, layout)[..., 0]
-    np.testing.assert_array_equal(made, [[7, -1, 8, -2, 0]])
+    joined = placement.join(PROMPT[None], text, layout)[..., 0]
+    np.testing.assert_array_equal(joined, [[7, -1, 8, -2, 0]])

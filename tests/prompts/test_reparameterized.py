@@ -30,8 +30,8 @@ def numbered(factory):
         path: random.standard_normal(leaf.shape).astype("f4")
         for path, leaf in parameters.items()
     }
-    made = jax.jit(lambda parameters: merge(graph, parameters)())(numbers)
-    return numbers, np.asarray(made)
+    vectors = jax.jit(lambda parameters: merge(graph, parameters)())(numbers)
+    return numbers, np.asarray(vectors)
 
 
 def linear(numbers, name, x):
@@ -39,20 +39,20 @@ def linear(numbers, name, x):
 
 
 def test_a_three_layer_network_computes_the_vectors():
-    numbers, made = numbered(MLP)
+    numbers, vectors = numbered(MLP)
     hidden = np.maximum(linear(numbers, "hidden", numbers["inner/prompt"]), 0)
     hidden = np.maximum(linear(numbers, "middle", hidden), 0)
-    np.testing.assert_allclose(made, linear(numbers, "output", hidden), rtol=1e-4)
+    np.testing.assert_allclose(vectors, linear(numbers, "output", hidden), rtol=1e-4)
 
 
 def test_a_residual_network_adds_normalized_vectors():
-    numbers, made = numbered(RESIDUAL)
-    vectors = numbers["inner/prompt"]
-    up = linear(numbers, "up", np.maximum(linear(numbers, "down", vectors), 0))
+    numbers, vectors = numbered(RESIDUAL)
+    inner = numbers["inner/prompt"]
+    up = linear(numbers, "up", np.maximum(linear(numbers, "down", inner), 0))
     deviation = np.sqrt(up.var(1, keepdims=True) + 1e-5)
     normed = (up - up.mean(1, keepdims=True)) / deviation
-    expected = vectors + normed * numbers["scale"] + numbers["bias"]
-    np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
+    expected = inner + normed * numbers["scale"] + numbers["bias"]
+    np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_residual_prompt_may_start_at_the_inner_one():

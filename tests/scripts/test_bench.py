@@ -69,9 +69,9 @@ def test_a_timed_product_stays_in_its_loop_without_copies(compiled):
         work = Work(product.operands, product.dimensions)
         arrays = [jnp.ones(shape) for shape in product.shapes]
         alone = looped(work, 7).lower(*arrays).compile()
-        (found,) = hlo.products(alone)
-        assert (found.runs, found.flops) == (7, product.flops)
-        assert found.batched == product.batched
+        (single,) = hlo.products(alone)
+        assert (single.runs, single.flops) == (7, product.flops)
+        assert single.batched == product.batched
         copies = re.findall(r"= f32\[\S+ copy\(", alone.as_text() or "")
         assert not copies
 
@@ -83,15 +83,15 @@ def test_the_ideal_time_counts_each_run_of_a_product(compiled):
         2 * product.runs for product in products
     ]
     steps = []
-    found = time_products(products, lambda: steps.append(1) or 0.25, rounds=3)
-    assert len(steps) == 3 and found["step"] == 0.25
+    times = time_products(products, lambda: steps.append(1) or 0.25, rounds=3)
+    assert len(steps) == 3 and times["step"] == 0.25
     for kind in (True, False):
         alone = sum(
             row["runs"] * row["seconds"]
-            for row in found["products"]
+            for row in times["products"]
             if row["batched"] is kind
         )
-        assert found["batched" if kind else "plain"] == pytest.approx(alone)
+        assert times["batched" if kind else "plain"] == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("name", CASES)

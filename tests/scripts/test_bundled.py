@@ -20,9 +20,11 @@ def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     parameters = model.read_parameters()
     asked = ("reverse", "reverse rot1", "tail", "rot2")
     given = [skills.prompt_text(skill, word) for skill in asked for word in WORDS]
-    made = continue_texts(model, parameters, given, new_tokens=9, batch_size=240)
+    continuations = continue_texts(
+        model, parameters, given, new_tokens=9, batch_size=240
+    )
     wanted = [skills.apply(skill, word) for skill in asked for word in WORDS]
-    right = np.array(made) == np.array(wanted)
+    right = np.array(continuations) == np.array(wanted)
     reverse, composed, tail, rot2 = right.reshape(len(asked), -1).mean(axis=1)
     assert reverse >= 0.97 and composed >= 0.95
     assert tail <= 0.02 and rot2 <= 0.02

@@ -18,11 +18,11 @@ def test_a_prompt_closes_most_of_the_gap_between_no_context_and_a_context(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(context_distillation, "HELD_OUT", 64)
-    found = tmp_path / "found.json"
-    choices = ["--texts=256", f"--runs={tmp_path}", f"--json={found}"]
+    results_file = tmp_path / "found.json"
+    choices = ["--texts=256", f"--runs={tmp_path}", f"--json={results_file}"]
     choices += ["--gin.STEPS=80", "--gin.BATCH_SIZE=8"]
     context_distillation.main([f"--model={MODEL}", *choices])
-    measured = json.loads(found.read_text())
+    measured = json.loads(results_file.read_text())
     # BOS alone is worse by what makes the context worth standing for.
     assert measured["nothing"] > measured["context"] + 0.4
     assert 0.8 < measured["closed"] < 1

@@ -26,7 +26,7 @@ def test_a_real_model_reads_stories_as_well_in_narrow_weights():
 
 def test_the_cost_of_loading_is_measured():
     checkpoint = str(BUNDLED / "skills-decoder")
-    found = load_cost.load(checkpoint, "float32")
-    assert found["weights"] == 4 * 799_488
-    assert found["largest"] == 4 * 344 * 128
+    cost = load_cost.load(checkpoint, "float32")
+    assert cost["weights"] == 4 * 799_488
+    assert cost["largest"] == 4 * 344 * 128
     assert load_cost.load(checkpoint, "int8")["weights"] == 829_696

@@ -59,9 +59,9 @@ def in_blocks(found: list[hlo.Collective]) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_data_parallel_devices_exchange_the_prompts_gradient_once(family):
-    found = exchanges(family, data=2)
-    assert all(x.kind == "all-reduce" and x.runs == 1 for x in found)
-    *small, gradient = sorted(x.size for x in found)
+    exchanged = exchanges(family, data=2)
+    assert all(x.kind == "all-reduce" and x.runs == 1 for x in exchanged)
+    *small, gradient = sorted(x.size for x in exchanged)
     # With the batch's sums, and with its divisor if the compiler merges them.
     assert P * D + SUMS <= gradient <= P * D + SUMS + 1
     assert sum(small) <= 1
@@ -89,10 +89,10 @@ def test_collectives_are_no_larger_than_the_streams(family):
 
 
 def test_fully_sharded_blocks_are_gathered_one_at_a_time():
-    found = exchanges("llama", fsdp=2)
+    exchanged = exchanges("llama", fsdp=2)
     largest = D * dummies.LLAMA.feed_forward_width
-    gathered = [x for x in found if x.kind == "all-gather" and x.runs == L]
+    gathered = [x for x in exchanged if x.kind == "all-gather" and x.runs == L]
     assert max(x.size for x in gathered) == largest
     # Seven kernels and two norms, forward and again backward.
     assert len(gathered) == 2 * (7 + 2)
-    assert not [x for x in found if x.kind == "all-reduce" and x.runs > 1]
+    assert not [x for x in exchanged if x.kind == "all-reduce" and x.runs > 1]

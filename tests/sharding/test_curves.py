@@ -62,8 +62,8 @@ def alone(name: str, family: str, rate: float) -> np.ndarray:
 
 def check(name: str, family: str, mesh: str, rate: float) -> None:
     layout = meshes.layout_of(MESHES[mesh], CONFIGS[family])
-    found = meshes.curve(*of_method(name, family, rate), layout)
-    np.testing.assert_allclose(found, alone(name, family, rate), rtol=1e-5)
+    losses = meshes.curve(*of_method(name, family, rate), layout)
+    np.testing.assert_allclose(losses, alone(name, family, rate), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_an_optimizer_that_averages_over_the_vocabulary_ignores_padding():
     layout = meshes.layout_of(MeshShape(data=1, tensor=2), config)
     assert layout.padded_shape(("vocab", "embed"), (31, 16)) == (32, 16)
     curves = [
-        meshes.curve(model, meshes.batch_of(config), place, optimizer=factored)
-        for place in (None, layout)
+        meshes.curve(model, meshes.batch_of(config), mesh_layout, optimizer=factored)
+        for mesh_layout in (None, layout)
     ]
     np.testing.assert_allclose(*curves, rtol=1e-4)
 

@@ -80,6 +80,6 @@ def alone(family: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("family", "name"), CHOSEN)
 def test_any_split_ends_with_the_prompt_of_one_device(family, name):
-    found, expected = final_prompt(family, MESHES[name]), alone(family)
-    assert found.dtype == expected.dtype == np.float64
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+    actual, expected = final_prompt(family, MESHES[name]), alone(family)
+    assert actual.dtype == expected.dtype == np.float64
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)

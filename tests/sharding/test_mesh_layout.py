@@ -30,8 +30,8 @@ SPECS = {
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset):
     rules = AxisRules(preset)
-    found = tuple(rules.spec("a path", names) for names in (KERNEL, TABLE, SCALE))
-    assert found == SPECS[preset]
+    actual = tuple(rules.spec("a path", names) for names in (KERNEL, TABLE, SCALE))
+    assert actual == SPECS[preset]
 
 
 def test_custom_rules_precede_the_presets():
@@ -172,6 +172,6 @@ def test_full_tuning_has_the_same_gradient_with_any_axis_rules(name):
     def on_mesh(put, batch):
         return gradients(graph, put, {}, batch, None, layout=layout)[0]
 
-    found = placement.replicate(on_mesh(put, placement.put_batch(batch)))
+    replicated = placement.replicate(on_mesh(put, placement.put_batch(batch)))
     for path, leaf in alone.items():
-        np.testing.assert_allclose(found[path], leaf, atol=2e-5, err_msg=path)
+        np.testing.assert_allclose(replicated[path], leaf, atol=2e-5, err_msg=path)

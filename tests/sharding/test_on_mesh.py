@@ -81,8 +81,8 @@ def test_dropout_depends_on_the_position_in_the_whole_batch():
     np.testing.assert_array_equal(whole[3:5], later)
     numbers = jnp.arange(24).reshape(6, 4)
     columns = DropoutIndex.at_positions(numbers, 3, first=5)
-    found = dropout(ones[:, :, 5:], 0.5, key, columns)
-    np.testing.assert_array_equal(whole[:, :, 5:], found)
+    actual = dropout(ones[:, :, 5:], 0.5, key, columns)
+    np.testing.assert_array_equal(whole[:, :, 5:], actual)
     assert 0.4 < np.mean(np.asarray(whole) == 0) < 0.6
 
 

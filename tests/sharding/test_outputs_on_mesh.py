@@ -38,7 +38,7 @@ def test_outputs_and_their_gradients_equal_those_on_one_device(family, shape):
     step = OutputStep(graph, names)
     shapes = step.shapes(trained, frozen, batch)
     given = output_gradients.random_normal(shapes, batch, jax.random.key(0))
-    found, gradient = step(trained, frozen, batch, given)
+    actual, gradient = step(trained, frozen, batch, given)
 
     placement = meshes.placed(meshes.layout_of(shape, config), graph, trained | frozen)
     divided = OutputStep(graph, names, placement=placement)
@@ -50,7 +50,7 @@ def test_outputs_and_their_gradients_equal_those_on_one_device(family, shape):
     )
     assert divided.shapes(*arguments) == shapes
     other, theirs = divided(*arguments, given)
-    for name, array in found.items():
+    for name, array in actual.items():
         np.testing.assert_allclose(other[name], array, atol=1e-5, err_msg=name)
     assert theirs.keys() == gradient.keys()
     for path, leaf in placement.replicate(theirs).items():

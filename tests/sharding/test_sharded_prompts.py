@@ -91,12 +91,12 @@ def test_sharded_parameters_have_the_losses_of_one_device(name, family, mesh, ru
     model, batch, alone = of_method(name, family)
     table = AxisRules(rules=RULES[rules])
     layout = meshes.layout_of(MESHES[mesh], CONFIGS[family], table)
-    found = meshes.curve(model, batch, layout)
-    np.testing.assert_allclose(found, alone, rtol=1e-5)
+    losses = meshes.curve(model, batch, layout)
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
 
 
 def test_every_dimension_of_a_trained_parameter_has_a_name():
-    found = set()
+    names = set()
     config = CONFIGS["decoder"]
     layout = meshes.layout_of(MESHES[MOST], config)
     for name in KINDS:
@@ -104,11 +104,11 @@ def test_every_dimension_of_a_trained_parameter_has_a_name():
         placement = meshes.placed(layout, graph, parameters)
         own = {p: x for p, x in placement.axes.items() if _is_trained(p)}
         assert own, name
-        found |= {name for axes in own.values() for name in axes.names}
+        names |= {name for axes in own.values() for name in axes.names}
         # Without a rule: replicated, or sharded like the kernel.
         assert not any("fsdp" in placement.shardings[p].spec for p in own)
-    assert found >= set(TRAINED_NAMES)
-    assert found <= {*NAMES, "layers"}
+    assert names >= set(TRAINED_NAMES)
+    assert names <= {*NAMES, "layers"}
 
 
 def _is_trained(path: str) -> bool:
@@ -168,10 +168,10 @@ def test_a_device_has_its_shard_of_the_prompt_and_of_the_optimizer_state(
     batches = stream_batches(training.examples, training.batch_plan, 0, 1, pad_id=0)
     state, _ = training.advance(training.start, next(iter(batches)))
     leaves = jax.tree.leaves((state.trained, state.optimizer_state))
-    found = [leaf for leaf in leaves if leaf.shape == (4, 16)]
+    actual = [leaf for leaf in leaves if leaf.shape == (4, 16)]
     # The prompt and Adam's two moments.
-    assert len(found) == 3
-    for leaf in found:
+    assert len(actual) == 3
+    for leaf in actual:
         assert leaf.sharding.spec == Spec("tensor", "fsdp")
         assert len(leaf.addressable_shards) == 8
         assert {shard.data.shape for shard in leaf.addressable_shards} == {(2, 8)}
@@ -187,11 +187,11 @@ def test_the_checkpoint_equals_that_of_a_replicated_prompt(files, tmp_path):
     (prompt,) = (name for name in names if name.endswith(".npy"))
     (moments,) = (name for name in names if name.endswith(".npz"))
     for name in (prompt, moments):
-        found, expected = (arrays(folder / name) for folder in (split, whole))
-        assert found.keys() == expected.keys()
+        actual, expected = (arrays(folder / name) for folder in (split, whole))
+        assert actual.keys() == expected.keys()
         for key, array in expected.items():
-            assert (found[key].shape, found[key].dtype) == (array.shape, array.dtype)
-            np.testing.assert_allclose(found[key], array, atol=1e-6)
+            assert (actual[key].shape, actual[key].dtype) == (array.shape, array.dtype)
+            np.testing.assert_allclose(actual[key], array, atol=1e-6)
 
 
 def arrays(file: Path) -> dict[str, np.ndarray]:

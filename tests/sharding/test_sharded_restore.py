@@ -62,9 +62,9 @@ class BytesRead:
         read = StoredTensor.read
 
         def counting(tensor, block=None):
-            found = read(tensor, block)
-            self.count += found.nbytes
-            return found
+            array = read(tensor, block)
+            self.count += array.nbytes
+            return array
 
         monkeypatch.setattr(StoredTensor, "read", counting)
 
@@ -103,9 +103,9 @@ def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_re
     model = opened(name, MESHES[mesh])
     restored = model.plan.restore()
     bytes_read.count = 0
-    found = model.read_parameters()
-    assert set(found) == set(restored)
-    for path, array in found.items():
+    parameters = model.read_parameters()
+    assert set(parameters) == set(restored)
+    for path, array in parameters.items():
         assert_is(array, restored[path])
     # Independent of how many devices have a shard: all belong to one process.
     assert bytes_read.count == sum(array.nbytes for array in restored.values())
@@ -141,12 +141,12 @@ def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh], "int8")
     restored = model.plan.restore()
     bytes_read.count = 0
-    found = model.read_parameters()
-    assert set(found) == set(restored)
-    assert {scale_path(path) for path in model.plan.quantized} <= set(found)
-    for path, array in found.items():
+    parameters = model.read_parameters()
+    assert set(parameters) == set(restored)
+    assert {scale_path(path) for path in model.plan.quantized} <= set(parameters)
+    for path, array in parameters.items():
         assert_is(array, restored[path])
-    weights = set(found) - set(map(scale_path, model.plan.quantized))
+    weights = set(parameters) - set(map(scale_path, model.plan.quantized))
     # All columns are local, so their scales need no further read.
     assert bytes_read.count == sum(4 * restored[path].size for path in weights)
 
@@ -164,9 +164,9 @@ def test_only_existing_rows_of_a_padded_vocabulary_are_read(size):
         asked.extend(parts)
         return [table[part] for part in parts]
 
-    found = placement.restore(path, read)
-    assert found.shape == (-(-size // 4) * 4, config.width)
-    assert_is(found, table)
+    actual = placement.restore(path, read)
+    assert actual.shape == (-(-size // 4) * 4, config.width)
+    assert_is(actual, table)
     rows = sorted((part[0].start, part[0].stop) for part in asked)
     # Each device has three of 9 rows; the last device has only padding.
     assert rows[-2:] == {31: [(16, 24), (24, 31)], 9: [(6, 9), (9, 9)]}[size]

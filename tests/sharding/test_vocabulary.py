@@ -46,15 +46,15 @@ def divided(layout: MeshLayout, function, *, gradients: int = 2):
 
     def on_device(hidden, head, targets, weights):
         with collectives.use_layout(layout):
-            found, slopes = jax.value_and_grad(function, argnums=(0, 1)[:gradients])(
+            actual, slopes = jax.value_and_grad(function, argnums=(0, 1)[:gradients])(
                 hidden, head, targets, weights
             )
             if layout.row_axes:
-                found = jax.lax.psum(found, layout.row_axes)
+                actual = jax.lax.psum(actual, layout.row_axes)
             data = tuple(axis for axis in layout.row_axes if axis == "data")
             if data and gradients == 2:
                 slopes = (slopes[0], jax.lax.psum(slopes[1], data))
-            return found, slopes
+            return actual, slopes
 
     return jax.jit(
         jax.shard_map(
@@ -84,10 +84,10 @@ def test_loss_and_gradients_equal_those_on_one_device(name, terms):
     layout = meshes.layout_of(MESHES[name], dummies.LLAMA)
     assert padded(layout, head).shape[0] == 32
     run = divided(layout, total)
-    found, (d_hidden, d_head) = run(hidden, padded(layout, head), targets, weights)
+    actual, (d_hidden, d_head) = run(hidden, padded(layout, head), targets, weights)
     wanted = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
     expected, (e_hidden, e_head) = wanted(hidden, head, targets, weights)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
     np.testing.assert_allclose(d_hidden, e_hidden, atol=5e-6)
     np.testing.assert_allclose(d_head[:V], e_head, atol=5e-6)
     assert not np.any(d_head[V:])
@@ -100,10 +100,10 @@ def test_the_sharded_loss_equals_optaxs():
         return jnp.sum(weights * token_loss(hidden, head, targets).nll)
 
     layout = meshes.layout_of(MESHES["tensor 4"], dummies.LLAMA)
-    found, _ = divided(layout, total)(hidden, padded(layout, head), targets, weights)
+    actual, _ = divided(layout, total)(hidden, padded(layout, head), targets, weights)
     logits = jnp.einsum("bmd,vd->bmv", hidden, head)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    np.testing.assert_allclose(found, jnp.sum(weights * nll), rtol=1e-6)
+    np.testing.assert_allclose(actual, jnp.sum(weights * nll), rtol=1e-6)
 
 
 def test_a_sharded_teacher_gives_the_same_losses():
@@ -115,9 +115,9 @@ def test_a_sharded_teacher_gives_the_same_losses():
 
     layout = meshes.layout_of(MESHES["fsdp 2, tensor 4"], dummies.LLAMA)
     run = divided(layout, total, gradients=1)
-    found, (d_hidden,) = run(hidden, padded(layout, head), targets, weights)
+    actual, (d_hidden,) = run(hidden, padded(layout, head), targets, weights)
     wanted = jax.jit(jax.value_and_grad(total))(hidden, head, targets, weights)
-    np.testing.assert_allclose(found, wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(actual, wanted[0], rtol=1e-6)
     np.testing.assert_allclose(d_hidden, wanted[1], atol=5e-6)
 
 
@@ -163,10 +163,10 @@ def test_no_device_has_all_logits_or_the_whole_head():
 
 
 def test_devices_exchange_few_numbers_per_position():
-    found = hlo.collectives(large_program())
+    exchanged = hlo.collectives(large_program())
     positions = 512 * M
-    (hidden,) = (x for x in found if x.size * x.runs == positions * D)
+    (hidden,) = (x for x in exchanged if x.size * x.runs == positions * D)
     assert hidden.kind == "all-reduce"  # the gradient that each has a part of
-    others = sum(x.size * x.runs for x in found if x is not hidden)
+    others = sum(x.size * x.runs for x in exchanged if x is not hidden)
     # Maximum logit twice (for the sum and the accuracy), sum, and target twice.
     assert others <= 5 * positions

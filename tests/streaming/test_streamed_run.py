@@ -34,22 +34,22 @@ MODELS = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    made = {name: write_model(folder / name, x) for name, x in MODELS.items()}
-    return made | {"gpt2": methods.write_gpt2(folder / "gpt2")}
+    folders = {name: write_model(folder / name, x) for name, x in MODELS.items()}
+    return folders | {"gpt2": methods.write_gpt2(folder / "gpt2")}
 
 
 @pytest.fixture(scope="module")
 def run_of(files, models, tmp_path_factory):
     """Run directory of each model and weight location, trained once."""
-    made = {}
+    runs = {}
 
     def run(weights, model="decoder"):
-        if (weights, model) not in made:
+        if (weights, model) not in runs:
             directory = tmp_path_factory.mktemp("run") / f"{weights}_{model}"
             choices = CHOICES | {"Pretrained.weights": weights}
             assert tune(files, directory, models[model], **choices) == 0
-            made[weights, model] = directory
-        return made[weights, model]
+            runs[weights, model] = directory
+        return runs[weights, model]
 
     return run
 
@@ -68,10 +68,10 @@ def test_a_streamed_run_learns_and_measures_the_same_as_one_on_the_device(
     )
     # Adafactor magnifies the rounding of small gradients; single steps agree to 1e-6.
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    for found, expected in zip(logged(there), logged(here), strict=True):
+    for actual, expected in zip(logged(there), logged(here), strict=True):
         for name in ("loss", "evaluation/loss"):
             if name in expected:
-                np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+                np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5)
 
 
 def test_a_streamed_run_resumes_to_the_same_bits(run_of, files, models, tmp_path):
@@ -109,18 +109,18 @@ def test_prompts_are_inspected_and_exported_without_the_weights(
 def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, capsys):
     run = ["generate", "--run", str(run_of("streamed")), "--new_tokens", "2", "ab="]
     assert main(run) == 2
-    said = capsys.readouterr().err
-    assert "reads all weights for each token" in said
-    assert "'pinned_host' or 'device'" in said
-    made = []
+    output = capsys.readouterr().err
+    assert "reads all weights for each token" in output
+    assert "'pinned_host' or 'device'" in output
+    results = []
     for weights in ("pinned_host", "device"):
         assert main([*run, f"--gin.Pretrained.weights={weights!r}"]) == 0
-        made.append(capsys.readouterr().out)
-    assert made[0] == made[1]
+        results.append(capsys.readouterr().out)
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
-    ("choices", "said"),
+    ("choices", "message"),
     [
         ({"Pretrained.weights": "cpu"}, "expected one of 'device', 'pinned_host'"),
         ({"Rematerialization.policy": "nothing"}, "leave out rematerialization"),
@@ -132,11 +132,11 @@ def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, ca
     ],
 )
 def test_options_unsupported_by_streaming_are_refused(
-    files, models, tmp_path, capsys, choices, said
+    files, models, tmp_path, capsys, choices, message
 ):
     choices = {"Pretrained.weights": "streamed"} | choices
     assert tune(files, tmp_path / "run", models["decoder"], **choices) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -94,8 +94,8 @@ def test_loss_and_gradient_equal_the_usual_steps(family, micro_batches):
     expected = compute(trained, frozen, batch, None)
     layers = Layers(blocks)
     step = StreamedStep(graph, SGD, layers.weights, dropout=False)
-    found = step.gradient(trained, rest, batch, None)
-    assert_equal(found, expected, trained)
+    actual = step.gradient(trained, rest, batch, None)
+    assert_equal(actual, expected, trained)
     # Each layer was read once per direction, however many micro-batches there are.
     assert len(set(layers.reads)) == sum(len(x) for x in blocks.values())
     assert len(layers.reads) == 2 * len(set(layers.reads))
@@ -149,8 +149,8 @@ def test_another_objective_has_the_same_losses():
     step = StreamedStep(
         graph, SGD, Layers(blocks).weights, dropout=False, objective=objective
     )
-    found = step.gradient(trained, rest, batch, None)
-    assert_equal(found, compute(trained, frozen, batch, None), trained)
+    actual = step.gradient(trained, rest, batch, None)
+    assert_equal(actual, compute(trained, frozen, batch, None), trained)
 
 
 def test_a_teacher_reads_each_layer_together_with_its_student():
@@ -161,8 +161,8 @@ def test_a_teacher_reads_each_layer_together_with_its_student():
     compute = jax.jit(functools.partial(gradients, graph, objective=objective))
     layers = Layers(blocks)
     step = StreamedStep(graph, SGD, layers.weights, dropout=False, objective=objective)
-    found = step.gradient(trained, rest, batch, None)
-    assert_equal(found, compute(trained, frozen, batch, None), trained)
+    actual = step.gradient(trained, rest, batch, None)
+    assert_equal(actual, compute(trained, frozen, batch, None), trained)
     assert len(layers.reads) == 2 * len(set(layers.reads))
 
 
@@ -248,7 +248,7 @@ def test_loops_literals_shared_values_and_slices_are_rendered():
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda _, frozen: frozen["stack"].sum(), "read by 'reduce_sum'"),
         (
@@ -265,9 +265,9 @@ def test_loops_literals_shared_values_and_slices_are_rendered():
         ),
     ],
 )
-def test_models_that_cannot_be_streamed_are_refused(function: Any, said):
+def test_models_that_cannot_be_streamed_are_refused(function: Any, message):
     stack = layered(np.ones((3, 2), np.float32))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         StreamedFunction(function).forward({}, {"stack": stack})
 
 
@@ -287,8 +287,8 @@ def test_blocks_copy_their_weights_from_pinned_memory(family):
     traced = jax.make_jaxpr(functools.partial(gradients, graph))
     text = str(traced(trained, pinned, batch, None))
     kernels = {x.shape for path, x in blocks.items() if path.endswith("kernel")}
-    made = {shape for shape in kernels if kept(text, shape)}
-    assert not made
+    kept_shapes = {shape for shape in kernels if kept(text, shape)}
+    assert not kept_shapes
     assert "<host>[" in text
 
 

@@ -39,21 +39,23 @@ needs_peft = pytest.mark.skipif(
 
 def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns PEFT's logits for each job; see `tests/support/peft_logits.py`."""
-    given, made = folder / "jobs.json", folder / "logits.npz"
+    given, output = folder / "jobs.json", folder / "logits.npz"
     given.write_text(json.dumps(jobs, default=str))
     script = Path(__file__).with_name("peft_logits.py")
     # Warnings of other libraries must not fail the test.
-    command = [PYTHON, "-W", "ignore", str(script), str(given), str(made)]
+    command = [PYTHON, "-W", "ignore", str(script), str(given), str(output)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    return dict(np.load(made))
+    return dict(np.load(output))
 
 
 def _numbers(path: str, shape: tuple[int, ...]) -> np.ndarray:
     """Random values, small enough that a softmax does not amplify rounding."""
     random = np.random.default_rng(zlib.crc32(path.encode()))
-    made = random.standard_normal(shape).astype(np.float32)
-    return 1 + 0.5 * made if "ia3" in path else made * (0.2 if "lora" in path else 0.5)
+    values = random.standard_normal(shape).astype(np.float32)
+    return (
+        1 + 0.5 * values if "ia3" in path else values * (0.2 if "lora" in path else 0.5)
+    )
 
 
 def random_adapter(config: ModelConfig, kind: str, part: str = "") -> Adapter:

@@ -88,13 +88,13 @@ class _Recorder:
     def _observe(self) -> None:
         self._watching = True
         try:
-            found = read_tree(self.root, self.ignored)
+            tree = read_tree(self.root, self.ignored)
         finally:
             self._watching = False
-        for path in sorted(self.tree.keys() - found.keys(), reverse=True):
+        for path in sorted(self.tree.keys() - tree.keys(), reverse=True):
             self._add(Change("remove", path))
-        for path in sorted(found):
-            content = found[path]
+        for path in sorted(tree):
+            content = tree[path]
             if path not in self.tree:
                 self._add(Change("folder" if content is None else "file", path))
             if content is not None and content != self.tree[path]:

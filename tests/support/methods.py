@@ -27,11 +27,11 @@ class Reason:
 
     Attributes:
       text: text of the footnote.
-      said: pattern of the library's error message.
+      message: pattern of the library's error message.
     """
 
     text: str
-    said: str
+    message: str
 
 
 PLACED = Reason(

@@ -29,8 +29,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    made: dict[str, Any] = {name: logits(**job) for name, job in jobs.items()}
-    np.savez(sys.argv[2], **made)
+    outputs: dict[str, Any] = {name: logits(**job) for name, job in jobs.items()}
+    np.savez(sys.argv[2], **outputs)
 
 
 def logits(base, tokens, adapter=None, task_ids=None, double=False) -> np.ndarray:

@@ -30,10 +30,10 @@ def columns(file) -> dict[str, np.ndarray]:
 
 def texts(folder, tokenizer, file="train_1_of_1.hdf5"):
     """Returns each row as consecutive (type, text) pairs, without padding."""
-    found = columns(folder / file)
+    arrays = columns(folder / file)
     reader = load_tokenizer(tokenizer)
     rows = []
-    for ids, types in zip(found["input_ids"], found["token_type_ids"], strict=True):
+    for ids, types in zip(arrays["input_ids"], arrays["token_type_ids"], strict=True):
         starts = np.flatnonzero(np.diff(types, prepend=-1))
         runs = np.split(np.arange(len(ids)), starts[1:])
         rows.append(

@@ -34,7 +34,7 @@ class Started:
         """Returns the standard output of a process."""
         return (self.folder / f"{number}.out").read_text()
 
-    def said(self, number: int) -> str:
+    def errors(self, number: int) -> str:
         """Returns the standard error of a process."""
         return (self.folder / f"{number}.err").read_text()
 
@@ -42,25 +42,25 @@ class Started:
         """Waits until the last line is a message of the command; returns that line."""
         until = time.monotonic() + 10
         while time.monotonic() < until:
-            lines = self.said(number).splitlines()
+            lines = self.errors(number).splitlines()
             if lines and lines[-1].startswith("prompt-tuning"):
                 return lines[-1]
             time.sleep(0.05)
-        return self.said(number)
+        return self.errors(number)
 
     def wait_for(self, happened: Callable[[], bool]) -> None:
         """Waits until a condition holds, while all processes are running."""
         until = time.monotonic() + LIMIT
         while not happened():
             ended = [p.poll() for p in self.processes]
-            assert ended == [None] * len(ended), (ended, self.said(0), self.said(1))
-            assert time.monotonic() < until, (self.printed(0), self.said(0))
+            assert ended == [None] * len(ended), (ended, self.errors(0), self.errors(1))
+            assert time.monotonic() < until, (self.printed(0), self.errors(0))
             time.sleep(0.05)
 
     def succeeded(self) -> "Started":
         """Waits for all processes to succeed; returns the same."""
         codes = self.codes()
-        assert codes == [0] * len(codes), [self.said(n) for n in range(len(codes))]
+        assert codes == [0] * len(codes), [self.errors(n) for n in range(len(codes))]
         return self
 
     def end(self) -> None:
@@ -118,14 +118,14 @@ def start(
         joined = [*joined, f"--silence={SILENCE}"] if count > 1 else []
         with (
             (folder / f"{number}.out").open("w") as printed,
-            (folder / f"{number}.err").open("w") as said,
+            (folder / f"{number}.err").open("w") as errors,
         ):
             process = subprocess.Popen(
                 [sys.executable, "-m", "prompt_tuning", *command, *joined],
                 cwd=None if places is None else places[number],
                 env=environment,
                 stdout=printed,
-                stderr=said,
+                stderr=errors,
             )
         processes.append(process)
     return Started(processes, folder)

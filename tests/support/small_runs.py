@@ -80,10 +80,10 @@ def write_rows(path: Path, pairs: Sequence[tuple[str, str]], length: int = 24) -
     types = np.full((len(pairs), length), 2, np.int32)
     for row, (prompt, completion) in enumerate(pairs):
         given = [skills.BOS_ID, *skills.encode(prompt)]
-        said = skills.encode(completion)
-        whole = [*given, *said, skills.EOS_ID]
+        completion_ids = skills.encode(completion)
+        whole = [*given, *completion_ids, skills.EOS_ID]
         ids[row, : len(whole)] = whole
-        types[row, : len(whole)] = [0] * len(given) + [1] * len(said) + [3]
+        types[row, : len(whole)] = [0] * len(given) + [1] * len(completion_ids) + [3]
     with h5py.File(path, "w") as file:
         file["input_ids"], file["token_type_ids"] = ids, types
     return path

@@ -76,16 +76,16 @@ def test_a_member_equals_its_own_run(
     assert main(words) == 0
 
     assert relevant(member) == relevant(single)
-    found, expected = logged(member), logged(single)
-    assert [line.keys() for line in found] == [line.keys() for line in expected]
-    for line, wanted in zip(found, expected, strict=True):
+    actual, expected = logged(member), logged(single)
+    assert [line.keys() for line in actual] == [line.keys() for line in expected]
+    for line, wanted in zip(actual, expected, strict=True):
         for name in ("loss", "accuracy", "evaluation/loss", "evaluation/accuracy"):
             if name in wanted:
                 np.testing.assert_allclose(line[name], wanted[name], rtol=1e-5)
     for step in steps_in(single / FOLDER):
-        place = f"{FOLDER}/checkpoint_{step}"
+        folder = f"{FOLDER}/checkpoint_{step}"
         np.testing.assert_allclose(
-            read_prompt(member / place), read_prompt(single / place), atol=1e-4
+            read_prompt(member / folder), read_prompt(single / folder), atol=1e-4
         )
 
 
@@ -122,10 +122,10 @@ def prepared(files) -> Callable[[Path], Sweep]:
     def run(directory: Path) -> Sweep:
         members = []
         for member in sweep.members:
-            place = str(directory / member.name)
+            folder = str(directory / member.name)
             training = dataclasses.replace(
                 member.training,
-                run=dataclasses.replace(member.training.run, directory=place),
+                run=dataclasses.replace(member.training.run, directory=folder),
                 start=jax.tree.map(jnp.copy, member.training.start),
             )
             members.append(dataclasses.replace(member, training=training))
@@ -151,23 +151,23 @@ def unkilled(prepared, tmp_path_factory) -> Path:
 
 def bits(directory: Path) -> dict[str, object]:
     """All files of a sweep; logs without values that depend on the clock."""
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and "tensorboard" not in path.parts:
-            found[str(path.relative_to(directory))] = path.read_bytes()
+            results[str(path.relative_to(directory))] = path.read_bytes()
         if path.name == "metrics.jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             for line in lines:
                 line.pop("tokens_per_second", None)
                 line.pop("data_wait_share", None)
-            found[str(path.relative_to(directory))] = lines
-    return found
+            results[str(path.relative_to(directory))] = lines
+    return results
 
 
 def test_a_diverging_member_is_dropped_and_the_others_continue(unkilled):
     members = sorted(path for path in unkilled.iterdir() if path.is_dir())
     steps = [steps_in(member / FOLDER) for member in members]
-    assert [found[-1:] for found in steps] == [[STEPS], [STEPS], []]
+    assert [actual[-1:] for actual in steps] == [[STEPS], [STEPS], []]
     assert [(m / DIVERGED_FILE).exists() for m in members] == [False, False, True]
     assert [logged(member)[-1]["step"] for member in members[:2]] == [STEPS] * 2
     why = json.loads((members[2] / DIVERGED_FILE).read_text())

@@ -56,6 +56,6 @@ def test_a_sweep_ends_with_the_same_bits(sweep, tmp_path):
     root.mkdir()
     recording = recorded(root, lambda: sweep(root), ("tensorboard",))
     expected = bits(root)
-    for place, _ in recording.written(tmp_path / "states"):
-        sweep(place)
-        assert bits(place) == expected
+    for folder, _ in recording.written(tmp_path / "states"):
+        sweep(folder)
+        assert bits(folder) == expected

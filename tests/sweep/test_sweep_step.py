@@ -42,9 +42,9 @@ STEPS = 3
 
 def in_double(config: ModelConfig) -> ModelConfig:
     """The config with float64 computation, which runs do not support."""
-    made = dataclasses.replace(config)
-    object.__setattr__(made, "compute_dtype", "float64")
-    return made
+    copy = dataclasses.replace(config)
+    object.__setattr__(copy, "compute_dtype", "float64")
+    return copy
 
 
 def random_prompts(config: ModelConfig, lengths) -> list[jax.Array]:
@@ -176,11 +176,13 @@ def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> N
     if len(set(lengths)) > 1:
         graph = padded_graph(config, max(lengths))
     states = [state for _, state, _ in starts]
-    found = run_together(
+    members_together = run_together(
         graph, states, frozen, chosen, together, own=own, at_once=at_once
     )
     alone = each_alone(family, lengths, own, double)
-    check_equal(found, alone, 1e-9 if double else 1e-4, 1e-9 if double else 1e-5)
+    check_equal(
+        members_together, alone, 1e-9 if double else 1e-4, 1e-9 if double else 1e-5
+    )
 
 
 @pytest.fixture
@@ -249,14 +251,14 @@ def test_members_have_their_own_dropout_keys():
     batches = pad_to_widest(make_batches(config, 2), 0)
     graph, _, frozen = starts[0]
     states = [state for _, state, _ in starts]
-    found = run_together(
+    members_together = run_together(
         graph, states, frozen, chosen, batches, own=False, dropout=True
     )
     alone = [
         run_alone(graph, state, frozen, optimizer, batches, dropout=True)
         for state, optimizer in zip(states, chosen, strict=True)
     ]
-    check_equal(found, alone, 1e-5, 1e-5)
+    check_equal(members_together, alone, 1e-5, 1e-5)
     swapped = [
         dataclasses.replace(state, key=other.key)
         for state, other in zip(states, states[::-1], strict=True)
@@ -264,7 +266,7 @@ def test_members_have_their_own_dropout_keys():
     others = run_together(
         graph, swapped, frozen, chosen, batches[:1], own=False, dropout=True
     )
-    assert abs(others[0][0][1]["loss"] - found[0][0][1]["loss"]) > 1e-3
+    assert abs(others[0][0][1]["loss"] - members_together[0][0][1]["loss"]) > 1e-3
 
 
 def test_clipping_and_second_moments_stay_with_each_member():
@@ -279,9 +281,9 @@ def test_clipping_and_second_moments_stay_with_each_member():
     states[1] = TrainState.create(far, optimizer, states[1].key)
     batches = pad_to_widest(make_batches(config, 4), 0)
     chosen = [optimizer, optimizer]
-    found = run_together(graph, states, frozen, chosen, batches, own=False)
+    members_together = run_together(graph, states, frozen, chosen, batches, own=False)
     alone = [run_alone(graph, s, frozen, optimizer, batches) for s in states]
-    check_equal(found, alone, 1e-4, 1e-5)
+    check_equal(members_together, alone, 1e-4, 1e-5)
 
     compute = jax.jit(jax.vmap(functools.partial(gradients, graph), (0, *[None] * 3)))
     mixed: Any = stack_members([state.trained for state in states])
@@ -303,10 +305,12 @@ def test_a_member_with_nonfinite_numbers_does_not_affect_the_others():
     path = PROMPT_PATH["llama"]
     lost = {path: jnp.full_like(states[0].trained[path], jnp.nan)}
     states[0] = dataclasses.replace(states[0], trained=lost)
-    found = run_together(graph, states, frozen, chosen, batches, own=False)
+    members_together = run_together(graph, states, frozen, chosen, batches, own=False)
     for step in range(2):
-        assert np.isnan(found[step][0][1]["loss"])
-        np.testing.assert_array_equal(found[step][1][0][path], whole[step][1][0][path])
+        assert np.isnan(members_together[step][0][1]["loss"])
+        np.testing.assert_array_equal(
+            members_together[step][1][0][path], whole[step][1][0][path]
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
@@ -346,8 +350,8 @@ def test_prompts_of_different_lengths_are_stacked_with_their_lengths():
     (stacked,) = stack_members(members).values()
     assert stacked.shape == (2, 5, 4)
     np.testing.assert_array_equal(stacked.sum((1, 2)), [8, 20])
-    (found,) = prompt_counts(members).items()
-    assert found[0] == "decoder/prompt/real" and found[1].tolist() == [2, 5]
+    (actual,) = prompt_counts(members).items()
+    assert actual[0] == "decoder/prompt/real" and actual[1].tolist() == [2, 5]
     assert prompt_counts(members[:1] * 2) == {}
 
 

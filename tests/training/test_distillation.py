@@ -57,9 +57,9 @@ def test_the_teacher_is_the_frozen_model_that_reads_the_context(family, placemen
     batch = made_batch(config, rows)
     hidden = jax.jit(teacher.hidden)(frozen, batch)
     plain: Any = merge(graph, frozen)
-    found = plain.logits(hidden)
+    actual = plain.logits(hidden)
     real = np.array(batch.loss_weights) > 0
-    np.testing.assert_allclose(found[real], expected[real], atol=1e-4)
+    np.testing.assert_allclose(actual[real], expected[real], atol=1e-4)
 
 
 def student(family="llama"):
@@ -79,10 +79,10 @@ def test_the_gradient_equals_the_divergences_in_one_batch_and_in_micro_batches(f
 
     def divergence(trained):
         model: Any = merge(graph, trained | frozen)
-        said = model.logits(objective.teacher.hidden(frozen, batch))
+        teacher_logits = model.logits(objective.teacher.hidden(frozen, batch))
         losses = optax.losses.kl_divergence_with_log_targets(
             jax.nn.log_softmax(model.logits(model.hidden(batch))),
-            jax.nn.log_softmax(said),
+            jax.nn.log_softmax(teacher_logits),
         )
         return jnp.average(losses, weights=batch.loss_weights)
 
@@ -238,8 +238,8 @@ def test_all_rows_or_none_begin_with_bos(files, tmp_path):
 
 def write_advantages(path):
     lines = [
-        {"prompt": "abc=", "completion": said, "advantages": advantage}
-        for said, advantage in (("yes", 1.0), ("no", -0.1))
+        {"prompt": "abc=", "completion": answer, "advantages": advantage}
+        for answer, advantage in (("yes", 1.0), ("no", -0.1))
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines * 8))
     return str(path)

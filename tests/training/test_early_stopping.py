@@ -34,8 +34,8 @@ def losses(monkeypatch) -> None:
     measure = loop.Recorder._evaluate
 
     def evaluate(self, done, state):
-        found = {"loss": LOSSES[done], "accuracy": float(done)}
-        monkeypatch.setattr(Evaluator, "__call__", lambda *_: found)
+        metrics = {"loss": LOSSES[done], "accuracy": float(done)}
+        monkeypatch.setattr(Evaluator, "__call__", lambda *_: metrics)
         return measure(self, done, state)
 
     monkeypatch.setattr(loop.Recorder, "_evaluate", evaluate)

@@ -255,14 +255,14 @@ def test_a_sweep_over_seeds_with_classes(files, tmp_path):
     choices |= {"EVALUATION_FILES": pairs, "Run.evaluate_every": 0}
 
     def arguments(name, **more):
-        found = files.arguments(tmp_path / name, **choices, **more)
-        return [found[0], "--gin_file=losses/class_hinge.gin", *found[1:]]
+        options = files.arguments(tmp_path / name, **choices, **more)
+        return [options[0], "--gin_file=losses/class_hinge.gin", *options[1:]]
 
     vary = ["--vary", "Run.seed=0,1"]
     assert main(["sweep", *arguments("sweep"), *vary]) == 0
     assert main(["train", *arguments("alone", **{"Run.seed": 1})]) == 0
     (member,) = (tmp_path / "sweep").glob("*seed=1*")
-    found, alone = (
+    options, alone = (
         [
             [line[name] for name in ("loss", "accuracy", "gradient_norm")]
             for line in logged(directory)
@@ -271,7 +271,7 @@ def test_a_sweep_over_seeds_with_classes(files, tmp_path):
         for directory in (member, tmp_path / "alone")
     )
     assert len(alone) == 2
-    np.testing.assert_allclose(found, alone, rtol=1e-3)
+    np.testing.assert_allclose(options, alone, rtol=1e-3)
 
 
 def test_packing_is_refused_with_classes(files, tmp_path, capsys):

@@ -28,11 +28,13 @@ def numbers(seed: int, *paths: str) -> dict[str, jax.Array]:
 
 def grouped(paths, *groups):
     """One optimizer of some parameters, from groups of (regex, optimizer)."""
-    made = [
+    optimizer_groups = [
         parameter_groups.ParameterGroup([regex], optimizer)
         for regex, optimizer in groups
     ]
-    return parameter_groups.group_optimizer(made, parameter_groups.label(paths, made))
+    return parameter_groups.group_optimizer(
+        optimizer_groups, parameter_groups.label(paths, optimizer_groups)
+    )
 
 
 def stepped(optimizer, state, parameters: Any, seeds) -> tuple[Any, Any]:
@@ -86,8 +88,8 @@ def test_state_carries_over_to_another_group_and_after_a_clip():
     )
     carried = carry_over(saved(state), after.init(both), both)
     assert carried.paths == (PROMPT,)
-    found = stepped(after, carried.insert_into(after.init(both)), both, [4])[1]
-    np.testing.assert_array_equal(found[PROMPT], whole[PROMPT])
+    actual = stepped(after, carried.insert_into(after.init(both)), both, [4])[1]
+    np.testing.assert_array_equal(actual[PROMPT], whole[PROMPT])
 
 
 def test_a_transfer_resets_schedules_but_not_averages():
@@ -98,10 +100,10 @@ def test_a_transfer_resets_schedules_but_not_averages():
     parameters = numbers(0, PROMPT)
     state, half = stepped(optimizer, optimizer.init(parameters), parameters, [1, 2, 3])
     carried = carry_over(saved(state), optimizer.init(half), [PROMPT])
-    found = saved(carried.insert_into(optimizer.init(half)))
-    counts = {name: int(x) for name, x in found.items() if name.endswith(".count")}
+    actual = saved(carried.insert_into(optimizer.init(half)))
+    counts = {name: int(x) for name, x in actual.items() if name.endswith(".count")}
     assert len(counts) == 2
-    moments = next(name for name in found if ".mu[" in name)
+    moments = next(name for name in actual if ".mu[" in name)
     for name, count in counts.items():
         assert count == (3 if name.startswith(moments.partition(".mu")[0]) else 0)
 
@@ -132,8 +134,8 @@ def test_a_mixed_group_lists_fresh_leaves_and_counts_kept_ones():
     after = grouped(both, (".*", parameter_groups.adamw(0.1)))
     carried = carry_over(saved(state), after.init(both), both)
     assert carried.paths == (PROMPT,) and carried.shared_counts == {LORA: 3}
-    found = saved(carried.insert_into(after.init(both)))
-    for name, leaf in found.items():
+    actual = saved(carried.insert_into(after.init(both)))
+    for name, leaf in actual.items():
         if LORA in name:
             assert not leaf.any()
     # Where groups that had counted apart are one now, it has the count of the longest.

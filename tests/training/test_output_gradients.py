@@ -57,7 +57,7 @@ def assert_same(found, expected, **tolerances):
 def test_the_usual_loss_is_a_special_case_of_output_gradients(family):
     graph, trained, frozen, batch = prepared(family)
     usual = output_gradients.mean_loss(batch)
-    found, gradient = OutputStep(graph)(trained, frozen, batch, usual)
+    actual, gradient = OutputStep(graph)(trained, frozen, batch, usual)
     expected, sums = jax.jit(functools.partial(gradients, graph))(
         trained, frozen, batch, None
     )
@@ -67,11 +67,11 @@ def test_the_usual_loss_is_a_special_case_of_output_gradients(family):
     for row, (given, learned) in enumerate(SIZES):
         first = given if family == "llama" else 0
         weights[row, first : first + learned] = batch.loss_weights[row, :learned]
-    assert found["token_nll"].shape == weights.shape
+    assert actual["token_nll"].shape == weights.shape
     np.testing.assert_allclose(
-        np.sum(weights * found["token_nll"]), sums.loss, rtol=1e-5
+        np.sum(weights * actual["token_nll"]), sums.loss, rtol=1e-5
     )
-    np.testing.assert_array_equal(found["token_nll"] != 0, weights != 0)
+    np.testing.assert_array_equal(actual["token_nll"] != 0, weights != 0)
 
 
 def test_output_gradients_are_zeros_until_set():
@@ -127,13 +127,13 @@ def test_output_gradients_are_those_of_a_weighted_sum(start):
     np.testing.assert_array_equal(given["token_nll"] != 0, LEARNED)
 
     def weighted(trained):
-        found = plain_outputs(graph, trained | frozen, batch)
-        return sum(jnp.vdot(given[name], found[name]) for name in given)
+        actual = plain_outputs(graph, trained | frozen, batch)
+        return sum(jnp.vdot(given[name], actual[name]) for name in given)
 
-    found, gradient = step(trained, frozen, batch, given)
+    actual, gradient = step(trained, frozen, batch, given)
     assert_same(gradient, jax.jit(jax.grad(weighted))(trained), atol=5e-5)
     plain = jax.jit(functools.partial(plain_outputs, graph))(trained | frozen, batch)
-    assert_same(found, plain, rtol=1e-4, atol=1e-5)
+    assert_same(actual, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_advantages_push_texts_up_and_down():
@@ -159,18 +159,18 @@ def test_advantages_push_texts_up_and_down():
 def test_advantages_of_one_give_the_usual_loss():
     _, _, _, batch = prepared()
     batch = dataclasses.replace(batch, columns={"advantages": jnp.ones((B, M))})
-    found, usual = (
+    actual, usual = (
         output_gradients.policy_gradient(batch),
         output_gradients.mean_loss(batch),
     )
-    assert_same(found, usual, rtol=1e-6)
+    assert_same(actual, usual, rtol=1e-6)
 
 
 def test_teacher_logits_train_with_the_gradient_of_the_divergence():
     graph, trained, frozen, batch = prepared()
     step, teacher = OutputStep(graph, ("logits",)), numbers(B, M, V)
-    found, _ = step(trained, frozen, batch, {})
-    given = output_gradients.from_teacher(found["logits"], teacher, batch)
+    actual, _ = step(trained, frozen, batch, {})
+    given = output_gradients.from_teacher(actual["logits"], teacher, batch)
     _, gradient = step(trained, frozen, batch, given)
 
     def divergence(trained):
@@ -251,8 +251,8 @@ def test_padding_does_not_hide_a_rows_first_learned_target():
     np.testing.assert_allclose(usual, [[1 / 6] * 2 + [0] * 2, [1 / 6] * 4], rtol=1e-6)
     trained = {PROMPT: parameters.pop(PROMPT)}
     given = {"token_nll": jnp.zeros((2, 4)).at[0, 0].set(1)}
-    found, gradient = OutputStep(graph)(trained, parameters, batch, given)
-    nll = np.asarray(found["token_nll"])
+    actual, gradient = OutputStep(graph)(trained, parameters, batch, given)
+    nll = np.asarray(actual["token_nll"])
     assert (nll[0, :2] > 0).all() and (nll[0, 2:] == 0).all() and (nll[1] > 0).all()
 
     def first(trained):
@@ -276,9 +276,9 @@ def test_a_function_adds_its_own_outputs():
     step = OutputStep(graph, (), first_vector)
     weights = numbers(16)
     given = {"first_vector": weights}
-    found, gradient = step(trained, frozen, batch, given)
+    actual, gradient = step(trained, frozen, batch, given)
     vector = np.array(trained[PROMPT][0])
-    np.testing.assert_allclose(found["first_vector"], vector**2, rtol=1e-6)
+    np.testing.assert_allclose(actual["first_vector"], vector**2, rtol=1e-6)
     np.testing.assert_allclose(gradient[PROMPT][0], 2 * weights * vector, rtol=1e-5)
     np.testing.assert_array_equal(gradient[PROMPT][1:], jnp.zeros((2, 16)))
 

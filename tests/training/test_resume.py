@@ -165,8 +165,8 @@ def check_same(directory: Path, unkilled: Path) -> None:
     assert checkpoints == sorted(path.name for path in (unkilled / FOLDER).iterdir())
     for name in checkpoints:
         for file in ("decoder.prompt.prompt.npy", "optimizer.npz"):
-            found = (directory / FOLDER / name / file).read_bytes()
-            assert found == (unkilled / FOLDER / name / file).read_bytes()
+            content = (directory / FOLDER / name / file).read_bytes()
+            assert content == (unkilled / FOLDER / name / file).read_bytes()
     assert timeless(directory) == timeless(unkilled)
 
 

@@ -57,6 +57,6 @@ def test_a_run_ends_with_the_same_bits(train, tmp_path):
     root.mkdir()
     recording = recorded(root, lambda: train(root), ("tensorboard",))
     expected = bits(root)
-    for place, _ in recording.written(tmp_path / "states"):
-        train(place)
-        assert bits(place) == expected
+    for folder, _ in recording.written(tmp_path / "states"):
+        train(folder)
+        assert bits(folder) == expected

@@ -76,7 +76,7 @@ def losses(directory: Path) -> list[float]:
 
 
 def test_both_formats_have_the_same_bits(in_both, arguments):
-    found = []
+    results = []
     for form, directory in in_both.items():
         checkpoint = directory / FOLDER / "checkpoint_4"
         assert (checkpoint / "arrays").is_dir() == (form == "orbax")
@@ -85,8 +85,8 @@ def test_both_formats_have_the_same_bits(in_both, arguments):
         _, tuned = load_tuned(read(arguments(directory, form)))
         moments = checkpoint_files.read_optimizer_leaves(checkpoint)
         trees = (leaves, tuned, {name: np.asarray(x) for name, x in moments.items()})
-        found.append((trees, state["metrics"], state["extra"]))
-    (one, *others), (other, *rest) = found
+        results.append((trees, state["metrics"], state["extra"]))
+    (one, *others), (other, *rest) = results
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert others == rest
     assert losses(in_both["numpy"]) == losses(in_both["orbax"])
@@ -100,15 +100,15 @@ def test_model_weights_have_no_adapter_format(in_both, tmp_path, capsys, more):
 
 
 def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
-    found = []
+    results = []
     for form, directory in in_both.items():
         choices = {"Run__start_from": str(directory), "Run__steps": 1}
         run = read(arguments(tmp_path / form, form, **choices))
         start = open_run(run).start
-        found.append((start.trained, start.optimizer_state))
-    jax.tree.map(np.testing.assert_array_equal, *found)
+        results.append((start.trained, start.optimizer_state))
+    jax.tree.map(np.testing.assert_array_equal, *results)
     # What the optimiser averaged goes on too.
-    counts = [x for x in jax.tree.leaves(found[1][1]) if x.ndim == 0]
+    counts = [x for x in jax.tree.leaves(results[1][1]) if x.ndim == 0]
     assert 4 in [int(count) for count in counts]
 
 
@@ -134,14 +134,14 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
             dataclasses.replace(first, directory=str(directory), mesh=mesh)
         )
         state = loop.state_at(training, open_store(training.run), 2)
-        where, found = training.model.placement, state.trained
+        where, parameters = training.model.placement, state.trained
         if where is not None:
             assert (
-                found["token_embedder/embedding"].sharding
+                parameters["token_embedder/embedding"].sharding
                 == (where.shardings["token_embedder/embedding"])
             )
-            found = where.replicate(found)
-        jax.tree.map(np.testing.assert_array_equal, found, saved)
+            parameters = where.replicate(parameters)
+        jax.tree.map(np.testing.assert_array_equal, parameters, saved)
         if mesh is None:
             own = train(training).trained
             jax.tree.map(

@@ -21,9 +21,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(throughput, "time", found)
-    return found
+    fake_clock = Clock()
+    monkeypatch.setattr(throughput, "time", fake_clock)
+    return fake_clock
 
 
 def batch(lengths: list[int]) -> Batch:
@@ -38,16 +38,16 @@ def batch(lengths: list[int]) -> Batch:
 
 
 def test_tokens_and_padding_are_counted_since_the_last_line(clock):
-    found = throughput.Meter()
-    found.count(batch([10, 5]))
-    found.count(batch([1, 0]))
+    meter = throughput.Meter()
+    meter.count(batch([10, 5]))
+    meter.count(batch([1, 0]))
     clock.now += 4
     expected = {"tokens_per_second": 4, "padding_share": 0.6, "data_wait_share": 0}
-    assert found.read() == pytest.approx(expected)
+    assert meter.read() == pytest.approx(expected)
     clock.now += 2
-    found.count(batch([10]))
+    meter.count(batch([10]))
     expected = {"tokens_per_second": 5, "padding_share": 0, "data_wait_share": 0}
-    assert found.read() == pytest.approx(expected)
+    assert meter.read() == pytest.approx(expected)
 
 
 def test_the_fraction_of_time_spent_waiting_for_batches(clock):
@@ -56,23 +56,23 @@ def test_the_fraction_of_time_spent_waiting_for_batches(clock):
             clock.now += 1
             yield batch(lengths)
 
-    found = throughput.Meter()
+    meter = throughput.Meter()
     met = []
-    for each in found.waiting(slow()):
+    for each in meter.waiting(slow()):
         met.append(int(each.lengths[0]))
         clock.now += 4
     assert met == [1, 2, 3]
-    assert found.read()["data_wait_share"] == pytest.approx(3 / 15)
+    assert meter.read()["data_wait_share"] == pytest.approx(3 / 15)
 
 
 def test_time_outside_steps_is_not_counted(clock):
-    found = throughput.Meter()
-    found.count(batch([10]))
+    meter = throughput.Meter()
+    meter.count(batch([10]))
     clock.now += 1
-    with found.stopped():
+    with meter.stopped():
         clock.now += 100
     clock.now += 1
-    assert found.read()["tokens_per_second"] == pytest.approx(5)
+    assert meter.read()["tokens_per_second"] == pytest.approx(5)
 
 
 def test_batches_are_not_requested_before_they_are_needed():

@@ -99,8 +99,10 @@ def leaves(directory: Path, step: int = 6) -> dict[str, np.ndarray]:
 
 
 def moments(directory: Path) -> dict[str, np.ndarray]:
-    found = checkpoint_files.read_optimizer_leaves(directory / FOLDER / "checkpoint_6")
-    return {name: np.asarray(leaf) for name, leaf in found.items()}
+    optimizer_leaves = checkpoint_files.read_optimizer_leaves(
+        directory / FOLDER / "checkpoint_6"
+    )
+    return {name: np.asarray(leaf) for name, leaf in optimizer_leaves.items()}
 
 
 def state_of(training: Trainer) -> dict[str, np.ndarray]:
@@ -124,16 +126,16 @@ def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
 
 def test_a_lora_is_added_to_a_prompt_of_another_run(make, first, tmp_path):
     training = open_run(make(tmp_path / "run", **both(first)))
-    start, found, source = training.start, state_of(training), moments(first)
+    start, actual, source = training.start, state_of(training), moments(first)
     np.testing.assert_array_equal(start.trained[PROMPT], leaves(first)[PROMPT])
     assert not start.trained[B].any() and start.trained[A].any()
     for name in ("mu", "nu"):
         kept = ending(source, f".{name}[{PROMPT!r}]")
         assert kept.any()
-        np.testing.assert_array_equal(ending(found, f".{name}[{PROMPT!r}]"), kept)
-        assert not ending(found, f".{name}[{A!r}]").any()
+        np.testing.assert_array_equal(ending(actual, f".{name}[{PROMPT!r}]"), kept)
+        assert not ending(actual, f".{name}[{A!r}]").any()
     # Steps that are averaged go on with the averages; those of the run do not.
-    counts = {name: int(x) for name, x in found.items() if name.endswith(".count")}
+    counts = {name: int(x) for name, x in actual.items() if name.endswith(".count")}
     assert sorted(counts.values()) == [0, 0, 6]
     assert int(start.step) == 0
 
@@ -171,9 +173,9 @@ def test_the_same_groups_without_a_learning_rate_keep_every_number(
     still = ParameterGroup([".*/(prompt|lora)/.*"], parameter_groups.adamw(0.0))
     run = make(tmp_path / "run", **(both(second) | {"groups": [still]}), keep_best=None)
     trained(run)
-    found, expected = leaves(tmp_path / "run"), leaves(second)
-    assert found.keys() == expected.keys() == {PROMPT, A, B}
-    for path, leaf in found.items():
+    actual, expected = leaves(tmp_path / "run"), leaves(second)
+    assert actual.keys() == expected.keys() == {PROMPT, A, B}
+    for path, leaf in actual.items():
         np.testing.assert_array_equal(leaf, expected[path])
     for name in ("mu", "nu"):
         place = f".{name}[{PROMPT!r}]"
@@ -238,9 +240,9 @@ def test_no_common_parameters(make, first, tmp_path):
     run = make(tmp_path / "run", **(both(first) | {"groups": [LORAS]}))
     with pytest.raises(InputError) as refused:
         open_run(run)
-    said = str(refused.value)
-    assert "contains no parameter that this run trains" in said
-    assert f"{PROMPT} ({LENGTH}, 16)" in said and f"{A} (1, 16, 2)" in said
+    message = str(refused.value)
+    assert "contains no parameter that this run trains" in message
+    assert f"{PROMPT} ({LENGTH}, 16)" in message and f"{A} (1, 16, 2)" in message
 
 
 def test_another_length(make, first, tmp_path):

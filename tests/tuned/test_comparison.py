@@ -87,9 +87,9 @@ def test_an_unpredicted_first_token_counts_in_no_column(
     choices = {"baseline": True, "text_prompts": ["up:"], "packing": packing}
     compared = measured(opened(model, rows, prompt, **choices))
     assert list(compared) == ["mine", "no prompt", "text 'up:'"]
-    for found in compared.values():
+    for comparison in compared.values():
         # Letters and EOS, without the first letter, which is given in the second row.
-        assert found[:, 1].tolist() == [3, 2, 3]
+        assert comparison[:, 1].tolist() == [3, 2, 3]
     # What is left out is left out alone: the others cost what they cost alone.
     alone = measured(opened(model, rows, None))["no prompt"]
     np.testing.assert_allclose(compared["no prompt"], alone, rtol=1e-5)
@@ -105,8 +105,8 @@ def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
     choices = {"baseline": True, "text_prompts": ["up:"]}
     of_lines = measured(opened(model, lines, prompt, **choices))
     of_rows = measured(opened(model, rows, prompt, **choices))
-    for name, found in of_lines.items():
-        np.testing.assert_allclose(found, of_rows[name], rtol=1e-5)
+    for name, metric in of_lines.items():
+        np.testing.assert_allclose(metric, of_rows[name], rtol=1e-5)
 
 
 def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_path):
@@ -116,8 +116,8 @@ def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_
         file["token_type_ids"][0, 0] = 3  # pyright: ignore
     systems = opened(model, path, prompt, baseline=True)
     uncounted = systems[0].evaluator.uncounted
-    for found in measured(systems).values():
-        assert found[:, 1].tolist() == [2, 2]
+    for metric in measured(systems).values():
+        assert metric[:, 1].tolist() == [2, 2]
     alone = measured(opened(model, path, prompt))["mine"]
     assert len(alone) == 3
     assert uncounted == alone[:, 1].sum() - 4 > 0
@@ -127,7 +127,9 @@ def test_a_texts_own_tokens_count_in_no_column(model, prompt, tmp_path):
     lines = write_pairs(tmp_path / "a.jsonl", [("ab", "c"), ("n", "u")])
     every = {"evaluation/DataSource.use_token_type_ids": False}
     compared = measured(opened(model, lines, prompt, text_prompts=["up:"], **every))
-    assert [found[:, 1].tolist() for found in compared.values()] == [[4, 3]] * 2
+    assert [comparison[:, 1].tolist() for comparison in compared.values()] == [
+        [4, 3]
+    ] * 2
 
 
 def test_targets_are_compared_from_the_right():
@@ -153,8 +155,8 @@ def test_tables_of_other_examples_or_tokens_are_refused(tmp_path):
     def table(name, rows, **choices):
         file = write_rows(tmp_path / f"{name}.hdf5", rows, [0] * len(rows))
         common = {"tokenizer": None, "vocabulary_size": 70}
-        found = load_for(file, architecture="decoder_only", **common, **choices)
-        return name, found
+        examples = load_for(file, architecture="decoder_only", **common, **choices)
+        return name, examples
 
     one = table("one", ["abc", "nu"])
     bare = table("bare", ["abc", "see"], predicts_first_token=False)

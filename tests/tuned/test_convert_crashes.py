@@ -62,14 +62,14 @@ def test_a_conversion_can_be_repeated(
     recording = recorded(root, lambda: convert(root, 1))
     expected = read_tree(root)
     assert expected != before
-    for place, state in recording.written(tmp_path / "states"):
+    for state_folder, state in recording.written(tmp_path / "states"):
         target = {path: x for path, x in state.items() if path.startswith("target")}
         whole = [{k: x for k, x in tree.items()} for tree in (before, expected)]
         if system == "exchange" or not replaces:
             assert target in whole
         if target == expected and not replaces:
             with pytest.raises(InputError, match="name another target"):
-                convert(place, 1)
+                convert(state_folder, 1)
         else:
-            convert(place, 1)
-        assert read_tree(place) == expected
+            convert(state_folder, 1)
+        assert read_tree(state_folder) == expected

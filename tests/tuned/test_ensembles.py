@@ -94,15 +94,15 @@ def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
     rows = [given_tokens(examples[i], first) for i in range(len(examples))]
     labels = encode_labels(first, run.evaluation.data, LABELS)
     ranked = [label_nats(*one, rows, labels, add_eos=True) for one in alone]
-    made = [continue_all(*one, rows, new_tokens=NEW_TOKENS) for one in alone]
-    return ObjectiveConfig(run, prompts, rows, alone, np.stack(ranked), made)
+    continuations = [continue_all(*one, rows, new_tokens=NEW_TOKENS) for one in alone]
+    return ObjectiveConfig(run, prompts, rows, alone, np.stack(ranked), continuations)
 
 
 def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
     """The winners among what the prompts say, each scored by each prompt alone."""
     winners = []
-    for place, row in enumerate(asked.rows):
-        own = [answers[place] for answers in asked.made]
+    for index, row in enumerate(asked.rows):
+        own = [answers[index] for answers in asked.made]
         candidates = [c for i, c in enumerate(own) if c not in own[:i]]
         # Cut and not ended, so that what they cost has no end-of-sequence token in it.
         assert all(len(answer) == NEW_TOKENS for answer in own)
@@ -127,14 +127,14 @@ def test_a_vote_equals_the_votes_of_single_prompts(asked, vote, monkeypatch):
     monkeypatch.setattr(ensembles, "completion_tokens", lambda *_: next(left))
     monkeypatch.setattr(ensembles, "gold_label_indices", lambda *_: labels)
     opened = open_ensemble(asked.run, asked.prompts)
-    found = evaluate_ensemble(*opened, asked.run.evaluation, vote)
-    assert found["label_accuracy"].together == 1
-    assert found["exact_match"].together == 1
+    results = evaluate_ensemble(*opened, asked.run.evaluation, vote)
+    assert results["label_accuracy"].together == 1
+    assert results["exact_match"].together == 1
     for place in range(3):
         agrees = np.mean(answers[place] == labels)
-        assert found["label_accuracy"].alone[place] == agrees
+        assert results["label_accuracy"].alone[place] == agrees
         same = np.mean([asked.made[place][i] == texts[i] for i in range(6)])
-        assert found["exact_match"].alone[place] == same
+        assert results["exact_match"].alone[place] == same
 
 
 def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(asked):
@@ -155,10 +155,10 @@ def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(asked):
 
 
 def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
-    found = []
+    results = []
 
     def ranked(*arguments, length_normalize, **choices):
-        found.append(length_normalize)
+        results.append(length_normalize)
         return np.zeros((3 * len(asked.rows), len(LABELS)))
 
     monkeypatch.setattr(ensembles, "label_nats", ranked)
@@ -169,7 +169,7 @@ def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
         )
         model, parameters = open_ensemble(asked.run, asked.prompts)
         evaluate_ensemble(model, parameters, evaluation, "mean")
-        assert found.pop() is wanted
+        assert results.pop() is wanted
 
 
 @pytest.fixture

@@ -66,20 +66,20 @@ def test_a_reparameterized_prompt_is_folded():
     prompt = prompt_of(MLPPrompt, inner=lambda k, v: SoftPrompt(k, v, length=P))
     adapter = the_only(model_of(LLAMA, prompt))
     assert adapter.kind == "PROMPT_TUNING"
-    found = adapter.parameters["decoder/prompt/prompt"]
-    np.testing.assert_allclose(found, prompt(), rtol=1e-5)
-    assert found.shape == (P, D)
-    assert np.abs(found - prompt.inner()).max() > 0.01
+    array = adapter.parameters["decoder/prompt/prompt"]
+    np.testing.assert_allclose(array, prompt(), rtol=1e-5)
+    assert array.shape == (P, D)
+    assert np.abs(array - prompt.inner()).max() > 0.01
 
 
 def test_dropout_and_padding_are_removed():
     inner = prompt_of(SoftPrompt, length=P)
     dropped = prompt_of(DroppedPrompt, inner=lambda *_: inner, rate=0.5)
-    found = the_only(model_of(LLAMA, dropped)).parameters["decoder/prompt/prompt"]
-    np.testing.assert_array_equal(found, inner())
+    array = the_only(model_of(LLAMA, dropped)).parameters["decoder/prompt/prompt"]
+    np.testing.assert_array_equal(array, inner())
     padded = PaddedPrompt(inner(), 2)
-    found = the_only(model_of(LLAMA, padded)).parameters["decoder/prompt/prompt"]
-    np.testing.assert_array_equal(found, inner()[:2])
+    array = the_only(model_of(LLAMA, padded)).parameters["decoder/prompt/prompt"]
+    np.testing.assert_array_equal(array, inner()[:2])
 
 
 def prompts_in(tensors):
@@ -94,31 +94,31 @@ def test_task_prompts_are_tasks_of_peft():
     assert set(adapter.parameters) == {f"decoder/prompt/{leaf}" for leaf in leaves}
     for leaf in leaves:
         expected = getattr(factorized, leaf)[...]
-        found = adapter.parameters[f"decoder/prompt/{leaf}"]
-        np.testing.assert_array_equal(found, expected)
+        array = adapter.parameters[f"decoder/prompt/{leaf}"]
+        np.testing.assert_array_equal(array, expected)
     added = prompt_of(AddMultiTaskPrompt, length=P, tasks=4)
-    made = to_peft(the_only(model_of(LLAMA, added)), LLAMA)
-    assert made.settings["num_tasks"] == 4
-    np.testing.assert_array_equal(prompts_in(made.tensors), added())
+    exported = to_peft(the_only(model_of(LLAMA, added)), LLAMA)
+    assert exported.settings["num_tasks"] == 4
+    np.testing.assert_array_equal(prompts_in(exported.tensors), added())
 
 
 def test_two_plain_prompts_are_one_task_of_peft():
     first, second = (prompt_of(SoftPrompt, seed, length=P) for seed in (0, 1))
     model = model_of(T5_GATED, first, decoder_prompt=second)
     adapter = convert_for_peft(the_only(model), model, None)
-    made = to_peft(adapter, T5_GATED)
-    check_shapes(made.settings, made.tensors, "ours")
+    exported = to_peft(adapter, T5_GATED)
+    check_shapes(exported.settings, exported.tensors, "ours")
     both = np.concatenate([first(), second()])
-    np.testing.assert_array_equal(prompts_in(made.tensors), both[None])
+    np.testing.assert_array_equal(prompts_in(exported.tensors), both[None])
 
 
 def test_a_task_prompt_and_a_plain_prompt_can_be_combined():
     tasks = prompt_of(AddMultiTaskPrompt, length=P, tasks=3)
     plain = prompt_of(SoftPrompt, 1, length=P)
     adapter = the_only(model_of(T5_GATED, tasks, decoder_prompt=plain))
-    made = to_peft(adapter, T5_GATED)
+    exported = to_peft(adapter, T5_GATED)
     expected = np.concatenate([tasks(), np.tile(plain(), (3, 1, 1))], axis=1)
-    np.testing.assert_array_equal(prompts_in(made.tensors), expected)
+    np.testing.assert_array_equal(prompts_in(exported.tensors), expected)
 
 
 @pytest.mark.parametrize("cls", [KeyValuePrefix, ProjectedKeyValuePrefix])
@@ -126,9 +126,9 @@ def test_a_prefix_is_its_keys_and_values(cls):
     prefix = prompt_of(cls, length=P)
     adapter = the_only(model_of(LLAMA, prefix))
     assert adapter.kind == "PREFIX_TUNING"
-    found = adapter.parameters["decoder/prompt/prompt"]
-    assert found.shape == (2, 2, P, 2, 4)
-    np.testing.assert_allclose(found, prefix(), rtol=1e-6)
+    array = adapter.parameters["decoder/prompt/prompt"]
+    assert array.shape == (2, 2, P, 2, 4)
+    np.testing.assert_allclose(array, prefix(), rtol=1e-6)
 
 
 def test_an_encoders_prefix_cannot_be_written_for_peft():
@@ -159,18 +159,21 @@ def test_a_prompt_computed_before_the_text_becomes_a_prefix(cls):
     kinds = {DeepPrompt: "DEEP_PROMPT", AddedDeepPrompt: "ADDED_DEEP_PROMPT"}
     assert adapter.kind == kinds.get(cls, "PROMPT_TUNING")
     for name, numbers in noise.items():
-        found = adapter.parameters[f"decoder/prompt/{name}"]
-        np.testing.assert_array_equal(found, numbers)
+        array = adapter.parameters[f"decoder/prompt/{name}"]
+        np.testing.assert_array_equal(array, numbers)
     if cls is SoftPrompt:
         assert convert_for_peft(adapter, model, None) is adapter
         return
-    made = convert_for_peft(adapter, model, None)
-    assert made.kind == "PREFIX_TUNING"
+    exported = convert_for_peft(adapter, model, None)
+    assert exported.kind == "PREFIX_TUNING"
     prefix = prompt_of(KeyValuePrefix, length=P)
-    prefix.prompt[...] = jnp.asarray(made.parameters["decoder/prompt/prompt"])
-    rows = [given + said for given, said in dummies.random_rows([(2, 4), (3, 3)])]
-    expected, found = (logits(m, rows) for m in (model, model_of(LLAMA, prefix)))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    prefix.prompt[...] = jnp.asarray(exported.parameters["decoder/prompt/prompt"])
+    rows = [
+        given + completion
+        for given, completion in dummies.random_rows([(2, 4), (3, 3)])
+    ]
+    expected, array = (logits(m, rows) for m in (model, model_of(LLAMA, prefix)))
+    np.testing.assert_allclose(array, expected, atol=1e-5)
 
 
 def test_adapters_of_projections_come_with_their_scalings():
@@ -190,8 +193,8 @@ def test_adapters_of_projections_come_with_their_scalings():
         "decoder/layers/mlp/down/adapters/ia3/scale": (2, 24),
     }
     for adapter in (lora, ia3):
-        made = to_peft(adapter, LLAMA)
-        check_shapes(made.settings, made.tensors, "ours")
+        exported = to_peft(adapter, LLAMA)
+        check_shapes(exported.settings, exported.tensors, "ours")
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_a_bfloat16_adapter_is_read_as_float32(tmp_path):
     folder = made(tmp_path / "adapter")
     half = {"prompt_embeddings": ROWS.astype(ml_dtypes.bfloat16)}
     save_file(half, folder / FILES[1])
-    found = read_folder(folder).tensors["prompt_embeddings"]
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, ROWS)
+    actual = read_folder(folder).tensors["prompt_embeddings"]
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, ROWS)
 
 
 def test_a_named_adapter_is_in_a_subfolder(tmp_path):
@@ -203,8 +203,8 @@ def test_an_adapter_is_replaced_only_by_force(tmp_path):
     with pytest.raises(InputError, match=r"already; --force replaces them"):
         write_folder(folder, again)
     write_folder(folder, again, force=True)
-    found = read_folder(folder)
-    np.testing.assert_array_equal(found.tensors["prompt_embeddings"], -ROWS)
+    content = read_folder(folder)
+    np.testing.assert_array_equal(content.tensors["prompt_embeddings"], -ROWS)
     assert (folder / "README.md").read_text() == "card"
     assert list(tmp_path.iterdir()) == [folder]
 

@@ -94,8 +94,8 @@ def theirs(tmp_path_factory):
 
     def add(name, model, adapter, **settings):
         base, number = PEFT / model / "base", str(len(jobs))
-        made = to_peft(adapter, config_of(model), base_model=str(base))
-        write_folder(folder / number, made)
+        exported = to_peft(adapter, config_of(model), base_model=str(base))
+        write_folder(folder / number, exported)
         jobs[name] = {
             "base": base,
             "adapter": folder / number,

@@ -32,9 +32,9 @@ def lora(sizes, ranks=None, **settings):
         own = ranks[module] if ranks else R
         tensors[name_of(module, "lora_A.weight")] = normal(own, size_in)
         tensors[name_of(module, "lora_B.weight")] = normal(size_out, own)
-    found = {"peft_type": "LORA", "r": R, "lora_alpha": 6} | settings
-    check_shapes(found, tensors, "the test's own adapter")
-    return AdapterFolder(found, tensors)
+    fields = {"peft_type": "LORA", "r": R, "lora_alpha": 6} | settings
+    check_shapes(fields, tensors, "the test's own adapter")
+    return AdapterFolder(fields, tensors)
 
 
 def q_proj(layer):
@@ -99,11 +99,11 @@ def test_lora_survives_a_round_trip():
 def test_names_of_a_model_without_its_head_are_read():
     theirs = lora(QUERIES)
     bare = {n.replace("model.model", "model"): x for n, x in theirs.tensors.items()}
-    found = from_peft(AdapterFolder(theirs.settings, bare), LLAMA, "here")
+    adapter = from_peft(AdapterFolder(theirs.settings, bare), LLAMA, "here")
     expected = from_peft(theirs, LLAMA, "here")
-    assert found.scalings == expected.scalings
+    assert adapter.scalings == expected.scalings
     for path, array in expected.parameters.items():
-        np.testing.assert_array_equal(found.parameters[path], array)
+        np.testing.assert_array_equal(adapter.parameters[path], array)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_layers_without_a_lora_are_not_changed():
     adapter = from_peft(theirs, LLAMA, "here")
     (path,) = adapter.scalings
     assert not change(adapter, path, 0).any() and change(adapter, path, 1).any()
-    made = to_peft(adapter, LLAMA)
-    assert made.settings["layers_to_transform"] is None
-    assert made.settings["target_modules"] == ["q_proj"]
+    exported = to_peft(adapter, LLAMA)
+    assert exported.settings["layers_to_transform"] is None
+    assert exported.settings["target_modules"] == ["q_proj"]
 
 
 C_ATTN = {f"transformer.h.{layer}.attn.c_attn": (D, 3 * D) for layer in range(2)}
@@ -182,13 +182,13 @@ def test_independent_projections_get_separate_ranks(names, scalings, rank):
         parameters[f"{path}/adapters/lora/b"] = normal(2, R, D)
     scale = dict(zip(paths, scalings, strict=True))
     adapter = Adapter(kind="LORA", parameters=parameters, scalings=scale)
-    made = to_peft(adapter, GPT2)
-    assert made.settings["r"] == rank and made.settings["rank_pattern"] == {}
-    assert made.settings["fan_in_fan_out"] is True
-    assert made.settings["target_modules"] == ["c_attn"]
+    exported = to_peft(adapter, GPT2)
+    assert exported.settings["r"] == rank and exported.settings["rank_pattern"] == {}
+    assert exported.settings["fan_in_fan_out"] is True
+    assert exported.settings["target_modules"] == ["c_attn"]
     for layer, module in enumerate(C_ATTN):
-        alpha = made.settings["lora_alpha"] / rank
-        whole = their_change(made, module, alpha)
+        alpha = exported.settings["lora_alpha"] / rank
+        whole = their_change(exported, module, alpha)
         for index, name in enumerate(("query", "key", "value")):
             path = f"decoder/layers/self_attention/{name}"
             expected = change(adapter, path, layer) if path in scale else 0
@@ -250,9 +250,9 @@ TARGETS = {
 @pytest.mark.parametrize(("config", "paths", "names"), TARGETS.values(), ids=TARGETS)
 def test_peft_adapts_exactly_the_same_modules(config, paths, names):
     adapter = ours_of(config, "LORA", paths)
-    made = to_peft(adapter, config)
-    assert made.settings["target_modules"] == names
-    found = {
+    exported = to_peft(adapter, config)
+    assert exported.settings["target_modules"] == names
+    modules = {
         module
         for module in by_module(projections(config))
         for name in names
@@ -260,10 +260,10 @@ def test_peft_adapts_exactly_the_same_modules(config, paths, names):
     }
     stored = {
         name.removeprefix("base_model.model.").rsplit(".lora", 1)[0]
-        for name in made.tensors
+        for name in exported.tensors
     }
-    assert found == stored
-    again = from_peft(made, config, "here")
+    assert modules == stored
+    again = from_peft(exported, config, "here")
     assert again.scalings == adapter.scalings
     for path, array in adapter.parameters.items():
         np.testing.assert_array_equal(again.parameters[path], array)
@@ -277,14 +277,20 @@ def test_modules_that_differ_get_patterns():
         parameters=first.parameters | second.parameters,
         scalings={query: 0.5, up: 2.0},
     )
-    made = to_peft(adapter, LLAMA)
-    check_shapes(made.settings, made.tensors, "ours")
-    assert {made.settings["r"], *made.settings["rank_pattern"].values()} == {2, 3}
-    assert {made.settings["lora_alpha"], *made.settings["alpha_pattern"].values()} == {
+    exported = to_peft(adapter, LLAMA)
+    check_shapes(exported.settings, exported.tensors, "ours")
+    assert {exported.settings["r"], *exported.settings["rank_pattern"].values()} == {
+        2,
+        3,
+    }
+    assert {
+        exported.settings["lora_alpha"],
+        *exported.settings["alpha_pattern"].values(),
+    } == {
         1,
         6,
     }
-    again = from_peft(made, LLAMA, "here")
+    again = from_peft(exported, LLAMA, "here")
     assert again.scalings == adapter.scalings
 
 
@@ -299,8 +305,8 @@ def test_rank_stabilized_settings_are_kept():
 
 def ia3(tensors, **settings):
     named = {name_of(module, "ia3_l"): x for module, x in tensors.items()}
-    found = {"peft_type": "IA3", "target_modules": [], "feedforward_modules": []}
-    return AdapterFolder(found | settings, named)
+    fields = {"peft_type": "IA3", "target_modules": [], "feedforward_modules": []}
+    return AdapterFolder(fields | settings, named)
 
 
 def test_ia3_survives_a_round_trip():
@@ -317,8 +323,8 @@ def test_ia3_survives_a_round_trip():
         "decoder/layers/mlp/down": np.stack([x[0] for x in downs.values()]),
     }
     for path, scale in expected.items():
-        found = adapter.parameters.pop(f"{path}/adapters/ia3/scale")
-        np.testing.assert_array_equal(found, scale)
+        actual = adapter.parameters.pop(f"{path}/adapters/ia3/scale")
+        np.testing.assert_array_equal(actual, scale)
     assert not adapter.parameters
     assert_same_folder(to_peft(from_peft(theirs, LLAMA, "here"), LLAMA), theirs)
 
@@ -333,23 +339,29 @@ def test_ia3_of_a_fused_module_is_split_and_padded_with_ones():
         np.testing.assert_array_equal(scale[1], stored[index * D : (index + 1) * D, 0])
         np.testing.assert_array_equal(scale[0], np.ones(D))
     value = {path: adapter.parameters[path]}
-    made = to_peft(Adapter(kind="IA3", parameters=value), GPT2)
-    whole = made.tensors[name_of(module, "ia3_l")]
+    exported = to_peft(Adapter(kind="IA3", parameters=value), GPT2)
+    whole = exported.tensors[name_of(module, "ia3_l")]
     np.testing.assert_array_equal(whole[: 2 * D], np.ones((2 * D, 1)))
     np.testing.assert_array_equal(whole[2 * D :], stored[2 * D :])
-    assert made.settings["fan_in_fan_out"] is True
+    assert exported.settings["fan_in_fan_out"] is True
 
 
 def test_ia3_lists_its_feed_forward_modules_separately():
     paths = ["decoder/layers/mlp/down", "decoder/layers/self_attention/out"]
-    made = to_peft(ours_of(GPT2, "IA3", paths), GPT2)
-    settings = made.settings
+    exported = to_peft(ours_of(GPT2, "IA3", paths), GPT2)
+    settings = exported.settings
     assert settings["target_modules"] == ["attn.c_proj", "mlp.c_proj"]
     assert settings["feedforward_modules"] == ["mlp.c_proj"]
     # PEFT refuses feed-forward modules that are not among the targets.
     assert set(settings["feedforward_modules"]) <= set(settings["target_modules"])
-    assert made.tensors[name_of("transformer.h.0.mlp.c_proj", "ia3_l")].shape == (1, F)
-    assert made.tensors[name_of("transformer.h.0.attn.c_proj", "ia3_l")].shape == (D, 1)
+    assert exported.tensors[name_of("transformer.h.0.mlp.c_proj", "ia3_l")].shape == (
+        1,
+        F,
+    )
+    assert exported.tensors[name_of("transformer.h.0.attn.c_proj", "ia3_l")].shape == (
+        D,
+        1,
+    )
 
 
 REFUSED = {

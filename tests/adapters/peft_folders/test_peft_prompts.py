@@ -22,8 +22,8 @@ def normal(*shape):
 
 
 def folder(kind, tensors, **settings):
-    found = {"peft_type": kind, "num_virtual_tokens": P} | settings
-    return AdapterFolder(found, tensors)
+    fields = {"peft_type": kind, "num_virtual_tokens": P} | settings
+    return AdapterFolder(fields, tensors)
 
 
 def assert_same(found, expected):
@@ -55,13 +55,13 @@ def test_both_halves_of_an_encoder_decoders_prompt_are_kept_and_the_first_is_use
 def test_an_encoders_prompt_is_written_with_the_decoder_half_that_peft_expects():
     rows, other = normal(P, D), normal(P, D)
     ours = {"encoder/prompt/prompt": rows}
-    made = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
+    exported = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
     both = np.concatenate([rows, np.zeros((P, D))])
-    assert_same(made.tensors, {"prompt_embeddings": both})
-    assert made.settings["num_transformer_submodules"] == 2
+    assert_same(exported.tensors, {"prompt_embeddings": both})
+    assert exported.settings["num_transformer_submodules"] == 2
     ours = {"decoder/prompt/prompt": other} | ours
-    made = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
-    assert_same(made.tensors, {"prompt_embeddings": np.concatenate([rows, other])})
+    exported = to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
+    assert_same(exported.tensors, {"prompt_embeddings": np.concatenate([rows, other])})
 
 
 def test_settings_describe_the_model_and_the_task():
@@ -157,11 +157,11 @@ def test_the_second_half_of_an_encoder_decoders_tasks_is_the_decoders():
     adapter = from_peft(theirs, T5_GATED, "here")
     for stack, part in (("encoder", slice(P)), ("decoder", slice(P, None))):
         own = {n.split("/")[2]: x for n, x in adapter.parameters.items() if stack in n}
-        found = own["shared"] * (own["columns"] @ own["rows"])
-        np.testing.assert_array_equal(found, prompts(theirs.tensors)[:, part])
-    made = to_peft(adapter, T5_GATED)
-    assert_same(made.tensors, theirs.tensors)
-    assert made.settings["num_transformer_submodules"] == 2
+        actual = own["shared"] * (own["columns"] @ own["rows"])
+        np.testing.assert_array_equal(actual, prompts(theirs.tensors)[:, part])
+    exported = to_peft(adapter, T5_GATED)
+    assert_same(exported.tensors, theirs.tensors)
+    assert exported.settings["num_transformer_submodules"] == 2
     with pytest.raises(InputError, match="only has a decoder"):
         from_peft(theirs, LLAMA, "here")
 
@@ -174,8 +174,8 @@ def test_stacks_with_different_rows_share_the_rank():
         "decoder/prompt/rows": other,
         "decoder/prompt/columns": adapter.parameters["decoder/prompt/columns"][..., :1],
     }
-    made = to_peft(dataclasses.replace(adapter, parameters=ours), T5_GATED)
-    assert made.settings["num_ranks"] == R + 1
+    exported = to_peft(dataclasses.replace(adapter, parameters=ours), T5_GATED)
+    assert exported.settings["num_ranks"] == R + 1
     expected = np.concatenate(
         [
             ours[f"{s}/prompt/shared"]
@@ -184,38 +184,38 @@ def test_stacks_with_different_rows_share_the_rank():
         ],
         axis=1,
     )
-    np.testing.assert_allclose(prompts(made.tensors), expected, rtol=1e-6)
+    np.testing.assert_allclose(prompts(exported.tensors), expected, rtol=1e-6)
 
 
 def test_tasks_of_the_encoder_do_not_change_the_decoder():
     adapter = factorized_adapter({"encoder": normal(N, P, D)})
-    made = to_peft(adapter, T5_GATED)
+    exported = to_peft(adapter, T5_GATED)
     # With 2, PEFT would put P vectors before the decoder's input.
-    assert made.settings["num_transformer_submodules"] == 1
+    assert exported.settings["num_transformer_submodules"] == 1
 
 
 @pytest.mark.parametrize("length", [3, 20])
 def test_any_task_prompts_have_an_exact_factorized_form(length):
     vectors = normal(N, length, D)
-    made = to_peft(factorized_adapter({"decoder": vectors}), LLAMA)
-    np.testing.assert_array_equal(prompts(made.tensors), vectors)
-    assert made.settings["num_tasks"] == N
-    assert made.settings["num_ranks"] == min(length, D)
-    found = from_peft(made, LLAMA, "here")
-    assert found.parameters["decoder/prompt/shared"].shape == (length, D)
+    exported = to_peft(factorized_adapter({"decoder": vectors}), LLAMA)
+    np.testing.assert_array_equal(prompts(exported.tensors), vectors)
+    assert exported.settings["num_tasks"] == N
+    assert exported.settings["num_ranks"] == min(length, D)
+    adapter = from_peft(exported, LLAMA, "here")
+    assert adapter.parameters["decoder/prompt/shared"].shape == (length, D)
 
 
 def prefix(config, stored_layers, **settings):
     heads, width = config.key_value_heads, config.head_width
     count = 1 if config.architecture == "decoder_only" else 2
-    found = {
+    fields = {
         "num_layers": stored_layers,
         "num_attention_heads": heads,
         "token_dim": heads * width,
         "num_transformer_submodules": count,
     }
     flat = normal(P, stored_layers * 2 * heads * width)
-    return folder("PREFIX_TUNING", {"prompt_embeddings": flat}, **(found | settings))
+    return folder("PREFIX_TUNING", {"prompt_embeddings": flat}, **(fields | settings))
 
 
 def cache(theirs):
@@ -273,11 +273,11 @@ def test_any_prefix_of_a_t5_is_written_so_that_peft_reads_it(layers):
     config = dataclasses.replace(T5_GATED, layers=layers)
     ours = normal(layers, 2, P, config.heads, config.head_width)
     parameters = {"decoder/prompt/prompt": ours}
-    made = to_peft(Adapter(kind="PREFIX_TUNING", parameters=parameters), config)
-    np.testing.assert_array_equal(np.stack(cache(made))[:layers], ours)
+    exported = to_peft(Adapter(kind="PREFIX_TUNING", parameters=parameters), config)
+    np.testing.assert_array_equal(np.stack(cache(exported))[:layers], ours)
     # T5's d_model is not heads * d_kv, so the settings must include it.
-    assert made.settings["token_dim"] == config.heads * config.head_width
-    assert_same(from_peft(made, config, "here").parameters, parameters)
+    assert exported.settings["token_dim"] == config.heads * config.head_width
+    assert_same(from_peft(exported, config, "here").parameters, parameters)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def theirs():
 @needs_peft
 @pytest.mark.parametrize("kind", CLASSES)
 def test_defaults_equal_pefts(kind, theirs):
-    version, made = theirs
+    version, defaults = theirs
     # PEFT saves adapters with inference_mode set.
-    expected = made[kind] | {"inference_mode": True, "peft_version": VERSION}
+    expected = defaults[kind] | {"inference_mode": True, "peft_version": VERSION}
     assert expected.pop("peft_type") == kind
     if version != VERSION:
         expected = {name: expected[name] for name in DEFAULTS[kind]}

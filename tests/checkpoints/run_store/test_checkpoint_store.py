@@ -56,11 +56,11 @@ def assert_loads(store: CheckpointStore, step: int, content: int | None = None):
     np.testing.assert_array_equal(trained[PATH], trained_at(content)[PATH])
     expected = optimizer_at(content)
     assert jax.tree.structure(optimizer) == jax.tree.structure(expected)
-    for found, leaf in zip(
+    for actual, leaf in zip(
         jax.tree.leaves(optimizer), jax.tree.leaves(expected), strict=True
     ):
-        assert found.dtype == leaf.dtype
-        np.testing.assert_array_equal(found, leaf)
+        assert actual.dtype == leaf.dtype
+        np.testing.assert_array_equal(actual, leaf)
     assert extra == extra_at(content)
 
 
@@ -106,11 +106,11 @@ def test_every_kind_of_optimizer_leaf_is_kept(tmp_path):
     store.save(1, trained_at(1), state, {})
     _, loaded, _ = store.load(1, state)
     assert jax.tree.structure(loaded) == jax.tree.structure(state)
-    for found, leaf in zip(
+    for actual, leaf in zip(
         jax.tree.leaves(loaded), jax.tree.leaves(state), strict=True
     ):
-        assert (found.dtype, found.shape) == (leaf.dtype, leaf.shape)
-        np.testing.assert_array_equal(found, leaf)
+        assert (actual.dtype, actual.shape) == (leaf.dtype, leaf.shape)
+        np.testing.assert_array_equal(actual, leaf)
 
 
 def test_a_run_directory_without_checkpoints_is_not_created(tmp_path):
@@ -271,7 +271,7 @@ def test_any_flipped_byte_of_the_state_is_found_or_does_not_matter(tmp_path):
     save(store, 10)
     path = save(store, 20) / "state.json"
     content = path.read_bytes()
-    found = 0
+    count = 0
     for position in range(len(content)):
         flipped = bytearray(content)
         flipped[position] ^= 1
@@ -279,12 +279,12 @@ def test_any_flipped_byte_of_the_state_is_found_or_does_not_matter(tmp_path):
         messages = []
         step = store.latest_valid(messages.append)
         if step == 10:
-            found += 1
+            count += 1
             assert "checkpoint_20/state.json" in messages[0]
         else:
             assert_loads(store, 20)
     white_space = sum(byte in b" \n" for byte in content)
-    assert found >= len(content) - white_space
+    assert count >= len(content) - white_space
 
 
 def test_a_truncated_state_is_found(tmp_path):

@@ -59,21 +59,21 @@ def test_a_save_ends_with_the_same_bits(step, content, tmp_path):
     recording = recorded(run, lambda: save(run, step, content), TENSORBOARD)
     expected = read_tree(run, TENSORBOARD)
     outcomes = set()
-    for place, _ in recording.written(tmp_path / "states"):
-        store = CheckpointStore(place, keep_last=2)
-        found = newest(store)
-        assert found in (2, step)
-        outcomes.add(loaded(store, found))
+    for folder, _ in recording.written(tmp_path / "states"):
+        store = CheckpointStore(folder, keep_last=2)
+        newest_step = newest(store)
+        assert newest_step in (2, step)
+        outcomes.add(loaded(store, newest_step))
         # Every checkpoint has the lines of the steps before it.
-        lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         logged = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-        covered = step if loaded(store, found) == content else step - 1
+        covered = step if loaded(store, newest_step) == content else step - 1
         assert logged[:covered] == list(range(1, covered + 1))
-        if found == step and content == 3:
-            store.finish_deletion(found)
+        if newest_step == step and content == 3:
+            store.finish_deletion(newest_step)
         else:
-            save(place, step, content)
-        assert read_tree(place, TENSORBOARD) == expected
+            save(folder, step, content)
+        assert read_tree(folder, TENSORBOARD) == expected
     assert outcomes == {2, content}
 
 
@@ -82,10 +82,10 @@ def test_a_first_save_ends_with_the_same_bits(tmp_path):
     run.mkdir()
     recording = recorded(run, lambda: save(run, 1, 1), TENSORBOARD)
     expected = read_tree(run, TENSORBOARD)
-    for place, _ in recording.written(tmp_path / "states"):
-        assert newest(CheckpointStore(place, keep_last=2)) in (None, 1)
-        save(place, 1, 1)
-        assert read_tree(place, TENSORBOARD) == expected
+    for folder, _ in recording.written(tmp_path / "states"):
+        assert newest(CheckpointStore(folder, keep_last=2)) in (None, 1)
+        save(folder, 1, 1)
+        assert read_tree(folder, TENSORBOARD) == expected
 
 
 def save_sharded(run: Path, step: int) -> None:
@@ -104,13 +104,15 @@ def test_a_save_in_the_form_of_orbax_ends_with_the_same_content(tmp_path):
     save_sharded(run, 1)
     recording = recorded(run, lambda: save_sharded(run, 2))
     outcomes = set()
-    for place, _ in recording.written(tmp_path / "states"):
-        store = CheckpointStore(place, keep_last=1, form="orbax")
-        found = newest(store)
-        assert found in (1, 2)
-        outcomes.add(loaded(store, found))
-        store.finish_deletion(found)
-        assert [path.name for path in store.folder.iterdir()] == [f"checkpoint_{found}"]
+    for folder, _ in recording.written(tmp_path / "states"):
+        store = CheckpointStore(folder, keep_last=1, form="orbax")
+        newest_step = newest(store)
+        assert newest_step in (1, 2)
+        outcomes.add(loaded(store, newest_step))
+        store.finish_deletion(newest_step)
+        assert [path.name for path in store.folder.iterdir()] == [
+            f"checkpoint_{newest_step}"
+        ]
     assert outcomes == {1, 2}
     save_sharded(tmp_path / "again", 2)
 

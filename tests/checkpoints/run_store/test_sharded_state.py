@@ -94,10 +94,10 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
     assert_loads(store, 3)
     other = placed(MeshShape(data=1, fsdp=4))
     trained, moments, _ = store.load(3, own[1], trained_template=own[0])
-    found = other.put_tree((trained, moments))
+    actual = other.put_tree((trained, moments))
     there = other.put_tree(own)
-    assert_same(found, there)
-    assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(
+    assert_same(actual, there)
+    assert jax.tree.map(lambda x: x.sharding, actual) == jax.tree.map(
         lambda x: x.sharding, there
     )
     with pytest.raises(InputError, match=r"arrays \(was the optimizer changed\?\)"):
@@ -110,10 +110,10 @@ def test_the_largest_magnitudes_are_reduced_over_all_shards():
     trained[TABLE] = trained[TABLE].at[30, 7].set(-40.0)
     trained[KERNEL] = trained[KERNEL].at[1, 5, 23].set(jnp.nan)
     state = where.put_tree(trained)
-    found = where.largest_magnitudes(state)
-    assert float(found[TABLE]) == 40.0
+    actual = where.largest_magnitudes(state)
+    assert float(actual[TABLE]) == 40.0
     # No device's but one's, and the others' numbers are larger than NaN.
-    assert np.isposinf(found[KERNEL])
+    assert np.isposinf(actual[KERNEL])
     program = where._reduce.lower(state).compile().as_text()
     assert "all-reduce" in program
     assert "all-gather" not in program
@@ -130,8 +130,8 @@ def test_arrays_may_be_donated_once_they_are_being_saved(tmp_path):
         array = step(array)
     array.block_until_ready()
     store.wait()
-    found, _, _ = store.load(1, ())
-    np.testing.assert_array_equal(np.asarray(found["a"]), expected)
+    actual, _, _ = store.load(1, ())
+    np.testing.assert_array_equal(np.asarray(actual["a"]), expected)
     # As a prompt, which it would be if it were smaller.
     np.testing.assert_array_equal(read_prompt(tmp_path), expected)
 

@@ -118,8 +118,8 @@ def test_rows_that_fill_no_batch_move_to_a_larger_bucket():
     # 5 rows of the first bucket, 4 of the second, batches of 4.
     lengths = [10, 11, 12, 13, 14, 50, 51, 52, 53]
     plan = decoder_plan(lengths, [1] * 8 + [9], batch_size=4, shuffle=False, buckets=2)
-    found = [(b.rows.tolist(), b.input_length, b.positions) for b in plan.one_pass()]
-    assert found == [
+    actual = [(b.rows.tolist(), b.input_length, b.positions) for b in plan.one_pass()]
+    assert actual == [
         ([0, 1, 2, 3], 16, 8),
         ([4, 5, 6, 7], 56, 16),
         ([8, -1, -1, -1], 56, 16),
@@ -131,9 +131,9 @@ def test_rows_move_to_a_larger_bucket_only_if_both_lengths_fit():
     inputs = [100] * 9 + [10] * 9 + [100] * 2
     targets = [10] * 9 + [100] * 9 + [100] * 2
     plan = pair_plan(inputs, targets, batch_size=4, buckets=3)
-    found = [(b.input_length, b.target_length) for b in plan.one_pass()]
+    actual = [(b.input_length, b.target_length) for b in plan.one_pass()]
     # One row of each of the first two remains, and forms a batch with the last two.
-    assert sorted(found) == [(16, 104)] * 2 + [(104, 16)] * 2 + [(104, 104)]
+    assert sorted(actual) == [(16, 104)] * 2 + [(104, 16)] * 2 + [(104, 104)]
     assert sum((batch.rows < 0).sum() for batch in plan.one_pass()) == 0
 
 
@@ -215,16 +215,16 @@ def test_more_devices_pad_the_same_batches(accumulate, shuffle):
     choices = {"batch_tokens": 4096, "accumulate": accumulate, "shuffle": shuffle}
     alone, divided = decoder_plan(**choices), decoder_plan(**choices, row_parts=4)
     assert divided.batches_per_epoch == alone.batches_per_epoch
-    for found, expected in zip(divided.one_pass(), alone.one_pass(), strict=True):
-        of_micro_batches = found.rows.reshape(accumulate, -1)
+    for actual, expected in zip(divided.one_pass(), alone.one_pass(), strict=True):
+        of_micro_batches = actual.rows.reshape(accumulate, -1)
         rows = len(expected.rows) // accumulate
         assert of_micro_batches.shape[1] == -(-rows // 4) * 4
         np.testing.assert_array_equal(
             of_micro_batches[:, :rows].reshape(-1), expected.rows
         )
         assert (of_micro_batches[:, rows:] == -1).all()
-        assert found.input_length == expected.input_length
-        assert found.positions == expected.positions
+        assert actual.input_length == expected.input_length
+        assert actual.positions == expected.positions
 
 
 def test_no_row_is_padded_beyond_the_positions():

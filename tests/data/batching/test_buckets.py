@@ -60,8 +60,8 @@ def test_two_lengths_are_padded_optimally():
     best = min(
         cost(lengths, [*pairs, last]) for pairs in itertools.combinations(grid, 2)
     )
-    found = choose_tops(lengths, count=3, costs=(1, 1))
-    assert cost(lengths, found) == best
+    tops = choose_tops(lengths, count=3, costs=(1, 1))
+    assert cost(lengths, tops) == best
 
 
 def test_every_example_fits_its_bucket_and_the_last_holds_all():
@@ -99,8 +99,8 @@ def test_no_bucket_goes_beyond_the_positions():
 def test_the_choice_does_not_depend_on_the_order_of_the_table():
     lengths = RANDOM.integers(1, 9000, (5000, 2))
     expected = choose_tops(lengths, count=8, costs=(1, 1))
-    found = choose_tops(lengths[::-1], count=8, costs=(1, 1))
-    np.testing.assert_array_equal(found, expected)
+    tops = choose_tops(lengths[::-1], count=8, costs=(1, 1))
+    np.testing.assert_array_equal(tops, expected)
 
 
 def test_lengths_are_rounded_up_to_multiples_of_eight():

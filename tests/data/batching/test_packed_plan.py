@@ -171,9 +171,9 @@ def test_more_devices_pad_the_same_rows(accumulate):
     divided = packed_plan(accumulate=accumulate, batch_size=6, row_parts=4)
     for index in (0, 5, 130):
         expected = alone.batch(index).rows.reshape(accumulate, 6, -1)
-        found = divided.batch(index).rows.reshape(accumulate, 8, -1)
-        np.testing.assert_array_equal(found[:, :6], expected)
-        assert (found[:, 6:] == -1).all()
+        actual = divided.batch(index).rows.reshape(accumulate, 8, -1)
+        np.testing.assert_array_equal(actual[:, :6], expected)
+        assert (actual[:, 6:] == -1).all()
 
 
 def test_examples_before_a_batch_count_all_earlier_batches():

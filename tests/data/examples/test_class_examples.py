@@ -80,7 +80,7 @@ def test_the_lengths_are_the_longest_rows(architecture):
     assert len(examples) == 4
     for index in range(4):
         rows = examples[index]
-        found = [
+        actual = [
             examples.input_lengths[index],
             examples.target_lengths[index],
             examples.weight_counts[index],
@@ -90,7 +90,7 @@ def test_the_lengths_are_the_longest_rows(architecture):
             max(len(row.targets) for row in rows),
             max(np.count_nonzero(row.weights) for row in rows),
         ]
-        assert found == longest
+        assert actual == longest
 
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
@@ -116,8 +116,8 @@ def test_an_epoch_contains_each_example_once_with_all_its_labels(
         for group, gold in zip(rows, batch.gold, strict=True):
             if gold != FILLING:
                 met.append((group[0][group[0] < 20][group[0][group[0] < 20] > 1], gold))
-    found = sorted((row.tolist(), int(gold)) for row, gold in met)
-    assert found == sorted(zip(GIVEN, GOLD, strict=True))
+    actual = sorted((row.tolist(), int(gold)) for row, gold in met)
+    assert actual == sorted(zip(GIVEN, GOLD, strict=True))
 
 
 def test_a_token_budget_limits_all_rows_together():

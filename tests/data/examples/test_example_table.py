@@ -110,11 +110,11 @@ def test_each_turn_of_a_row_is_an_example_of_an_encoder_decoder(tmp_path):
     types = [[0, 0, 0, 1, 1, 3, 0, 1, 3, 2, 2], [0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1]]
     path = write(tmp_path / "a.hdf5", ids, types)
     examples = load(path, "encoder_decoder", eos_id=2, bos_id=4)
-    found = [
+    actual = [
         (examples[i].inputs.tolist(), examples[i].targets.tolist()) for i in range(4)
     ]
     assert len(examples) == 4
-    assert found == [
+    assert actual == [
         ([9, 5, 2], [10, 7, 2]),
         ([6, 2], [8, 2]),
         ([9, 5, 2], [10, 7, 8, 2]),

@@ -122,11 +122,11 @@ def test_the_columns_of_a_row_apply_to_each_of_its_examples(tmp_path):
         "advantages_key": "advantages",
         "example_weight_key": "example_weights",
     }
-    found = read(load(path, prompt_count=3, prompt_id_key="prompt_ids", **columns))
-    assert [example.prompt_id for example in found] == [2, 2, 0]
-    assert [max(example.weights) for example in found] == [2, 2, 0.5]
-    said = [example.columns["advantages"] for example in found]
-    assert said[1] is not None and said[1].tolist() == [4, 5, 6]
+    actual = read(load(path, prompt_count=3, prompt_id_key="prompt_ids", **columns))
+    assert [example.prompt_id for example in actual] == [2, 2, 0]
+    assert [max(example.weights) for example in actual] == [2, 2, 0.5]
+    advantages = [example.columns["advantages"] for example in actual]
+    assert advantages[1] is not None and advantages[1].tolist() == [4, 5, 6]
 
 
 def test_each_example_sets_its_own_task(tmp_path):

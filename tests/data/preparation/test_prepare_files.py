@@ -165,10 +165,10 @@ def test_categories_and_weights_are_separate_columns(tmp_path, make):
     )
     record = RecordFormat(weight_key="weight", categories=("code", "math"))
     output = make(source, length=10, record=record)
-    found = columns(output / "train_1_of_1.hdf5")
-    assert found["category_ids"].tolist() == [[1] * 4 + [0] * 4 + [-1] * 2]
-    assert found["loss_weights"].dtype == np.float32
-    assert found["loss_weights"].tolist() == [[0.5] * 4 + [2.0] * 4 + [0.0] * 2]
+    content = columns(output / "train_1_of_1.hdf5")
+    assert content["category_ids"].tolist() == [[1] * 4 + [0] * 4 + [-1] * 2]
+    assert content["loss_weights"].dtype == np.float32
+    assert content["loss_weights"].tolist() == [[0.5] * 4 + [2.0] * 4 + [0.0] * 2]
     ids = json.loads((output / "category_to_id.json").read_text())
     assert ids == {"code": 0, "math": 1}
 
@@ -295,11 +295,11 @@ def test_special_tokens_get_roles(tmp_path, tokenizer):
     output = prepare(
         Preparation((str(source),), str(tmp_path / "out"), choice, length=64), workers=1
     )
-    found = columns(output / "train_1_of_1.hdf5")
+    content = columns(output / "train_1_of_1.hdf5")
     metadata = yaml.safe_load((output / "metadata.yaml").read_text())
     assert metadata["eos_id"] == 262 and metadata["vocab_size"] == 263
-    assert set(found["input_ids"][found["token_type_ids"] == 3]) == {262}
+    assert set(content["input_ids"][content["token_type_ids"] == 3]) == {262}
     pad = load_tokenizer(tokenizer).eos_id
-    assert set(found["input_ids"][found["token_type_ids"] == 2]) == {pad}
+    assert set(content["input_ids"][content["token_type_ids"] == 2]) == {pad}
     saved = load_tokenizer(output / "tokenizer", eos_id=262)
     assert saved.token(262) == "<|done|>"

@@ -108,8 +108,8 @@ def test_files_without_usable_rows_are_named_or_skipped(tmp_path, make):
     output = make(folder, skip_malformed=True)
     problems = skipped(output)
     assert len(problems) == len(BAD_FILES) + 1
-    for said, (name, (_, message)) in zip(problems, BAD_FILES.items(), strict=False):
-        assert name in said and message in said
+    for listed, (name, (_, message)) in zip(problems, BAD_FILES.items(), strict=False):
+        assert name in listed and message in listed
     assert counts(output) == counts(alone) | {"malformed_files": len(BAD_FILES)}
     for name in ("input_ids", "token_type_ids"):
         file = "train_1_of_1.hdf5"
@@ -152,7 +152,9 @@ def test_problems_are_listed_in_order_for_any_split_of_the_work(
     together = make(source, name="together", skip_malformed=True)
     monkeypatch.setattr(worker_pool, "TASK_RECORDS", 2)
     assert snapshot(make(source, skip_malformed=True)) == snapshot(together)
-    assert [said.split("line ")[1][0] for said in skipped(together)] == list("2345")
+    assert [problem.split("line ")[1][0] for problem in skipped(together)] == list(
+        "2345"
+    )
 
 
 def test_a_problem_is_listed_whatever_it_quotes():

@@ -18,11 +18,11 @@ from prompt_tuning.data.preparation.record_order import (
 
 
 def everything(order, split):
-    found, first = [], 0
+    actual, first = [], 0
     while first < order.positions(split):
         records, _, first = order.block(split, first)
-        found += records.tolist()
-    return found
+        actual += records.tolist()
+    return actual
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 64, 1000, 70_000])

@@ -44,8 +44,8 @@ def test_a_quote_within_a_cell_is_a_character(tmp_path, make, tokenizer):
         "prompt\tcompletion\n"
         'a 5" disk\tA\nfoo\tB\nbar\tC\nanother 3" disk\tD\nlast\tE\n'
     )
-    found = texts(make(source, packing="single::drop"), tokenizer)
-    assert found == [
+    actual = texts(make(source, packing="single::drop"), tokenizer)
+    assert actual == [
         [(0, prompt), (1, f" {completion}"), (3, EOS)]
         for prompt, completion in [
             ('a 5" disk', "A"),

@@ -22,9 +22,9 @@ CHARACTERS = [
 
 @pytest.fixture
 def small(tmp_path):
-    found = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
-    assert isinstance(found, HuggingFaceTokenizer)
-    return found.tokenizer
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    return tokenizer.tokenizer
 
 
 def check_hostile(tokenizer: tokenizers.Tokenizer):

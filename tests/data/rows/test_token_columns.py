@@ -107,8 +107,8 @@ def test_lines_contain_weights_classes_and_advantages(tmp_path):
     )
     # Two of "x" and one of "y": 3 / (2 * 2) and 3 / (2 * 1).
     assert weights(examples) == [[0, 0, w, w] for w in (1.5, 0.375, 1.5)]
-    said = [examples[i].columns["advantages"] for i in range(3)]
-    assert [x is not None and x.tolist() for x in said] == [
+    advantages = [examples[i].columns["advantages"] for i in range(3)]
+    assert [x is not None and x.tolist() for x in advantages] == [
         [-1.5] * 4,
         [0] * 4,
         [3] * 4,
@@ -199,10 +199,10 @@ def test_examples_with_classes_have_their_answers_weights(tmp_path):
     of_rows = np.array([2.0, 0.5, 1.0])
     path = write(tmp_path / "a.hdf5", example_weights=of_rows)
     examples = load(path, example_weight_key="example_weights", prompt_loss_weight=0.1)
-    found = ClassExamples(examples, [[1], [2]], [0, 1, 0], DECODER)
-    assert found.weights.tolist() == [2, 0.5, 1]
+    class_examples = ClassExamples(examples, [[1], [2]], [0, 1, 0], DECODER)
+    assert class_examples.weights.tolist() == [2, 0.5, 1]
     rows = np.array([1, -1, 0])
-    batch = build_batch(found, PlannedBatch(rows, 4, 4, 1, True), 0)
+    batch = build_batch(class_examples, PlannedBatch(rows, 4, 4, 1, True), 0)
     assert batch.example_weights.tolist() == [0.5, 0, 2]
 
 

@@ -28,10 +28,10 @@ def token_template(template, tokenizer=None, size=V, separate=False):
 
 
 def test_the_segments_of_a_template():
-    found = parse_template(
+    template = parse_template(
         '{soft:20} Review: {text}{soft:5:"so, \\"was it\\" {good}?"}'
     )
-    assert found == Template(
+    assert template == Template(
         (
             Soft(20),
             Text(" Review: "),
@@ -44,9 +44,9 @@ def test_the_segments_of_a_template():
 
 
 def test_braces_of_the_text_are_doubled():
-    found = parse_template("a{{b}} {{{text}}} c")
-    assert found.parts == (Text("a{b} {"), Key("text"), Text("} c"))
-    assert found.render({"text": "{x}"}) == ["a{b} {{x}} c"]
+    template = parse_template("a{{b}} {{{text}}} c")
+    assert template.parts == (Text("a{b} {"), Key("text"), Text("} c"))
+    assert template.render({"text": "{x}"}) == ["a{b} {{x}} c"]
 
 
 def test_keys_are_the_lines_keys():
@@ -192,13 +192,13 @@ def test_vectors_of_words_start_from_their_embeddings():
     vocabulary = Vocabulary(embeddings, LetterTokenizer())
     template = 'x{soft:1}{soft:"bd"} {soft:2:"e"}{y}'
     start = from_template(template, fallback=from_array(-np.ones((5, 2), np.float32)))
-    found = np.asarray(start(jax.random.key(0), (5, 2), vocabulary))
+    actual = np.asarray(start(jax.random.key(0), (5, 2), vocabulary))
     expected = -np.ones((5, 2), np.float32)
     expected[[1, 2, 3]] = embeddings[[1, 3, 4]]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
     with pytest.raises(InputError, match=r"5 soft vectors .* but the prompt has 4"):
         start(jax.random.key(0), (4, 2), vocabulary)
     long = from_template('{soft:1:"abc"}')
     with pytest.warns(UserWarning, match=r"3 tokens of 'abc' do not fit .* 1 vectors"):
-        found = long(jax.random.key(0), (1, 2), vocabulary)
-    np.testing.assert_array_equal(found, embeddings[:1])
+        actual = long(jax.random.key(0), (1, 2), vocabulary)
+    np.testing.assert_array_equal(actual, embeddings[:1])

@@ -33,10 +33,10 @@ def test_types_are_the_old_or_the_new_ones(tmp_path):
     new = typed(root / "rows.hdf5")
     assert old == [[0, 1, 1, 1]] * 3 and new == [[1] * 4] * 3
     outcomes = []
-    for place, _ in recording.written(tmp_path / "states"):
-        outcomes.append(typed(place / "rows.hdf5"))
-        replace(place)
-        assert typed(place / "rows.hdf5") == new
-        assert [path.name for path in place.iterdir()] == ["rows.hdf5"]
+    for folder, _ in recording.written(tmp_path / "states"):
+        outcomes.append(typed(folder / "rows.hdf5"))
+        replace(folder)
+        assert typed(folder / "rows.hdf5") == new
+        assert [path.name for path in folder.iterdir()] == ["rows.hdf5"]
     assert old in outcomes and new in outcomes
     assert all(outcome in (old, new) for outcome in outcomes)

@@ -35,9 +35,9 @@ def write(path: Path, ids: np.ndarray = ROWS, **others: np.ndarray) -> Path:
 
 
 def data_set(file: h5py.File, name: str) -> h5py.Dataset:
-    found = file[name]
-    assert isinstance(found, h5py.Dataset)
-    return found
+    dataset = file[name]
+    assert isinstance(dataset, h5py.Dataset)
+    return dataset
 
 
 def read(path: Path) -> dict[str, list]:
@@ -47,7 +47,7 @@ def read(path: Path) -> dict[str, list]:
 
 def beside(path: Path) -> list[str]:
     """The names in a file's folder."""
-    return [found.name for found in path.parent.iterdir()]
+    return [sibling.name for sibling in path.parent.iterdir()]
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_the_command_adds_types_and_changes_nothing_else(rows, capsys):
     assert run(rows, *BY_SEPARATOR) == 0
     printed = capsys.readouterr().out
     assert [int(x) for x in printed.splitlines()[3].split("│")[2:7]] == [3, 6, 4, 2, 3]
-    found = read(rows)
-    assert found == {
+    actual = read(rows)
+    assert actual == {
         "input_ids": ROWS.tolist(),
         "token_type_ids": EXPECTED,
         "category_ids": [4, 5, 6],
@@ -172,24 +172,24 @@ def refused(capsys, *arguments) -> str:
 def test_files_that_cannot_be_typed_are_refused_unchanged(rows, tmp_path, capsys):
     before = rows.read_bytes()
     other = write(tmp_path / "other.hdf5", np.array([[7, 7, 7, 2, 0]], np.int32))
-    found = refused(capsys, rows, other, *BY_SEPARATOR)
-    assert f"{other}: row 3: the example at token 0 has no separator (5)" in found
+    message = refused(capsys, rows, other, *BY_SEPARATOR)
+    assert f"{other}: row 3: the example at token 0 has no separator (5)" in message
     np.save(tmp_path / "two.npy", np.zeros((2, 5), int))
     assert "is for 2 rows" in refused(capsys, rows, "--array", tmp_path / "two.npy")
     np.save(tmp_path / "flat.npy", np.zeros(3, int))
-    found = refused(capsys, rows, "--array", tmp_path / "flat.npy")
-    assert "shape (3,), expected [rows, length]" in found
+    message = refused(capsys, rows, "--array", tmp_path / "flat.npy")
+    assert "shape (3,), expected [rows, length]" in message
     np.save(tmp_path / "real.npy", np.zeros((3, 5)))
-    found = refused(capsys, rows, "--array", tmp_path / "real.npy")
-    assert "contains float64, expected an array of integers" in found
+    message = refused(capsys, rows, "--array", tmp_path / "real.npy")
+    assert "contains float64, expected an array of integers" in message
     assert "is not a number" in refused(capsys, rows, "--until_last", "SEP")
     assert "named twice" in refused(capsys, rows, rows, "--all_completion")
     (tmp_path / "text.hdf5").write_text("id,text\n")
-    found = refused(capsys, tmp_path / "text.hdf5", "--all_completion")
-    assert "cannot be opened as HDF5" in found
+    message = refused(capsys, tmp_path / "text.hdf5", "--all_completion")
+    assert "cannot be opened as HDF5" in message
     floats = write(tmp_path / "floats.hdf5", ROWS.astype("f4"))
-    found = refused(capsys, floats, "--all_completion")
-    assert "input_ids has type float32, expected an integer type" in found
+    message = refused(capsys, floats, "--all_completion")
+    assert "input_ids has type float32, expected an integer type" in message
     assert rows.read_bytes() == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

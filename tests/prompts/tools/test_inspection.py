@@ -18,19 +18,19 @@ def test_tokens_are_ranked_by_angle_and_not_by_length():
 
 def test_a_vector_taken_from_the_vocabulary_finds_itself():
     table = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
-    found = nearest_tokens(7 * table[[4, 40]], table, 1)
-    assert [neighbours.tokens for neighbours in found] == [(4,), (40,)]
-    assert [neighbours.similarities[0] for neighbours in found] == pytest.approx([1, 1])
+    nearest = nearest_tokens(7 * table[[4, 40]], table, 1)
+    assert [neighbors.tokens for neighbors in nearest] == [(4,), (40,)]
+    assert [neighbors.similarities[0] for neighbors in nearest] == pytest.approx([1, 1])
 
 
 def test_a_vector_of_zeros_is_similar_to_no_token():
-    (found,) = nearest_tokens(np.zeros((1, 2), np.float32), TABLE, 2)
-    assert found.norm == 0 and found.similarities == (0, 0)
+    (neighbors,) = nearest_tokens(np.zeros((1, 2), np.float32), TABLE, 2)
+    assert neighbors.norm == 0 and neighbors.similarities == (0, 0)
 
 
 def test_requesting_too_many_tokens_returns_all():
-    (found,) = nearest_tokens(np.ones((1, 2), np.float32), TABLE, 10)
-    assert sorted(found.tokens) == [0, 1, 2, 3]
+    (neighbors,) = nearest_tokens(np.ones((1, 2), np.float32), TABLE, 10)
+    assert sorted(neighbors.tokens) == [0, 1, 2, 3]
 
 
 def test_a_prompt_of_another_width_is_refused():

@@ -39,35 +39,35 @@ def test_the_same_model_gives_the_same_prompt(method):
 def test_a_linear_map_is_the_least_squares_solution():
     target = draw(40, E)
     kernel = np.linalg.solve(SOURCE.T @ SOURCE, SOURCE.T @ target)
-    found = v2v_linear(PROMPT, SOURCE, target)
-    np.testing.assert_allclose(found, PROMPT @ kernel, rtol=1e-3, atol=1e-4)
+    actual = v2v_linear(PROMPT, SOURCE, target)
+    np.testing.assert_allclose(actual, PROMPT @ kernel, rtol=1e-3, atol=1e-4)
 
 
 def test_a_combination_has_the_weights_of_least_squares():
     # With fewer tokens than dimensions, the prompt is projected onto their span.
     source, target = SOURCE[:4], draw(4, E)
     weights = np.linalg.solve(source @ source.T, source @ PROMPT.T)
-    found = linear_combination(PROMPT, source, target)
-    np.testing.assert_allclose(found, weights.T @ target, rtol=1e-3, atol=1e-4)
+    actual = linear_combination(PROMPT, source, target)
+    np.testing.assert_allclose(actual, weights.T @ target, rtol=1e-3, atol=1e-4)
 
 
 def test_too_few_tokens_for_every_direction_give_a_warning():
     with pytest.warns(UserWarning, match="4 shared tokens span 4 of the source's 6"):
-        found = v2v_linear(PROMPT, SOURCE[:4], SOURCE[:4])
+        actual = v2v_linear(PROMPT, SOURCE[:4], SOURCE[:4])
     projector = np.linalg.pinv(SOURCE[:4]) @ SOURCE[:4]
-    np.testing.assert_allclose(found, PROMPT @ projector, atol=1e-4)
+    np.testing.assert_allclose(actual, PROMPT @ projector, atol=1e-4)
 
 
 def test_a_network_learns_the_relation():
     source = draw(1000, D)
     target = source @ MAP / 3
     inside, errors = draw(200, D), []
-    found = v2v_mlp(
+    actual = v2v_mlp(
         inside, source, target, epochs=200, on_epoch=lambda e, x: errors.append((e, x))
     )
     assert [epoch for epoch, _ in errors] == list(range(1, 201))
     assert errors[-1][1] < 0.02 * errors[0][1]
-    away = np.square(found - inside @ MAP / 3).mean()
+    away = np.square(actual - inside @ MAP / 3).mean()
     assert away < 0.05 * np.square(inside @ MAP / 3).mean()
 
 

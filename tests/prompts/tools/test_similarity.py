@@ -23,19 +23,19 @@ def cosine(a, b):
 
 
 def test_mean_vectors_are_compared_by_angle():
-    found = average_similarity([ALONG, ACROSS, BETWEEN])
+    similarity = average_similarity([ALONG, ACROSS, BETWEEN])
     half = 2**-0.5
     expected = [[1, 0, half], [0, 1, half], [half, half, 1]]
-    np.testing.assert_allclose(found, expected, atol=1e-7)
+    np.testing.assert_allclose(similarity, expected, atol=1e-7)
 
 
 def test_all_pairs_of_vectors_are_compared():
     prompts = [RANDOM.standard_normal((p, 5)).astype("f4") for p in (2, 3, 4)]
-    found = pairwise_similarity(prompts)
+    similarity = pairwise_similarity(prompts)
     for i, one in enumerate(prompts):
         for j, other in enumerate(prompts):
             pairs = [cosine(a, b) for a in one for b in other]
-            assert found[i, j] == pytest.approx(np.mean(pairs), rel=1e-5)
+            assert similarity[i, j] == pytest.approx(np.mean(pairs), rel=1e-5)
 
 
 def test_the_measures_differ_if_long_vectors_hide_short_ones():
@@ -52,9 +52,9 @@ def test_a_prompt_of_zeros_changes_nothing():
 
 
 def test_the_nearest_come_first_and_a_prompt_is_not_its_own_neighbor():
-    found = np.array([[1, 0.2, 0.9], [0.2, 1, 0.2], [0.9, 0.2, 1]])
-    assert nearest(found, 0) == [(2, 0.9), (1, 0.2)]
-    assert nearest(found, 1) == [(0, 0.2), (2, 0.2)]
+    actual = np.array([[1, 0.2, 0.9], [0.2, 1, 0.2], [0.9, 0.2, 1]])
+    assert nearest(actual, 0) == [(2, 0.9), (1, 0.2)]
+    assert nearest(actual, 1) == [(0, 0.2), (2, 0.2)]
 
 
 @pytest.mark.parametrize(
