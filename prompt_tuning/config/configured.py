@@ -52,7 +52,11 @@ class Configured:
         Raises:
           InputError: if a parameter is missing or cannot be used.
         """
+        from prompt_tuning.config.parameter_checks import check_parameter
+
         values = {name: built(value) for name, value in self}
+        for name, value in values.items():
+            check_parameter(self.factory, name, value)
         if "vocabulary" in factory_signature(self.factory).parameters:
             return functools.partial(self.factory, **values)
         try:

@@ -1,12 +1,13 @@
 """Checks of the values that a parsed config binds, before any factory is called."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from gin import config as gin_config
 
+from prompt_tuning.config.parameter_checks import check_parameter
 from prompt_tuning.core.errors import InputError, shortened
-from prompt_tuning.core.field_checks import PLAIN, check_value
+from prompt_tuning.core.field_checks import PLAIN
 
 MAXIMUM_VALUES = 500_000
 """Maximum number of values of a config once its macros are replaced."""
@@ -14,23 +15,6 @@ MAXIMUM_REFERENCES = 10_000
 """Maximum number of references and macros that are followed."""
 MAXIMUM_REFERENCE_DEPTH = 40
 """Maximum number of references that lead from a binding to a value."""
-
-MAXIMUM_LENGTH = 100_000
-"""Maximum of lengths, ranks and counts that trained parameters have as an axis."""
-MAXIMUM_ROWS = 1_000_000
-MAXIMUM_LAYERS = 10_000
-MAXIMA = {
-    **dict.fromkeys(("length", "task_length", "tasks", "rank"), MAXIMUM_LENGTH),
-    **dict.fromkeys(("hidden", "hidden_width"), MAXIMUM_LENGTH),
-    **dict.fromkeys(("shared_features", "task_features"), MAXIMUM_LENGTH),
-    **dict.fromkeys(("new_tokens", "buckets"), MAXIMUM_LENGTH),
-    **dict.fromkeys(("batch_size", "accumulate", "packed_length"), MAXIMUM_ROWS),
-    **dict.fromkeys(("resamples", "width", "feed_forward_width"), MAXIMUM_ROWS),
-    **dict.fromkeys(("layers", "encoder_layers", "heads"), MAXIMUM_LAYERS),
-    "head_width": MAXIMUM_LENGTH,
-    "vocabulary_size": 100 * MAXIMUM_ROWS,
-}
-"""Maximum of every parameter that memory is allocated by, by its name."""
 
 Bindings = Mapping[tuple[str, str], Mapping[str, Any]]
 
@@ -49,18 +33,11 @@ def check_values(factories: Mapping[str, Callable[..., Any]]) -> None:
     bindings: Bindings = gin_config._CONFIG
     expansion = _Expansion(bindings)
     for (scope, selector), parameters in bindings.items():
-        hints = _hints(factories.get(selector.rpartition(".")[2]))
+        factory = factories.get(selector.rpartition(".")[2])
         for name, value in parameters.items():
-            label = f"{selector.rpartition('.')[2]}.{name}"
             expanded = expansion.value(value, scope, 0)
-            if name in hints and not _has_unknown(expanded):
-                check_value(label, expanded, hints[name])
-                _check_size(label, expanded, MAXIMA.get(name))
-
-
-def _check_size(label: str, value: Any, maximum: int | None) -> None:
-    if maximum is not None and isinstance(value, int) and value > maximum:
-        raise InputError(f"{label} is {value:,}, expected at most {maximum:,}")
+            if factory is not None and not _has_unknown(expanded):
+                check_parameter(factory, name, expanded)
 
 
 class _Unknown:
@@ -84,16 +61,19 @@ class _Expansion:
             return self._reference(value, scope, depth + 1)
         if isinstance(value, list | tuple):
             self._add(len(value))
-            return type(value)([self._item(item, scope, depth) for item in value])
+            return type(value)(self._items(value, scope, depth))
         if isinstance(value, dict):
             self._add(2 * len(value))
-            keys = [self._item(key, scope, depth) for key in value]
-            items = [self._item(item, scope, depth) for item in value.values()]
+            keys = self._items(value, scope, depth)
+            items = self._items(value.values(), scope, depth)
             return _Unknown() if _has_unknown(keys) else _dictionary(keys, items)
         return value
 
-    def _item(self, value: Any, scope: str, depth: int) -> Any:
-        return value if type(value) in PLAIN else self.value(value, scope, depth)
+    def _items(self, values: Iterable[Any], scope: str, depth: int) -> list[Any]:
+        return [
+            value if type(value) in PLAIN else self.value(value, scope, depth)
+            for value in values
+        ]
 
     def _add(self, values: int) -> None:
         self._values += values
@@ -157,11 +137,3 @@ def _has_unknown(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_unknown, value.values()))
     return isinstance(value, _Unknown)
-
-
-def _hints(factory: Callable[..., Any] | None) -> Mapping[str, Any]:
-    """Returns the types of a factory's parameters, if there is one."""
-    if factory is None:
-        return {}
-    function = factory.__init__ if isinstance(factory, type) else factory
-    return get_type_hints(function)

@@ -67,7 +67,7 @@ def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
     """Returns the first lines that were removed (`-`) or added (`+`) between texts."""
     diff = difflib.unified_diff(before, after, n=0, lineterm="")
     lines = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
-    return lines[:MAXIMUM_LINES]
+    return [shortened(line) for line in lines[:MAXIMUM_LINES]]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
 from prompt_tuning.core.errors import InputError, differences, shown
@@ -17,9 +18,6 @@ from prompt_tuning.processes.group import is_first, run_on_first
 
 IDENTITY_FILE = "run.json"
 LOCK_FILE = ".writer.lock"
-MAXIMUM_CONFIG = 2**24
-"""Maximum size of a run's config in bytes."""
-
 _COMPUTATION = re.compile(
     r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
     r"|Pretrained\.(weights|(encoder_)?rematerialization))\s*="
@@ -123,7 +121,7 @@ def open_store(run: Run) -> CheckpointStore:
 
 def _check_config(directory: Path, config: str) -> None:
     file = directory / CONFIG_FILE
-    content = read_limited(file, MAXIMUM_CONFIG) if file.exists() else b""
+    content = read_limited(file, MAXIMUM_BYTES) if file.exists() else b""
     # Bytes that are not UTF-8 differ from those of any config.
     previous = content.decode(errors="replace")
     differing = differences(decisive_lines(previous), decisive_lines(config))
@@ -139,7 +137,8 @@ def _check_config(directory: Path, config: str) -> None:
 def relevant_lines(config: str) -> list[str]:
     """A config's lines, without comments and without the run directory."""
     # gin wraps long values; continuation lines are indented further.
-    whole = re.sub(r"\s*\\?\n\s+", " ", config)
+    # Without the first condition, a long run of spaces would take quadratic time.
+    whole = re.sub(r"(?<!\s)\s*\\?\n\s+", " ", config)
     return [
         line
         for line in whole.splitlines()

@@ -4,7 +4,12 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.training.metrics_log import MetricsLog
-from prompt_tuning.training.run_directory import CONFIG_FILE, claim, hold_run
+from prompt_tuning.training.run_directory import (
+    CONFIG_FILE,
+    check_owner,
+    claim,
+    hold_run,
+)
 from tests.support.crash_states import recorded
 from tests.support.small_runs import tune
 
@@ -90,3 +95,19 @@ def test_lines_are_on_the_disk_once_the_log_is_synced(tmp_path):
     assert with_checkpoint
     for state in with_checkpoint:
         assert state["metrics.jsonl"] == b'{"step": 1}\n{"step": 2, "loss": 1.0}\n'
+
+
+def test_a_config_of_spaces_is_compared_in_linear_time(tmp_path):
+    """A megabyte of spaces would take hours in quadratic time."""
+    (tmp_path / "config.gin").write_text(" " * 1_000_000 + "x")
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match="another config") as refused:
+        check_owner(tmp_path, "Run.steps = 3\n", "model")
+    assert len(str(refused.value)) < 2000
+
+
+def test_a_config_that_is_too_large(tmp_path):
+    (tmp_path / "config.gin").write_text("#" * (2**20 + 1))
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match="1,048,577 bytes, expected at most 1,048,576"):
+        check_owner(tmp_path, "Run.steps = 3\n", "model")
