@@ -8,6 +8,7 @@ reported as ignored. Everything else is an error.
 import dataclasses
 import difflib
 import functools
+import itertools
 import math
 import os
 import re
@@ -35,6 +36,8 @@ FreshBy = Mapping[str, str] | Callable[[str], str]
 PROMPT_IS_FRESH = (r".*/prompt/.*", None)
 TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
 MAXIMUM_LISTED = 10
+MAXIMUM_COMPARED, MAXIMUM_COMPARED_NAME = 1000, 200
+"""Maximum number and length of the names among which the nearest are searched."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +287,9 @@ def _check_sources(
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.0)
+    short = (other for other in candidates if len(other) <= MAXIMUM_COMPARED_NAME)
+    compared = itertools.islice(short, MAXIMUM_COMPARED)
+    close = difflib.get_close_matches(name, compared, n=3, cutoff=0.0)
     return ", ".join(close)
 
 

@@ -48,6 +48,10 @@ DTYPES = {
 }
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
+MAXIMUM_ARRAYS = 100_000
+"""Maximum number of arrays in a file."""
+MAXIMUM_NAME = 1000
+"""Maximum length of an array's name, which messages and reports print."""
 MAXIMUM_HEADER = 100_000_000
 """Maximum length of a header in bytes, as in the `safetensors` library."""
 
@@ -99,7 +103,10 @@ def _open_indexed(index: Path) -> dict[str, StoredTensor]:
         raise InputError(f"{index} has no 'weight_map' of tensor names to files")
     weight_map = content.nested("weight_map").values
     # The files may be links: Hugging Face's cache has links to files elsewhere.
-    files = sorted({check_name(file, str(index)) for file in weight_map.values()})
+    texts = {file if type(file) is str else None for file in weight_map.values()}
+    if None in texts:
+        content.refuse("weight_map", "texts by name")
+    files = sorted(check_name(file, str(index)) for file in texts)
     for file in files:
         if Path(file).name != file or not (index.parent / file).is_file():
             raise InputError(
@@ -128,6 +135,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     entries.pop(METADATA, None)
     if not entries:
         raise InputError(f"{file} contains no tensors")
+    if len(entries) > MAXIMUM_ARRAYS:
+        raise InputError(
+            f"{file} has {len(entries):,} arrays, expected at most {MAXIMUM_ARRAYS:,}"
+        )
     arrays = {name: _array(file, name, entry) for name, entry in entries.items()}
     end = max(array.end for array in arrays.values())
     if file.stat().st_size != start + end:
@@ -193,6 +204,8 @@ class _Array:
 
 def _array(file: Path, name: str, value: Any) -> _Array:
     source = f"{shown(name)} in {file}"
+    if len(name) > MAXIMUM_NAME:
+        raise InputError(f"{source} is a name of more than {MAXIMUM_NAME} characters")
     if not isinstance(value, dict):
         raise InputError(f"{source} is an invalid header entry: {shown(value)}")
     entry = JsonObject(source, value)

@@ -31,6 +31,8 @@ from prompt_tuning.core.typed_json import as_object
 
 NUMERIC = "biufc"
 """Kinds of NumPy's numeric dtypes."""
+MAXIMUM_NAME = 1000
+"""Maximum length of an array's name, which messages and reports print."""
 CHUNKED = "__msgpack_chunked_array__"
 
 
@@ -108,6 +110,10 @@ def _unpack(file: Path) -> tuple[PackedFile, dict]:
 def _leaves(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in tree.items():
         path = f"{prefix}{name}"
+        if len(path) > MAXIMUM_NAME:
+            raise InputError(
+                f"{shown(path)} is a name of more than {MAXIMUM_NAME} characters"
+            )
         is_spec = isinstance(value, dict) and {"driver", "kvstore"} <= value.keys()
         if isinstance(value, dict) and not is_spec and CHUNKED not in value:
             yield from _leaves(value, f"{path}/")
