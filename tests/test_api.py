@@ -41,13 +41,13 @@ def tuned(model, tmp_path_factory):
 
 
 def result_of(tuned: pt.TunedModel) -> pt.TrainingResult:
-    """How the training of a model ended."""
+    """The outcome of training a model."""
     assert tuned.result is not None
     return tuned.result
 
 
 def same(one: Parameters, other: Parameters) -> bool:
-    """Whether parameters are equal to the last bit."""
+    """Returns whether parameters are bitwise equal."""
     return one.keys() == other.keys() and all(
         np.array_equal(one[path], other[path]) for path in one
     )
@@ -170,7 +170,7 @@ def test_an_optax_optimizer_and_a_loss_function(model, tmp_path):
         np.testing.assert_allclose(
             ours.trained[path], theirs.trained[path], rtol=1e-3, atol=1e-5
         )
-    # The config cannot hold either; the directory is read all the same.
+    # The config cannot contain either; the directory is read nevertheless.
     again = pt.load_tuned(tmp_path / "theirs")
     assert same(again.trained, theirs.trained)
 

@@ -1,4 +1,4 @@
-"""The documents: their links, their commands, and, on request, all of their code."""
+"""Checks the documents' links and commands and, on request, runs their code."""
 
 import os
 import re
@@ -30,7 +30,7 @@ BLOCK = re.compile(
 
 
 def blocks(name: str) -> list[re.Match]:
-    """The blocks of code in a document, outputs left out."""
+    """Returns the blocks of code in a document, without outputs."""
     matches = BLOCK.finditer((ROOT / name).read_text())
     return [match for match in matches if match["language"] in ("bash", "python")]
 
@@ -54,7 +54,7 @@ def test_blocks_that_are_not_run_have_a_reason(name):
 
 
 def commands(name: str) -> list[list[str]]:
-    """The arguments of each `prompt-tuning` command in a document's blocks."""
+    """Returns the arguments of each `prompt-tuning` command in a document's blocks."""
     lines = []
     for block in blocks(name):
         if block["language"] == "bash":

@@ -1,4 +1,4 @@
-"""The structure and the English of the package, held to their bounds."""
+"""Limits on the structure and the English of the package."""
 
 import ast
 import io
@@ -20,7 +20,7 @@ TREES = {file: ast.parse(file.read_text()) for file in FILES}
 
 
 def module_of(file: Path) -> str:
-    """The dotted name of a file."""
+    """Returns the dotted name of a file."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
@@ -29,7 +29,7 @@ MODULES = {module_of(file): file for file in FILES}
 
 
 def imported_modules(file: Path) -> set[str]:
-    """The package's modules that a file imports."""
+    """Returns the package's modules that a file imports."""
     modules = set()
     for node in ast.walk(TREES[file]):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -40,7 +40,7 @@ def imported_modules(file: Path) -> set[str]:
 
 
 def folder_of(module: str, depth: int) -> str:
-    """The folder of a module, at most `depth` levels below the package."""
+    """Returns the folder of a module, at most `depth` levels below the package."""
     file = MODULES[module]
     folder = file.parent.relative_to(PACKAGE).parts[:depth]
     return "/".join(folder)
@@ -79,7 +79,7 @@ def test_class_names_are_unique():
 
 
 def function_lengths() -> dict[str, int]:
-    """Lines of each function, without its docstring."""
+    """Yields each function and its number of lines, without its docstring."""
     lengths = {}
     for file, tree in TREES.items():
         for node in ast.walk(tree):
@@ -102,8 +102,8 @@ def test_files_and_functions_are_short():
     assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
 
 
-# Occurrences per 10,000 words of docstrings and comments: twice the most that six
-# well-kept code bases of this field reach.
+# Occurrences per 10,000 words of docstrings and comments: twice the maximum of six
+# well-maintained code bases of this field.
 WORDS = {
     r"(?:^|[.!?]\s+)What\b(?![^.?!]*\?)": 0.4,
     r"\b[Ss]ays?\b|\bsaid\b": 1.6,
@@ -120,7 +120,7 @@ WORDS = {
 
 
 def prose_of(file: Path) -> str:
-    """The docstrings and comments of a file."""
+    """Returns the docstrings and comments of a file."""
     documented = (
         ast.FunctionDef,
         ast.AsyncFunctionDef,

@@ -1,4 +1,4 @@
-"""Each method on each model: trained, saved, resumed, decoded and exported.
+"""Trains, saves, resumes, decodes and exports each method on each model.
 
 Verifies the table of methods in prompt_tuning/prompts/README.md. With WRITE_METHODS=1
 the table is written instead of compared.
@@ -72,8 +72,15 @@ proofs: dict[tuple[str, str], Proof] = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A model and the data: where they are, and the frozen arrays."""
+class ModelData:
+    """A model and its data.
+
+    Attributes:
+      model: name in `MODELS`.
+      checkpoint: checkpoint of the model.
+      lines: file of the examples.
+      frozen: arrays of the model by path.
+    """
 
     model: str
     checkpoint: str
@@ -82,8 +89,8 @@ class Place:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def place(request, tmp_path_factory) -> Place:
-    """The place of one of the models."""
+def model_data(request, tmp_path_factory) -> ModelData:
+    """Writes the data of one of the models, and the model if it is not bundled."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "gpt2":
         checkpoint = str(methods.write_gpt2(folder / "gpt2"))
@@ -97,19 +104,19 @@ def place(request, tmp_path_factory) -> Place:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan = open_pretrained(Pretrained(checkpoint=checkpoint), key=key()).plan
     frozen = {path: np.array(x) for path, x in plan.read()}
-    return Place(request.param, checkpoint, file, frozen)
+    return ModelData(request.param, checkpoint, file, frozen)
 
 
 def key() -> jax.Array:
     return jax.random.key(0)
 
 
-def run_of(method: Method, place: Place) -> Run:
-    """The run that a person's config would give, in the smallest sizes."""
+def run_of(method: Method, model_data: ModelData) -> Run:
+    """Reads the run of a config as users write it, with minimal sizes."""
     bindings = [
-        f"MODEL = {place.checkpoint!r}",
-        f"TRAIN_FILES = {str(place.lines)!r}",
-        f"EVALUATION_FILES = {str(place.lines)!r}",
+        f"MODEL = {model_data.checkpoint!r}",
+        f"TRAIN_FILES = {str(model_data.lines)!r}",
+        f"EVALUATION_FILES = {str(model_data.lines)!r}",
         "RUN_DIRECTORY = 'set later'",
     ]
     return gin_files.read_run(
@@ -119,7 +126,7 @@ def run_of(method: Method, place: Place) -> Run:
 
 
 def train(training: Trainer, directory: Path) -> Parameters:
-    """Trains to the end, from a checkpoint where the directory has one."""
+    """Trains to the end, from a checkpoint if the directory has one."""
     outcome = loop.train(
         dataclasses.replace(
             training,
@@ -132,24 +139,28 @@ def train(training: Trainer, directory: Path) -> Parameters:
     return outcome.trained
 
 
-def check_trained(training: Trainer, trained: Parameters, place: Place, log: Path):
-    """The loss fell on one batch over and over; what is the model's own stayed."""
+def check_trained(
+    training: Trainer, trained: Parameters, model_data: ModelData, log: Path
+):
+    """Checks that the loss on a repeated batch fell and only trained leaves changed."""
     orders = [training.batch_plan.batch(step).rows.tolist() for step in range(STEPS)]
     assert all(sorted(rows) == list(range(len(LINES))) for rows in orders)
     losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    assert training.frozen.keys() == place.frozen.keys()
+    assert training.frozen.keys() == model_data.frozen.keys()
     for path, leaf in training.frozen.items():
-        assert np.asarray(leaf).tobytes() == place.frozen[path].tobytes(), path
-    assert trained.keys() == training.model.plan.abstract.keys() - place.frozen.keys()
+        assert np.asarray(leaf).tobytes() == model_data.frozen[path].tobytes(), path
+    assert (
+        trained.keys() == training.model.plan.abstract.keys() - model_data.frozen.keys()
+    )
     for path, leaf in trained.items():
         assert "/prompt/" in path or "/adapters/" in path
         assert not np.array_equal(leaf, training.start.trained[path]), path
 
 
 def check_saved(checkpoint: Path, trained: Parameters) -> None:
-    """The checkpoint is the trained leaves, their optimiser's state, and JSON."""
+    """Checks that the checkpoint has the trained leaves, optimizer state and JSON."""
     leaves = {file_name(path): leaf for path, leaf in trained.items()}
     files = {file.name for file in checkpoint.iterdir()}
     assert files == {*leaves, OPTIMIZER_FILE, STATE_FILE}
@@ -158,7 +169,7 @@ def check_saved(checkpoint: Path, trained: Parameters) -> None:
 
 
 def check_resumed(training: Trainer, whole: Path, half: Path) -> None:
-    """Half the steps, a restart and the rest leave the files of all steps at once."""
+    """Checks that a run restarted after half its steps writes the same files."""
     shutil.copytree(whole, half)
     shutil.rmtree(half / FOLDER / f"checkpoint_{STEPS}")
     train(training, half)
@@ -180,7 +191,7 @@ class Decoder:
         rows: Sequence[Sequence[int]],
         tasks: Sequence[int] | None,
     ) -> list[list[int]]:
-        """The new ids of rows, which are padded to the longest."""
+        """Returns the new token IDs of rows, which are padded to the longest."""
         length, keys = max(map(len, rows)), jax.random.split(key(), len(rows))
         ids = None if tasks is None else np.array(tasks, np.int32)
         arrays = (parameters, *pad_rows(rows, 0, length), keys, ids)
@@ -201,7 +212,7 @@ def decode() -> Decoder:
 def check_decoded(
     decode: Decoder, training: Trainer, parameters: Parameters
 ) -> tuple[list[int], list[int]]:
-    """No row's ids depend on the other rows, nor on how long they are.
+    """Checks that a row's IDs do not depend on the other rows or their lengths.
 
     Returns:
       the shortest row and its continuation.
@@ -212,9 +223,9 @@ def check_decoded(
     assert len({len(row) for row in rows}) == len(rows)
     tasks = None if model.prompt_count == 1 else [0, 1, 0]
     together = decode(model.graph, parameters, rows, tasks)
-    assert len(set(map(tuple, together))) == len(rows)  # or a mix-up would not show
+    assert len(set(map(tuple, together))) == len(rows)  # so that a swap is detected
     for index, row in enumerate(rows[:-1]):
-        # Beside the shortest and the longest, in another place, of another task.
+        # With the shortest and the longest row, at another index, for another task.
         others = [rows[-1], row, rows[0]]
         ids = None if tasks is None else [1 - tasks[index], tasks[index], 1]
         continuations = decode(model.graph, parameters, others, ids)
@@ -229,10 +240,10 @@ def model_of(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
 def check_exported(
     method: Method, reason: Reason | None, training: Trainer, parameters, folder: Path
 ) -> tuple[str, nnx.GraphDef, dict[str, np.ndarray]]:
-    """What is written reads back as the same, and has a place in a model.
+    """Checks that exported files are read back unchanged and fit a model.
 
     Returns:
-      the form, a model for it, and what was read.
+      the format, a model for it, and the arrays that were read.
     """
     model = model_of(training.model.graph, parameters)
     adapters, prompting = export_adapters(model), training.model.prompting
@@ -252,7 +263,7 @@ def check_exported(
 def written_as_array(
     adapter: Adapter, training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
-    """One array, put into the run's own model, or where a folded one has its place."""
+    """Exports one array; returns the run's model, or one for a folded prompt."""
     ((path, array),) = adapter.parameters.items()
     write_array(folder / file_name(path), adapter)
     back = read_adapter(folder / file_name(path), training.model.config)
@@ -269,7 +280,7 @@ def written_as_array(
 def written_as_checkpoint(
     adapter: Adapter, training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
-    """Several arrays, and a model that they alone describe."""
+    """Exports several arrays; returns a model that is described by them alone."""
     write_checkpoint(folder / "checkpoint", adapter, "a test")
     back = read_adapter(folder / "checkpoint", training.model.config)
     assert back.kind == adapter.kind
@@ -283,7 +294,7 @@ def written_as_checkpoint(
 def written_for_peft(
     forms: Sequence[Adapter], training: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
-    """PEFT's folders, and a model that they alone describe."""
+    """Exports PEFT folders; returns a model that is described by them alone."""
     parameters, merged, config = {}, Tuning(), training.model.config
     for form in forms:
         exported = to_peft(form, config, base_model=training.run.model.checkpoint)
@@ -300,33 +311,33 @@ def written_for_peft(
 
 
 def graph_for(tuning: Tuning, adapter: Adapter, run: Run) -> nnx.GraphDef:
-    """The frozen model with a place for exactly what an adapter has."""
+    """Opens the frozen model with parameters for exactly an adapter's arrays."""
     opened = open_pretrained(run.model, tuning, key=key())
     assert set(opened.plan.fresh) == adapter.parameters.keys()
     return opened.graph
 
 
 def check_same(written: Adapter, read: Adapter) -> None:
-    """Both do the same, whatever the names and the ranks in a file are."""
+    """Checks that both have the same effects, whatever the names and ranks are."""
     expected, actual = effects(written), effects(read)
     assert expected.keys() <= actual.keys()
     for name, effect in actual.items():
-        # GPT-2 has one module for query, key and value: what is in it for the others.
+        # GPT-2 has one module for query, key and value; the unused parts do nothing.
         nothing = np.ones_like(effect) if written.kind == IA3 else np.zeros_like(effect)
         np.testing.assert_allclose(effect, expected.get(name, nothing), atol=1e-6)
 
 
 def effects(adapter: Adapter) -> dict[str, np.ndarray]:
-    """What an adapter does, by the projection or the stack that it does it to."""
+    """Returns the effects of an adapter by projection or stack."""
     arrays, effect_of = adapter.parameters, {}
     for path, array in arrays.items():
-        place, _, leaf = path.rpartition("/")
+        model_data, _, leaf = path.rpartition("/")
         if adapter.kind == LORA and leaf == "a":
-            scaling = adapter.scalings[place.removesuffix("/adapters/lora")]
-            effect_of[place] = scaling * array @ arrays[f"{place}/b"]
+            scaling = adapter.scalings[model_data.removesuffix("/adapters/lora")]
+            effect_of[model_data] = scaling * array @ arrays[f"{model_data}/b"]
         elif adapter.kind == MULTITASK and leaf == "shared":
-            effect_of[place] = array * (
-                arrays[f"{place}/columns"] @ arrays[f"{place}/rows"]
+            effect_of[model_data] = array * (
+                arrays[f"{model_data}/columns"] @ arrays[f"{model_data}/rows"]
             )
         elif adapter.kind not in (LORA, MULTITASK):
             effect_of[path] = array
@@ -334,10 +345,10 @@ def effects(adapter: Adapter) -> dict[str, np.ndarray]:
 
 
 def check_same_vectors(own: LanguageModel, exported: LanguageModel) -> None:
-    """What a prompt was made by is folded into what is exported."""
+    """Checks that a reparameterized prompt is folded into the exported vectors."""
     prompts = exported.prompts()
     for stack, prompt in own.prompts().items():
-        # Deep prompts may become what they make, which decoding compares.
+        # Deep prompts may become keys and values, which decoding compares.
         if prompt.attachment is not Attachment.EVERY_BLOCK:
             actual = np.ravel(prompts[stack]())
             np.testing.assert_allclose(actual, np.ravel(prompt()), atol=1e-6)
@@ -349,20 +360,24 @@ COMMON = ("soft prompt", "key/value prefix", "LoRA and a soft prompt")
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m.name in COMMON], ids=lambda method: method.name
 )
-def test_a_common_method_on_a_model(method, place, decode, tmp_path):
-    check_method(method, place, decode, tmp_path)
+def test_a_common_method_on_a_model(method, model_data, decode, tmp_path):
+    check_method(method, model_data, decode, tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_every_method_on_every_model(method, place, decode, tmp_path):
-    proofs[method.name, place.model] = check_method(method, place, decode, tmp_path)
+def test_every_method_on_every_model(method, model_data, decode, tmp_path):
+    proofs[method.name, model_data.model] = check_method(
+        method, model_data, decode, tmp_path
+    )
 
 
-def check_method(method: Method, place: Place, decode: Any, tmp_path: Path) -> Proof:
-    """Trains, saves, resumes, decodes and exports by a method, or is refused."""
-    model = place.model
-    run = run_of(method, place)
+def check_method(
+    method: Method, model_data: ModelData, decode: Any, tmp_path: Path
+) -> Proof:
+    """Trains, saves, resumes, decodes and exports, or checks that this is refused."""
+    model = model_data.model
+    run = run_of(method, model_data)
     if model in method.refused:
         with pytest.raises(InputError, match=method.refused[model].message):
             open_run(run)
@@ -371,7 +386,7 @@ def check_method(method: Method, place: Place, decode: Any, tmp_path: Path) -> P
     whole, reason = tmp_path / "whole", method.arrays.get(model)
 
     trained = train(training, whole)
-    check_trained(training, trained, place, whole / METRICS_FILE)
+    check_trained(training, trained, model_data, whole / METRICS_FILE)
     check_saved(whole / FOLDER / f"checkpoint_{STEPS}", trained)
     check_resumed(training, whole, tmp_path / "half")
     parameters = training.parameters(trained)
@@ -381,7 +396,7 @@ def check_method(method: Method, place: Place, decode: Any, tmp_path: Path) -> P
     own = model_of(training.model.graph, parameters)
     check_same_vectors(own, model_of(graph, exported))
     tasks = None if training.model.prompt_count == 1 else [0]
-    # Alone, at its own length, by the exported form in a model made for it.
+    # Alone, unpadded, with the exported prompt in a model opened for it.
     assert decode(graph, exported, [row], tasks) == [ids]
     return Proof(4, form, reason)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that differ are told apart by some of their numbers."""
+"""Checkpoints are distinguished by a sample of their numbers."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ RECIPES = {
 
 
 def stored(pieces: tuple[int, int] | None = None, dtype: str = "f4", **changes):
-    """A checkpoint, some of whose arrays have other numbers; and what is read of it."""
+    """A checkpoint with changes to some arrays, and the sizes of the reads from it."""
     random, tensors, asked = np.random.default_rng(0), {}, []
     shapes = {f"layer_{i}": (30, 40) for i in range(LAYERS)}
     shapes |= {"scale": (7,), "table": (500, 40)}
@@ -85,7 +85,7 @@ def test_a_fingerprint_reads_little(pieces):
         assert len(asked) <= 64 + LAYERS + 64 + 7
         assert max(asked) <= 4 * 64
     else:
-        # One piece of some of the layers, one of the table, and the scale.
+        # One chunk of some of the layers, one of the table, and the scale.
         assert len(asked) == 4 + 1 + 7
         assert max(asked) == 4 * 16 * 16
 

@@ -1,4 +1,4 @@
-"""Kernels that are quantised on reading, and what the plan says of them."""
+"""Kernels that are quantized on reading, and the plan's report of them."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor, layered, tran
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization import channel_scale, quantize
 
-L, IN, OUT = 2, 150, 130  # more than one tile each way
+L, IN, OUT = 2, 150, 130  # more than one tile along each axis
 PATHS = ("layers/kernel", "layers/kernel_scale", "layers/bias")
 RECIPES = {
     "layers/kernel": layered("{}.w", L, transpose),

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint's embedding table for a prompt to start from it."""
+"""Reads of a checkpoint's embedding table by prompt initializers."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,7 @@ SOURCES: dict[str, tuple[Callable[[Path, np.ndarray], StoredTensor], type, bool]
 
 
 class Read:
-    """What is asked of stored arrays: bytes in their files, and the most at once."""
+    """Counts the bytes requested from stored arrays: in total and the maximum."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.bytes = self.most = 0
@@ -104,9 +104,9 @@ def read(monkeypatch) -> Read:
 
 @pytest.fixture(params=SOURCES)
 def source(request, tmp_path, monkeypatch) -> tuple[StoredTable, np.ndarray, int]:
-    """A table in a checkpoint, all of it, and the bytes of a row of it."""
+    """A table in a checkpoint, its values, and the bytes of a row."""
     write, dtype, transposed = SOURCES[request.param]
-    # Flax then cuts it within a row.
+    # Flax then splits it within a row.
     if request.param == "msgpack in pieces":
         monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 1000)
     array = NUMBERS.astype(dtype)

@@ -1,4 +1,4 @@
-"""What a machine does to a command: no such device, Ctrl-C, nothing is writable."""
+"""Commands on a machine without a device, with Ctrl-C, or without write access."""
 
 import os
 import subprocess

@@ -1,8 +1,8 @@
-"""Commands read foreign things safely: isolated, and writing only where they are told.
+"""Commands read untrusted input in isolation and write only to their outputs.
 
 All commands run in one process: Python is isolated from its environment and the working
 directory (`python -I`), neither the home nor the working directory can be written to,
-and every file that is opened for writing, made, renamed or removed is recorded.
+and every file that is opened for writing, created, renamed or removed is recorded.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.support.small_runs import COMPILATION_CACHE
 from tests.support.small_tokenizer import write_tokenizer
 
 NOWHERE = "/proc/nonexistent"
-"""A home that cannot be made, even by root."""
+"""A home directory that cannot be created, even by root."""
 ONE_AFTER_THE_OTHER = """
 import json, os, sys
 
@@ -88,7 +88,7 @@ def test_commands_write_only_to_their_outputs(files, tmp_path):
     codes, writes = json.loads(done.stdout.splitlines()[-1])
     names = [command[0] for command in given]
     assert dict(zip(names, codes, strict=True)) == dict.fromkeys(names, 0), done.stderr
-    # JAX tries to make its cache in the home, which fails.
+    # JAX tries to create its cache in the home directory, which fails.
     allowed = (str(tmp_path), "/dev/", "/proc")
     others = [path for path in writes if not path.startswith(allowed)]
     assert others == [], others

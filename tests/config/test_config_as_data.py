@@ -1,7 +1,7 @@
 """A config sets values: it cannot run code, and reading it has limits.
 
-Every payload would create the file `MARKER`; `test_a_payload_works` shows that it does
-where imports are allowed.
+Every payload would create the file `MARKER`; `test_a_payload_works` verifies this
+with imports allowed.
 """
 
 import sys
@@ -161,7 +161,7 @@ def test_an_included_file_is_not_printed(folder, capsys):
 
 
 def refused(config: str, folder: Path) -> str:
-    """Returns the message about a config, which comes soon, beartype included."""
+    """Returns the message about a config, which must be fast, including beartype."""
     (folder / "mine.gin").write_text(config)
     start = time.process_time()
     with pytest.raises(InputError) as caught:

@@ -68,7 +68,7 @@ def test_sizes_that_would_fill_the_memory(binding, maximum):
 
 
 def test_every_factory_refuses_a_value_of_another_type():
-    """No parameter of any factory is both a dictionary of lists and something else."""
+    """No parameter of any factory accepts a dictionary of lists among other types."""
     register()
     unchecked = set()
     for factory in FACTORIES:
@@ -80,7 +80,7 @@ def test_every_factory_refuses_a_value_of_another_type():
                 read_run([], [MODEL, f"{label} = {{'key': [1]}}"])
             if f"{label} is {{'key': [1]}}" not in str(caught.value):
                 unchecked.add(label)
-    # These check themselves.
+    # These check their own values.
     schedules = {"adafactor.learning_rate", "adamw.learning_rate"}
     assert unchecked == schedules | {"t5_config.choices"}
 

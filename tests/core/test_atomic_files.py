@@ -29,7 +29,7 @@ def fill(folder: Path, text: str) -> None:
 
 @pytest.fixture(params=["exchange", "two renames"])
 def system(request, monkeypatch) -> str:
-    """Linux, and a system that cannot exchange names."""
+    """Covers Linux, and a system that cannot exchange names."""
     if request.param == "two renames":
         monkeypatch.setattr(atomic_files, "exchange", lambda *_: False)
     return request.param
@@ -50,7 +50,7 @@ def test_a_folder_is_old_or_new_after_every_end_of_the_process(
         folder = write_tree(tmp_path / str(number), state)
         content = state.get("folder/file")
         if system == "exchange":
-            # What other programs read is whole at every moment.
+            # Other programs see a complete folder at any time.
             assert content in (before and b"old", b"new")
         if before and content != b"new":
             with pytest.raises(InputError, match="--force replaces"):

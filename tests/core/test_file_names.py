@@ -52,6 +52,6 @@ def test_links_out_of_the_folder_are_refused(tmp_path):
         with pytest.raises(InputError, match="link out of"):
             path_within(folder, name, "s")
     assert path_within(folder, "fine", "s").read_text() == "plain"
-    # The folder itself may be reached by a link.
+    # The folder itself may be a link.
     (tmp_path / "alias").symlink_to(folder)
     assert path_within(tmp_path / "alias", "inside", "s").read_text() == "plain"

@@ -1,4 +1,4 @@
-"""Files in NumPy's formats, whole, damaged and made to harm."""
+"""Valid, damaged and malicious files in NumPy's formats."""
 
 import io
 import tracemalloc
@@ -14,7 +14,7 @@ from prompt_tuning.core.numpy_files import read_npy, read_npz
 
 @pytest.fixture
 def peak():
-    """Returns a function for the peak of memory in bytes since the test's start."""
+    """Returns a function for the peak memory in bytes since the test's start."""
     tracemalloc.start()
     yield lambda: tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""What of a stored array is read for a part of a parameter."""
+"""Blocks of stored arrays that are read for a part of a parameter."""
 
 import json
 
@@ -25,7 +25,7 @@ NUMBERS = np.arange(48, dtype=np.float32).reshape(4, 12)
 
 
 class Counted:
-    """A stored array, and the shapes of the blocks that were read of it."""
+    """A stored array that records the shapes of the blocks that are read."""
 
     def __init__(self, array: np.ndarray):
         self.array, self.shapes = array, []
@@ -103,8 +103,8 @@ def quantized(stored: list[Counted]) -> QuantizedKernel:
 @pytest.mark.parametrize(
     ("parts", "read"),
     [
-        ([((0, 12), (2, 4))], (2, 12)),  # columns: their numbers alone
-        ([((0, 6), (0, 4))], (4, 12)),  # rows: for the scales the others too
+        ([((0, 12), (2, 4))], (2, 12)),  # columns: only their numbers
+        ([((0, 6), (0, 4))], (4, 12)),  # rows: the others too, for the scales
         ([((0, 6), (0, 2)), ((6, 12), (0, 2))], (2, 12)),  # once for both
     ],
 )
@@ -143,7 +143,11 @@ def test_only_the_zarr_chunks_of_a_block_are_read(tmp_path):
     }
     (tmp_path / ".zarray").write_text(json.dumps(metadata))
     stored = np.pad(NUMBERS[:, :11], ((0, 0), (0, 1)))
-    for i, j in ((1, 1), (1, 2), (1, 3)):  # the others are nowhere, nor filled
+    for i, j in (
+        (1, 1),
+        (1, 2),
+        (1, 3),
+    ):  # no others, nor a fill value
         chunk = stored[2 * i : 2 * i + 2, 3 * j : 3 * j + 3]
         (tmp_path / f"{i}.{j}").write_bytes(chunk.tobytes())
     tensor = open_zarr(tmp_path)

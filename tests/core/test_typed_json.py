@@ -1,4 +1,4 @@
-"""JSON that is read within limits and by type."""
+"""Reading JSON with limits and types."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Contextual calibration, against the paper's formula."""
+"""Compares contextual calibration with the paper's formula."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def test_each_probability_is_divided_by_its_value_without_content():
     without = np.array([[[0.8, 0.1, 0.1]]])
     calibrated = calibrate_nats(-np.log(p), -np.log(without))
     np.testing.assert_allclose(calibrated, -np.log(p / without[:, 0]), rtol=1e-12)
-    # The model's favourite wins no more.
+    # The model's preferred label no longer wins.
     assert calibrated.argmin() == 1
 
 

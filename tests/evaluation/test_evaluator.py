@@ -1,4 +1,4 @@
-"""What is measured, against the model's own numbers worked out example by example."""
+"""Compares evaluations with the model's results for each example."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def write_lines(path: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model with a random prompt, and a config whose evaluation may be changed."""
+    """A model with a random prompt, and a config with adjustable evaluation."""
 
     run: Run
     model: PromptedModel
@@ -83,7 +83,7 @@ def decoder(files, tmp_path_factory) -> Case:
 
 
 def completion_nats(case: Case) -> np.ndarray:
-    """The nats of each example's completion and the token that ends it."""
+    """Returns the nats of each example's completion, including its end token."""
     evaluation = case.evaluation()
     examples = load_examples(evaluation.data, case.model.interface)
     rows = [given_tokens(examples[i], case.model) for i in range(len(examples))]
@@ -163,7 +163,7 @@ def test_calibration_divides_by_the_scores_of_a_text_without_content(case):
 
 
 def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
-    """As where several short examples share a row of an HDF5 file."""
+    """Several short examples can share a row of an HDF5 file."""
     rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
     categories = np.full((len(PAIRS), 24), -1)
     categories[:, :] = 4
@@ -188,7 +188,7 @@ def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
 
 
 def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
-    """As where `prepare --packing greedy::drop` has put several pairs into a row."""
+    """`prepare --packing greedy::drop` puts several pairs into a row."""
     alone = write_rows(tmp_path / "alone.hdf5", PAIRS)
     with h5py.File(alone, "a") as file:
         ids, types = np.array(file["input_ids"]), np.array(file["token_type_ids"])
@@ -222,7 +222,7 @@ def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
 
 
 def test_advantages_are_used_only_in_training(decoder):
-    """A setting without a scope is of both, and held-out data need not have them."""
+    """A setting without a scope applies to both; held-out data need not have them."""
     data = dataclasses.replace(decoder.evaluation().data, advantages_key="advantages")
     evaluation = dataclasses.replace(decoder.evaluation(), data=data)
     results = Evaluator(decoder.model, evaluation)(decoder.parameters)

@@ -1,4 +1,4 @@
-"""Metrics as sums over examples, against values worked out by hand."""
+"""Compares metrics, as sums over examples, with values computed by hand."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from prompt_tuning.evaluation.metric_sums import (
 
 
 def test_macro_f1_is_the_mean_f1_of_the_classes():
-    # Class 0: two answers, three wanted, both right: 2 * 2 / 5. Class 1: three answers,
-    # two wanted, two right: 4 / 5. Class 2 is neither wanted nor answered.
+    # Class 0: two predictions, three labels, two correct: 2 * 2 / 5. Class 1: three
+    # predictions, two labels, two correct: 4 / 5. Class 2 does not occur.
     answers, gold = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1])
     tallies = class_metrics(answers, gold, 3, "label")
     assert tallies["label_accuracy"].value == pytest.approx(4 / 5)
@@ -38,7 +38,7 @@ def test_a_mean_over_tokens_gives_long_examples_more_weight():
 
 
 def test_an_interval_is_from_the_binomial_distribution():
-    # Of 400 examples 30 % are right: the share's deviation is sqrt(0.3 * 0.7 / 400).
+    # 30 % of 400 examples are correct: the deviation is sqrt(0.3 * 0.7 / 400).
     right = np.arange(400) < 120
     bounds = intervals({"share": mean_metric(right)}, resamples=4000, seed=0)
     half = 1.96 * np.sqrt(0.3 * 0.7 / 400)
@@ -63,7 +63,7 @@ def test_many_examples_are_sampled_in_parts(monkeypatch):
     whole = intervals(tally, resamples=37, seed=0)
     monkeypatch.setattr("prompt_tuning.evaluation.metric_sums.DRAWN_AT_ONCE", 128)
     parts = intervals(tally, resamples=37, seed=0)
-    # The same draws; their sums may round otherwise.
+    # The same samples; their sums may be rounded differently.
     assert parts["a"] == pytest.approx(whole["a"], rel=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of generated text, against hand counts and the libraries' own numbers."""
+"""Compares metrics of generated text with manual counts and other libraries."""
 
 import importlib.util
 
@@ -29,7 +29,7 @@ def test_answers_are_compared_without_case_marks_and_articles():
 
 
 def test_f1_counts_a_word_as_often_as_both_have_it():
-    # Two of the three made words, two of the four wanted ones.
+    # Two of the three generated words, two of the four reference words.
     assert word_f1(["b", "b", "c"], ["b", "b", "d", "e"]) == pytest.approx(4 / 7)
     assert word_f1([], []) == 1 and word_f1([], ["a"]) == 0 == word_f1(["a"], ["b"])
 

@@ -237,7 +237,7 @@ def test_one_name_in_two_files_is_refused(tmp_path):
     "dtype", [ml_dtypes.bfloat16, np.float16, np.float64, np.int32, np.bool_]
 )
 def test_stored_dtypes_are_read_as_they_are(dtype, tmp_path):
-    # An odd number of bytes in front leaves what follows unaligned.
+    # An odd number of preceding bytes leaves the rest unaligned.
     array = np.arange(12).reshape(3, 4).astype(dtype)
     arrays = {"a": np.zeros(3, np.int8), "b": array, "empty": np.zeros((0, 2), dtype)}
     save_file(arrays, tmp_path / "model.safetensors")
@@ -365,7 +365,7 @@ def test_ids_come_from_the_generation_config_if_the_config_has_none(tmp_path):
 
 
 def test_every_end_token_of_a_list_stops_generation(tmp_path):
-    """Llama 3's instruct folders list several; transformers stops at any of them."""
+    """Llama 3's instruct folders list several tokens; transformers stops at any."""
     write(tmp_path, LLAMA | {"eos_token_id": [3, 4]})
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
     config = hf_folder.read_config(tmp_path, tied_head=True)

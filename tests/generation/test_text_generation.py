@@ -58,7 +58,7 @@ def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Para
 
 
 def test_rows_are_not_padded_past_the_last_learned_position():
-    # Room for 15 tokens beside the prompt; rows are otherwise padded to 16.
+    # 15 positions are left after the prompt; rows would otherwise be padded to 16.
     expected = continue_all(*model_with(64), [ROW], new_tokens=5)
     short = model_with(P + 15)
     assert continue_all(*short, [ROW], new_tokens=5) == expected
@@ -85,7 +85,7 @@ def model_of(config, prompt: InputPrompt, prompting=None, tokenizer=None):
 
 
 def several(config) -> tuple[PromptedModel, Parameters]:
-    """Three prompts that give different texts."""
+    """Three prompts with different continuations."""
     key = jax.random.key(1)
     prompt = AddMultiTaskPrompt(
         key,
@@ -103,7 +103,7 @@ def _normal(key, shape, vocabulary):
 
 
 def one_of(config, model: PromptedModel, number: int):
-    """The model with one of the prompts alone."""
+    """The model with only one of the prompts."""
     prompts = model.prompts.prompt
     assert isinstance(prompts, InputPrompt)
     soft = SoftPrompt(
@@ -162,7 +162,7 @@ def test_a_text_is_continued_within_its_training_template():
     model, parameters = model_of(LLAMA, prompt, in_rows, tokenizer)
     template = TokenTemplate(parse_template("{soft:3}{text}"), tokenizer, V)
     assert encode_given(model, "abc", template) == [30, V, V + 1, V + 2, 0, 1, 2]
-    # The prompt stands where "after_bos" puts it.
+    # The prompt is at the position of "after_bos".
     behind = model_of(LLAMA, prompt, Prompting(placement="after_bos"), tokenizer)
     texts = ["abc", "", "hello"]
     continuations = continue_texts(

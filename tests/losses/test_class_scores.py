@@ -1,4 +1,4 @@
-"""Scores of classes, and what they cost."""
+"""Scores of classes, and their losses."""
 
 import functools
 
@@ -53,7 +53,7 @@ def test_the_cross_entropy_equals_optaxs():
 
 
 def test_the_hinge_is_the_gold_classs_shortfall_from_the_margin():
-    # It leads by 0.1 in the first example, and is behind by 1 in the second.
+    # It leads by 0.1 in the first example and trails by 1 in the second.
     losses = jax.jit(functools.partial(class_hinge, margin=0.25))(SCORES, GOLD)
     np.testing.assert_allclose(losses, [0.15, 1.25], rtol=1e-6)
 
@@ -65,7 +65,7 @@ def test_the_hinge_moves_the_gold_class_and_the_best_of_the_others():
 
 def test_a_solved_example_has_zero_loss_and_gradient():
     scores, gold = jnp.array([[-1.0, -0.5, -0.75]]), jnp.array([1])
-    for margin in (0.125, 0.25):  # by more than the margin, and by just as much
+    for margin in (0.125, 0.25):  # less than the lead, and equal to it
         loss, slope = jax.jit(
             jax.value_and_grad(lambda s, m=margin: class_hinge(s, gold, m)[0])
         )(scores)

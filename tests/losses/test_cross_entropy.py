@@ -17,7 +17,7 @@ RANDOM = np.random.default_rng(0)
 HIDDEN = jnp.asarray(RANDOM.standard_normal((B, M, D)), jnp.float32)
 HEAD = jnp.asarray(RANDOM.standard_normal((V, D)), jnp.float32)
 TARGETS = jnp.asarray(RANDOM.integers(0, V, (B, M)))
-# One is zero and some are negative: nothing is taken for granted of a cotangent.
+# One is zero and some are negative, since a cotangent can be anything.
 WEIGHTS = jnp.asarray(RANDOM.standard_normal((B, M)), jnp.float32).at[0, 0].set(0)
 
 
@@ -92,7 +92,7 @@ def test_bfloat16_hidden_states_are_summed_in_float32():
         lambda h: (token_loss(h, HEAD, TARGETS).nll, jax.grad(weighted)(h, HEAD))
     )(half)
     assert nll.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
-    # The same products of the same rounded numbers, summed without rounding again.
+    # The same products of the same rounded numbers, summed without further rounding.
     exact = half.astype(jnp.float32)
     head = jnp.asarray(HEAD, jnp.bfloat16).astype(jnp.float32)
     expected = optax.softmax_cross_entropy_with_integer_labels(exact @ head.T, TARGETS)
@@ -103,7 +103,7 @@ def test_bfloat16_hidden_states_are_summed_in_float32():
 
 @pytest.mark.parametrize("trained", [0, 1])
 def test_no_weight_is_rounded_to_bfloat16_before_it_is_multiplied(trained):
-    """A third is off by 1/512 there, which would be off in each number alike."""
+    """bfloat16 rounds a third by 1/512, an error that all numbers would share."""
 
     def norm(weight):
         def loss(hidden, head):
@@ -117,7 +117,7 @@ def test_no_weight_is_rounded_to_bfloat16_before_it_is_multiplied(trained):
 
 
 def test_hidden_states_without_their_targets_are_an_error():
-    # Under jaxtyping the annotation speaks first; below it is what a user reads.
+    # Under jaxtyping its own error is raised; without it, the user's error.
     unchecked = inspect.unwrap(token_loss)
     with pytest.raises(
         ValueError, match=r"\(3, 4, 8\) and targets \(3, 3\) must agree"
@@ -130,9 +130,9 @@ EXTRAS = [(Z_LOSS, 0.0), (0.0, SMOOTHING), (Z_LOSS, SMOOTHING)]
 
 
 def by_optax(hidden, head, targets, z_loss, smoothing):
-    """The formula, of a distribution that optax smooths and an entropy by hand."""
+    """Computes the formula with labels smoothed by optax and an explicit entropy."""
     logits = hidden @ head.T
-    # optax takes from the target for all V tokens alike, the target among them.
+    # optax distributes the smoothing over all V tokens, including the target.
     share = smoothing * V / (V - 1)
     wanted = optax.losses.smooth_labels(jax.nn.one_hot(targets, V), share)
     asked = np.array([1 - smoothing, *[smoothing / (V - 1)] * (V - 1)])
@@ -142,7 +142,7 @@ def by_optax(hidden, head, targets, z_loss, smoothing):
 
 
 def test_z_loss_and_smoothing_equal_t5xs():
-    """Evaluated by hand: scores 0 and log 3, so that the softmax is 1/4 and 3/4."""
+    """By hand: for scores 0 and log 3 the softmax is 1/4 and 3/4."""
     hidden, head = jnp.ones((1, 1)), jnp.array([[0.0], [np.log(3)]])
     loss = jax.jit(lambda h, w: token_loss(h, w, jnp.array([1]), 0.5, 0.1).nll)
     kl = 0.9 * np.log(0.9 / 0.75) + 0.1 * np.log(0.1 / 0.25)

@@ -1,6 +1,6 @@
 """Which tokens move the model: d loss / d logits of the published worked examples.
 
-The examples, and the four cases of token types, are those of SambaFlow's page
+The examples, and the four cases of token types, are from SambaFlow's page
 "Backpropagation best practices".
 """
 
@@ -35,7 +35,7 @@ SECOND = [1, 1, 0, 0, 1, 1, 3]
 
 
 def read(path, input_ids, types=None, **choices):
-    """The batch of one row, read as a run reads it."""
+    """Reads a batch of one row as a run does."""
     with h5py.File(path, "w") as file:
         file["input_ids"] = np.array([input_ids], np.int32)
         if types is not None:
@@ -54,9 +54,9 @@ def read(path, input_ids, types=None, **choices):
 
 
 def slopes(batch):
-    """d loss / d logits `[T, V]` at every token, and the model's probabilities there.
+    """Returns d loss / d logits and probabilities `[T, V]` at every token.
 
-    The gradient goes on through the model to the prompt, and is the step's there.
+    The gradient continues through the model to the prompt, where it is the step's.
     """
     graph, parameters = dummies.prompted(CONFIG)
     trained, frozen = parameter_groups.partition(parameters, {PROMPT: 0})
@@ -88,7 +88,7 @@ def slopes(batch):
 
 
 def assert_learned(batch, weights):
-    """Each token is learned as its weight says, and in no other way."""
+    """Checks that each token is learned exactly by its weight."""
     slope, predicted = slopes(batch)
     wanted = predicted - np.eye(CONFIG.vocabulary_size)[np.array(batch.tokens[0])]
     weights = np.array(weights)[:, None] / np.sum(weights)

@@ -1,4 +1,4 @@
-"""The loss of any shape and any terms, against optax and formulas by hand."""
+"""Compares losses of all shapes and terms with optax and explicit formulas."""
 
 import functools
 
@@ -15,7 +15,7 @@ from prompt_tuning.losses.logit_losses import LossTerms
 from scripts.bench import hlo
 from tests.support.chunks import chunked
 
-# Few of each: a program is compiled for every pair of them.
+# Only a few of each, since a program is compiled for every pair.
 SHAPES = [((1,), 1, 2), ((2, 3), 4, 7), ((5,), 3, 33), ((3, 1, 2), 8, 5)]
 TERMS = [
     LossTerms(),
@@ -26,7 +26,7 @@ TERMS = [
 
 
 HIDDEN, BOTH = (0,), (0, 1)
-"""What is differentiated: with a frozen head, and with a trained one."""
+"""Differentiated arguments with a frozen and with a trained head."""
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
@@ -41,7 +41,7 @@ def ours(hidden, head, targets, weights, terms, trained):
 
 
 def optax_losses(logits, targets, terms):
-    """Of plain logits; smoothed as T5X does, cap and z-loss by hand."""
+    """Losses of plain logits: T5X's smoothing, explicit cap and z-loss."""
     if terms.soft_cap is not None:
         logits = terms.soft_cap * jnp.tanh(logits / terms.soft_cap)
     size, s = logits.shape[-1], terms.label_smoothing
@@ -55,7 +55,7 @@ def optax_losses(logits, targets, terms):
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
 def by_optax(hidden, head, targets, weights, terms, trained):
-    """The same as `ours` of plain arrays."""
+    """Computes the same as `ours` from plain arrays."""
 
     def loss(hidden, head):
         logits = jnp.einsum("...d,vd->...v", hidden, head, precision="highest")
@@ -99,9 +99,9 @@ def test_any_loss_and_gradient_equals_optaxs(shape, terms, trained, seed, spread
 
 @functools.partial(jax.jit, static_argnums=4)
 def rounding(hidden, head, targets, weights, terms):
-    """What each gradient may lose: three roundings to bfloat16 of what is summed.
+    """Returns the tolerance of each gradient: three roundings to bfloat16.
 
-    Of the slope at each logit, of a sum of them, and of that times a weight.
+    They round the slope at each logit, a sum of slopes, and its product with a weight.
     """
     logits = jnp.einsum("...d,vd->...v", hidden, head, precision="highest")
     slope = jax.grad(lambda x: jnp.sum(optax_losses(x, targets, terms)))(logits)
@@ -115,7 +115,7 @@ def rounding(hidden, head, targets, weights, terms):
 @FEW
 @given(**ANY)
 def test_a_bfloat16_model_sums_in_float32(shape, terms, trained, seed, spread):
-    """Its loss is that of its rounded numbers; its gradients are rounded alone."""
+    """The loss is exact for the rounded inputs; only the gradients are rounded."""
     hidden, head, *rest = drawn(shape, seed, spread)
     half = hidden.astype(jnp.bfloat16)
     losses, slopes = ours(half, head, *rest, terms, trained)
@@ -167,7 +167,7 @@ def test_the_divergence_from_a_teacher_equals_optaxs(monkeypatch, rows, trained)
         return jnp.vdot(weights, losses), losses
 
     def plain(hidden, head):
-        # A teacher has no gradient, not even through a head that is trained.
+        # A teacher has no gradient, not even through a trained head.
         fixed = jax.lax.stop_gradient(TEACHER @ head.T)
         losses = optax.losses.kl_divergence_with_log_targets(
             jax.nn.log_softmax(hidden @ head.T), jax.nn.log_softmax(fixed)

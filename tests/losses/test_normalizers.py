@@ -1,4 +1,4 @@
-"""What a batch's sum is divided by, counted by hand."""
+"""Compares the divisor of a batch's sum with a manual count."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.losses.normalizers import NORMALIZERS, constant_normalizer
 
-# Two rows with room for five targets; the second has one that weighs a half.
+# Two rows with room for five targets; one of the second has weight 0.5.
 BATCH = Batch(
     tokens=np.zeros((2, 5), np.int32),
     lengths=np.array([5, 3], np.int32),
@@ -19,7 +19,7 @@ BATCH = Batch(
     loss_weights=np.array([[1, 1, 2], [0.5, 0, 0]], np.float32),
     prefix_lengths=np.ones(2, np.int32),
 )
-# The same four targets in one row, those of the first row's example before the other's.
+# The same four targets in one row, in the order of the rows.
 PACKED = Batch(
     tokens=np.zeros((1, 9), np.int32),
     lengths=np.array([8], np.int32),
@@ -46,10 +46,10 @@ def loss(name, batch, losses):
 @pytest.mark.parametrize(
     ("name", "expected", "packed"),
     [
-        # (4 + 3 + 2 + 3) over 4.5 of weight, and over all places for a target.
+        # (4 + 3 + 2 + 3) divided by the weight 4.5, and by all target positions.
         ("num_real_target_tokens", 12 / 4.5, 12 / 4.5),
         ("num_total_target_tokens", 12 / 10, 12 / 9),
-        # The means are 9 / 4 and 6, whatever row they stand in.
+        # The means are 9 / 4 and 6 in any row.
         ("average_per_sequence", (9 / 4 + 6) / 2, (9 / 4 + 6) / 2),
     ],
 )
@@ -59,7 +59,7 @@ def test_each_normalizer_equals_a_manual_count(name, expected, packed):
 
 
 def test_target_segments_precede_input_segments():
-    """In a packed encoder-decoder row: there the inputs end elsewhere."""
+    """In a packed encoder-decoder row the inputs end at another position."""
     inputs = np.array([[1, 2, 2, 2]], np.int32)
     batch = dataclasses.replace(
         PACKED, segment_ids=inputs, target_segment_ids=PACKED.segment_ids

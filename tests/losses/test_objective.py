@@ -1,4 +1,4 @@
-"""What an objective makes of a batch, and the settings that it refuses."""
+"""Losses of objectives, and the settings that they refuse."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ D = 6
 RANDOM = np.random.default_rng(0)
 HEAD = RANDOM.standard_normal((dummies.V, D)).astype("f4")
 LABELS = ["a", "b", "c"]
-# Three examples, the classes of which are labels of one, two and three tokens.
+# Three examples, whose classes are labels of one, two and three tokens.
 ROWS = [([3] * n, [4] * c) for n in (2, 5, 1) for c in (1, 2, 3)]
 GOLD = np.array([1, 0, 2], np.int32)
 
@@ -33,7 +33,7 @@ def hidden_for(batch):
 
 
 def nats(hidden):
-    """Of token 4 at every position, by hand."""
+    """Computes the loss of token 4 at every position by hand."""
     logits = hidden.astype(float) @ HEAD.T
     return np.log(np.exp(logits).sum(-1)) - logits[..., 4]
 

@@ -1,4 +1,4 @@
-"""Prompts of several lengths, several prompts, packed rows: each as if run alone."""
+"""Prompts of several lengths, several prompts, packed rows: each as if alone."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Packed rows: each example runs as in a row of its own, with every kind of prompt."""
+"""Packed rows: each example is computed as in its own row, with any prompt."""
 
 import functools
 

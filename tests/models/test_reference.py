@@ -188,7 +188,7 @@ def continued(config, graph, parameters, batch, tasks=None):
 
 
 def without_decoder_prompt(case, kind, parameters):
-    """Drops the decoder's prompts, as PEFT's `generate` does and its `forward` not."""
+    """Drops the decoder's prompts, as PEFT's `generate` (not its `forward`) does."""
     source = Pretrained(checkpoint=str(PEFT / case / "base"))
     config = open_checkpoint(source)[0]
     folder = PEFT / case / kind

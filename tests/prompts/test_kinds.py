@@ -1,4 +1,4 @@
-"""Kinds of adapters, found through the list of factories."""
+"""Kinds of adapters, listed through their factories."""
 
 import itertools
 
@@ -24,7 +24,7 @@ SIZES = {"P": 6, "L": 3, "D": 4, "K": 5}
 
 
 def axis_size(axis: str) -> int:
-    """Returns the number that an axis is named by, or a small size."""
+    """Returns the number in an axis's name, or a small size."""
     return int(axis) if axis.isdigit() else SIZES.get(axis, 2)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's own parts; nothing here times anything or needs torch."""
+"""Parts of the benchmark; these tests time nothing and do not need torch."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from scripts.bench.workers import Worker, WorkerError, take_turns
 
 
 def scanned_attention(query, kernels):
-    """One batched product, and a plain one for each of the kernels."""
+    """Compiles one batched product, and a plain product for each kernel."""
     scores = jnp.einsum("bqk,bsk->bqs", query, query)
 
     def block(x, kernel):
@@ -115,7 +115,7 @@ def test_the_first_token_is_not_predicted_without_a_prompt():
 
 
 def make_results() -> Results:
-    """Numbers that a run could give."""
+    """Returns plausible results."""
 
     def step(name: str, ours: float, peft: float) -> StepResult:
         return StepResult(
@@ -156,7 +156,7 @@ def test_measures_state_whether_their_limits_are_met():
 
 
 def test_ratios_are_of_steps_of_the_same_turn():
-    # The machine is three times as slow in the second turn; the ratio is not.
+    # The machine is three times as slow in the second turn; the ratio is unchanged.
     assert median_ratio([2.0, 6.0, 2.0], [1.0, 3.0, 1.0]) == 2.0
 
 

@@ -1,6 +1,6 @@
-"""Both sides of the benchmark do the same step, on small models of every family.
+"""Both sides of the benchmark compute the same step on small models.
 
-Runs where torch, transformers and PEFT are: here, or in the interpreter that the
+Requires torch, transformers and PEFT, in this interpreter or in the one that the
 environment variable PEFT_PYTHON names.
 """
 

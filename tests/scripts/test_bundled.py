@@ -1,4 +1,4 @@
-"""The bundled models, read by the ordinary reader, and the quickstart on them."""
+"""The bundled models, and the quickstart on them."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""The measure of context distillation, on fewer texts and steps."""
+"""The measurement of context distillation with fewer texts and steps."""
 
 import json
 
@@ -23,7 +23,7 @@ def test_a_prompt_closes_most_of_the_gap_between_no_context_and_a_context(
     choices += ["--gin.STEPS=80", "--gin.BATCH_SIZE=8"]
     context_distillation.main([f"--model={MODEL}", *choices])
     measured = json.loads(results_file.read_text())
-    # BOS alone is worse by what makes the context worth standing for.
+    # BOS alone is clearly worse, so there is something to distill.
     assert measured["nothing"] > measured["context"] + 0.4
     assert 0.8 < measured["closed"] < 1
 

@@ -1,4 +1,4 @@
-"""What narrow weights cost a real model, and what they take."""
+"""Accuracy and memory of narrow weights of a real model."""
 
 import pytest
 

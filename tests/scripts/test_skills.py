@@ -56,7 +56,7 @@ def test_no_trained_name_equals_an_excluded_function(kept_out, trained):
     agreeing = sum(
         skills.apply(kept_out, word) == skills.apply(trained, word) for word in tried
     )
-    assert agreeing <= 15  # palindromes and the like
+    assert agreeing <= 15  # such as palindromes
 
 
 def test_every_trained_answer_is_text_of_the_vocabulary():

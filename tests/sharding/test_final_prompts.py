@@ -1,8 +1,8 @@
 """Any mesh ends with the same prompt; in float32 only rounding differs.
 
-In float32 twenty steps of Adafactor end up to 3e-6 apart, since it divides by the root
-of a gradient's square: a small gradient's rounding is moved as far as a large gradient.
-In float64 the same steps show whether there is anything else.
+In float32 the results differ by up to 3e-6 after twenty steps of Adafactor: it divides
+by a gradient's magnitude, which amplifies the rounding of small gradients. The same
+steps in float64 exclude other differences.
 """
 
 import functools
@@ -52,8 +52,8 @@ def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
     """The prompt after all steps with dropout, from a fixed start.
 
     Args:
-      family: of the model.
-      shape: of the mesh; None for one device without any.
+      family: family of the model.
+      shape: shape of the mesh; None for one device without a mesh.
     """
     config = CONFIGS[family]
     graph, drawn = dummies.prompted(config)
@@ -74,7 +74,7 @@ def final_prompt(family: str, shape: MeshShape | None) -> np.ndarray:
 
 @functools.cache
 def alone(family: str) -> np.ndarray:
-    """The prompt that one device trains."""
+    """Trains the prompt on one device."""
     return final_prompt(family, None)
 
 

@@ -1,4 +1,4 @@
-"""Batches on a mesh of eight devices, with rows that can be divided or not."""
+"""Batches on a mesh of eight devices, with divisible and indivisible rows."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_indivisible_rows_are_refused_at_the_start(name, files, tmp_path, capsys
 def test_indivisible_batches_are_padded(files, tmp_path):
     """Five held-out examples, and as many training rows as fit a token budget.
 
-    Every loss and what is measured is that of one device.
+    Losses and evaluations equal those on one device.
     """
     five = write_pairs(tmp_path / "five.jsonl", UPPER[32:37])
     results = []

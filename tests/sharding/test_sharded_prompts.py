@@ -1,4 +1,4 @@
-"""Sharded prompts and adapters: the run is the same as with replicated ones."""
+"""Runs with sharded prompts and adapters equal runs with replicated ones."""
 
 import dataclasses
 import functools

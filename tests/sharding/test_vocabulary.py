@@ -68,7 +68,7 @@ def divided(layout: MeshLayout, function, *, gradients: int = 2):
 
 
 def padded(layout: MeshLayout, head):
-    """The head, padded to a number of rows that can be divided."""
+    """Pads the head to a divisible number of rows."""
     rows = layout.padded_shape(("vocab", "embed"), head.shape)[0]
     return jnp.pad(head, [(0, rows - len(head)), (0, 0)])
 
@@ -166,7 +166,7 @@ def test_devices_exchange_few_numbers_per_position():
     exchanged = hlo.collectives(large_program())
     positions = 512 * M
     (hidden,) = (x for x in exchanged if x.size * x.runs == positions * D)
-    assert hidden.kind == "all-reduce"  # the gradient that each has a part of
+    assert hidden.kind == "all-reduce"  # the gradient, of which each has a part
     others = sum(x.size * x.runs for x in exchanged if x is not hidden)
     # Maximum logit twice (for the sum and the accuracy), sum, and target twice.
     assert others <= 5 * positions

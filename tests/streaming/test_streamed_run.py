@@ -1,4 +1,4 @@
-"""Runs the commands on models whose blocks' weights are not on the device."""
+"""Runs the commands on models whose block weights are not on the device."""
 
 import dataclasses
 import shutil
@@ -66,7 +66,7 @@ def test_a_streamed_run_learns_and_measures_the_same_as_one_on_the_device(
         np.frombuffer(trained_prompt(directory, STEPS)[128:], np.float32)
         for directory in (there, here)
     )
-    # Adafactor magnifies the rounding of small gradients; single steps agree to 1e-6.
+    # Adafactor amplifies the rounding of small gradients; single steps agree to 1e-6.
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
     for actual, expected in zip(logged(there), logged(here), strict=True):
         for name in ("loss", "evaluation/loss"):
@@ -163,5 +163,5 @@ def test_layers_equal_the_whole_models(models, model, dtype):
         layers = np.stack([weight.read(i) for i in range(weight.shape[0])])
         assert weight.nbytes == layers.nbytes
         np.testing.assert_array_equal(layers, here[path])
-    # The digest by which a run identifies its model, wherever the weights are stored.
+    # The digest that identifies the model is the same for every weight location.
     assert fingerprint(streamed.weight_storage.with_streamed(rest)) == fingerprint(here)

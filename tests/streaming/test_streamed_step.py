@@ -1,4 +1,4 @@
-"""Compares steps over weights that are brought in layer by layer with ordinary ones."""
+"""Compares steps that read weights layer by layer with ordinary steps."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ class Layers:
 
 
 def divided(parameters, trained):
-    """Trained parameters, frozen ones, and of these the blocks' and the others."""
+    """Trained parameters, frozen ones, and the frozen ones of blocks and others."""
     trained = {path: parameters[path] for path in trained}
     frozen = {p: x for p, x in parameters.items() if p not in trained}
     blocks = {
@@ -283,7 +283,7 @@ def test_blocks_copy_their_weights_from_pinned_memory(family):
     compute = jax.jit(functools.partial(gradients, graph))
     expected = compute(trained, frozen, batch, None)
     assert_equal(compute(trained, pinned, batch, None), expected, trained)
-    # Nothing of a kernel's shape is saved for the backward pass, on host or device.
+    # No array of a kernel's shape is saved for the backward pass, on host or device.
     traced = jax.make_jaxpr(functools.partial(gradients, graph))
     text = str(traced(trained, pinned, batch, None))
     kernels = {x.shape for path, x in blocks.items() if path.endswith("kernel")}

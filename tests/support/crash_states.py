@@ -8,8 +8,8 @@ a power cut, what was not synced may be missing (`power_cut_states`):
 - names: any subset of the creations, renames and deletions that no fsync of their
   directory followed may have been lost, whatever their order.
 
-Calls of Python are seen by an audit hook; what libraries in other languages did between
-two of them is found by comparing the folder, as a file that was also left half written.
+An audit hook records Python's calls. Changes by libraries in other languages between
+two calls are detected by comparing the folder, also with a half-written file.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Tree = dict[str, bytes | None]
 """Relative paths with the content of files; None for folders."""
 
 ENDED = str(2**22)
-"""Number of no process: the largest that Linux gives is one less."""
+"""Number without a process: Linux's largest process number is one less."""
 
 ALL_SUBSETS = 4
 """Number of unsynced names up to which every subset of them is a state."""
@@ -283,7 +283,7 @@ def recorded(
 
 
 def apply(tree: dict[str, Any], change: Change) -> None:
-    """Applies a change; one whose paths are not there changes nothing."""
+    """Applies a change; a change of absent paths does nothing."""
     path, parent = change.path, _parent(change.path)
     if change.kind in ("folder", "file"):
         if path not in tree and (not parent or parent in tree):
@@ -349,14 +349,14 @@ def _contents(
 
 
 def _half(tree: Tree, change: Change) -> bytes:
-    """Returns the content of a file of which half of a write arrived."""
+    """Returns a file's content after half of a write."""
     before, after = tree.get(change.path) or b"", change.target
     start = len(before) if after.startswith(before) else 0
     return after[: (start + len(after)) // 2]
 
 
 def _synced_names(changes: tuple[Change, ...]) -> set[int]:
-    """Returns the numbers of the changes of names that are on the disk."""
+    """Returns the numbers of the name changes that are on the disk."""
     waiting: dict[int, set[str]] = {}
     for number, change in enumerate(changes):
         path, target = change.path, change.target
@@ -364,7 +364,7 @@ def _synced_names(changes: tuple[Change, ...]) -> set[int]:
             for folders in waiting.values():
                 folders.discard(path)
         elif change.kind in ("rename", "exchange"):
-            # A folder is synced under whatever name it has then.
+            # A folder is synced under its current name.
             moved = {path: target} | (
                 {target: path} if change.kind == "exchange" else {}
             )
@@ -386,7 +386,7 @@ def _moved(folder: str, moved: dict[str, str]) -> str:
 
 
 def _subsets(numbers: list[int]) -> Iterator[tuple[int, ...]]:
-    """Yields all subsets of a few; else prefixes, and each alone and left out."""
+    """Yields all subsets of a few; of many, the prefixes, singles and complements."""
     if len(numbers) <= ALL_SUBSETS:
         for size in range(len(numbers) + 1):
             yield from itertools.combinations(numbers, size)

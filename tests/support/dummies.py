@@ -151,7 +151,7 @@ def with_numbers(
 
 
 def _drawn(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns random values, also for norms and biases, so that all of them matter."""
+    """Returns random values, also for norms and biases, so that all have an effect."""
     random = np.random.default_rng(zlib.crc32(path.encode()))
     numbers = random.standard_normal(leaf.shape)
     if path.endswith("/scale"):
@@ -195,7 +195,7 @@ def make_batch(
 def random_rows(
     sizes: Sequence[tuple[int, int]], seed: int = 0, vocabulary_size: int = V
 ) -> list[tuple[list[int], list[int]]]:
-    """Returns random (prompt, completion) pairs of given sizes, no special tokens."""
+    """Returns random (prompt, completion) pairs without special tokens."""
     random = np.random.default_rng(seed)
 
     def draw(size):

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.small_runs import COMPILATION_CACHE
 
 LIMIT = 120.0
-"""Seconds; a start on an idle machine takes a small fraction of this."""
+"""Timeout in seconds; a start on an idle machine takes a small fraction of it."""
 
 SILENCE = 8
 """Seconds after which the processes of a test consider another one dead."""
@@ -71,7 +71,7 @@ class Started:
 
 
 def free_port() -> int:
-    """Returns a port that nothing listens on."""
+    """Returns a free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The tiny models, and process settings that are restored after each test."""
+"""Fixtures: tiny models, and process settings restored after each test."""
 
 from tests.support.small_runs import clean_process, files
 

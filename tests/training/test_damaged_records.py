@@ -1,4 +1,4 @@
-"""Records of a run or sweep of another shape: one message with file and field."""
+"""Malformed records of a run or sweep: one message with file and field."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A prompt in place of a text: the teacher, the loss, and runs that descend it."""
+"""Context distillation: the teacher, the loss, and training runs."""
 
 import functools
 import json
@@ -149,13 +149,13 @@ def test_no_array_has_logits_of_all_positions_and_the_teacher_no_backward_pass(
         if dummies.V in shape and dummies.LLAMA.width not in shape
     ]
     assert max(sizes) < 4 * 5 * dummies.V
-    # Forth and back once more would double it; the teacher goes forth alone.
+    # A second forward and backward pass would double it; the teacher runs forward only.
     ratio = hlo.matmul_flops(distilled) / hlo.matmul_flops(plain)
     assert 1.3 < ratio < 1.7
 
 
 def tune(files, directory, *bindings, **macros):
-    """The command's exit code, for a run whose objective the bindings say."""
+    """Returns the command's exit code for a run with the bindings' objective."""
     arguments = files.arguments(directory, **macros)
     return main(["train", *arguments, *(f"--gin.{binding}" for binding in bindings)])
 
@@ -175,7 +175,7 @@ def test_a_run_learns_the_output_that_the_context_causes(files, tmp_path, family
 
 
 def opened(files, directory, *bindings, **macros):
-    """The objective of a run that is opened, and not trained."""
+    """Returns the objective of a run that is opened but not trained."""
     arguments = files.arguments(directory, **macros)[1:]
     given = [*(a.removeprefix("--gin.") for a in arguments), *bindings]
     named = [binding.replace("=", " = ", 1) for binding in given]

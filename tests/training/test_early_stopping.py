@@ -16,7 +16,7 @@ from prompt_tuning.training import loop
 from prompt_tuning.training.early_stopping import STOPPED_FILE, Patience
 from tests.support.small_runs import Killed, logged, tune
 
-# Of the evaluations every two steps: the third is best, and two more do not better it.
+# Losses of the evaluations: the third is best, and the next two do not improve it.
 LOSSES = {2: 5.0, 4: 4.0, 6: 3.0, 8: 3.0, 10: 3.5, 12: 1.0}
 CHOICES: dict[str, Any] = {
     "Run.steps": 12,
@@ -51,7 +51,7 @@ def test_a_run_stops_without_improvement_and_reports_why(files, tmp_path, capsys
     assert f"stopped after step 10 of 12: {REASON}" in printed
     assert "stopped early; the run is in" in printed
     assert stopped(tmp_path / "run") == {"step": 10, "reason": REASON}
-    # The best and the newest are kept, and nothing was stepped after the stop.
+    # The best and the newest are kept, and no step was taken after the stop.
     assert steps_in(tmp_path / "run" / FOLDER) == [6, 10]
     assert max(line["step"] for line in logged(tmp_path / "run")) == 10
 

@@ -1,4 +1,4 @@
-"""What a step multiplies, against a count by hand."""
+"""Compares the FLOPs of a step with a manual count."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ B, T, P, M_PER_ROW = 8, 64, 20, 32
 
 
 def widened(config: ModelConfig) -> ModelConfig:
-    """The same family in the shape of the bundled models."""
+    """Returns the family's config with the sizes of the bundled models."""
     return dataclasses.replace(
         config,
         width=128,
@@ -52,7 +52,7 @@ def compiled_step(
     prompting: Prompting | None = None,
     accumulate: int = 1,
 ):
-    """The compiled step that trains what the expression matches."""
+    """Compiles the step that trains the parameters that match the expression."""
     config = CONFIGS[family]
     graph, parameters = dummies.prompted(config, length=P, prompting=prompting)
     given = T if config.architecture == "encoder_decoder" else T - M_PER_ROW
@@ -74,12 +74,12 @@ def compiled_step(
 
 
 def step_flops(*arguments, **choices) -> int:
-    """FLOPs of that step."""
+    """Returns the FLOPs of that step."""
     return hlo.matmul_flops(compiled_step(*arguments, **choices))
 
 
 def projections(config: ModelConfig) -> int:
-    """Weights of one block's feed-forward layer and of one attention."""
+    """Returns the numbers of weights of one feed-forward layer and one attention."""
     inner = config.heads * config.head_width
     shared = config.key_value_heads * config.head_width
     attention = config.width * (2 * inner + 2 * shared)
@@ -89,24 +89,24 @@ def projections(config: ModelConfig) -> int:
 
 
 def attention(config: ModelConfig, pairs: int) -> int:
-    """Scores and mixing of values, forward once and backward twice each."""
+    """Counts scores and weighted values, each once forward and twice backward."""
     return 2 * 3 * 2 * config.heads * config.head_width * pairs
 
 
 def head(config: ModelConfig) -> int:
-    """Logits forward, and back to the hidden states, where there is a loss."""
+    """Counts logits forward and backward to the hidden states at loss positions."""
     return 2 * 2 * B * M_PER_ROW * config.vocabulary_size * config.width
 
 
 def decoder_only_by_hand(config: ModelConfig) -> int:
-    """The prompt goes through once for the batch; each matrix is met forth and back."""
+    """The prompt is computed once for the batch, forward and backward."""
     block = 2 * 2 * (P + B * T) * projections(config)
     block += attention(config, P * P + B * T * (P + T))
     return config.layers * block + head(config)
 
 
 def encoder_decoder_by_hand(config: ModelConfig) -> int:
-    """The prompt goes through the encoder in each row; the decoder leads back to it."""
+    """The encoder computes the prompt in each row; gradients pass the decoder."""
     S, U = P + T, M_PER_ROW
     one_attention = 4 * config.width * config.heads * config.head_width
     encoder = 2 * 2 * B * S * projections(config) + attention(config, B * S * S)
@@ -140,7 +140,7 @@ def test_micro_batches_compute_the_prompt_once(family):
 
 
 def per_row(shape: tuple[int, ...]) -> bool:
-    """Whether an array holds something of the model's width for each prompt and row."""
+    """Returns whether an array has the model's width for each prompt vector and row."""
     widths = CONFIGS["llama"].width, CONFIGS["llama"].head_width
     in_rows = {B, P} <= set(shape) or B * P in shape
     return in_rows and any(width in shape for width in widths)
@@ -175,7 +175,7 @@ def test_an_encoders_isolated_prompt_is_computed_once_for_the_batch():
     saved = step_flops("t5_gated") - step_flops(
         "t5_gated", prompting=Prompting(visibility=("prompt->prompt",))
     )
-    # All but one row's share of the prompt's way through the encoder's projections.
+    # The encoder's projections of the prompt for all rows but one.
     least = config.encoder_layers * 2 * 2 * (B - 1) * P * projections(config)
     assert saved >= least
 

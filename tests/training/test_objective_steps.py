@@ -1,4 +1,4 @@
-"""Steps and runs that descend another loss than the mean of the nats."""
+"""Steps and runs with objectives other than the mean loss."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from tests.support.small_runs import LENGTH, logged, write_pairs
 
 LABELS = ["a", "b"]
 PROMPT = "decoder/prompt/prompt"
-# Of unequal weight, so that a mean of means would be seen.
+# Of unequal weight, so that a mean of means would be detected.
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
 TOKENS = {
     "t5x": TokenObjective(0.01, 0.1, None),
@@ -42,7 +42,7 @@ OBJECTIVES = TOKENS | CLASSES
 
 
 def made_batch(objective, config=dummies.LLAMA):
-    """Eight rows; with classes the two of four examples, the last of which fills."""
+    """Eight rows; with classes, two for each of four examples, the last a filler."""
     batch = dummies.make_batch(config, dummies.random_rows(SIZES))
     if isinstance(objective, TokenObjective):
         return batch
@@ -57,7 +57,7 @@ def prepared(config=dummies.LLAMA):
 
 
 def plain_loss(graph, parameters, batch, objective):
-    """The formulas again, of all logits at once and without a backward pass of ours."""
+    """The same formulas on all logits at once, without a custom backward pass."""
     model: Any = merge(graph, parameters)
     logits = model.logits(model.hidden(batch))
     targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
@@ -114,7 +114,7 @@ def test_the_gradient_equals_the_formula_in_one_batch_and_in_micro_batches(name)
 def test_a_penalty_is_added_once(monkeypatch, accumulate):
     """Half the squared norm of the prompt, whose gradient is the prompt.
 
-    A step of gradient descent at rate 1 moves by just the gradient.
+    A step of gradient descent at rate 1 moves by exactly the gradient.
     """
 
     def penalty(model):
@@ -187,7 +187,7 @@ def test_evaluation_measures_plain_nats():
     np.testing.assert_allclose(sums.loss / sums.weight, plain(batch), rtol=1e-5)
 
 
-# Seven in eight say "yes".
+# Seven of eight completions are "yes".
 CLASS_PAIRS = [
     (f"{a}{b}=", "no" if i % 8 == 3 else "yes")
     for i, (a, b) in enumerate(zip("abcdefghijklmnop" * 2, "qrstuvwx" * 4, strict=True))
@@ -244,12 +244,12 @@ def test_micro_batches_of_examples_with_classes(files, tmp_path):
         == 0
     )
     first = logged(tmp_path / "run")[0]
-    # Of 16 examples: the share of them is a multiple of one in sixteen.
+    # With 16 examples every accuracy is a multiple of 1/16.
     assert (first["accuracy"] * 16) % 1 == pytest.approx(0, abs=1e-5)
 
 
 def test_a_sweep_over_seeds_with_classes(files, tmp_path):
-    """Each member reads examples in an order of its own, and learns as if alone."""
+    """Each member reads examples in its own order, and learns as if alone."""
     pairs = str(write_pairs(tmp_path / "classes.jsonl", CLASS_PAIRS))
     choices = LOSS_FILES["class_hinge"] | {"Run.steps": 2, "TRAIN_FILES": pairs}
     choices |= {"EVALUATION_FILES": pairs, "Run.evaluate_every": 0}

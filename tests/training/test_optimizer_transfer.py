@@ -1,4 +1,4 @@
-"""Optimizer moments are carried over to another optimizer; schedules begin anew."""
+"""Optimizer moments are carried over to another optimizer; schedules restart."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def numbers(seed: int, *paths: str) -> dict[str, jax.Array]:
 
 
 def grouped(paths, *groups):
-    """One optimizer of some parameters, from groups of (regex, optimizer)."""
+    """Builds one optimizer from groups of (regex, optimizer)."""
     optimizer_groups = [
         parameter_groups.ParameterGroup([regex], optimizer)
         for regex, optimizer in groups
@@ -138,7 +138,7 @@ def test_a_mixed_group_lists_fresh_leaves_and_counts_kept_ones():
     for name, leaf in actual.items():
         if LORA in name:
             assert not leaf.any()
-    # Where groups that had counted apart are one now, it has the count of the longest.
+    # A group merged from groups with different step counts has the largest count.
     apart = grouped(
         both, (PROMPT, parameter_groups.adamw(0.1)), (LORA, parameter_groups.adamw(0.1))
     )

@@ -109,7 +109,7 @@ def plain_outputs(graph, parameters, batch):
     targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     norm = jnp.linalg.norm(parameters[PROMPT], axis=-1).mean()
-    # In the order of the rows, each of which has its learned targets first.
+    # In the order of the rows; each row lists its learned targets first.
     real = np.concatenate([np.arange(n) + row * M for row, (_, n) in enumerate(SIZES)])
     nll = jnp.zeros((B, T)).at[LEARNED].set(nll.ravel()[real])
     return {"token_nll": nll, "logits": logits, "prompt_norm": norm}
@@ -221,7 +221,7 @@ def test_micro_batches_compute_the_prompt_once():
 def test_a_gradient_of_an_uncomputed_output_is_refused():
     graph, trained, frozen, batch = prepared()
     step = OutputStep(graph)
-    # Token 0 of row 2 is given, and places of padding in loss_positions name target 0.
+    # Token 0 of row 2 is given, and padding in loss_positions points to target 0.
     for row, target in ((2, 0), (1, 6)):
         one = jnp.zeros((B, T)).at[row, target].set(1e-3)
         with pytest.raises(
@@ -284,7 +284,7 @@ def test_a_function_adds_its_own_outputs():
 
 
 OTHER_V = 37
-"""A vocabulary whose size no other dimension of the program has."""
+"""Size of the vocabulary; no other dimension of the program has it."""
 
 
 def compiled(names, added=None):
@@ -295,9 +295,9 @@ def compiled(names, added=None):
 
 
 def of_vocabulary(program):
-    """How often the head is multiplied, and the most scores of it that one array has.
+    """Returns the number of products with the head, and its largest array of scores.
 
-    The head itself, `[V, D]`, is none of them.
+    The head itself, `[V, D]`, does not count.
     """
     products = [p for p in hlo.products(program) if has_scores(*p.shapes)]
     sizes = [math.prod(s) for s in hlo.array_shapes(program) if has_scores(s)]

@@ -1,4 +1,4 @@
-"""A run that was killed, stopped or damaged ends with the bits of one that was not."""
+"""A killed, stopped or damaged run ends with the bits of an uninterrupted one."""
 
 import dataclasses
 import os
@@ -92,7 +92,7 @@ def unkilled(files, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def train(files, tmp_path) -> Callable[..., int]:
-    """The command in this process; calls may add choices."""
+    """Runs the command in this process; calls may add options."""
 
     def run(**choices) -> int:
         return tune(files, tmp_path / "run", **(CHOICES | choices))
@@ -122,7 +122,7 @@ def prepared(files) -> Callable[[Path], None]:
 
 @pytest.fixture
 def start(files, tmp_path):
-    """Starts the command as a process of its own, after some lines of Python."""
+    """Starts the command in a separate process, after some lines of Python."""
     processes = []
 
     def run(first: str) -> subprocess.Popen:
@@ -160,7 +160,7 @@ def lines_in(directory: Path) -> int:
 
 
 def check_same(directory: Path, unkilled: Path) -> None:
-    """Prompt, optimiser state, log and kept checkpoints are those of the other run."""
+    """Checks that prompt, optimizer state, log and checkpoints equal another run's."""
     checkpoints = sorted(path.name for path in (directory / FOLDER).iterdir())
     assert checkpoints == sorted(path.name for path in (unkilled / FOLDER).iterdir())
     for name in checkpoints:
@@ -171,7 +171,7 @@ def check_same(directory: Path, unkilled: Path) -> None:
 
 
 def timeless(directory: Path) -> list[dict]:
-    """The log without what depends on the clock or on where a start was."""
+    """Returns the log without times and without records of starts."""
     lines = logged(directory)
     for line in lines:
         line.pop("tokens_per_second", None)
@@ -191,8 +191,8 @@ def test_a_kill_during_a_step(start, train, tmp_path, unkilled):
 
 @pytest.mark.exhaustive
 def test_a_kill_during_a_save(start, train, tmp_path, unkilled):
-    # Fourteen calls to claim the directory and save once, seven for the second save: of
-    # the third, this is the third file after the log.
+    # Fourteen calls claim the directory and save once, seven more save again. This call
+    # writes the third file after the log of the third save.
     process = start(DYING_IN_A_SAVE.format(call=25))
     printed, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL, printed
@@ -214,7 +214,7 @@ def test_interruption_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch)
 def test_interruption_at_each_disk_call(
     call, prepared, tmp_path, unkilled, monkeypatch
 ):
-    """The calls of the first three saves and of the first deletion."""
+    """Covers the calls of the first three saves and of the first deletion."""
     with monkeypatch.context() as patched, pytest.raises(Killed):
         kill_at_call(patched, call)
         prepared(tmp_path / "run")
@@ -232,20 +232,20 @@ def test_sigterm_saves_and_the_same_command_resumes(start, train, tmp_path, unki
     assert f"stopped at step {stopped} of {STEPS}" in printed
     assert stopped % 5 and 12 <= stopped < STEPS
     assert train() == 0
-    # The checkpoint of the stop stands among the newest two no more.
+    # The checkpoint of the stop is no longer among the newest two.
     check_same(tmp_path / "run", unkilled)
 
 
 def test_a_stop_where_an_evaluation_is_due_evaluates(
     train, tmp_path, unkilled, monkeypatch
 ):
-    """Else the best checkpoint would be another one than that of an unstopped run."""
+    """Otherwise the best checkpoint would differ from that of an uninterrupted run."""
 
     def stop(self, step, logged):
         if step == 10:
             signal.raise_signal(signal.SIGTERM)
 
-    # Step 10 is recorded after the signal's flag was read, so 9 is the one to wait for.
+    # Step 10 is recorded after the signal's flag is read, so the test waits for 9.
     monkeypatch.setattr(
         "prompt_tuning.training.progress.LineReporter.advance",
         lambda self, step, logged: stop(self, step + 1, logged),

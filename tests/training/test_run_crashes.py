@@ -42,7 +42,7 @@ def train(files) -> Callable[[Path], None]:
 
 
 def bits(root: Path) -> Tree:
-    """Returns all names and contents; of logs what does not depend on the clock."""
+    """Returns all names and contents; logs without times."""
     tree = read_tree(root, ("tensorboard",))
     for path in [path for path in tree if path.endswith(METRICS_FILE)]:
         lines = [json.loads(line) for line in (tree[path] or b"").splitlines()]

@@ -1,4 +1,4 @@
-"""Which runs a directory belongs to, and who may write it."""
+"""Identity and ownership of run directories."""
 
 import pytest
 
@@ -24,7 +24,7 @@ Run.directory = 'here'
 
 
 def changed(*lines: str) -> str:
-    """The config with other lines, each in place of the one of its name."""
+    """Returns the config with some lines replaced by lines for the same name."""
     names = [line.partition(" = ")[0] for line in lines]
     kept = [
         line for line in CONFIG.splitlines() if line.partition(" = ")[0] not in names
@@ -80,7 +80,7 @@ def test_a_directory_whose_run_cannot_be_opened_is_not_created(files, tmp_path):
 
 
 def test_lines_are_on_the_disk_once_the_log_is_synced(tmp_path):
-    """Also after it was rewritten, which a resumed run does."""
+    """The same holds after it was rewritten, as by a resumed run."""
 
     def log() -> None:
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 9}\n')

@@ -1,4 +1,4 @@
-"""Full tuning with checkpoints in orbax's form: the same run, on any mesh."""
+"""Full tuning with checkpoints in Orbax's format: the same run on any mesh."""
 
 import dataclasses
 import shutil
@@ -36,7 +36,7 @@ ROWS = MeshShape(data=2, fsdp=4)
 
 @pytest.fixture(scope="module")
 def arguments(files, tmp_path_factory):
-    """Arguments of a full tuning, of a model whose heads four devices can share."""
+    """Arguments of full tuning of a model whose heads can be sharded by four."""
     config = dataclasses.replace(DECODER, heads=4, key_value_heads=2, head_width=4)
     model = write_model(tmp_path_factory.mktemp("model"), config)
 
@@ -50,7 +50,7 @@ def arguments(files, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def in_both(arguments, tmp_path_factory) -> dict[str, Path]:
-    """The same run on one device, in either form."""
+    """The same run on one device, in both formats."""
     folder = tmp_path_factory.mktemp("forms")
     for form in ("numpy", "orbax"):
         assert main(["train", *arguments(folder / form, form)]) == 0
@@ -107,7 +107,7 @@ def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
         start = open_run(run).start
         results.append((start.trained, start.optimizer_state))
     jax.tree.map(np.testing.assert_array_equal, *results)
-    # What the optimiser averaged goes on too.
+    # The optimizer's averages are carried over too.
     counts = [x for x in jax.tree.leaves(results[1][1]) if x.ndim == 0]
     assert 4 in [int(count) for count in counts]
 
@@ -116,7 +116,7 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
     first = read(arguments(tmp_path / "all", "orbax"), ALL)
     training = open_run(first)
     with monkeypatch.context() as patched:
-        # Nothing of it is put together, neither to be looked at nor to be saved.
+        # No parameter is gathered, neither for checks nor for saving.
         patched.setattr(Placement, "replicate", None)
         outcome = train(training)
     placement = training.model.placement

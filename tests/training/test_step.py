@@ -19,7 +19,7 @@ PROMPT_PATH = {
     "t5_original": "encoder/prompt/prompt",
     "t5_gated": "encoder/prompt/prompt",
 }
-# Rows of unequal length and weight, so that a mean of means would be seen.
+# Rows of unequal length and weight, so that a mean of means would be detected.
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
 
 
@@ -58,7 +58,7 @@ def test_only_the_prompt_is_changed_and_returned(family):
     np.testing.assert_allclose(moved, 0.3, rtol=1e-3)
     for path, leaf in before.items():
         np.testing.assert_array_equal(frozen[path], leaf)
-    # The prompt, as many second moments, and scalars: no frozen leaf comes out.
+    # The prompt, its second moments and scalars: no frozen leaf is returned.
     arrays = [leaf.size for leaf in jax.tree.leaves(outputs) if leaf.size > 1]
     assert arrays == [prompt.size] * 2
     assert following.step == 1

@@ -1,4 +1,4 @@
-"""The measurements of the meter for a run whose times are known."""
+"""Compares the meter's measurements with the known times of a run."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from prompt_tuning.training import throughput
 
 
 class Clock:
-    """A clock that advances only when it is told to."""
+    """A clock that advances only on request."""
 
     def __init__(self):
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""A run that starts from what another trained, from PEFT's folder, or from a file."""
+"""A run that starts from another run, from PEFT's folder, or from a file."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture(scope="module")
 def make(files) -> MakeRun:
-    """Runs of six steps: of a prompt alone, or as the choices say."""
+    """Runs of six steps, by default of only a prompt."""
 
     def made(directory: Path, model: Path | None = None, **choices) -> Run:
         plain, bindings = split_bindings(files.arguments(directory, model))
@@ -59,7 +59,7 @@ def make(files) -> MakeRun:
 
 
 def trained(run: Run) -> Trainer:
-    """A run that has been trained."""
+    """A finished run."""
     training = open_run(run)
     console = Console(quiet=True)
     train(training, make_reporter=lambda done: LineReporter(console, run.steps))
@@ -76,14 +76,14 @@ def first(make, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def second(make, first, tmp_path_factory) -> Path:
-    """That of one that went on from it with a LoRA beside."""
+    """The directory of a run that continued from it with an added LoRA."""
     directory = tmp_path_factory.mktemp("module") / "second"
     trained(make(directory, **both(first)))
     return directory
 
 
 def both(first: Path) -> dict:
-    """The choices of a run of prompt and LoRA that starts from another."""
+    """Returns the options of a run of prompt and LoRA that starts from another."""
     return {
         "start_from": str(first),
         "adapters": (QUERIES,),
@@ -92,7 +92,7 @@ def both(first: Path) -> dict:
 
 
 def leaves(directory: Path, step: int = 6) -> dict[str, np.ndarray]:
-    """The trained leaves of a run's checkpoint."""
+    """Reads the trained leaves of a run's checkpoint."""
     checkpoint = directory / FOLDER / f"checkpoint_{step}"
     state = checkpoint_files.verify(checkpoint)
     return checkpoint_files.read_trained(checkpoint, state)
@@ -111,13 +111,13 @@ def state_of(training: Trainer) -> dict[str, np.ndarray]:
 
 
 def ending(found: dict[str, np.ndarray], text: str) -> np.ndarray:
-    """The one leaf of an optimiser's state whose place ends so."""
+    """Returns the only leaf of an optimizer's state whose path has this ending."""
     (leaf,) = (leaf for name, leaf in found.items() if name.endswith(text))
     return leaf
 
 
 def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
-    """A folder of PEFT's for the small decoder, and what is in it."""
+    """A PEFT folder for the small decoder, and its content."""
     config = read_config(files.decoder)
     adapter = random_adapter(config, kind, QUERY)
     write_folder(folder, to_peft(adapter, config))
@@ -134,7 +134,7 @@ def test_a_lora_is_added_to_a_prompt_of_another_run(make, first, tmp_path):
         assert kept.any()
         np.testing.assert_array_equal(ending(actual, f".{name}[{PROMPT!r}]"), kept)
         assert not ending(actual, f".{name}[{A!r}]").any()
-    # Steps that are averaged go on with the averages; those of the run do not.
+    # The averages' step counts continue; the run's step count does not.
     counts = {name: int(x) for name, x in actual.items() if name.endswith(".count")}
     assert sorted(counts.values()) == [0, 0, 6]
     assert int(start.step) == 0
@@ -268,7 +268,7 @@ def test_a_lora_with_another_scaling_states_what_to_set(make, files, second, tmp
     start = open_run(dataclasses.replace(run, adapters=(right,))).start.trained
     for path in (A, B):
         np.testing.assert_array_equal(start[path], adapter.parameters[path])
-    # A run's checkpoints say theirs too: alpha 4 and rank 2.
+    # A run's checkpoints contain their own scaling too: alpha 4 and rank 2.
     other = dataclasses.replace(QUERIES, alpha=6.0)
     with pytest.raises(InputError, match=r"by 2, and.*by 3.*set LoRA\.alpha = 4 "):
         open_run(make(tmp_path / "run", **(both(second) | {"adapters": (other,)})))

@@ -1,4 +1,4 @@
-"""What stands side by side is measured on the same tokens."""
+"""Compared systems are measured on the same tokens."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ from scripts import random_model, skills
 from tests.support.example_tables import load_for
 from tests.support.small_runs import DECODER, LENGTH, write_pairs
 
-# Nothing stands before the first and the last row's first token but the prompt.
+# Only the prompt precedes the first token of the first and of the last row.
 ROWS = ["abc", "nu", "fed"]
 GIVEN = [0, 1, 0]
 EOS = skills.EOS_ID
@@ -25,7 +25,7 @@ EOS = skills.EOS_ID
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """A model whose tokenizer puts no BOS before a text."""
+    """A model whose tokenizer does not add BOS."""
     folder = tmp_path_factory.mktemp("model") / "plain"
     random_model.write_random_model(folder, DECODER)
     skills.save_tokenizer(folder, add_bos=False)
@@ -65,7 +65,7 @@ def opened(model: Path, files: Path, prompt: Path | None, **choices):
 
 
 def measured(systems):
-    """The nats and the weight of each example, by system."""
+    """Returns the nats and the weight of each example, by system."""
     return {
         one.name: one.evaluator.measure(one.read()).metrics["loss"].rows
         for one in systems
@@ -90,7 +90,7 @@ def test_an_unpredicted_first_token_counts_in_no_column(
     for comparison in compared.values():
         # Letters and EOS, without the first letter, which is given in the second row.
         assert comparison[:, 1].tolist() == [3, 2, 3]
-    # What is left out is left out alone: the others cost what they cost alone.
+    # Only the dropped tokens differ: the others have the same loss as alone.
     alone = measured(opened(model, rows, None))["no prompt"]
     np.testing.assert_allclose(compared["no prompt"], alone, rtol=1e-5)
     whole = measured(opened(model, rows, prompt))["mine"]
@@ -112,7 +112,7 @@ def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
 def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_path):
     path = write_rows(tmp_path / "rows.hdf5", ["abc", "nu"], [0, 1])
     with h5py.File(path, "a") as file:
-        # A row that begins with the end of an article of which it has no more.
+        # The row begins with the separator of an example that is not in it.
         file["token_type_ids"][0, 0] = 3  # pyright: ignore
     systems = opened(model, path, prompt, baseline=True)
     uncounted = systems[0].evaluator.uncounted
@@ -140,7 +140,7 @@ def test_targets_are_compared_from_the_right():
 
 
 def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
-    """GPT-2 has one id for both, which types tell apart."""
+    """GPT-2 has one ID for both, which types distinguish."""
     own = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
     reading = ContextRowReader(own, (8, 9), 2)
     ids = np.array([2, 5, 2], np.int32)

@@ -1,4 +1,4 @@
-"""Prompts that vote, held against each of them asked alone."""
+"""Compares votes of prompts with the results of each prompt alone."""
 
 import dataclasses
 from pathlib import Path
@@ -26,7 +26,7 @@ from prompt_tuning.tuned.ensembles import (
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.small_runs import LENGTH, write_pairs
 
-# Of which these prompts choose differently, and by either vote.
+# These prompts choose different labels, and so do the two kinds of vote.
 LABELS = ["fe", "nu", "se"]
 NEW_TOKENS = 3
 
@@ -46,15 +46,15 @@ def test_the_likelier_of_tied_answers_wins():
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-    """Three prompts, and what each of them, loaded on its own, answers to each row.
+    """Three prompts, and the answers of each prompt, loaded alone, to each row.
 
     Attributes:
-      run: with held-out rows, each of which has a label.
-      prompts: their files.
-      rows: token ids of what is given.
-      alone: the model and its parameters with each prompt.
-      nats: of each label after each row, `[k, n, C]`.
-      made: what each prompt continues each row with.
+      run: run whose held-out rows have labels.
+      prompts: files of the prompts.
+      rows: token IDs of the given texts.
+      alone: model and parameters with each prompt.
+      nats: nats of each label after each row, `[k, n, C]`.
+      made: continuation of each row by each prompt.
     """
 
     run: Run
@@ -99,12 +99,12 @@ def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
 
 
 def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
-    """The winners among what the prompts say, each scored by each prompt alone."""
+    """Returns the winning continuations, each scored by each prompt alone."""
     winners = []
     for index, row in enumerate(asked.rows):
         own = [answers[index] for answers in asked.made]
         candidates = [c for i, c in enumerate(own) if c not in own[:i]]
-        # Cut and not ended, so that what they cost has no end-of-sequence token in it.
+        # Truncated without EOS, so that their loss does not include EOS.
         assert all(len(answer) == NEW_TOKENS for answer in own)
         nats = [
             label_nats(*one, [row], candidates, add_eos=False) for one in asked.alone
@@ -117,12 +117,12 @@ def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
 @pytest.mark.parametrize("vote", VOTES)
 def test_a_vote_equals_the_votes_of_single_prompts(asked, vote, monkeypatch):
     answers = asked.nats.argmin(2)
-    # Prompts that agree on all would say nothing of a vote.
+    # Prompts that always agree would not test the vote.
     assert len({tuple(row) for row in answers}) == 3
     assert any(len({tuple(m[i]) for m in asked.made}) > 1 for i in range(6))
     labels = [VOTES[vote](answers[:, i], asked.nats[:, i]) for i in range(6)]
     texts = elected_texts(asked, VOTES[vote])
-    # What wins is called right, so that another choice for any row is seen.
+    # The winner is the label, so that another choice for any row is detected.
     left = iter(texts)
     monkeypatch.setattr(ensembles, "completion_tokens", lambda *_: next(left))
     monkeypatch.setattr(ensembles, "gold_label_indices", lambda *_: labels)
@@ -174,7 +174,7 @@ def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
 
 @pytest.fixture
 def saved(files, tmp_path) -> Path:
-    """The config of a run over the decoder, as the command takes it."""
+    """Writes the config of a run of the decoder for the command."""
     arguments = files.arguments(tmp_path / "run", files.decoder)
     lines = [line.removeprefix("--gin.") for line in arguments[1:]]
     config = tmp_path / "config.gin"

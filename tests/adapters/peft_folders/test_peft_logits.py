@@ -1,4 +1,4 @@
-"""An adapter changes our model and PEFT's in the same way, whichever wrote it."""
+"""An adapter written by either library changes both models in the same way."""
 
 import dataclasses
 import functools

@@ -221,7 +221,7 @@ def prefix(config, stored_layers, **settings):
 def cache(theirs):
     """Keys and values of each layer `[P, G, K]`, computed as PEFT 0.21.2 does.
 
-    `PeftModel.get_prompt`: the flat rows are cut into 2 L tables of `[P, G, K]`; for
+    `PeftModel.get_prompt`: the flat rows are split into 2 L tables of `[P, G, K]`; for
     two submodules the tables are doubled; each layer gets the next 2 or 4, of which the
     last two, for cross-attention, are discarded.
     """

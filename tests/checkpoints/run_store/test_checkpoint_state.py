@@ -1,4 +1,4 @@
-"""The state of a checkpoint that somebody has rewritten, with its right checksum."""
+"""Rewritten states of checkpoints with correct checksums."""
 
 import json
 import shutil

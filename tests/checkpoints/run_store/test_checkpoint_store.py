@@ -125,7 +125,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     for step in (5, 10, 100, 20):
         save(store, step)
-    # 100 is above the step saved last: it belongs to another past of the run.
+    # 100 is above the last saved step: it belongs to an abandoned branch of the run.
     assert store.steps() == [10, 20, 100]
     save(store, 200)
     assert store.steps() == [100, 200]
@@ -151,7 +151,7 @@ def test_a_step_saved_again_is_replaced(tmp_path):
 
 
 def kill_at(monkeypatch, moment: int, after: bool) -> None:
-    """Ends the process, as it were, at a call to the file system, or right after it."""
+    """Simulates the end of the process at a file-system call, or right after it."""
     calls = 0
 
     def wrap(call):

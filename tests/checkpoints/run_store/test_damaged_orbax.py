@@ -1,4 +1,4 @@
-"""Checkpoints in Orbax's format that somebody has damaged, with right checksums."""
+"""Damaged checkpoints in Orbax's format with correct checksums."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Large trained state in orbax's form: each process its parts, all as they were."""
+"""Large trained state in Orbax's format: each process saves its own shards."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ store.wait()
 
 
 def state_of(step: int):
-    """Trained leaves and an optimiser's state of random numbers."""
+    """Returns random trained leaves and a random optimizer state."""
     random = np.random.default_rng(step)
     shapes = {TABLE: (31, 16), KERNEL: (2, 16, 24), PATHS[2]: (16,)}
     trained = {
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
     save(store, 3, placed(ALL), loss=2.0)
     store.wait()
     assert store.latest_valid() == 3
-    # One device, in NumPy: the table is of 31 rows, whatever the mesh made of it.
+    # One device, in NumPy: the table has 31 rows, without the mesh's padding.
     assert_loads(store, 3)
     other = placed(MeshShape(data=1, fsdp=4))
     trained, moments, _ = store.load(3, own[1], trained_template=own[0])
@@ -112,7 +112,7 @@ def test_the_largest_magnitudes_are_reduced_over_all_shards():
     state = where.put_tree(trained)
     actual = where.largest_magnitudes(state)
     assert float(actual[TABLE]) == 40.0
-    # No device's but one's, and the others' numbers are larger than NaN.
+    # Only one device has the NaN, which compares as smaller than other numbers.
     assert np.isposinf(actual[KERNEL])
     program = where._reduce.lower(state).compile().as_text()
     assert "all-reduce" in program
@@ -132,7 +132,7 @@ def test_arrays_may_be_donated_once_they_are_being_saved(tmp_path):
     store.wait()
     actual, _, _ = store.load(1, ())
     np.testing.assert_array_equal(np.asarray(actual["a"]), expected)
-    # As a prompt, which it would be if it were smaller.
+    # A smaller state would be saved as a prompt.
     np.testing.assert_array_equal(read_prompt(tmp_path), expected)
 
 
@@ -174,7 +174,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path, monkey
     with pytest.raises(StorageError, match=r"checkpoint_2 .*No space.*step 1 is k"):
         save(store, 3)
     monkeypatch.undo()
-    # It is told once, and what came of the save is cleared away.
+    # The error is raised once, and the incomplete save is removed.
     save(store, 3)
     store.close()
     assert [path.name for path in sorted(store.folder.iterdir())] == [
@@ -191,7 +191,7 @@ def test_a_kill_during_a_save_leaves_a_good_checkpoint(tmp_path, monkeypatch):
         save(store, 1)
         store.wait()
         with monkeypatch.context() as patched:
-            # Each seventh call: most only bring one more of orbax's files to the disk.
+            # Every seventh call, since most only write one more of Orbax's files.
             kill_at_call(patched, 7 * call)
             save(store, 2)
             try:
@@ -234,7 +234,7 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
 
 
 def test_large_checkpoints_use_orbax():
-    # float32 leaves with two moments each: 12 bytes a number.
+    # float32 leaves with two moments each: 12 bytes per number.
     for rows, large in ((21, False), (22, True)):
         leaves = {"a": jax.ShapeDtypeStruct((rows, 2**20), jnp.float32)}
         moments = jax.eval_shape(optax.adam(0.1).init, leaves)

@@ -1,4 +1,4 @@
-"""Plans of batches of like length: what is in them, and what they leave as padding."""
+"""Plans of batches of similar lengths: their rows and their padding."""
 
 from typing import Any
 
@@ -138,7 +138,7 @@ def test_rows_move_to_a_larger_bucket_only_if_both_lengths_fit():
 
 
 def test_inputs_and_targets_are_padded_separately():
-    """One bucket for each input length would pad half of all targets away."""
+    """With one bucket per input length, half of all targets would be padding."""
     random = np.random.default_rng(1)
     inputs = np.repeat([30, 60, 120], 400)
     targets = random.choice([8, 64], 1200)

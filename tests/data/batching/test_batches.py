@@ -226,7 +226,7 @@ def test_every_weighted_token_occurs_once_per_pass(tuning):
 
 @needs_shared
 def test_buckets_leave_little_padding(tuning):
-    """Padded to the 1,024 tokens of the file, 13 in 100 are real."""
+    """Without trimming the file's 1,024 tokens, only 13 % are real."""
     plan = plan_of(tuning, batch_size=4)
     batches = [build_batch(tuning, planned, 0) for planned in plan.one_pass()]
     real = sum(real_token_share(batch) * batch.tokens.size for batch in batches)

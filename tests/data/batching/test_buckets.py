@@ -1,4 +1,4 @@
-"""The lengths to pad to, against the best that there are."""
+"""Compares the chosen bucket lengths with optimal ones."""
 
 import itertools
 
@@ -17,7 +17,7 @@ LENGTHS = np.exp(RANDOM.normal(4, 0.5, 2000)).astype(int) + 1
 
 
 def cost(lengths, tops, costs=(1, 1)):
-    """Of all examples, each padded to the cheapest pair that it fits in."""
+    """Returns the cost of padding each example to the cheapest pair that fits."""
     paid = [
         min(pair @ np.array(costs) for pair in tops if (row <= pair).all())
         for row in lengths
@@ -30,7 +30,7 @@ def both(lengths):
 
 
 def least_cost(lengths, count):
-    """Of the best multiples of 8, by dynamic programming over the sorted lengths."""
+    """Returns the cost of the best multiples of 8, by dynamic programming."""
     tops, met = np.unique(-(-lengths // 8) * 8, return_counts=True)
     below = np.concatenate([[0], np.cumsum(met)])
     best = np.full(len(tops) + 1, np.inf)

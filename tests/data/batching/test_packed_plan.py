@@ -1,4 +1,4 @@
-"""Rows that hold several examples: none is lost or split, and little is empty."""
+"""Packed rows: no example is lost or split, and there is little padding."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def epoch(plan, number=0):
 
 
 def lengths_of(rows, lengths=LENGTHS):
-    """Of each row, the sum of its examples' lengths."""
+    """Returns the sum of each row's example lengths."""
     return np.where(rows >= 0, lengths[rows], 0).sum(axis=-1)
 
 

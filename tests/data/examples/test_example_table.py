@@ -361,7 +361,7 @@ def test_rows_without_types_lose_their_task_token_too(tmp_path):
 
 
 class Beginning(LetterTokenizer):
-    """A tokenizer of letters that puts BOS, 26, before a text; EOS is 27."""
+    """A tokenizer of letters that adds BOS, 26, before a text; EOS is 27."""
 
     bos_id: int | None = 26
     eos_id: int | None = 27

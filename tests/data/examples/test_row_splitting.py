@@ -95,7 +95,7 @@ def test_an_example_without_learned_tokens_is_dropped(tmp_path):
 
 
 def test_a_separator_at_a_rows_start_is_learned_even_if_it_is_bos(tmp_path):
-    """GPT-2 has one id for both; `full` packing may cut a row before the separator."""
+    """GPT-2 has one ID for both; `full` packing may end a row before the separator."""
     ids, types = [[2, 5, 6, 2], [2, 0, 0, 0]], [[3, 0, 1, 3], [3, 2, 2, 2]]
     path = write(tmp_path / "a.hdf5", ids, types)
     examples = load(path, bos_id=2)

@@ -73,7 +73,7 @@ def write(path: Path, **data_sets) -> Path:
 
 
 def write_foreign(folder: Path, name: str, add) -> Path:
-    """Rows with a data set of that name that is added by `add`."""
+    """Writes rows with a data set of that name, which `add` creates."""
     path = folder / "rows.hdf5"
     with h5py.File(path, "w") as file:
         if name != "input_ids":
@@ -121,7 +121,7 @@ def test_data_sets_in_groups_are_read(tmp_path):
 
 
 def test_filters_that_are_plugins_are_refused(tmp_path):
-    """Filter 32001 (blosc) is no part of HDF5; reading would look for its library."""
+    """Filter 32001 (blosc) is not part of HDF5; reading would look for its library."""
     path = tmp_path / "rows.hdf5"
     with h5py.File(path, "w") as file:
         settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

@@ -18,7 +18,7 @@ PRETRAINING = PREPARED / "pretraining/data_prepped_pretraining.hdf5"
 
 
 class Letters:
-    """A tokenizer whose ids number the letters of the alphabet, from 3."""
+    """A tokenizer whose IDs number the letters of the alphabet from 3."""
 
     vocabulary_size = 29
     bos_id: int | None = 1

@@ -1,4 +1,4 @@
-"""Templates: what they are read as, and the ids that come of them."""
+"""Templates: their parsed segments and the resulting IDs."""
 
 import jax
 import numpy as np
@@ -93,7 +93,7 @@ def test_soft_segments_have_one_vector_per_token_of_their_words():
 
 
 class Silent(LetterTokenizer):
-    """Gives no token for a comma."""
+    """Returns no token for a comma."""
 
     def encode(self, text):
         return super().encode(text.replace(",", ""))
@@ -130,7 +130,7 @@ def test_text_between_soft_segments_is_encoded_as_one_string(folder):
     assert tokenizer.decode([*given[3:second], *rest, *completion]) == (
         joined + " Sentiment: good"
     )
-    # Not the ids of the parts encoded one by one.
+    # Not the IDs of the separately encoded parts.
     pieces = ("Un", "fortunate", "ly: they said.")
     assert given[3:second] != [id for piece in pieces for id in tokenizer.encode(piece)]
 

@@ -179,7 +179,7 @@ def test_tokenizer_json_and_its_config_are_read(tmp_path):
 
 
 def test_the_older_map_of_special_tokens_is_read(tmp_path):
-    """Over the config, unless that has `added_tokens_decoder`: as transformers does."""
+    """It overrides a config without `added_tokens_decoder`, as in transformers."""
     words_tokenizer(tmp_path)
     tokens = {"eos_token": {"content": "?"}, "pad_token": "."}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(tokens))

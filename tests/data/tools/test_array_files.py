@@ -1,4 +1,4 @@
-"""Arrays whose headers declare something else than the file contains."""
+"""Arrays whose headers contradict the content of the file."""
 
 import numpy as np
 import pytest

@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, list]:
 
 
 def beside(path: Path) -> list[str]:
-    """The names in a file's folder."""
+    """Returns the names in a file's folder."""
     return [sibling.name for sibling in path.parent.iterdir()]
 
 
@@ -89,7 +89,7 @@ def test_prepare_adds_types_too(rows):
 
 
 def test_tokens_may_be_written_as_text(tmp_path, files):
-    """In the small runs' tokenizer, where each letter is a token."""
+    """Encodes with the small runs' tokenizer, in which each letter is a token."""
     pairs = [("ab=", "AB"), ("c=", "C=")]
     file = write_rows(tmp_path / "rows.hdf5", pairs, length=8)
     wanted = read(file)["token_type_ids"]
@@ -151,7 +151,7 @@ def test_rows_of_several_blocks_are_all_typed(tmp_path, monkeypatch):
 
 @needs_shared
 def test_the_published_files_types_follow_from_a_rule(tmp_path):
-    """Single articles: what `generative_tuning` has is given, closed and filled."""
+    """Rows of `generative_tuning` are single examples: prompt, end and padding."""
     folder = SHARED / "data/data_prep/generative_tuning"
     source = folder / "data_prepped_generative_tuning.hdf5"
     file = tmp_path / "rows.hdf5"
@@ -261,7 +261,7 @@ SPOILT = [
 
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_all_stored_settings_are_compared(tmp_path, spoil, monkeypatch):
-    """NaN is equal to itself; `None` spoils nothing."""
+    """NaN equals itself, and `None` is accepted."""
     path = write(tmp_path / "rows.hdf5", loss_weights=WEIGHTS)
     pair = np.dtype([("number", "i2"), ("name", "S3")], align=True)
     with h5py.File(path, "a") as file:

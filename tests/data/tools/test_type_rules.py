@@ -1,4 +1,4 @@
-"""Rules for token types, against types worked out by hand."""
+"""Compares rules for token types with types assigned by hand."""
 
 import numpy as np
 import pytest
