@@ -144,7 +144,7 @@ def _name_of_kind(kind: Any) -> str:
     if origin is _FUNCTION:
         return "a factory, such as @name"
     if origin is collections.abc.Mapping:
-        return f"a dict of {_name(inner[0])} to {_name(inner[1])}"
+        return f"a dict of {' to '.join(map(_name, inner))}"
     if origin in CONTAINERS:
         if len(inner) > 1 and inner[1] is not ...:
             return f"({', '.join(map(_name, inner))})"
