@@ -31,11 +31,11 @@ def _start_quickly() -> None:
     if QUICK in given:  # set by the parent process
         return
     flags = f"{given} {QUICK}".strip()
-    asked = [sys.executable, "-c", "import jax; jax.devices()"]
-    known = subprocess.run(
-        asked, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    attempt = subprocess.run(
+        command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
     )
-    if known.returncode == 0:
+    if attempt.returncode == 0:
         os.environ["XLA_FLAGS"] = flags
 
 
@@ -73,8 +73,8 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest files first; the others stay in order."""
-    places = {name: index for index, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    ranks = {name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 def pytest_collection_finish() -> None:

@@ -71,7 +71,7 @@ def test_settings_have_the_factory_s_parameters_without_the_run_s():
         assert factory_signature(factory) is not None
 
 
-def test_a_directory_made_by_python_is_read_by_every_command(tuned, tmp_path, capsys):
+def test_every_command_reads_a_directory_created_by_python(tuned, tmp_path, capsys):
     run = str(tuned.directory)
     assert main(["generate", "--run", run, "world=", "--new_tokens", "4"]) == 0
     assert tuned.generate("world=", new_tokens=4) in capsys.readouterr().out

@@ -393,8 +393,8 @@ def check_method(
     row, ids = check_decoded(decode, training, parameters)
     form, graph, arrays = check_exported(method, reason, training, parameters, tmp_path)
     exported = training.frozen | jax.tree.map(jnp.asarray, arrays)
-    own = model_of(training.model.graph, parameters)
-    check_same_vectors(own, model_of(graph, exported))
+    tuned = model_of(training.model.graph, parameters)
+    check_same_vectors(tuned, model_of(graph, exported))
     tasks = None if training.model.prompt_count == 1 else [0]
     # Alone, unpadded, with the exported prompt in a model opened for it.
     assert decode(graph, exported, [row], tasks) == [ids]

@@ -196,7 +196,7 @@ def test_a_truncated_adapter_is_refused(tmp_path):
     ],
     ids=["one row", "three axes", "no row", "integers", "not finite", "objects"],
 )
-def test_arrays_of_other_shapes_or_types_are_refused(array, message, tmp_path):
+def test_arrays_with_other_shapes_or_types_are_refused(array, message, tmp_path):
     np.save(tmp_path / "prompt.npy", array, allow_pickle=True)
     with pytest.raises(InputError, match=message):
         read_prompt(tmp_path / "prompt.npy")

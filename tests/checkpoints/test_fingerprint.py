@@ -24,7 +24,7 @@ RECIPES = {
 
 def stored(pieces: tuple[int, int] | None = None, dtype: str = "f4", **changes):
     """A checkpoint with changes to some arrays, and the sizes of the reads from it."""
-    random, tensors, asked = np.random.default_rng(0), {}, []
+    random, tensors, sizes = np.random.default_rng(0), {}, []
     shapes = {f"layer_{i}": (30, 40) for i in range(LAYERS)}
     shapes |= {"scale": (7,), "table": (500, 40)}
     for name, shape in shapes.items():
@@ -33,12 +33,14 @@ def stored(pieces: tuple[int, int] | None = None, dtype: str = "f4", **changes):
             changes[name](array)
 
         def read(block, array=array):
-            asked.append(array[block].nbytes)
+            sizes.append(array[block].nbytes)
             return array[block]
 
-        own = pieces if len(shape) == 2 else None
-        tensors[name] = StoredTensor(shape, array.dtype, "/ckpt/file", read, own)
-    return tensors, asked
+        chunk_shape = pieces if len(shape) == 2 else None
+        tensors[name] = StoredTensor(
+            shape, array.dtype, "/ckpt/file", read, chunk_shape
+        )
+    return tensors, sizes
 
 
 def plan(tensors, dtype: str = "float32", **paths: None) -> RestorePlan:
@@ -79,22 +81,22 @@ def test_unrestored_arrays_are_not_read():
 
 @pytest.mark.parametrize("pieces", [None, (16, 16)])
 def test_a_fingerprint_reads_little(pieces):
-    tensors, asked = stored(pieces)
+    tensors, sizes = stored(pieces)
     sampled(plan(tensors))
     if pieces is None:
-        assert len(asked) <= 64 + LAYERS + 64 + 7
-        assert max(asked) <= 4 * 64
+        assert len(sizes) <= 64 + LAYERS + 64 + 7
+        assert max(sizes) <= 4 * 64
     else:
         # One chunk of some of the layers, one of the table, and the scale.
-        assert len(asked) == 4 + 1 + 7
-        assert max(asked) == 4 * 16 * 16
+        assert len(sizes) == 4 + 1 + 7
+        assert max(sizes) == 4 * 16 * 16
 
 
 def test_int8_scales_belong_to_the_same_arrays():
-    tensors, asked = stored()
+    tensors, sizes = stored()
     abstract = {
         "kernel": jax.ShapeDtypeStruct((LAYERS, 40, 30), np.int8),
         "kernel_scale": jax.ShapeDtypeStruct((LAYERS, 30), np.float32),
     }
     fingerprint = sampled(plan_restore(abstract, RECIPES, tensors))
-    assert len(fingerprint) == 1 and len(asked) <= 64 + LAYERS
+    assert len(fingerprint) == 1 and len(sizes) <= 64 + LAYERS

@@ -96,7 +96,7 @@ def test_the_report_accounts_for_every_array():
     assert "from 3 of 4 stored" in report
 
 
-def test_a_callable_may_describe_fresh_parameters():
+def test_a_function_may_select_fresh_parameters():
     report = plan(fresh_by=lambda path: f"by {path.upper()}").report()
     assert "by ENCODER/PROMPT/PROMPT" in report
 
@@ -192,7 +192,7 @@ def test_shapes_are_compared_before_reading():
         ),
     ],
 )
-def test_recipes_that_do_not_fit_are_refused(model, recipes, expected):
+def test_recipes_of_other_shapes_are_refused(model, recipes, expected):
     with pytest.raises(InputError, match=expected):
         plan(model, recipes=recipes)
 

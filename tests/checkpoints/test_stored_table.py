@@ -135,7 +135,7 @@ def test_rows_equal_the_tables_and_are_read_once(source, ids, read):
 @pytest.mark.parametrize(
     "index", [3, -1, slice(None, None, 7), [True] * V, ([[1, 2]],)]
 )
-def test_an_index_means_what_numpy_means_by_it(source, index):
+def test_indexing_has_the_semantics_of_numpy(source, index):
     table, whole, _ = source
     np.testing.assert_array_equal(table[index], whole[index])
 
@@ -196,9 +196,11 @@ def test_sharded_prompts_start_equal_and_read_only_needed_rows(source, name, rea
 def test_recycling_reads_the_common_tokens(tmp_path, read):
     tensor = of_safetensors(tmp_path, NUMBERS)
     table = StoredTable("x", (V, D), Recipe(("x",)), {"x": tensor})
-    kept, stored = (Vocabulary(x, LetterTokenizer()) for x in (NUMBERS, table))
-    asked = [share_tokens(kept, x, skip_first=2, words=5) for x in (kept, stored)]
-    np.testing.assert_array_equal(asked[0].target, asked[1].target)
+    in_memory, stored = (Vocabulary(x, LetterTokenizer()) for x in (NUMBERS, table))
+    shared = [
+        share_tokens(in_memory, x, skip_first=2, words=5) for x in (in_memory, stored)
+    ]
+    np.testing.assert_array_equal(shared[0].target, shared[1].target)
     assert read.bytes == 5 * 4 * D
 
 

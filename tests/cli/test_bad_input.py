@@ -104,7 +104,7 @@ def test_a_missing_dataset(refused, rows):
     assert "has the data sets ['token_type_ids'], expected 'input_ids'" in message
 
 
-def test_a_dataset_of_another_shape(refused, rows):
+def test_a_dataset_with_another_shape(refused, rows):
     message = refused(TRAIN_FILES=replace(rows, token_type_ids=np.zeros((2, 9), "i4")))
     assert (
         "token_type_ids has shape (2, 9), expected (2, 24), the shape of input_ids"
@@ -112,7 +112,7 @@ def test_a_dataset_of_another_shape(refused, rows):
     )
 
 
-def test_a_dataset_of_another_type(refused, rows):
+def test_a_dataset_with_another_type(refused, rows):
     message = refused(TRAIN_FILES=replace(rows, input_ids=np.zeros((2, 24), "f4")))
     assert "input_ids has type float32, expected an integer type" in message
 
@@ -182,7 +182,7 @@ def test_a_missing_tensor(refused, model):
     assert "model.layers.0.mlp.up_proj.weight" in message
 
 
-def test_a_tensor_of_another_shape(refused, model):
+def test_a_tensor_with_another_shape(refused, model):
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"] = np.ones(17, np.float32)
     save_file(tensors, model / "model.safetensors")
@@ -255,7 +255,7 @@ def test_a_fresh_adapter_that_no_group_trains(refused):
         ("Prompting.placement='middle'", "'middle'", "expected one of prefix"),
     ],
 )
-def test_a_binding_that_is_wrong(refused, binding, found, expected):
+def test_an_invalid_binding(refused, binding, found, expected):
     message = refused(None, f"--gin.{binding}")
     assert found in message and expected in message
 
@@ -359,7 +359,7 @@ def test_a_directory_that_is_not_a_run(tmp_path, capsys):
     )
 
 
-def test_another_prompt_of_another_width(run, tmp_path, capsys):
+def test_a_prompt_of_a_different_width(run, tmp_path, capsys):
     np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 17), np.float32))
     given = ("--run", str(run), "--prompt", str(tmp_path / "prompt.npy"))
     for command in ("evaluate", "inspect"):
@@ -384,7 +384,7 @@ def test_a_completion_that_is_not_a_label(run, capsys):
         (["h\u00e9="], "the text 'h\u00e9=' cannot be encoded"),
     ],
 )
-def test_generation_with_impossible_options(run, options, found, capsys):
+def test_generation_with_invalid_options(run, options, found, capsys):
     assert main(["generate", "--run", str(run), "hello=", *options]) == 2
     assert found in message(capsys)
 

@@ -84,9 +84,7 @@ def test_the_log_has_each_step_once_with_speed_and_padding(run):
     assert list((run / "tensorboard").iterdir())
 
 
-def test_a_saved_config_starts_the_run_again_and_gives_the_same_bits(
-    run, tmp_path, capsys
-):
+def test_a_saved_config_reproduces_the_run_bitwise(run, tmp_path, capsys):
     again = tmp_path / "again"
     config = f"--gin_file={run / CONFIG_FILE}"
     output(capsys, "train", config, f"--gin.Run.directory={str(again)!r}")
@@ -148,10 +146,10 @@ def test_inspect_shows_each_vector_with_its_norm(run, capsys):
 def test_a_t5_is_tuned_evaluated_and_generates(t5_run, capsys):
     assert read_prompt(t5_run).shape == (LENGTH, 16)
     assert evaluated(capsys, "--run", t5_run)["loss"] > 0
-    asked = ("generate", "--run", t5_run, "--new_tokens", 4)
-    alone = output(capsys, *asked, "hello=")
+    command = ("generate", "--run", t5_run, "--new_tokens", 4)
+    alone = output(capsys, *command, "hello=")
     assert alone.startswith("hello= -> ")
-    assert output(capsys, *asked, "hello=", "a much longer text=").startswith(alone)
+    assert output(capsys, *command, "hello=", "a much longer text=").startswith(alone)
 
 
 def test_hdf5_rows_train_as_their_original_pairs(files, run, t5_run, tmp_path):
@@ -188,13 +186,13 @@ def test_exact_match_and_labels_are_measured_on_request(
 @pytest.mark.filterwarnings("default:1 of 3 completions are longer than")
 def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     """Two of the three targets are what the model generates."""
-    asked = ["a=", "hello="]
-    printed = output(capsys, "generate", "--run", run, "--new_tokens", 5, *asked)
+    texts = ["a=", "hello="]
+    printed = output(capsys, "generate", "--run", run, "--new_tokens", 5, *texts)
     answers = [
         line.removeprefix(text)
-        for text, line in zip(asked, printed.splitlines(), strict=True)
+        for text, line in zip(texts, printed.splitlines(), strict=True)
     ]
-    pairs = [*zip(asked, answers, strict=True), ("b=", "zzzzzzzz")]
+    pairs = [*zip(texts, answers, strict=True), ("b=", "zzzzzzzz")]
     data = write_pairs(tmp_path / "said.jsonl", pairs)
     results = evaluated(
         capsys,
@@ -278,7 +276,7 @@ MACROS = {
 @pytest.mark.parametrize(
     "file", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
-def test_every_shipped_config_builds_what_it_names(file, tmp_path):
+def test_every_shipped_config_builds_its_objects(file, tmp_path):
     # In a file, because an unused macro on the command line is an error.
     macros = tmp_path / "macros.gin"
     bound = [f"{name} = {value!r}\n" for name, value in MACROS.items()]

@@ -16,10 +16,10 @@ HIT = re.compile(r"Persistent compilation cache hit for '([^']*)'")
 
 
 def test_a_second_process_compiles_nothing(files, tmp_path):
-    kept = {k: v for k, v in os.environ.items() if k not in COMPILATION_CACHE}
+    without_cache = {k: v for k, v in os.environ.items() if k not in COMPILATION_CACHE}
     cache = tmp_path / "cache"
     logged = {"JAX_LOG_COMPILES": "1", "JAX_EXPLAIN_CACHE_MISSES": "1"}
-    environment = kept | logged | {"XDG_CACHE_HOME": str(cache)}
+    environment = without_cache | logged | {"XDG_CACHE_HOME": str(cache)}
 
     def train(run: str) -> str:
         command = [sys.executable, "-m", "prompt_tuning", "train"]

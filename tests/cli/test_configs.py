@@ -69,8 +69,8 @@ def test_the_printed_config_trains_the_same_run(files, tmp_path, capsys):
     assert tune(files, tmp_path / "run", Run__steps=2) == 0
     assert trained_prompt(tmp_path / "again", 2) == trained_prompt(tmp_path / "run", 2)
     # The config that the run keeps has the same values.
-    (kept,) = {(tmp_path / "run" / CONFIG_FILE).read_text()}
-    assert set(kept.splitlines()) == set(printed.splitlines())
+    (saved,) = {(tmp_path / "run" / CONFIG_FILE).read_text()}
+    assert set(saved.splitlines()) == set(printed.splitlines())
     for command in ("evaluate", "generate"):
         shown = output(capsys, command, "--run", tmp_path / "run", "--print_config")
         assert "Run.steps = 2" in shown

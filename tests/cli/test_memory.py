@@ -51,10 +51,10 @@ def test_the_memory_of_a_run_that_fits_is_reported(files, tmp_path, capsys):
     assert match and bytes_of(match[1]) == pytest.approx(frozen, rel=0.01)
     assert f"trained parameters       {LENGTH * WIDTH * 4} B" in printed
     assert "memory of a device    80.00 GB" in printed
-    kept, again = (table(printed)[name] for name in ("none *", "nothing"))
-    assert bytes_of(again[0]) < bytes_of(kept[0])
-    assert bytes_of(kept[2]) > frozen + bytes_of(kept[0])
-    assert [kept[3], again[3]] == ["0%", "0%"]
+    saved, again = (table(printed)[name] for name in ("none *", "nothing"))
+    assert bytes_of(again[0]) < bytes_of(saved[0])
+    assert bytes_of(saved[2]) > frozen + bytes_of(saved[0])
+    assert [saved[3], again[3]] == ["0%", "0%"]
     assert not (files.train.parent / "absent").exists()
 
 

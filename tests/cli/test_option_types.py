@@ -73,7 +73,7 @@ def test_a_long_value_of_a_choice_is_shortened(capsys):
     ("option", "maximum"),
     [("--workers", 1000), ("--length", 1_000_000), ("--train_files", 10_000)],
 )
-def test_what_prepare_would_multiply(option, maximum, capsys):
+def test_limits_of_options_of_prepare(option, maximum, capsys):
     given = ["prepare", "in", "--output", "out", "--tokenizer", "t"]
     for value in (maximum + 1, "9" * 24):
         message = refused(capsys, *given, f"{option}={value}")

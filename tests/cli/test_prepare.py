@@ -56,7 +56,7 @@ def test_problems_are_one_line_and_exit_code_2(files, capsys):
     assert prepare(files, "--gin.STEPS=3", output="other") == 2
 
 
-def test_own_keys_special_tokens_and_categories(files):
+def test_custom_keys_special_tokens_and_categories(files):
     lines = ({"q": "a", "a": ["b"], "kind": "x", "w": 2}, {"q": "c", "a": "d", "w": 1})
     write_jsonl(files / "own.jsonl", lines[0], lines[1] | {"kind": "y"})
     (files / "names.txt").write_text("y\nx\n")
@@ -87,8 +87,8 @@ def test_the_requested_special_tokens_reach_the_template(files):
         "{{ bos_token }}{{ m.content }}{{ eos_token }}"
         "{% endfor %}"
     )
-    asked = {"bos_token": "<|begin|>", "eos_token": "<|done|>"}
-    options = ("--special_tokens", json.dumps(asked), "--packing")
+    roles = {"bos_token": "<|begin|>", "eos_token": "<|done|>"}
+    options = ("--special_tokens", json.dumps(roles), "--packing")
     options += ("single::drop", "--length", "128")
     assert prepare(files, *options, "--chat_template", str(template)) == 0
     arrays = columns(files / "out/train_1_of_1.hdf5")["input_ids"].ravel().tolist()

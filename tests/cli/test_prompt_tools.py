@@ -88,7 +88,7 @@ def decoder_prompt(tmp_path):
 
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("method", METHODS)
-def test_words_of_one_model_are_mapped_to_words_of_the_other(
+def test_words_of_one_model_are_mapped_to_the_other_models(
     method, decoder_prompt, tmp_path, capsys
 ):
     out = tmp_path / "out.npy"

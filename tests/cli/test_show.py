@@ -70,7 +70,7 @@ def test_ids_are_shown_without_a_tokenizer(rows, capsys):
     assert text.startswith(f"[prompt x0|{' '.join(map(str, first))} ]")
 
 
-def test_jsonl_lines_are_shown_as_they_would_be_read(files, tmp_path, capsys):
+def test_jsonl_lines_are_shown_as_a_run_reads_them(files, tmp_path, capsys):
     file = tmp_path / "lines.jsonl"
     file.write_text("\n" + json.dumps({"q": "ab=", "a": "AB"}) + "\n")
     keys = ("--prompt_key", "q", "--completion_key", "a")

@@ -69,7 +69,7 @@ def test_names_are_safe_and_unique():
         (["A,B=(1,2,3)"], r"\(1,2,3\) is not one value for each of A, B"),
     ],
 )
-def test_arguments_that_cannot_be_read(given, message):
+def test_arguments_that_cannot_be_parsed(given, message):
     with pytest.raises(InputError, match=message):
         parse_variations(given)
 
@@ -120,14 +120,14 @@ def test_members_must_share_some_settings(vary, shown, refused):
         assert "may differ only in their prompt, groups" in message
 
 
-def test_members_that_train_other_parameters(refused):
+def test_members_with_different_trained_parameters(refused):
     message = refused(
         "ParameterGroup.regexes=['.*/prompt/.*'],['.*/prompt/.*','.*norm/scale']"
     )
     assert "is trained in only one of the members" in message
 
 
-def test_own_batches_and_a_token_budget(refused):
+def test_separate_batches_and_a_token_budget(refused):
     message = refused("Run.seed=0,1", **{"DataSource.batch_tokens": 256})
     assert "set Run.data_seed, so that they share batches" in message
 

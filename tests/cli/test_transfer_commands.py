@@ -49,7 +49,7 @@ ASKED = ("--new_tokens=9", "hello=", "ab=")
 
 
 @pytest.fixture(scope="module")
-def made(files, tmp_path_factory):
+def run_named(files, tmp_path_factory):
     """Returns the directory of a run, which is trained on first use."""
     folder = tmp_path_factory.mktemp("runs")
 
@@ -63,9 +63,9 @@ def made(files, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(made) -> Path:
+def run(run_named) -> Path:
     """A run with a prompt."""
-    return made("prompt")
+    return run_named("prompt")
 
 
 def output(capsys, *arguments) -> str:
@@ -94,9 +94,9 @@ def bare(files) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("bindings", [[], LORA_ALONE], ids=["prompt", "lora"])
 def test_an_exported_model_and_peft_folder_generate_the_runs_texts(
-    bindings, made, files, tmp_path, capsys
+    bindings, run_named, files, tmp_path, capsys
 ):
-    directory = made("lora", *bindings) if bindings else made("prompt")
+    directory = run_named("lora", *bindings) if bindings else run_named("prompt")
     output(capsys, "convert", directory, tmp_path / "peft")
     given = ("generate", *bare(files), "--prompt", tmp_path / "peft", *ASKED)
     printed = output(capsys, "generate", "--run", directory, *ASKED)
@@ -115,9 +115,9 @@ def test_plain_vectors_precede_the_text(form, run, files, tmp_path, capsys):
     assert output(capsys, *given) == output(capsys, "generate", "--run", run, *ASKED)
 
 
-def test_a_lora_of_a_run_directory_has_its_scaling(made, files, capsys):
+def test_a_lora_of_a_run_directory_has_its_scaling(run_named, files, capsys):
     """The checkpoint has alpha 16 and rank 2, which are not the defaults."""
-    directory = made("lora", *LORA_ALONE)
+    directory = run_named("lora", *LORA_ALONE)
     given = ("generate", *bare(files), "--prompt", directory, *ASKED)
     printed = output(capsys, "generate", "--run", directory, *ASKED)
     assert output(capsys, *given) == printed
@@ -148,16 +148,16 @@ def test_every_kind_of_peft_folder_has_pefts_logits(case):
     assert_same_logits(logits, reference[f"{folder.name}.logits"], tokens)
 
 
-def test_a_checkpoint_of_several_leaves_replaces_another(made, capsys):
-    one = made("residual", *RESIDUAL)
-    other = made("residual_again", *RESIDUAL, "--gin.Run.seed=5")
+def test_a_checkpoint_of_several_leaves_replaces_another(run_named, capsys):
+    one = run_named("residual", *RESIDUAL)
+    other = run_named("residual_again", *RESIDUAL, "--gin.Run.seed=5")
     there = evaluated(capsys, "--run", one)
     assert there != evaluated(capsys, "--run", other)
     assert evaluated(capsys, "--run", other, "--prompt", one) == there
 
 
-def test_trained_weights_of_the_model_are_measured(made, files, capsys):
-    directory = made("full", *FULL)
+def test_trained_weights_of_the_model_are_measured(run_named, files, capsys):
+    directory = run_named("full", *FULL)
     (measured,) = (x for x in logged(directory) if "evaluation/loss" in x)
     loss = next(row for row in evaluated(capsys, "--run", directory) if "loss" in row)
     assert f"{measured['evaluation/loss']:.4f}" in loss
@@ -170,29 +170,29 @@ def test_trained_weights_of_the_model_are_measured(made, files, capsys):
     assert output(capsys, *given) == printed
 
 
-def test_the_frozen_model_of_a_run_of_adapters(made, run, capsys):
-    directory = made("lora", *LORA_ALONE)
+def test_the_frozen_model_of_a_run_of_adapters(run_named, run, capsys):
+    directory = run_named("lora", *LORA_ALONE)
     alone = evaluated(capsys, "--run", directory, "--gin.Run.adapters=()")
     assert alone == evaluated(capsys, "--run", run, "--gin.Run.prompt=None")
     assert alone != evaluated(capsys, "--run", directory)
 
 
-def test_only_all_trained_parameters_are_measured(made, capsys):
-    directory = made("beside", *BESIDE)
+def test_only_all_trained_parameters_are_measured(run_named, capsys):
+    directory = run_named("beside", *BESIDE)
     message = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")
     assert "lora/a of shape (1, 16, 2), but the model has no such parameter" in message
     assert "in addition to the frozen ones it has decoder/prompt/prompt" in message
 
 
-def test_a_file_without_a_trained_array(made, run, capsys):
-    directory = made("beside", *BESIDE)
+def test_a_file_without_a_trained_array(run_named, run, capsys):
+    directory = run_named("beside", *BESIDE)
     message = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
     assert (
         "contains decoder/prompt/prompt and nothing for decoder/layers/self" in message
     )
 
 
-def test_an_adapter_that_the_run_cannot_hold(made, run, files, tmp_path, capsys):
+def test_an_adapter_that_does_not_fit_the_run(run_named, run, files, tmp_path, capsys):
     config = read_config(files.decoder)
     adapter = to_peft(random_adapter(config, "IA3"), config)
     write_folder(tmp_path / "peft", adapter)
@@ -201,8 +201,8 @@ def test_an_adapter_that_the_run_cannot_hold(made, run, files, tmp_path, capsys)
     output(capsys, *given, "--gin.Run.prompt=None")
 
 
-def test_a_lora_with_another_scaling(made, files, tmp_path, capsys):
-    directory = made("lora", *LORA_ALONE)
+def test_a_lora_with_another_scaling(run_named, files, tmp_path, capsys):
+    directory = run_named("lora", *LORA_ALONE)
     output(capsys, "convert", directory, tmp_path / "peft")
     given = ("--prompt", tmp_path / "peft", "--gin.LoRA.alpha=4.0", *ASKED)
     message = refused(capsys, "generate", "--run", directory, *given)
@@ -211,8 +211,8 @@ def test_a_lora_with_another_scaling(made, files, tmp_path, capsys):
     )
 
 
-def test_a_lora_run_is_not_evaluated_with_another_scaling(made, capsys):
-    directory = made("lora", *LORA_ALONE)
+def test_a_lora_run_is_not_evaluated_with_another_scaling(run_named, capsys):
+    directory = run_named("lora", *LORA_ALONE)
     message = refused(capsys, "evaluate", "--run", directory, "--gin.LoRA.alpha=64.0")
     assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in message
 

@@ -1,7 +1,7 @@
 """A config sets values: it cannot run code, and reading it has limits.
 
-Every payload would create the file `MARKER`; `test_a_payload_works` verifies this
-with imports allowed.
+Every payload would create the file `MARKER`, which
+`test_a_payload_runs_if_imports_are_allowed` verifies.
 """
 
 import sys
@@ -105,7 +105,7 @@ def test_nothing_is_executed(folder, variant):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_every_command_refuses_to_execute(folder, capsys, command):
+def test_every_command_refuses_to_execute_code(folder, capsys, command):
     write_run(folder, VARIANTS["a call"](folder))
     before = sorted(folder.rglob("*"))
     assert main(command) == 2
@@ -117,7 +117,7 @@ def test_every_command_refuses_to_execute(folder, capsys, command):
 @pytest.mark.parametrize(
     "variant", ["a call", "include", "macro", "scope", "singleton", "symlink"]
 )
-def test_a_payload_works(folder, variant):
+def test_a_payload_runs_if_imports_are_allowed(folder, variant):
     write_run(folder, VARIANTS[variant](folder))
     with pytest.raises(InputError):
         read_run(["run/config.gin"], [], allow_imports=True)

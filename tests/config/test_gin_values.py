@@ -43,7 +43,7 @@ def refused(*bindings: str) -> str:
         ("IA3.regexes = [1]", "IA3.regexes is [1], a list; expected a list of strings"),
     ],
 )
-def test_a_value_of_another_type(binding, words):
+def test_a_value_with_another_type(binding, words):
     assert words in refused(binding)
 
 
@@ -85,25 +85,25 @@ def test_every_factory_refuses_a_value_of_another_type():
     assert unchecked == schedules | {"t5_config.choices"}
 
 
-def test_a_macro_is_checked_where_it_is_used():
+def test_a_macro_is_checked_when_it_is_used():
     message = refused("SoftPrompt.length = %LENGTH", "LENGTH = %OTHER", "OTHER = '4'")
     assert "SoftPrompt.length is '4', a str" in message
 
 
-def test_macros_that_multiply():
+def test_exponentially_many_macros():
     """Thirty macros of two references each would make a list of 2^30 values."""
     chain = [f"M{i} = [%M{i + 1}, %M{i + 1}]" for i in range(30)]
     message = refused("DataSource.files = %M0", *chain, "M30 = 'file'")
     assert "10,001 references" in message
 
 
-def test_lists_that_multiply():
+def test_exponentially_long_lists():
     long = ", ".join(["%NAMES"] * 2000)
     names = f"NAMES = {['name'] * 2000}"
     assert "at most 500,000" in refused(f"DataSource.files = [{long}]", names)
 
 
-def test_factories_that_multiply():
+def test_exponentially_many_factories():
     chain = [
         f"s{i}/optimizer_from_python.description = [@s{i + 1}/optimizer_from_python(), "
         f"@s{i + 1}/optimizer_from_python()]"

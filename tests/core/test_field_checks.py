@@ -82,7 +82,7 @@ def test_values_of_the_right_type_pass_and_integers_pass_as_floats():
         ),
     ],
 )
-def test_a_value_of_another_type_is_refused(choices, message):
+def test_a_value_with_another_type_is_refused(choices, message):
     with pytest.raises(InputError) as refused:
         Settings(**choices)
     assert str(refused.value).replace("NoneType", "None") == message

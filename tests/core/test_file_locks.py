@@ -78,7 +78,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     assert holder["process"] == os.getpid()
 
 
-def test_exactly_one_of_many_processes_holds_the_lock(tmp_path):
+def test_exactly_one_of_many_processes_gets_the_lock(tmp_path):
     at = time.time() + 2
     processes = [start(COMPETING, tmp_path / "lock", at) for _ in range(6)]
     ends = [(process.communicate()[1], process.returncode) for process in processes]

@@ -173,7 +173,9 @@ def alike(left: Parameters, right: Parameters) -> float:
 @pytest.mark.parametrize(
     ("family", "compute_dtype"), sample(1, [("llama", "float32"), ("gpt2", "bfloat16")])
 )
-def test_a_step_never_holds_a_wide_copy_of_a_stack_of_kernels(family, compute_dtype):
+def test_a_step_never_has_a_dequantized_copy_of_a_stack_of_kernels(
+    family, compute_dtype
+):
     config = dataclasses.replace(
         dummies.FAMILIES[family], layers=5, compute_dtype=compute_dtype
     )

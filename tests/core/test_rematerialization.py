@@ -87,8 +87,8 @@ def plain(family: str, regex: str = ".*/prompt/.*"):
     return outcome(deep(dummies.FAMILIES[family]), regex)
 
 
-def assert_same(found, expected):
-    (sums, gradient), (expected_sums, expected_gradient) = found, expected
+def assert_same(actual, expected):
+    (sums, gradient), (expected_sums, expected_gradient) = actual, expected
     assert float(expected_sums.loss) > 1
     np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=1e-6)
     for path, want in expected_gradient.items():
@@ -160,12 +160,12 @@ def cost(how: Rematerialization, family: str = "llama") -> tuple[int, int]:
 
 
 def test_kept_values_are_not_recomputed():
-    none, kept = cost(Rematerialization())
+    none, saved = cost(Rematerialization())
     again, least = cost(NOTHING)
     # A step runs the same products forward and backward; this runs them forward twice.
     assert 1.3 * none < again < 1.6 * none
     flops = [none, again]
-    sizes = [kept, least]
+    sizes = [saved, least]
     for how in (
         Rematerialization(policy="dots"),
         Rematerialization(policy="names", names=NAMES),
@@ -186,8 +186,8 @@ def test_excluded_blocks_recompute_no_products():
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_only_a_blocks_input_is_kept(family):
-    kept, least = cost(Rematerialization(), family)[1], cost(NOTHING, family)[1]
-    assert least < 0.35 * kept
+    saved, least = cost(Rematerialization(), family)[1], cost(NOTHING, family)[1]
+    assert least < 0.35 * saved
 
 
 def test_only_block_inputs_are_offloaded():
@@ -311,9 +311,9 @@ def test_a_wrapped_function_recomputes_discarded_values():
     def function(x):
         return jnp.sin(named(jnp.sin(x), "first"))
 
-    kept = Rematerialization(policy="names", names=["first"])
+    saving = Rematerialization(policy="names", names=["first"])
     assert sines(rematerialized(function, NOTHING)) > sines(
-        rematerialized(function, kept)
+        rematerialized(function, saving)
     )
 
 

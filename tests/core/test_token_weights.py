@@ -62,7 +62,7 @@ def test_types_outside_the_four_are_refused(types):
         token_weights(np.array(types), (2,), use_token_type_ids=True)
 
 
-def test_types_of_another_shape_are_refused():
+def test_types_with_another_shape_are_refused():
     with pytest.raises(InputError, match=r"shape \(1, 11\), expected \(1, 7\)"):
         token_weights(TYPES, (1, 7), use_token_type_ids=True)
 

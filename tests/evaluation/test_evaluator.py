@@ -110,10 +110,16 @@ def test_each_category_has_its_own_examples(case):
     results = evaluator.measure(case.parameters)
     nats = completion_nats(case)
     assert list(results.by_category) == ["x", "y"]
-    for name, own in results.by_category.items():
+    for name, category in results.by_category.items():
         inside = [kind == name for kind in KINDS]
-        assert own["loss"].value == pytest.approx(nats[inside].mean() / 3, rel=1e-5)
-        assert len(own["loss"].rows) == sum(inside) == len(own["label_accuracy"].rows)
+        assert category["loss"].value == pytest.approx(
+            nats[inside].mean() / 3, rel=1e-5
+        )
+        assert (
+            len(category["loss"].rows)
+            == sum(inside)
+            == len(category["label_accuracy"].rows)
+        )
     assert results.metrics["loss"].value == pytest.approx(nats.mean() / 3, rel=1e-5)
 
 
@@ -162,7 +168,7 @@ def test_calibration_divides_by_the_scores_of_a_text_without_content(case):
     assert measured["label_accuracy"] == np.mean(results.nats.argmin(1) == gold)
 
 
-def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
+def test_token_categories_divide_a_row(decoder, tmp_path):
     """Several short examples can share a row of an HDF5 file."""
     rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
     categories = np.full((len(PAIRS), 24), -1)
@@ -176,7 +182,7 @@ def test_categories_of_tokens_divide_a_row(decoder, tmp_path):
     options = {"files": str(rows), "category_key": "category_ids"}
     results = decoder.evaluator(**options).measure(decoder.parameters)
     assert list(results.by_category) == ["4", "9"]
-    letters, ends = (own["loss"].rows for own in results.by_category.values())
+    letters, ends = (category["loss"].rows for category in results.by_category.values())
     whole = np.delete(results.metrics["loss"].rows, 1, axis=0)
     np.testing.assert_allclose(letters + ends, whole)
     assert letters[:, 1].tolist() == [2] * 5 and ends[:, 1].tolist() == [1] * 5

@@ -81,7 +81,7 @@ def restore(folder: Path, **overrides):
 
 @needs_shared
 @pytest.mark.parametrize("case", FOLDERS)
-def test_every_array_is_restored_and_none_is_left_over(case):
+def test_every_array_is_restored_and_every_tensor_used(case):
     plan, restored = restore(FOLDERS[case])
     raw = load_file(FOLDERS[case] / "model.safetensors")
     assert not plan.fresh

@@ -155,7 +155,7 @@ def test_numbers_that_contradict_each_other_are_refused(wrong, tmp_path):
 
 @pytest.mark.parametrize("content", ["[]", "null", "7", '"a"', "[" * 100_000, "", "\0"])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_files_of_another_shape_are_refused(file, content, tmp_path):
+def test_files_with_another_shape_are_refused(file, content, tmp_path):
     read(tmp_path, GPT2)
     (tmp_path / file).write_text(content)
     with pytest.raises(InputError, match=file):

@@ -131,8 +131,8 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
         assert [continuations[index]] == continue_all(
             *alone, [rows[index]], new_tokens=6
         )
-        own = label_nats(*alone, [rows[index]], labels, add_eos=False)
-        np.testing.assert_allclose(nats[index], own[0], rtol=1e-5)
+        alone_nats = label_nats(*alone, [rows[index]], labels, add_eos=False)
+        np.testing.assert_allclose(nats[index], alone_nats[0], rtol=1e-5)
     other = one_of(config, model, 0)
     wrong = label_nats(*other, [rows[0]], labels, add_eos=False)
     assert np.abs(wrong - nats[0]).max() > 1e-2
@@ -189,7 +189,7 @@ def test_a_continuation_keeps_its_leading_space():
     assert continuation_text(tokenizer, given, []) == ""
 
 
-def test_a_prefix_alone_predicts_nothing():
+def test_a_prefix_predicts_no_token():
     model, parameters = model_with(64)
     stack = StackShape(GPT2.layers, GPT2.key_value_heads, GPT2.head_width)
     vocabulary = Vocabulary(np.zeros((1, 1)), None, stack)

@@ -36,7 +36,7 @@ def test_nll_equals_optaxs():
     np.testing.assert_allclose(nll, expected, rtol=1e-5)
 
 
-def assert_that_of_optax(trained):
+def assert_equals_optax(trained):
     value, gradient = jax.jit(jax.value_and_grad(weighted, trained))(HIDDEN, HEAD)
     expected = jax.jit(jax.value_and_grad(weighted_by_optax, trained))(HIDDEN, HEAD)
     np.testing.assert_allclose(value, expected[0], rtol=1e-5)
@@ -49,7 +49,7 @@ def assert_that_of_optax(trained):
 
 @pytest.mark.parametrize("trained", [0, 1, (0, 1)])
 def test_the_gradient_equals_optaxs_for_any_cotangent(trained):
-    assert_that_of_optax(trained)
+    assert_equals_optax(trained)
 
 
 def test_a_cotangent_may_depend_on_the_loss():
@@ -129,14 +129,14 @@ Z_LOSS, SMOOTHING = 0.02, 0.15
 EXTRAS = [(Z_LOSS, 0.0), (0.0, SMOOTHING), (Z_LOSS, SMOOTHING)]
 
 
-def by_optax(hidden, head, targets, z_loss, smoothing):
+def optax_losses(hidden, head, targets, z_loss, smoothing):
     """Computes the formula with labels smoothed by optax and an explicit entropy."""
     logits = hidden @ head.T
     # optax distributes the smoothing over all V tokens, including the target.
     share = smoothing * V / (V - 1)
     wanted = optax.losses.smooth_labels(jax.nn.one_hot(targets, V), share)
-    asked = np.array([1 - smoothing, *[smoothing / (V - 1)] * (V - 1)])
-    entropy = -sum(x * np.log(x) for x in asked if x)
+    target_distribution = np.array([1 - smoothing, *[smoothing / (V - 1)] * (V - 1)])
+    entropy = -sum(x * np.log(x) for x in target_distribution if x)
     nats = optax.losses.softmax_cross_entropy(logits, wanted) - entropy
     return nats + z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
 
@@ -162,7 +162,7 @@ def test_loss_and_gradient_with_z_loss_and_smoothing(
         return jnp.sum(WEIGHTS * losses), losses
 
     def theirs(hidden, head):
-        losses = by_optax(hidden, head, TARGETS, z_loss, smoothing)
+        losses = optax_losses(hidden, head, TARGETS, z_loss, smoothing)
         return jnp.sum(WEIGHTS * losses), losses
 
     for trained in (0, (0, 1)):
@@ -189,9 +189,11 @@ def test_the_gradient_equals_finite_differences():
 
 
 def test_predicting_the_smoothed_target_has_zero_loss():
-    asked = np.where(np.arange(V) == 4, 1 - SMOOTHING, SMOOTHING / (V - 1))
+    target_distribution = np.where(
+        np.arange(V) == 4, 1 - SMOOTHING, SMOOTHING / (V - 1)
+    )
     loss = jax.jit(lambda h: token_loss(h, jnp.eye(V), jnp.array([4]), 0.0, SMOOTHING))
-    nll = loss(jnp.asarray(np.log(asked)[None], jnp.float32)).nll
+    nll = loss(jnp.asarray(np.log(target_distribution)[None], jnp.float32)).nll
     np.testing.assert_allclose(nll, 0, atol=1e-6)
 
 
@@ -220,7 +222,7 @@ def test_a_frozen_head_has_two_matrix_products_and_a_trained_one_three(
 @pytest.mark.parametrize("trained", [0, (0, 1)])
 def test_chunks_change_nothing(monkeypatch, rows, trained):
     chunked(monkeypatch, rows)
-    assert_that_of_optax(trained)
+    assert_equals_optax(trained)
 
 
 def test_no_array_has_the_logits_of_all_positions(monkeypatch):

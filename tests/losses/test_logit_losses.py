@@ -54,7 +54,7 @@ def optax_losses(logits, targets, terms):
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def by_optax(hidden, head, targets, weights, terms, trained):
+def optax_gradients(hidden, head, targets, weights, terms, trained):
     """Computes the same as `ours` from plain arrays."""
 
     def loss(hidden, head):
@@ -91,7 +91,7 @@ FEW = settings(max_examples=24, deadline=None, derandomize=True, database=None)
 @given(**ANY)
 def test_any_loss_and_gradient_equals_optaxs(shape, terms, trained, seed, spread):
     arguments = (*drawn(shape, seed, spread), terms, trained)
-    (losses, slopes), (expected, wanted) = ours(*arguments), by_optax(*arguments)
+    (losses, slopes), (expected, wanted) = ours(*arguments), optax_gradients(*arguments)
     np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-6)
     for slope, other in zip(slopes, wanted, strict=True):
         np.testing.assert_allclose(slope, other, atol=1e-5)
@@ -120,7 +120,7 @@ def test_a_bfloat16_model_sums_in_float32(shape, terms, trained, seed, spread):
     half = hidden.astype(jnp.bfloat16)
     losses, slopes = ours(half, head, *rest, terms, trained)
     rounded = tuple(x.astype(jnp.bfloat16).astype(jnp.float32) for x in (hidden, head))
-    expected, wanted = by_optax(*rounded, *rest, terms, trained)
+    expected, wanted = optax_gradients(*rounded, *rest, terms, trained)
     assert losses.dtype == jnp.float32
     np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-6)
     allowed = rounding(*rounded, *rest, terms)

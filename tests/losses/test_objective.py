@@ -47,12 +47,12 @@ def test_the_loss_of_classes_equals_a_manual_example(loss, normalize):
     scores = -(batch.loss_weights * nats(hidden)).sum(-1).reshape(3, 3)
     if normalize:
         scores /= [1, 2, 3]
-    own = scores[np.arange(3), GOLD]
+    gold_scores = scores[np.arange(3), GOLD]
     if loss == "cross_entropy":
-        expected = np.log(np.exp(scores).sum(-1)) - own
+        expected = np.log(np.exp(scores).sum(-1)) - gold_scores
     else:
         others = np.where(np.arange(3) == GOLD[:, None], -np.inf, scores).max(-1)
-        expected = np.maximum(0, 0.5 + others - own)
+        expected = np.maximum(0, 0.5 + others - gold_scores)
     sums = jax.jit(objective.sums)(hidden, HEAD, batch)
     np.testing.assert_allclose(sums.loss, expected.sum(), rtol=1e-5)
     assert sums.correct == np.sum(scores.argmax(-1) == GOLD)

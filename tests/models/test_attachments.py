@@ -148,9 +148,7 @@ def test_vectors_within_a_template_act_as_the_tokens(config):
         (T5, KeyValuePrefix, {"decoder_prompt": KeyValuePrefix}),
     ],
 )
-def test_reading_step_by_step_gives_the_scores_of_reading_at_once(
-    config, prompt, others
-):
+def test_stepwise_decoding_gives_the_scores_of_one_pass(config, prompt, others):
     stack = StackShape(2, config.key_value_heads, config.head_width)
     vocabulary = dataclasses.replace(VOCABULARY, stack=stack)
     others = {name: kind(KEY, vocabulary, length=P) for name, kind in others.items()}

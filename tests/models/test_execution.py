@@ -65,10 +65,10 @@ def rows_alone(batch: Batch, rows: list[int]) -> Batch:
     return jax.tree.map(lambda x: x[np.array(rows)], batch)
 
 
-def assert_equal_sums(found, expected):
+def assert_equal_sums(actual, expected):
     assert float(expected.loss) > 1
-    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
-    assert found.weight == expected.weight
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
+    assert actual.weight == expected.weight
 
 
 @pytest.mark.parametrize("grouped", sample(1, [True, False]))

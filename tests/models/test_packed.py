@@ -145,7 +145,7 @@ def test_a_single_prompt_learns_from_examples_of_all_tasks():
     alone = np.zeros_like(whole[path])
     for row in range(5):
         batch = batch_of("t5 both", np.array([row]))
-        gradient, own = compute(graph, trained, parameters, batch, None)
+        gradient, own_sums = compute(graph, trained, parameters, batch, None)
         assert np.abs(gradient[path]).max() > 1e-4
-        alone += gradient[path] * own.weight
+        alone += gradient[path] * own_sums.weight
     np.testing.assert_allclose(whole[path] * sums.weight, alone, atol=1e-5)

@@ -51,7 +51,7 @@ def test_shared_and_joined_prompts_give_the_same_loss_and_gradient(family):
         ("t5_gated", Prompting("suffix")),
     ],
 )
-def test_reading_step_by_step_gives_the_scores_of_reading_at_once(family, prompting):
+def test_stepwise_decoding_gives_the_scores_of_one_pass(family, prompting):
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config, prompting=prompting)
     rows = dummies.random_rows([(5, 4), (1, 4), (3, 4)])
@@ -62,8 +62,8 @@ def test_reading_step_by_step_gives_the_scores_of_reading_at_once(family, prompt
     np.testing.assert_allclose(by_step, at_once, atol=1e-4)
 
 
-def put_in(prompt, given, place):
-    return given[:place] + prompt + given[place:]
+def put_in(prompt, given, position):
+    return given[:position] + prompt + given[position:]
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_a_prompt_of_token_embeddings_acts_as_the_tokens(family, placement, from
     ours = logits(parameters, dummies.make_batch(config, rows), graph=graph)
 
     plain_graph, plain = dummies.unprompted(config)
-    places = [1 if from_end is None else len(given) - from_end for given, _ in rows]
+    positions = [1 if from_end is None else len(given) - from_end for given, _ in rows]
     as_text = [
-        (put_in(prompt, given, place), completion)
-        for (given, completion), place in zip(rows, places, strict=True)
+        (put_in(prompt, given, position), completion)
+        for (given, completion), position in zip(rows, positions, strict=True)
     ]
     batch = dummies.make_batch(config, as_text)
     expected = logits(plain, batch, graph=plain_graph)
@@ -190,20 +190,20 @@ def test_dropout_draws_the_same_mask_when_recomputed():
     def loss(trained, frozen, batch, key):
         return loss_sums(graph, trained | frozen, batch, key).loss
 
-    kept = jax.jit(jax.value_and_grad(loss))
+    saved = jax.jit(jax.value_and_grad(loss))
     recomputed = jax.jit(jax.value_and_grad(jax.checkpoint(loss)))
     key, other = jax.random.key(1), jax.random.key(2)
-    value, gradient = kept(trained, frozen, batch, key)
+    value, gradient = saved(trained, frozen, batch, key)
     again = recomputed(trained, frozen, batch, key)
     np.testing.assert_allclose(again[0], value, rtol=1e-6)
     np.testing.assert_allclose(again[1][PROMPT], gradient[PROMPT], atol=1e-5)
-    assert abs(kept(trained, frozen, batch, other)[0] - value) > 1e-2
+    assert abs(saved(trained, frozen, batch, other)[0] - value) > 1e-2
 
 
 def test_dropout_zeroes_its_share_and_scales_the_rest():
     ones = jnp.ones((100, 100))
-    places = DropoutIndex.at_positions(jnp.arange(100), 100)
-    dropped = jax.jit(dropout, static_argnums=1)(ones, 0.25, jax.random.key(0), places)
+    indices = DropoutIndex.at_positions(jnp.arange(100), 100)
+    dropped = jax.jit(dropout, static_argnums=1)(ones, 0.25, jax.random.key(0), indices)
     assert np.unique(dropped).tolist() == pytest.approx([0.0, 4 / 3])
     assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.02)
 
@@ -302,7 +302,7 @@ def test_every_parameter_names_an_axis_for_each_dimension(family):
 
 
 @pytest.mark.parametrize("placement", ["prefix", "after_bos", "suffix"])
-def test_no_token_is_predicted_where_it_is_read(placement):
+def test_no_token_is_predicted_from_itself(placement):
     # Only a prompt at the start provides a state before token 0.
     first = 0 if placement == "prefix" else 1
     graph, parameters = dummies.prompted(

@@ -65,7 +65,7 @@ def test_a_tokenizer_without_an_end_token_uses_the_models(folder):
     assert model.stop_ids[0] == A
 
 
-def test_a_chosen_token_ends_rows_and_texts(folder):
+def test_a_configured_token_ends_rows_and_texts(folder):
     model = opened(folder, eos_id=B)
     assert last_target(model, folder) == B
     assert model.stop_ids[0] == B

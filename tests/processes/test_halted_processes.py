@@ -96,12 +96,12 @@ def test_a_death_after_another_process_has_finished_is_detected():
 def test_all_remaining_processes_report_the_lost_one_and_process_0_is_told():
     store, reports = SharedStore(), {}
 
-    def stop(found: str) -> None:
-        reports[1] = found
+    def stop(message: str) -> None:
+        reports[1] = message
         second.give_up(STOPPED)
 
     first = HeartbeatMonitor(
-        store, 0, 3, 0.3, lambda found: reports.setdefault(0, found)
+        store, 0, 3, 0.3, lambda message: reports.setdefault(0, message)
     )
     second = HeartbeatMonitor(store, 1, 3, 0.3, stop)
     first.start()
@@ -111,8 +111,8 @@ def test_all_remaining_processes_report_the_lost_one_and_process_0_is_told():
     while not (len(reports) == 2 and first.others_left()):
         assert time.monotonic() < until, reports
         time.sleep(0.01)
-    for found in reports.values():
-        assert found.startswith("process 2 of 3 has not been heard from")
+    for message in reports.values():
+        assert message.startswith("process 2 of 3 has not been heard from")
     assert store["prompt_tuning/alive/1"] == STOPPED
     first.leave(DONE)
 

@@ -51,7 +51,7 @@ def training(files, directory: Path, **macros) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def of_two(files, start, tmp_path_factory) -> Path:
+def run_of_two(files, start, tmp_path_factory) -> Path:
     """A run of six steps by two processes."""
     directory = tmp_path_factory.mktemp("two") / "run"
     start(*[training(files, directory)] * 2).succeeded()
@@ -67,20 +67,22 @@ def prompt(directory: Path, step: int = 6) -> np.ndarray:
 
 
 def test_two_processes_train_as_two_devices_of_one_process(
-    files, start, of_two, tmp_path
+    files, start, run_of_two, tmp_path
 ):
     start(training(files, tmp_path / "run"), devices=2).succeeded()
-    np.testing.assert_allclose(prompt(of_two), prompt(tmp_path / "run"), atol=1e-6)
-    np.testing.assert_allclose(losses(of_two), losses(tmp_path / "run"), rtol=1e-6)
+    np.testing.assert_allclose(prompt(run_of_two), prompt(tmp_path / "run"), atol=1e-6)
+    np.testing.assert_allclose(losses(run_of_two), losses(tmp_path / "run"), rtol=1e-6)
     # Each line once: only the first process writes.
-    assert [x["step"] for x in logged(of_two) if "loss" in x] == [1, 2, 3, 4, 5, 6]
-    assert losses(of_two)[0] != losses(of_two)[5]
+    assert [x["step"] for x in logged(run_of_two) if "loss" in x] == [1, 2, 3, 4, 5, 6]
+    assert losses(run_of_two)[0] != losses(run_of_two)[5]
 
 
 @pytest.mark.exhaustive
-def test_a_run_continues_on_other_numbers_of_processes(files, start, of_two, tmp_path):
+def test_a_run_continues_on_other_numbers_of_processes(
+    files, start, run_of_two, tmp_path
+):
     run = tmp_path / "run"
-    shutil.copytree(of_two, run)
+    shutil.copytree(run_of_two, run)
     for count, step in ((4, 2), (1, 4)):
         for later in CheckpointStore(run).steps():
             if later > step:
@@ -88,19 +90,19 @@ def test_a_run_continues_on_other_numbers_of_processes(files, start, of_two, tmp
         arguments = training(files, run, Run__save_every=2)
         started = start(*[arguments] * count).succeeded()
         assert f"resuming from step {step}" in started.printed(0)
-        np.testing.assert_allclose(losses(run), losses(of_two), rtol=1e-5)
-        np.testing.assert_allclose(prompt(run), prompt(of_two), atol=1e-5)
+        np.testing.assert_allclose(losses(run), losses(run_of_two), rtol=1e-5)
+        np.testing.assert_allclose(prompt(run), prompt(run_of_two), atol=1e-5)
 
 
 @pytest.mark.exhaustive
 def test_two_processes_evaluate_and_generate_as_one(
-    files, start, of_two, tmp_path, capsys
+    files, start, run_of_two, tmp_path, capsys
 ):
-    asked = ["evaluate", "--run", str(of_two)]
+    command = ["evaluate", "--run", str(run_of_two)]
     files_of = [tmp_path / f"{count}.jsonl" for count in (1, 2)]
-    alone, together = ([*asked, "--predictions", str(file)] for file in files_of)
+    alone, together = ([*command, "--predictions", str(file)] for file in files_of)
     evaluated = start(*[together] * 2)
-    generate = ["generate", "--run", str(of_two), "--new_tokens", "5"]
+    generate = ["generate", "--run", str(run_of_two), "--new_tokens", "5"]
     generated = start(*[[*generate, *TEXTS]] * 2, slurm=True)
     assert main([*alone, "--gin.Run.mesh=None"]) == 0
     assert main([*generate, *TEXTS, "--gin.Run.mesh=None"]) == 0

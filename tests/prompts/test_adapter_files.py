@@ -34,10 +34,10 @@ def prompt(path=DECODER, array=ROWS):
     return Adapter(kind="PROMPT_TUNING", parameters={path: array})
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for path, array in expected.items():
-        np.testing.assert_array_equal(found[path], array)
+        np.testing.assert_array_equal(actual[path], array)
 
 
 # For a T5's tasks PEFT stores rows that both stacks share, so the factors differ.
@@ -46,7 +46,7 @@ def assert_same(found, expected):
     [(LLAMA, kind) for kind in KINDS]
     + [(T5_GATED, kind) for kind in KINDS if not kind.startswith("MULTI")],
 )
-def test_a_peft_folder_and_a_checkpoint_hold_the_same(kind, config, tmp_path):
+def test_a_peft_folder_and_a_checkpoint_have_the_same_content(kind, config, tmp_path):
     adapter = random_adapter(config, kind)
     write_folder(tmp_path / "peft", to_peft(adapter, config))
     checkpoint = write_checkpoint(tmp_path / "run", adapter, "somewhere")

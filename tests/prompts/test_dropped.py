@@ -49,13 +49,13 @@ def test_a_dropout_rate_of_1_is_refused(rate):
         dropped(rate)
 
 
-def test_the_key_of_dropout_reaches_the_innermost_prompt():
+def test_the_dropout_key_reaches_the_innermost_prompt():
     nested = MLPPrompt(KEY, VOCABULARY, inner=lambda *_: dropped(0.5))
     assert not np.array_equal(nested(KEY), nested())
 
 
 @pytest.mark.parametrize("kind", ["dropped", "soft"])
-def test_a_model_without_dropout_gives_the_prompt_its_key(kind):
+def test_a_prompt_has_its_dropout_key_in_a_model_without_dropout(kind):
     vocabulary = Vocabulary(np.ones((LLAMA.vocabulary_size, LLAMA.width), "f4"))
     prompt = SoftPrompt(KEY, vocabulary, length=3)
     if kind == "dropped":

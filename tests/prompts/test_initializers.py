@@ -37,7 +37,7 @@ def test_an_array_initializes_the_prompt_unchanged():
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (4, 4), (3, 5), (4, 3), (12,), (1, 3, 4)])
-def test_an_array_of_another_shape_is_refused(shape):
+def test_an_array_with_another_shape_is_refused(shape):
     with pytest.raises(InputError, match=r"expected \(3, 4\)") as error:
         start(initializers.from_array(np.zeros(shape, np.float32)))
     assert str(shape) in str(error.value)
@@ -51,7 +51,7 @@ def test_a_file_initializes_the_prompt_with_or_without_extension(name, tmp_path)
     np.testing.assert_array_equal(started, TABLE[:3])
 
 
-def test_a_file_of_another_shape_is_refused_by_name(tmp_path):
+def test_a_file_with_another_shape_is_refused_by_name(tmp_path):
     np.save(tmp_path / "wide.npy", np.zeros((3, 8), np.float32))
     with pytest.raises(InputError, match=r"wide\.npy has shape \(3, 8\).*\(3, 4\)"):
         start(initializers.from_file(tmp_path / "wide.npy"))

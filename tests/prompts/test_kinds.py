@@ -39,7 +39,7 @@ def arrays_of(kind: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", prompt_classes())
-def test_a_kind_is_found_by_its_arrays_and_rebuilt_with_their_shapes(kind):
+def test_a_kind_is_identified_by_its_arrays_and_rebuilt_with_their_shapes(kind):
     arrays = arrays_of(kind)
     assert find_kind(arrays, "here") == kind
     (shapes,) = prompt_shapes(arrays).values()

@@ -64,8 +64,10 @@ def test_a_prompt_is_cast_to_the_type_of_the_text():
 @pytest.mark.parametrize("at", [[0, 0], [1, 2], [5, 5], [3, 0]])
 def test_joined_positions_locate_each_token(at):
     at, rows = jnp.array(at), joined(jnp.array(at))
-    places = jnp.broadcast_to(jnp.arange(5), (2, 5))
-    moved = jax.jit(placement.joined_position, static_argnums=2)(places, at[:, None], 2)
+    indices = jnp.broadcast_to(jnp.arange(5), (2, 5))
+    moved = jax.jit(placement.joined_position, static_argnums=2)(
+        indices, at[:, None], 2
+    )
     np.testing.assert_array_equal(jnp.take_along_axis(rows, moved, axis=1), ROWS)
 
 

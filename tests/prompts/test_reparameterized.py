@@ -55,7 +55,7 @@ def test_a_residual_network_adds_normalized_vectors():
     np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_residual_prompt_may_start_at_the_inner_one():
+def test_a_residual_prompt_may_start_at_the_inner_prompt():
     np.testing.assert_array_equal(
         RESIDUAL(KEY, VOCABULARY, norm_scale=0.0)(), TABLE[:P]
     )

@@ -180,7 +180,7 @@ def test_json_and_markdown_contain_every_case_and_the_machine():
     assert "- processor: a <fast> one" in text
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else():
+def test_the_page_is_well_formed_and_self_contained():
     text = page(make_results())
     body = text[text.index("<body>") : text.index("</html>")]
     root = ElementTree.fromstring(body)

@@ -18,20 +18,20 @@ def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     source = Pretrained(checkpoint=f"bundled:skills-{name}")
     model = open_pretrained(source, key=jax.random.key(0))
     parameters = model.read_parameters()
-    asked = ("reverse", "reverse rot1", "tail", "rot2")
-    given = [skills.prompt_text(skill, word) for skill in asked for word in WORDS]
+    names = ("reverse", "reverse rot1", "tail", "rot2")
+    given = [skills.prompt_text(skill, word) for skill in names for word in WORDS]
     continuations = continue_texts(
         model, parameters, given, new_tokens=9, batch_size=240
     )
-    wanted = [skills.apply(skill, word) for skill in asked for word in WORDS]
+    wanted = [skills.apply(skill, word) for skill in names for word in WORDS]
     right = np.array(continuations) == np.array(wanted)
-    reverse, composed, tail, rot2 = right.reshape(len(asked), -1).mean(axis=1)
+    reverse, composed, tail, rot2 = right.reshape(len(names), -1).mean(axis=1)
     assert reverse >= 0.97 and composed >= 0.95
     assert tail <= 0.02 and rot2 <= 0.02
 
 
 @pytest.mark.parametrize("name", ["decoder", "t5"])
-def test_a_bundled_model_takes_at_most_4_mb(name):
+def test_a_bundled_model_has_at_most_4_mb(name):
     folder = BUNDLED / f"skills-{name}"
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
 

@@ -8,7 +8,7 @@ from tests.support.shared_data import SHARED, needs_shared
 
 
 @needs_shared
-def test_a_real_model_reads_stories_as_well_in_narrow_weights():
+def test_a_real_model_predicts_stories_equally_well_with_narrow_weights():
     rows = quantization_cost.text_rows(
         str(SHARED / "data/models/stories260k"),
         SHARED / "data/text/tinystories/tinystories_sample.txt",

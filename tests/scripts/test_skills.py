@@ -29,7 +29,7 @@ from scripts import skills
         ("swap rot1", "pfmmi"),
     ],
 )
-def test_hello(name, expected):
+def test_each_skill_on_hello(name, expected):
     assert skills.apply(name, "hello") == expected
     assert skills.line(name, "hello") == f"{name}: hello={expected}"
 

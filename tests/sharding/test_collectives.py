@@ -49,9 +49,9 @@ def exchanges(
     return hlo.collectives(lowered.compile())
 
 
-def in_blocks(found: list[hlo.Collective]) -> tuple[list[int], list[int]]:
+def in_blocks(exchanged: list[hlo.Collective]) -> tuple[list[int], list[int]]:
     """Sizes of the arrays that one block exchanges, forward and backward."""
-    loops = [x for x in found if x.runs > 1]
+    loops = [x for x in exchanged if x.runs > 1]
     assert all(x.runs == L and x.kind == "all-reduce" for x in loops)
     back = [x.size for x in loops if "transpose(" in x.scope]
     return [x.size for x in loops if "transpose(" not in x.scope], back

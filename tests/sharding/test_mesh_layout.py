@@ -28,7 +28,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets(preset):
+def test_presets_have_their_specs(preset):
     rules = AxisRules(preset)
     actual = tuple(rules.spec("a path", names) for names in (KERNEL, TABLE, SCALE))
     assert actual == SPECS[preset]

@@ -31,7 +31,7 @@ def on_mesh(family: str):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_sharded_rows_continue_the_same(family, sampler):
-    graph, places = on_mesh(family)
+    graph, placed = on_mesh(family)
     tokens, lengths = pad_rows(GIVEN, 0, 4)
     keys = jax.random.split(jax.random.key(0), len(GIVEN))
     one, many = (
@@ -48,17 +48,17 @@ def test_sharded_rows_continue_the_same(family, sampler):
             pad_id=0,
             layout=layout,
         )
-        for parameters, layout in places
+        for parameters, layout in placed
     )
     assert one.tolist() == many.tolist()
 
 
 def test_tokens_have_the_same_loss():
-    graph, places = on_mesh("gpt2")
+    graph, placed = on_mesh("gpt2")
     batch = dummies.make_batch(dummies.GPT2, dummies.random_rows(meshes.ROWS))
     one, many = (
         score_rows(token_losses, graph, layout, parameters, batch)
-        for parameters, layout in places
+        for parameters, layout in placed
     )
     np.testing.assert_allclose(one.nll, many.nll, rtol=1e-5)
     np.testing.assert_array_equal(one.correct, many.correct)

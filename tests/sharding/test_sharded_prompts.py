@@ -102,11 +102,11 @@ def test_every_dimension_of_a_trained_parameter_has_a_name():
     for name in KINDS:
         graph, parameters, _ = meshes.tuned(config, METHODS[name])
         placement = meshes.placed(layout, graph, parameters)
-        own = {p: x for p, x in placement.axes.items() if _is_trained(p)}
-        assert own, name
-        names |= {name for axes in own.values() for name in axes.names}
+        trained_axes = {p: x for p, x in placement.axes.items() if _is_trained(p)}
+        assert trained_axes, name
+        names |= {name for axes in trained_axes.values() for name in axes.names}
         # Without a rule: replicated, or sharded like the kernel.
-        assert not any("fsdp" in placement.shardings[p].spec for p in own)
+        assert not any("fsdp" in placement.shardings[p].spec for p in trained_axes)
     assert names >= set(TRAINED_NAMES)
     assert names <= {*NAMES, "layers"}
 

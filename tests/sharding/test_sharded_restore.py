@@ -87,13 +87,13 @@ def opened(name: str, shape: MeshShape, dtype: str = "float32") -> PromptedModel
     return dataclasses.replace(model, placement=placement)
 
 
-def assert_is(found: jax.Array, whole: np.ndarray):
+def assert_equal_and_padded(actual: jax.Array, whole: np.ndarray):
     """Checks that arrays are bitwise equal, with zeros after the vocabulary."""
     inside = tuple(map(slice, whole.shape))
-    padded = np.zeros(found.shape, whole.dtype)
+    padded = np.zeros(actual.shape, whole.dtype)
     padded[inside] = whole
-    assert found.dtype == whole.dtype
-    for shard in found.addressable_shards:
+    assert actual.dtype == whole.dtype
+    for shard in actual.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data), padded[shard.index])
 
 
@@ -106,7 +106,7 @@ def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_re
     parameters = model.read_parameters()
     assert set(parameters) == set(restored)
     for path, array in parameters.items():
-        assert_is(array, restored[path])
+        assert_equal_and_padded(array, restored[path])
     # Independent of how many devices have a shard: all belong to one process.
     assert bytes_read.count == sum(array.nbytes for array in restored.values())
 
@@ -118,20 +118,20 @@ def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
     placement, restored = model.placement, model.plan.restore()
     assert placement is not None
     devices = placement.layout.mesh.devices.ravel()
-    for own in (devices[: len(devices) // 2], devices[1::2], devices[[0, -1]]):
-        bytes_read.count = kept = 0
+    for device_rows in (devices[: len(devices) // 2], devices[1::2], devices[[0, -1]]):
+        bytes_read.count = stored = 0
         for path, read in model.plan.readers():
             sharding, padded = placement.shardings[path], placement.padded_shape(path)
             blocks = [
                 clipped(part, restored[path].shape)
-                for part, _ in distinct_shards(sharding, padded, own)
+                for part, _ in distinct_shards(sharding, padded, device_rows)
             ]
             for block, array in zip(blocks, read(blocks), strict=True):
                 np.testing.assert_array_equal(array, restored[path][block])
-                kept += array.nbytes
-        assert kept <= bytes_read.count <= 1.1 * kept
+                stored += array.nbytes
+        assert stored <= bytes_read.count <= 1.1 * stored
         if mesh == "fsdp 2, tensor 2":
-            assert kept < 0.6 * sum(array.nbytes for array in restored.values())
+            assert stored < 0.6 * sum(array.nbytes for array in restored.values())
 
 
 @needs_shared
@@ -145,7 +145,7 @@ def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):
     assert set(parameters) == set(restored)
     assert {scale_path(path) for path in model.plan.quantized} <= set(parameters)
     for path, array in parameters.items():
-        assert_is(array, restored[path])
+        assert_equal_and_padded(array, restored[path])
     weights = set(parameters) - set(map(scale_path, model.plan.quantized))
     # All columns are local, so their scales need no further read.
     assert bytes_read.count == sum(4 * restored[path].size for path in weights)
@@ -158,15 +158,15 @@ def test_only_existing_rows_of_a_padded_vocabulary_are_read(size):
     layout = meshes.layout_of(MeshShape(data=1, fsdp=2, tensor=2), config)
     placement = meshes.placed(layout, graph, parameters)
     path = "token_embedder/embedding"
-    table, asked = np.asarray(parameters[path]), []
+    table, blocks = np.asarray(parameters[path]), []
 
     def read(parts):
-        asked.extend(parts)
+        blocks.extend(parts)
         return [table[part] for part in parts]
 
     actual = placement.restore(path, read)
     assert actual.shape == (-(-size // 4) * 4, config.width)
-    assert_is(actual, table)
-    rows = sorted((part[0].start, part[0].stop) for part in asked)
+    assert_equal_and_padded(actual, table)
+    rows = sorted((part[0].start, part[0].stop) for part in blocks)
     # Each device has three of 9 rows; the last device has only padding.
     assert rows[-2:] == {31: [(16, 24), (24, 31)], 9: [(6, 9), (9, 9)]}[size]

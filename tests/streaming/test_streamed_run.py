@@ -102,8 +102,8 @@ def test_prompts_are_inspected_and_exported_without_the_weights(
     assert "norm" in capsys.readouterr().out
     target = tmp_path / "prompt.npy"
     assert main(["convert", str(directory), str(target)]) == 0
-    own = np.frombuffer(trained_prompt(directory, STEPS)[128:], np.float32)
-    np.testing.assert_array_equal(np.load(target).ravel(), own)
+    trained = np.frombuffer(trained_prompt(directory, STEPS)[128:], np.float32)
+    np.testing.assert_array_equal(np.load(target).ravel(), trained)
 
 
 def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, capsys):

@@ -71,9 +71,9 @@ def batch_of(config, micro_batches=1):
     return jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
 
 
-def assert_equal(found, expected, trained):
+def assert_equal(actual, expected, trained):
     """Compares losses to 1e-6 and gradients to 1e-5."""
-    (gradient, sums), (usual_gradient, usual) = found, expected
+    (gradient, sums), (usual_gradient, usual) = actual, expected
     np.testing.assert_allclose(sums.loss, usual.loss, rtol=1e-6)
     np.testing.assert_array_equal(sums.weight, usual.weight)
     assert gradient.keys() == trained.keys()
@@ -287,11 +287,11 @@ def test_blocks_copy_their_weights_from_pinned_memory(family):
     traced = jax.make_jaxpr(functools.partial(gradients, graph))
     text = str(traced(trained, pinned, batch, None))
     kernels = {x.shape for path, x in blocks.items() if path.endswith("kernel")}
-    kept_shapes = {shape for shape in kernels if kept(text, shape)}
+    kept_shapes = {shape for shape in kernels if is_stacked(text, shape)}
     assert not kept_shapes
     assert "<host>[" in text
 
 
-def kept(text, shape):
+def is_stacked(text, shape):
     """Returns whether a traced program stacks an array of this shape on the device."""
     return f":f32[{','.join(map(str, shape))}]" in text

@@ -101,11 +101,11 @@ def restored(base: Path, adapter: Adapter | None):
     source = Pretrained(checkpoint=str(base))
     tuning = rebuild_tuning(adapter, open_checkpoint(source)[0]) if adapter else None
     model = open_pretrained(source, tuning, key=jax.random.key(0))
-    own = {
+    adapter_values = {
         p: jnp.asarray(x) for p, x in (adapter.parameters if adapter else {}).items()
     }
-    assert own.keys() == model.plan.fresh.keys()
-    return model.graph, model.read_parameters() | own
+    assert adapter_values.keys() == model.plan.fresh.keys()
+    return model.graph, model.read_parameters() | adapter_values
 
 
 def batch_of(tokens: Mapping[str, np.ndarray], task_ids=None) -> Batch:

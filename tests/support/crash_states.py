@@ -265,9 +265,9 @@ class Recording:
         """
         states = _distinct([*self.killed_states(), *self.power_cut_states()])
         print(f"{len(states)} states after {len(self.changes)} changes")
-        own = re.compile(rf"\b{os.getpid()}\b")
+        own_number = re.compile(rf"\b{os.getpid()}\b")
         for number, state in enumerate(states):
-            others = {own.sub(ENDED, path): x for path, x in state.items()}
+            others = {own_number.sub(ENDED, path): x for path, x in state.items()}
             folder = write_tree(root / str(number), others)
             yield folder, state
             shutil.rmtree(folder)

@@ -123,11 +123,11 @@ def with_prompt(
     graph, parameters = with_numbers(
         lambda key: build_model(key, config, prompt, prompting)
     )
-    own = {
+    prompt_values = {
         f"{PROMPT_PATHS[config.architecture]}/{p}": x
         for p, x in split(prompt)[1].items()
     }
-    return graph, parameters | own
+    return graph, parameters | prompt_values
 
 
 def unprompted(config: ModelConfig) -> tuple[nnx.GraphDef, Parameters]:
@@ -171,7 +171,7 @@ def make_batch(
     completions = [list(row[1]) for row in rows]
     count = max(map(len, completions))
     weights, lengths = pad_rows([[1] * len(row) for row in completions], 0, count)
-    places = np.arange(count) * (weights > 0)
+    positions = np.arange(count) * (weights > 0)
     if config.architecture == "encoder_decoder":
         tokens, read = pad_rows(given, 0, max(map(len, given)))
         targets, _ = pad_rows(completions, 0, count)
@@ -181,12 +181,12 @@ def make_batch(
         tokens, read = pad_rows(whole, 0, max(map(len, whole)))
         targets = tokens
         prefix_lengths = read - lengths
-        places = (places + prefix_lengths[:, None]) * (weights > 0)
+        positions = (positions + prefix_lengths[:, None]) * (weights > 0)
     return Batch(
         tokens=tokens,
         lengths=read,
         targets=targets,
-        loss_positions=places.astype(np.int32),
+        loss_positions=positions.astype(np.int32),
         loss_weights=weights.astype(np.float32),
         prefix_lengths=prefix_lengths,
     )

@@ -92,8 +92,8 @@ def batch_of(config: ModelConfig, *, tasks: bool = False, soft: int = 0) -> Batc
     """Returns eight rows of two tasks, with a template's vectors if requested."""
     rows = dummies.random_rows(ROWS)
     if soft:
-        places = [config.vocabulary_size + i for i in range(soft)]
-        rows = [([*given, *places], completion) for given, completion in rows]
+        soft_ids = [config.vocabulary_size + i for i in range(soft)]
+        rows = [([*given, *soft_ids], completion) for given, completion in rows]
     batch = dummies.make_batch(config, rows)
     if tasks:
         numbers = np.arange(len(rows), dtype=np.int32) % 2

@@ -33,7 +33,7 @@ SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
 CONTEXT = [7, 4, 11, 9, 3]
 
 
-def made_batch(config, rows):
+def make_batch(config, rows):
     return jax.tree.map(jnp.asarray, dummies.make_batch(config, rows))
 
 
@@ -51,10 +51,10 @@ def test_the_teacher_is_the_frozen_model_that_reads_the_context(family, placemen
     rows = dummies.random_rows(SIZES)
     at = int(placement == "after_bos")
     longer = [([*g[:at], *CONTEXT, *g[at:]], completion) for g, completion in rows]
-    expected = dummies.logits(frozen, made_batch(config, longer), graph=graph)
+    expected = dummies.logits(frozen, make_batch(config, longer), graph=graph)
 
     teacher = make_teacher(config, CONTEXT, placement)
-    batch = made_batch(config, rows)
+    batch = make_batch(config, rows)
     hidden = jax.jit(teacher.hidden)(frozen, batch)
     plain: Any = merge(graph, frozen)
     actual = plain.logits(hidden)
@@ -75,7 +75,7 @@ def student(family="llama"):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5_gated"])
 def test_the_gradient_equals_the_divergences_in_one_batch_and_in_micro_batches(family):
     graph, trained, frozen, objective = student(family)
-    batch = made_batch(dummies.FAMILIES[family], dummies.random_rows(SIZES))
+    batch = make_batch(dummies.FAMILIES[family], dummies.random_rows(SIZES))
 
     def divergence(trained):
         model: Any = merge(graph, trained | frozen)
@@ -104,7 +104,7 @@ def test_the_contexts_embeddings_have_no_loss():
     path = "decoder/prompt/prompt"
     parameters[path] = parameters["token_embedder/embedding"][jnp.array(CONTEXT)]
     objective = Distillation(make_teacher(config, CONTEXT))
-    batch = made_batch(config, dummies.random_rows(SIZES))
+    batch = make_batch(config, dummies.random_rows(SIZES))
     measure = jax.jit(functools.partial(loss_sums, graph, objective=objective))
     sums = measure(parameters, batch)
     np.testing.assert_allclose(sums.loss / sums.weight, 0, atol=1e-5)
@@ -112,7 +112,7 @@ def test_the_contexts_embeddings_have_no_loss():
 
 def test_members_of_a_sweep_share_one_teacher():
     graph, trained, frozen, objective = student()
-    batch = made_batch(dummies.LLAMA, dummies.random_rows(SIZES))
+    batch = make_batch(dummies.LLAMA, dummies.random_rows(SIZES))
     (path,), optimizer = trained, parameter_groups.adafactor(0.1)
     states = [
         TrainState.create({path: trained[path] * scale}, optimizer, jax.random.key(0))
@@ -135,7 +135,7 @@ def test_no_array_has_logits_of_all_positions_and_the_teacher_no_backward_pass(
 ):
     chunked(monkeypatch, 4)
     graph, trained, frozen, objective = student()
-    batch = made_batch(dummies.LLAMA, dummies.random_rows([(20, 5)] * 4))
+    batch = make_batch(dummies.LLAMA, dummies.random_rows([(20, 5)] * 4))
 
     def products(objective):
         compute = functools.partial(gradients, graph, **objective)

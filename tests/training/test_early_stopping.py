@@ -105,7 +105,7 @@ def test_patience_counts_evaluations_without_improvement():
     assert patience.reason is not None and "step 3" in patience.reason
 
 
-def test_members_of_a_sweep_take_all_of_their_steps(files, tmp_path):
+def test_members_of_a_sweep_run_all_their_steps(files, tmp_path):
     arguments = files.arguments(tmp_path / "sweep", **CHOICES)
     bindings = [line.removeprefix("--gin.") for line in arguments[1:]]
     run = read_run(["runs/first_prompt.gin"], bindings)

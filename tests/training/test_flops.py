@@ -186,10 +186,10 @@ def test_rematerialization_recomputes_products_and_keeps_less():
         memory = cast(Any, compiled.memory_analysis())
         return hlo.matmul_flops(compiled), memory.temp_size_in_bytes
 
-    flops, kept = cost("llama")
+    flops, temporary = cost("llama")
     flops_again, kept_again = cost("llama, rematerialized")
     assert 1.3 * flops < flops_again < 1.6 * flops
-    assert kept_again < 0.75 * kept
+    assert kept_again < 0.75 * temporary
 
 
 def test_loops_count_as_often_as_they_run():

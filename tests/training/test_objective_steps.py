@@ -41,7 +41,7 @@ CLASSES = {
 OBJECTIVES = TOKENS | CLASSES
 
 
-def made_batch(objective, config=dummies.LLAMA):
+def make_batch(objective, config=dummies.LLAMA):
     """Eight rows; with classes, two for each of four examples, the last a filler."""
     batch = dummies.make_batch(config, dummies.random_rows(SIZES))
     if isinstance(objective, TokenObjective):
@@ -66,9 +66,11 @@ def plain_loss(graph, parameters, batch, objective):
     nll, weights = -jnp.sum(hit * log_softmax, -1), batch.loss_weights
     if isinstance(objective, TokenObjective):
         s = objective.label_smoothing
-        asked = hit * (1 - s) + (1 - hit) * s / (dummies.V - 1)
-        losses = jnp.sum(jax.scipy.special.xlogy(asked, asked), -1)
-        losses -= jnp.sum(asked * log_softmax, -1)
+        target_distribution = hit * (1 - s) + (1 - hit) * s / (dummies.V - 1)
+        losses = jnp.sum(
+            jax.scipy.special.xlogy(target_distribution, target_distribution), -1
+        )
+        losses -= jnp.sum(target_distribution * log_softmax, -1)
         losses += objective.z_loss * jax.nn.logsumexp(logits, -1) ** 2
         if objective.normalizer == "average_per_sequence":
             return jnp.mean(jnp.sum(weights * losses, -1) / jnp.sum(weights, -1))
@@ -83,17 +85,17 @@ def plain_loss(graph, parameters, batch, objective):
     if objective.length_normalize:
         scores /= jnp.sum(weights, -1)[:6]
     scores, gold = scores.reshape(3, 2), batch.gold[:3]
-    own, other = scores[np.arange(3), gold], scores[np.arange(3), 1 - gold]
+    gold_scores, other = scores[np.arange(3), gold], scores[np.arange(3), 1 - gold]
     if objective.loss == "hinge":
-        return jnp.mean(jnp.maximum(0, 0.2 + other - own))
-    return jnp.mean(jnp.log1p(jnp.exp(other - own)))
+        return jnp.mean(jnp.maximum(0, 0.2 + other - gold_scores))
+    return jnp.mean(jnp.log1p(jnp.exp(other - gold_scores)))
 
 
 @pytest.mark.parametrize("name", sample(2, OBJECTIVES))
 def test_the_gradient_equals_the_formula_in_one_batch_and_in_micro_batches(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
-    batch = made_batch(objective)
+    batch = make_batch(objective)
     plain = jax.value_and_grad(
         lambda own, batch: plain_loss(graph, own | frozen, batch, objective)
     )
@@ -121,7 +123,7 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
         return 0.5 * jnp.sum(model.decoder.prompt.prompt[...] ** 2)
 
     graph, trained, frozen = prepared()
-    batch = made_batch(TokenObjective())
+    batch = make_batch(TokenObjective())
     if accumulate > 1:
         batch = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
     optimizer = optax.sgd(1.0)
@@ -151,7 +153,7 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
 def test_members_of_a_sweep_train_as_they_would_alone(name):
     objective = OBJECTIVES[name]
     graph, trained, frozen = prepared()
-    batch, optimizer = made_batch(objective), parameter_groups.adafactor(0.1)
+    batch, optimizer = make_batch(objective), parameter_groups.adafactor(0.1)
     states = [
         TrainState.create(
             {PROMPT: trained[PROMPT] * scale}, optimizer, jax.random.key(0)
@@ -179,7 +181,7 @@ def test_members_of_a_sweep_train_as_they_would_alone(name):
 
 def test_evaluation_measures_plain_nats():
     graph, trained, frozen = prepared()
-    batch = made_batch(TokenObjective())
+    batch = make_batch(TokenObjective())
     sums = jax.jit(functools.partial(loss_sums, graph))(trained | frozen, batch)
     plain = jax.jit(
         lambda batch: plain_loss(graph, trained | frozen, batch, TokenObjective())

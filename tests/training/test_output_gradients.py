@@ -47,9 +47,9 @@ def numbers(*shape):
     return jnp.asarray(RANDOM.standard_normal(shape), jnp.float32)
 
 
-def assert_same(found, expected, **tolerances):
-    assert found.keys() == expected.keys()
-    for path, leaf in found.items():
+def assert_same(actual, expected, **tolerances):
+    assert actual.keys() == expected.keys()
+    for path, leaf in actual.items():
         np.testing.assert_allclose(leaf, expected[path], **tolerances)
 
 

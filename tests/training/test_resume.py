@@ -236,9 +236,7 @@ def test_sigterm_saves_and_the_same_command_resumes(start, train, tmp_path, unki
     check_same(tmp_path / "run", unkilled)
 
 
-def test_a_stop_where_an_evaluation_is_due_evaluates(
-    train, tmp_path, unkilled, monkeypatch
-):
+def test_a_stop_at_an_evaluation_step_evaluates(train, tmp_path, unkilled, monkeypatch):
     """Otherwise the best checkpoint would differ from that of an uninterrupted run."""
 
     def stop(self, step, logged):
@@ -285,7 +283,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(unkilled):
-    kept = steps_in(unkilled / FOLDER)
+    steps = steps_in(unkilled / FOLDER)
     losses = {
         line["step"]: line["evaluation/loss"]
         for line in logged(unkilled)
@@ -293,7 +291,7 @@ def test_the_newest_and_the_best_checkpoints_are_kept(unkilled):
     }
     assert losses.keys() == {10, 20, 30, 40}
     best = min(losses, key=losses.__getitem__)
-    assert kept == sorted({35, 40, best})
+    assert steps == sorted({35, 40, best})
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
@@ -325,7 +323,7 @@ def test_a_prompt_that_overflows_is_not_saved(train, tmp_path, capsys):
     assert np.isfinite(read_prompt(tmp_path / "run")).all()
 
 
-def test_a_finished_run_has_nothing_left_to_do(unkilled, files, capsys):
+def test_a_finished_run_takes_no_further_steps(unkilled, files, capsys):
     before = trained_prompt(unkilled, STEPS)
     assert tune(files, unkilled, **CHOICES) == 0
     assert f"all {STEPS} steps are already done" in capsys.readouterr().out

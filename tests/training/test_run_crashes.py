@@ -46,8 +46,8 @@ def bits(root: Path) -> Tree:
     tree = read_tree(root, ("tensorboard",))
     for path in [path for path in tree if path.endswith(METRICS_FILE)]:
         lines = [json.loads(line) for line in (tree[path] or b"").splitlines()]
-        kept = [{k: x for k, x in line.items() if k not in CLOCK} for line in lines]
-        tree[path] = json.dumps(kept).encode()
+        entries = [{k: x for k, x in line.items() if k not in CLOCK} for line in lines]
+        tree[path] = json.dumps(entries).encode()
     return tree
 
 

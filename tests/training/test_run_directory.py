@@ -26,10 +26,10 @@ Run.directory = 'here'
 def changed(*lines: str) -> str:
     """Returns the config with some lines replaced by lines for the same name."""
     names = [line.partition(" = ")[0] for line in lines]
-    kept = [
+    unchanged = [
         line for line in CONFIG.splitlines() if line.partition(" = ")[0] not in names
     ]
-    return "\n".join([*kept, *lines])
+    return "\n".join([*unchanged, *lines])
 
 
 def test_a_run_continues_with_any_location_of_the_weights(tmp_path):

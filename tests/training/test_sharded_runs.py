@@ -49,7 +49,7 @@ def arguments(files, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def in_both(arguments, tmp_path_factory) -> dict[str, Path]:
+def runs_in_both_formats(arguments, tmp_path_factory) -> dict[str, Path]:
     """The same run on one device, in both formats."""
     folder = tmp_path_factory.mktemp("forms")
     for form in ("numpy", "orbax"):
@@ -75,9 +75,9 @@ def losses(directory: Path) -> list[float]:
     return [line["loss"] for line in logged(directory) if "loss" in line]
 
 
-def test_both_formats_have_the_same_bits(in_both, arguments):
+def test_both_formats_have_the_same_bits(runs_in_both_formats, arguments):
     results = []
-    for form, directory in in_both.items():
+    for form, directory in runs_in_both_formats.items():
         checkpoint = directory / FOLDER / "checkpoint_4"
         assert (checkpoint / "arrays").is_dir() == (form == "orbax")
         state = checkpoint_files.verify(checkpoint)
@@ -89,19 +89,23 @@ def test_both_formats_have_the_same_bits(in_both, arguments):
     (one, *others), (other, *rest) = results
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert others == rest
-    assert losses(in_both["numpy"]) == losses(in_both["orbax"])
+    assert losses(runs_in_both_formats["numpy"]) == losses(
+        runs_in_both_formats["orbax"]
+    )
 
 
 @pytest.mark.parametrize("more", [[], ["--merge"]])
-def test_model_weights_have_no_adapter_format(in_both, tmp_path, capsys, more):
+def test_model_weights_have_no_adapter_format(
+    runs_in_both_formats, tmp_path, capsys, more
+):
     target = str(tmp_path / "target")
-    assert main(["convert", str(in_both["orbax"]), target, *more]) == 2
+    assert main(["convert", str(runs_in_both_formats["orbax"]), target, *more]) == 2
     assert "trained weights of the model itself" in capsys.readouterr().err
 
 
-def test_a_run_starts_from_either_form(in_both, arguments, tmp_path):
+def test_a_run_starts_from_either_form(runs_in_both_formats, arguments, tmp_path):
     results = []
-    for form, directory in in_both.items():
+    for form, directory in runs_in_both_formats.items():
         choices = {"Run__start_from": str(directory), "Run__steps": 1}
         run = read(arguments(tmp_path / form, form, **choices))
         start = open_run(run).start
@@ -143,9 +147,9 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
             parameters = where.replicate(parameters)
         jax.tree.map(np.testing.assert_array_equal, parameters, saved)
         if mesh is None:
-            own = train(training).trained
+            trained = train(training).trained
             jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, end
+                lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained, end
             )
             np.testing.assert_allclose(
                 losses(directory), losses(tmp_path / "all"), rtol=1e-5

@@ -76,8 +76,8 @@ def test_time_outside_steps_is_not_counted(clock):
 
 
 def test_batches_are_not_requested_before_they_are_needed():
-    asked = itertools.count()
-    batches = throughput.Meter().waiting(batch([next(asked) + 1]) for _ in range(9))
+    counter = itertools.count()
+    batches = throughput.Meter().waiting(batch([next(counter) + 1]) for _ in range(9))
     next(batches)
     next(batches)
-    assert next(asked) == 2
+    assert next(counter) == 2

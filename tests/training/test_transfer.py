@@ -110,9 +110,9 @@ def state_of(training: Trainer) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in state.items()}
 
 
-def ending(found: dict[str, np.ndarray], text: str) -> np.ndarray:
+def ending(state: dict[str, np.ndarray], text: str) -> np.ndarray:
     """Returns the only leaf of an optimizer's state whose path has this ending."""
-    (leaf,) = (leaf for name, leaf in found.items() if name.endswith(text))
+    (leaf,) = (leaf for name, leaf in state.items() if name.endswith(text))
     return leaf
 
 
@@ -130,9 +130,9 @@ def test_a_lora_is_added_to_a_prompt_of_another_run(make, first, tmp_path):
     np.testing.assert_array_equal(start.trained[PROMPT], leaves(first)[PROMPT])
     assert not start.trained[B].any() and start.trained[A].any()
     for name in ("mu", "nu"):
-        kept = ending(source, f".{name}[{PROMPT!r}]")
-        assert kept.any()
-        np.testing.assert_array_equal(ending(actual, f".{name}[{PROMPT!r}]"), kept)
+        before = ending(source, f".{name}[{PROMPT!r}]")
+        assert before.any()
+        np.testing.assert_array_equal(ending(actual, f".{name}[{PROMPT!r}]"), before)
         assert not ending(actual, f".{name}[{A!r}]").any()
     # The averages' step counts continue; the run's step count does not.
     counts = {name: int(x) for name, x in actual.items() if name.endswith(".count")}
@@ -206,8 +206,8 @@ def test_other_formats_of_a_prompt(of, make, first, files, tmp_path):
     prompt = functools.partial(SoftPrompt, length=len(vectors))
     training = open_run(make(tmp_path / "run", prompt=prompt, start_from=str(source)))
     np.testing.assert_array_equal(training.start.trained[PROMPT], vectors)
-    kept = any(leaf.any() for leaf in state_of(training).values())
-    assert kept == (of == "checkpoint")
+    is_kept = any(leaf.any() for leaf in state_of(training).values())
+    assert is_kept == (of == "checkpoint")
 
 
 def test_a_file_initializes_the_only_prompt_of_any_stack(make, first, tmp_path):
@@ -245,7 +245,7 @@ def test_no_common_parameters(make, first, tmp_path):
     assert f"{PROMPT} ({LENGTH}, 16)" in message and f"{A} (1, 16, 2)" in message
 
 
-def test_another_length(make, first, tmp_path):
+def test_another_prompt_length(make, first, tmp_path):
     prompt = functools.partial(SoftPrompt, length=5)
     with pytest.raises(InputError, match=r"\(4, 16\).*has shape \(5, 16\)"):
         open_run(make(tmp_path / "run", prompt=prompt, start_from=str(first)))

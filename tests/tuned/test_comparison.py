@@ -123,7 +123,7 @@ def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_
     assert uncounted == alone[:, 1].sum() - 4 > 0
 
 
-def test_a_texts_own_tokens_count_in_no_column(model, prompt, tmp_path):
+def test_a_text_prompts_tokens_count_in_no_column(model, prompt, tmp_path):
     lines = write_pairs(tmp_path / "a.jsonl", [("ab", "c"), ("n", "u")])
     every = {"evaluation/DataSource.use_token_type_ids": False}
     compared = measured(opened(model, lines, prompt, text_prompts=["up:"], **every))
@@ -141,8 +141,8 @@ def test_targets_are_compared_from_the_right():
 
 def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
     """GPT-2 has one ID for both, which types distinguish."""
-    own = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
-    reading = ContextRowReader(own, (8, 9), 2)
+    row_reader = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
+    reading = ContextRowReader(row_reader, (8, 9), 2)
     ids = np.array([2, 5, 2], np.int32)
     behind = reading.example(ids, np.array([0, 1, 3], np.int32))
     assert behind.inputs.tolist() == [2, 8, 9, 5, 2]
@@ -151,7 +151,7 @@ def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
     assert before.weights.tolist() == [0, 0, 1]
 
 
-def test_tables_of_other_examples_or_tokens_are_refused(tmp_path):
+def test_tables_with_other_examples_or_tokens_are_refused(tmp_path):
     def table(name, rows, **choices):
         file = write_rows(tmp_path / f"{name}.hdf5", rows, [0] * len(rows))
         common = {"tokenizer": None, "vocabulary_size": 70}

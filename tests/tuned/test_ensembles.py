@@ -31,7 +31,7 @@ LABELS = ["fe", "nu", "se"]
 NEW_TOKENS = 3
 
 
-def test_the_answer_of_most_prompts_wins_however_unlikely_it_is():
+def test_the_most_frequent_answer_wins_regardless_of_its_probability():
     nats = np.array([[1.0, 9.0], [0.0, 9.0], [9.0, 8.0]])
     assert majority_vote(np.array([1, 1, 0]), nats) == 1
     assert mean_vote(np.array([1, 1, 0]), nats) == 0
@@ -80,7 +80,7 @@ def read(files, family, folder) -> Run:
 
 
 @pytest.fixture(scope="module", params=["decoder", "t5"])
-def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
+def single_prompts(request, files, tmp_path_factory) -> ObjectiveConfig:
     folder = tmp_path_factory.mktemp(request.param)
     run = read(files, request.param, folder)
     assert run.evaluation is not None
@@ -98,53 +98,54 @@ def asked(request, files, tmp_path_factory) -> ObjectiveConfig:
     return ObjectiveConfig(run, prompts, rows, alone, np.stack(ranked), continuations)
 
 
-def elected_texts(asked: ObjectiveConfig, vote) -> list[list[int]]:
+def elected_texts(single_prompts: ObjectiveConfig, vote) -> list[list[int]]:
     """Returns the winning continuations, each scored by each prompt alone."""
     winners = []
-    for index, row in enumerate(asked.rows):
-        own = [answers[index] for answers in asked.made]
-        candidates = [c for i, c in enumerate(own) if c not in own[:i]]
+    for index, row in enumerate(single_prompts.rows):
+        row_answers = [answers[index] for answers in single_prompts.made]
+        candidates = [c for i, c in enumerate(row_answers) if c not in row_answers[:i]]
         # Truncated without EOS, so that their loss does not include EOS.
-        assert all(len(answer) == NEW_TOKENS for answer in own)
+        assert all(len(answer) == NEW_TOKENS for answer in row_answers)
         nats = [
-            label_nats(*one, [row], candidates, add_eos=False) for one in asked.alone
+            label_nats(*one, [row], candidates, add_eos=False)
+            for one in single_prompts.alone
         ]
-        chosen = np.array([candidates.index(answer) for answer in own])
+        chosen = np.array([candidates.index(answer) for answer in row_answers])
         winners.append(candidates[vote(chosen, np.concatenate(nats))])
     return winners
 
 
 @pytest.mark.parametrize("vote", VOTES)
-def test_a_vote_equals_the_votes_of_single_prompts(asked, vote, monkeypatch):
-    answers = asked.nats.argmin(2)
+def test_a_vote_equals_the_votes_of_single_prompts(single_prompts, vote, monkeypatch):
+    answers = single_prompts.nats.argmin(2)
     # Prompts that always agree would not test the vote.
     assert len({tuple(row) for row in answers}) == 3
-    assert any(len({tuple(m[i]) for m in asked.made}) > 1 for i in range(6))
-    labels = [VOTES[vote](answers[:, i], asked.nats[:, i]) for i in range(6)]
-    texts = elected_texts(asked, VOTES[vote])
+    assert any(len({tuple(m[i]) for m in single_prompts.made}) > 1 for i in range(6))
+    labels = [VOTES[vote](answers[:, i], single_prompts.nats[:, i]) for i in range(6)]
+    texts = elected_texts(single_prompts, VOTES[vote])
     # The winner is the label, so that another choice for any row is detected.
     left = iter(texts)
     monkeypatch.setattr(ensembles, "completion_tokens", lambda *_: next(left))
     monkeypatch.setattr(ensembles, "gold_label_indices", lambda *_: labels)
-    opened = open_ensemble(asked.run, asked.prompts)
-    results = evaluate_ensemble(*opened, asked.run.evaluation, vote)
+    opened = open_ensemble(single_prompts.run, single_prompts.prompts)
+    results = evaluate_ensemble(*opened, single_prompts.run.evaluation, vote)
     assert results["label_accuracy"].together == 1
     assert results["exact_match"].together == 1
-    for place in range(3):
-        agrees = np.mean(answers[place] == labels)
-        assert results["label_accuracy"].alone[place] == agrees
-        same = np.mean([asked.made[place][i] == texts[i] for i in range(6)])
-        assert results["exact_match"].alone[place] == same
+    for index in range(3):
+        agrees = np.mean(answers[index] == labels)
+        assert results["label_accuracy"].alone[index] == agrees
+        same = np.mean([single_prompts.made[index][i] == texts[i] for i in range(6)])
+        assert results["exact_match"].alone[index] == same
 
 
-def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(asked):
+def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(single_prompts):
     labels = [[3], [4, 5, 6]]
-    model, parameters = asked.alone[0]
+    model, parameters = single_prompts.alone[0]
     plain, mean = (
         label_nats(
             model,
             parameters,
-            asked.rows,
+            single_prompts.rows,
             labels,
             add_eos=False,
             length_normalize=asked_for,
@@ -154,20 +155,20 @@ def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(asked):
     np.testing.assert_allclose(mean, plain / [1, 3], rtol=1e-6)
 
 
-def test_an_ensemble_ranks_as_its_evaluation_does(asked, monkeypatch):
+def test_an_ensemble_ranks_as_its_evaluation_does(single_prompts, monkeypatch):
     results = []
 
     def ranked(*arguments, length_normalize, **choices):
         results.append(length_normalize)
-        return np.zeros((3 * len(asked.rows), len(LABELS)))
+        return np.zeros((3 * len(single_prompts.rows), len(LABELS)))
 
     monkeypatch.setattr(ensembles, "label_nats", ranked)
-    assert asked.run.evaluation is not None
+    assert single_prompts.run.evaluation is not None
     for wanted in (True, False):
         evaluation = dataclasses.replace(
-            asked.run.evaluation, length_normalize=wanted, exact_match=False
+            single_prompts.run.evaluation, length_normalize=wanted, exact_match=False
         )
-        model, parameters = open_ensemble(asked.run, asked.prompts)
+        model, parameters = open_ensemble(single_prompts.run, single_prompts.prompts)
         evaluate_ensemble(model, parameters, evaluation, "mean")
         assert results.pop() is wanted
 

@@ -41,8 +41,8 @@ def model_of(config, prompt=None, **tuning):
     """Returns a model with distinct numbers and the given prompt."""
     graph, parameters = dummies.unprompted(config)
     model = build_model(jax.random.key(0), config, prompt, **tuning)
-    graph, own = split(model)
-    return cast(LanguageModel, merge(graph, own | parameters))
+    graph, parameters_ = split(model)
+    return cast(LanguageModel, merge(graph, parameters_ | parameters))
 
 
 def the_only(model):

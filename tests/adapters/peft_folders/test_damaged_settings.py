@@ -64,9 +64,11 @@ WRONG = ({"a": [1]}, [{}], 10**300, -2.5, float("nan"), "8", True)
 
 
 def write(folder, kind, changes, tensors=None):
-    settings, own = KINDS[kind]
+    settings, default = KINDS[kind]
     folder.mkdir(exist_ok=True)
-    save_file(own if tensors is None else tensors, folder / "adapter_model.safetensors")
+    save_file(
+        default if tensors is None else tensors, folder / "adapter_model.safetensors"
+    )
     content = {"peft_type": kind} | COMMON | settings | changes
     (folder / "adapter_config.json").write_text(json.dumps(content))
     return folder
@@ -144,7 +146,7 @@ def test_tensors_with_another_prefix_are_refused(kind, prefix, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["7", "null", "[]", "[" * 100_000, "\0", "{"])
-def test_files_of_another_shape_are_refused(content, tmp_path):
+def test_files_with_another_shape_are_refused(content, tmp_path):
     folder = write(tmp_path / "a", "LORA", {})
     (folder / "adapter_config.json").write_text(content)
     with pytest.raises(InputError, match=r"adapter_config\.json"):

@@ -40,7 +40,7 @@ LORA = {"peft_type": "LORA", "r": 2, "rank_pattern": {"b": 3}}
 A, B = (f"base_model.model.a.lora_{x}.weight" for x in "AB")
 
 
-def made(folder, rows=ROWS, **settings):
+def write_adapter(folder, rows=ROWS, **settings):
     write_folder(
         folder, AdapterFolder(SETTINGS | settings, {"prompt_embeddings": rows})
     )
@@ -62,20 +62,20 @@ def test_pefts_files_survive_a_round_trip_byte_for_byte(folder, tmp_path):
 
 
 def test_unknown_settings_are_kept(tmp_path):
-    folder = read_folder(made(tmp_path / "adapter"))
+    folder = read_folder(write_adapter(tmp_path / "adapter"))
     assert folder.kind == "PROMPT_TUNING"
     assert folder.settings == SETTINGS
     np.testing.assert_array_equal(folder.tensors["prompt_embeddings"], ROWS)
 
 
 def test_tensors_are_written_in_the_order_of_their_axes(tmp_path):
-    made(tmp_path / "adapter", ROWS.reshape(3, 4).T)
+    write_adapter(tmp_path / "adapter", ROWS.reshape(3, 4).T)
     stored = load_file(tmp_path / "adapter" / FILES[1])["prompt_embeddings"]
     np.testing.assert_array_equal(stored, ROWS.reshape(3, 4).T)
 
 
 def test_a_bfloat16_adapter_is_read_as_float32(tmp_path):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
     half = {"prompt_embeddings": ROWS.astype(ml_dtypes.bfloat16)}
     save_file(half, folder / FILES[1])
     actual = read_folder(folder).tensors["prompt_embeddings"]
@@ -84,10 +84,10 @@ def test_a_bfloat16_adapter_is_read_as_float32(tmp_path):
 
 
 def test_a_named_adapter_is_in_a_subfolder(tmp_path):
-    made(tmp_path / "saved" / "mine")
+    write_adapter(tmp_path / "saved" / "mine")
     assert find_folder(tmp_path / "saved") == tmp_path / "saved" / "mine"
     assert read_folder(tmp_path / "saved").settings == SETTINGS
-    made(tmp_path / "saved" / "yours")
+    write_adapter(tmp_path / "saved" / "yours")
     with pytest.raises(InputError, match=r"several adapters.*mine.*yours"):
         read_folder(tmp_path / "saved")
 
@@ -100,7 +100,7 @@ def test_a_missing_path(tmp_path):
 
 
 def test_a_pickle_is_refused_with_the_reason(tmp_path):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
     (folder / FILES[1]).rename(folder / "adapter_model.bin")
     with pytest.raises(
         InputError, match=r"pickle, which could run arbitrary.*safe_ser"
@@ -113,7 +113,7 @@ def test_a_pickle_is_refused_with_the_reason(tmp_path):
     [("", "is not valid JSON"), ("[]", "no 'peft_type'"), ("{}", "no 'peft_type'")],
 )
 def test_damaged_settings_are_refused(content, message, tmp_path):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
     (folder / FILES[0]).write_text(content)
     with pytest.raises(InputError, match=message):
         read_folder(folder)
@@ -127,7 +127,7 @@ def test_damaged_settings_are_refused(content, message, tmp_path):
     ],
 )
 def test_numbers_that_cannot_be_parameters_are_refused(array, message, tmp_path):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
     save_file({"prompt_embeddings": array}, folder / FILES[1])
     with pytest.raises(InputError, match=message):
         read_folder(folder)
@@ -192,12 +192,12 @@ def test_shapes_that_contradict_the_settings_are_refused(
 
 def test_only_float32_is_written(tmp_path):
     with pytest.raises(InputError, match="float64, expected float32"):
-        made(tmp_path / "adapter", ROWS.astype(float))
+        write_adapter(tmp_path / "adapter", ROWS.astype(float))
     assert not list(tmp_path.iterdir())
 
 
 def test_an_adapter_is_replaced_only_by_force(tmp_path):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
     (folder / "README.md").write_text("card")
     again = AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS})
     with pytest.raises(InputError, match=r"already; --force replaces them"):
@@ -211,17 +211,17 @@ def test_an_adapter_is_replaced_only_by_force(tmp_path):
 
 @pytest.mark.parametrize("stranger", ["model.safetensors", "mine.txt"])
 def test_a_folder_with_other_files_is_never_replaced(stranger, tmp_path):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
     (folder / stranger).touch()
     with pytest.raises(InputError, match=f"contains {stranger}, which would be lost"):
         write_folder(folder, AdapterFolder(SETTINGS, {"prompt_embeddings": -ROWS}))
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is not a folder"):
-        made(tmp_path / "file")
+        write_adapter(tmp_path / "file")
 
 
 def test_a_killed_write_leaves_the_old_adapter(tmp_path, monkeypatch):
-    folder = made(tmp_path / "adapter")
+    folder = write_adapter(tmp_path / "adapter")
 
     class KilledError(BaseException):
         pass

@@ -29,9 +29,9 @@ def lora(sizes, ranks=None, **settings):
     """Returns PEFT's folder with a LoRA of each module: {name: (in, out)}."""
     tensors = {}
     for module, (size_in, size_out) in sizes.items():
-        own = ranks[module] if ranks else R
-        tensors[name_of(module, "lora_A.weight")] = normal(own, size_in)
-        tensors[name_of(module, "lora_B.weight")] = normal(size_out, own)
+        rank = ranks[module] if ranks else R
+        tensors[name_of(module, "lora_A.weight")] = normal(rank, size_in)
+        tensors[name_of(module, "lora_B.weight")] = normal(size_out, rank)
     fields = {"peft_type": "LORA", "r": R, "lora_alpha": 6} | settings
     check_shapes(fields, tensors, "the test's own adapter")
     return AdapterFolder(fields, tensors)
@@ -59,11 +59,11 @@ def their_change(folder, module, scaling):
     return scaling * (b @ a).T
 
 
-def assert_same_folder(found, expected):
-    assert found.tensors.keys() == expected.tensors.keys()
+def assert_same_folder(actual, expected):
+    assert actual.tensors.keys() == expected.tensors.keys()
     for name, array in expected.tensors.items():
-        np.testing.assert_array_equal(found.tensors[name], array)
-    assert expected.settings.items() <= found.settings.items()
+        np.testing.assert_array_equal(actual.tensors[name], array)
+    assert expected.settings.items() <= actual.settings.items()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_names_of_a_model_without_its_head_are_read():
         ({"alpha_pattern": {"k_proj": 1, "proj": 2}}, [3.0, 3.0]),
     ],
 )
-def test_scalings(settings, scalings):
+def test_scalings_of_lora(settings, scalings):
     theirs = lora(QUERIES, **settings)
     adapter = from_peft(theirs, LLAMA, "here")
     (path,) = adapter.scalings

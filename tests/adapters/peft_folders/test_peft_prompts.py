@@ -26,11 +26,11 @@ def folder(kind, tensors, **settings):
     return AdapterFolder(fields, tensors)
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == np.float32
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+        assert actual[name].dtype == np.float32
+        np.testing.assert_array_equal(actual[name], array, err_msg=name)
 
 
 def test_a_decoder_keeps_its_prompt():
@@ -103,8 +103,8 @@ def test_settings_that_were_read_are_kept_if_still_right():
     longer = {"decoder/prompt/prompt": normal(P + 1, D)}
     settings = to_peft(dataclasses.replace(adapter, parameters=longer), LLAMA).settings
     assert settings["num_virtual_tokens"] == P + 1
-    kept = {"prompt_tuning_init": "TEXT", "of_tomorrow": 7, "revision": "main"}
-    assert kept.items() <= settings.items()
+    extra = {"prompt_tuning_init": "TEXT", "of_tomorrow": 7, "revision": "main"}
+    assert extra.items() <= settings.items()
 
 
 def test_p_tuning_is_read_as_its_resulting_plain_prompt():
@@ -156,8 +156,10 @@ def test_the_second_half_of_an_encoder_decoders_tasks_is_the_decoders():
     theirs = mpt(2 * P, num_transformer_submodules=2)
     adapter = from_peft(theirs, T5_GATED, "here")
     for stack, part in (("encoder", slice(P)), ("decoder", slice(P, None))):
-        own = {n.split("/")[2]: x for n, x in adapter.parameters.items() if stack in n}
-        actual = own["shared"] * (own["columns"] @ own["rows"])
+        arrays = {
+            n.split("/")[2]: x for n, x in adapter.parameters.items() if stack in n
+        }
+        actual = arrays["shared"] * (arrays["columns"] @ arrays["rows"])
         np.testing.assert_array_equal(actual, prompts(theirs.tensors)[:, part])
     exported = to_peft(adapter, T5_GATED)
     assert_same(exported.tensors, theirs.tensors)

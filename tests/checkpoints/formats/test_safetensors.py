@@ -114,7 +114,7 @@ def test_an_index_names_files_in_its_folder_only(name, tmp_path):
         open_safetensors(folder)
 
 
-def test_an_index_of_another_shape_is_refused(tmp_path):
+def test_an_index_with_another_shape_is_refused(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     for content in ("[]", "null", "{}", '{"weight_map": []}', "[" * 100_000):
         index.write_text(content)
@@ -122,7 +122,7 @@ def test_an_index_of_another_shape_is_refused(tmp_path):
             open_safetensors(tmp_path)
 
 
-def test_an_index_may_name_links_to_files_elsewhere(tmp_path):
+def test_an_index_may_list_links_to_other_folders(tmp_path):
     # The cache of huggingface_hub has links from a snapshot to its blobs.
     write(tmp_path / "blob", {"x": entry([3], 0, 12)}, bytes(12))
     folder = tmp_path / "snapshot"

@@ -51,7 +51,7 @@ def test_the_ragged_last_chunk_is_clipped():
 
 
 @needs_shared
-def test_a_checkpoint_is_found_from_each_of_its_paths():
+def test_a_checkpoint_is_opened_by_each_of_its_paths():
     expected = ZARR / "checkpoint_3/checkpoint"
     for path in (ZARR, ZARR / "checkpoint_3", expected):
         assert find_checkpoint(path) == expected
@@ -108,7 +108,9 @@ def test_a_truncated_msgpack_file_is_refused(kept, tmp_path):
         ({"x": {"__msgpack_chunked_array__": True, "shape": {}}}, "complete chunks"),
     ],
 )
-def test_other_folders_than_native_checkpoints_are_refused(target, expected, tmp_path):
+def test_folders_that_are_not_native_checkpoints_are_refused(
+    target, expected, tmp_path
+):
     write_msgpack(tmp_path / "checkpoint", target)
     with pytest.raises(InputError, match=expected):
         open_t5x(tmp_path)

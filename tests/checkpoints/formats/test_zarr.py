@@ -183,7 +183,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_a_chunk_that_unpacks_to_gigabytes_takes_no_memory(kind, tmp_path):
+def test_a_chunk_that_expands_to_gigabytes_needs_no_memory(kind, tmp_path):
     compressor = {"id": kind, "level": 1}
     if kind == "blosc":
         compressor = {"id": kind, "cname": "lz4", "clevel": 5, "shuffle": 1}

@@ -96,7 +96,7 @@ def test_files_outside_the_checkpoint_are_not_read(where, kind, checkpoint, tmp_
         ("format", [1]),
     ],
 )
-def test_fields_of_another_type_are_refused(field, value, checkpoint):
+def test_fields_with_another_type_are_refused(field, value, checkpoint):
     rewrite(checkpoint, lambda state: state.update({field: value}))
     with pytest.raises(InputError, match=rf"{field}.*state\.json|json .*{field}"):
         read(checkpoint)

@@ -86,7 +86,7 @@ def test_the_trained_leaf_is_a_plain_float32_numpy_file(tmp_path):
     np.testing.assert_array_equal(prompt, trained_at(10)[PATH])
 
 
-def test_the_same_state_gives_the_same_bytes(tmp_path):
+def test_the_same_state_is_saved_as_the_same_bytes(tmp_path):
     first, second = (save(CheckpointStore(tmp_path / name), 10) for name in "ab")
     for name in names(first):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -197,8 +197,8 @@ def test_a_kill_at_any_time_leaves_the_old_or_the_new_checkpoint(new, after, tmp
         prompt = store.load(step, TEMPLATE)[0][PATH]
         content = 99 if np.array_equal(prompt, trained_at(99)[PATH]) else 20
         assert_loads(store, step, content)
-        assert names(store.folder) == [f"checkpoint_{kept}" for kept in store.steps()]
-        assert [store.load(kept, TEMPLATE)[2] for kept in store.steps()]
+        assert names(store.folder) == [f"checkpoint_{each}" for each in store.steps()]
+        assert [store.load(each, TEMPLATE)[2] for each in store.steps()]
         outcomes.append(content)
         save(store, 40)
         assert store.latest_valid(messages.append) == 40
@@ -266,7 +266,7 @@ def test_a_damaged_newest_is_reported_and_the_previous_used(damage, name, tmp_pa
         store.load(20, TEMPLATE)
 
 
-def test_any_flipped_byte_of_the_state_is_found_or_does_not_matter(tmp_path):
+def test_any_flipped_byte_of_the_state_is_detected_or_harmless(tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 10)
     path = save(store, 20) / "state.json"
@@ -287,7 +287,7 @@ def test_any_flipped_byte_of_the_state_is_found_or_does_not_matter(tmp_path):
     assert count >= len(content) - white_space
 
 
-def test_a_truncated_state_is_found(tmp_path):
+def test_a_truncated_state_is_detected(tmp_path):
     store = CheckpointStore(tmp_path)
     path = save(store, 20) / "state.json"
     content = path.read_bytes()

@@ -75,7 +75,7 @@ def test_an_untouched_copy_is_read(checkpoint):
     ],
     ids=str,
 )
-def test_arrays_that_are_declared_otherwise_are_refused(metadata, checkpoint):
+def test_arrays_declared_differently_are_refused(metadata, checkpoint):
     declare(checkpoint, **metadata)
     seal(checkpoint)
     with pytest.raises(InputError, match=f"trained '{LEAF}'"):
@@ -97,7 +97,7 @@ def test_arrays_that_are_declared_otherwise_are_refused(metadata, checkpoint):
     ],
     ids=str,
 )
-def test_states_that_declare_leaves_otherwise_are_refused(leaf, checkpoint):
+def test_states_that_declare_other_leaves_are_refused(leaf, checkpoint):
     seal(checkpoint, lambda state: state.update(trained={LEAF: leaf}))
     with pytest.raises(InputError, match="trained"):
         read(checkpoint)

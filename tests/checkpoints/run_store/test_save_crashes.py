@@ -122,11 +122,11 @@ def test_a_deletion_that_was_killed_is_finished(tmp_path):
     run.mkdir()
     for step in (1, 2, 3):
         save(run, step, step)
-    kept = read_tree(run)
+    content_before = read_tree(run)
     save(run, 4, 4)
     shutil.copytree(run / "numpy_checkpoints" / "checkpoint_4", tmp_path / "newest")
     shutil.rmtree(run / "numpy_checkpoints")
-    for path, content in kept.items():
+    for path, content in content_before.items():
         if path.startswith("numpy_checkpoints"):
             target = run / path
             target.mkdir() if content is None else target.write_bytes(content)

@@ -71,10 +71,10 @@ def open_store(directory: Path, **choices) -> CheckpointStore:
     return CheckpointStore(directory, form=ORBAX, **choices)
 
 
-def assert_same(found, expected) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+def assert_same(actual, expected) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for own, other in zip(
-        jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+        jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
     ):
         np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
 
@@ -86,16 +86,16 @@ def assert_loads(store: CheckpointStore, step: int) -> None:
 
 
 def test_a_checkpoint_of_one_mesh_is_restored_on_another(tmp_path):
-    store, own = open_store(tmp_path), state_of(3)
+    store, expected = open_store(tmp_path), state_of(3)
     save(store, 3, placed(ALL), loss=2.0)
     store.wait()
     assert store.latest_valid() == 3
     # One device, in NumPy: the table has 31 rows, without the mesh's padding.
     assert_loads(store, 3)
     other = placed(MeshShape(data=1, fsdp=4))
-    trained, moments, _ = store.load(3, own[1], trained_template=own[0])
+    trained, moments, _ = store.load(3, expected[1], trained_template=expected[0])
     actual = other.put_tree((trained, moments))
-    there = other.put_tree(own)
+    there = other.put_tree(expected)
     assert_same(actual, there)
     assert jax.tree.map(lambda x: x.sharding, actual) == jax.tree.map(
         lambda x: x.sharding, there

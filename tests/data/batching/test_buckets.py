@@ -64,7 +64,7 @@ def test_two_lengths_are_padded_optimally():
     assert cost(lengths, tops) == best
 
 
-def test_every_example_fits_its_bucket_and_the_last_holds_all():
+def test_every_example_fits_its_bucket_and_all_fit_the_last():
     lengths = RANDOM.integers(1, 500, (3000, 2))
     tops = choose_tops(lengths, count=10, costs=(4, 1))
     assert (lengths <= tops[assign_buckets(lengths, tops)]).all()

@@ -140,10 +140,10 @@ def test_examples_that_do_not_fit_with_each_label_are_refused_or_dropped(
     message = f"example {first} has 4 prompt tokens, and the longest label 3: expected"
     with pytest.raises(InputError, match=message):
         table(architecture, maximum_length=room)
-    kept = table(architecture, maximum_length=room, skip_too_long=True)
-    assert len(kept) == 3 and kept.skipped == 1
-    assert kept.gold.tolist() == [2, 0, 1]
-    assert kept[2][0].inputs[:3].tolist() == GIVEN[3]
+    remaining = table(architecture, maximum_length=room, skip_too_long=True)
+    assert len(remaining) == 3 and remaining.skipped == 1
+    assert remaining.gold.tolist() == [2, 0, 1]
+    assert remaining[2][0].inputs[:3].tolist() == GIVEN[3]
     with pytest.raises(InputError, match="expected at most 2 in a row"):
         table(architecture, maximum_length=2, skip_too_long=True)
 

@@ -124,7 +124,7 @@ def test_each_turn_of_a_row_is_an_example_of_an_encoder_decoder(tmp_path):
     assert examples.input_lengths.tolist() == [3, 2, 3, 3]
 
 
-def test_turns_begin_where_a_prompt_follows_a_completion():
+def test_a_prompt_after_a_completion_begins_a_turn():
     types = np.array([0, 0, 1, 2, 3, 2, 0, 2, 0, 1])
     assert find_turns(types) == [(0, 6), (6, 10)]
 

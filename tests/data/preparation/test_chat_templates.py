@@ -129,8 +129,8 @@ def test_tokens_with_a_role_reach_the_template(tmp_path):
         json.dumps({"bos_token": {"content": "<b>"}, "unk_token": "<u>"})
     )
     assert named(folder)["bos_token"] == "<b>" and named(folder)["unk_token"] == "<u>"
-    asked = ("eos_token", "<e>"), ("additional_special_tokens", "<x>")
-    assert named(folder, *asked)["eos_token"] == "<e>"
+    special_tokens = ("eos_token", "<e>"), ("additional_special_tokens", "<x>")
+    assert named(folder, *special_tokens)["eos_token"] == "<e>"
     # With `added_tokens_decoder` in the config, other files are not read.
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": EOS, "added_tokens_decoder": {}})
@@ -266,15 +266,15 @@ def chat_encoder(folder, **text):
     return ExampleEncoder(TextFormat(chat=True, **text), tokenizer, template)
 
 
-def test_messages_after_the_last_answer_are_left_out(tmp_path):
+def test_messages_after_the_last_answer_are_dropped(tmp_path):
     """generative_data_prep drops pairs with an empty completion in the same way."""
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     encoder = chat_encoder(folder)
     answered, asking = talk("hi", "yes"), talk("hi", "yes", "and?")
     one, other = (encoder.render(Record((), tuple(m)), "") for m in (answered, asking))
     assert one == other != []
-    kept = chat_encoder(folder, keep_prompt_only=True)
-    (rendered,) = kept.render(Record((), tuple(asking)), "")
+    with_prompts = chat_encoder(folder, keep_prompt_only=True)
+    (rendered,) = with_prompts.render(Record((), tuple(asking)), "")
     assert rendered.parts[-1] == ("<|user|>\nand?" + EOS, 0)
 
 

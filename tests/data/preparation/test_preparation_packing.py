@@ -29,7 +29,7 @@ def packed(choice, examples, *, batches=1):
     return [row.tolist() for row in rows], packer
 
 
-def by_hand(choice, examples):
+def reference_packing(choice, examples):
     how, _, overflow = choice.partition("::")
     if how == "full":
         flat = joined(examples)
@@ -56,7 +56,7 @@ def test_every_option_packs_the_same_as_one_example_at_a_time(choice):
         sizes = random.integers(1, 9, size=random.integers(0, 14))
         tokens = iter(range(1000))
         examples = [[next(tokens) for _ in range(size)] for size in sizes]
-        expected = by_hand(choice, examples)
+        expected = reference_packing(choice, examples)
         for batches in (1, 3):
             rows, _ = packed(choice, examples, batches=batches)
             assert rows == expected

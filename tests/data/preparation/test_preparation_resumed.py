@@ -167,13 +167,13 @@ def test_preparation_resumes_with_its_own_tokenizer_next_to_the_output(
     """The tokenizer's folder contains the output, its lock and unrelated files."""
     folder = write_tokenizer(tmp_path / "tokenizer")
     choice = TokenizerChoice(str(folder))
-    asked = preparation(inputs, folder / "out", tokenizer=choice)
+    request = preparation(inputs, folder / "out", tokenizer=choice)
     with monkeypatch.context() as patch:
         patch.setattr(module, "run_tasks", _stopped)
         with pytest.raises(Killed):
-            prepare(asked, workers=1)
+            prepare(request, workers=1)
     (folder / "notes.txt").write_text("mine")
-    assert snapshot(prepare(asked, workers=1)) == whole
+    assert snapshot(prepare(request, workers=1)) == whole
 
 
 def test_a_template_sees_the_day_on_which_the_work_began(inputs, tmp_path, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_changed_template_or_sibling_file_restarts_preparation(
     folder = write_tokenizer(tmp_path / "tokenizer")
     template = folder / "template.jinja"
     template.write_text(CHAT)
-    asked = preparation(
+    request = preparation(
         inputs,
         tmp_path / "out",
         tokenizer=TokenizerChoice(str(folder / "tokenizer.json")),
@@ -218,11 +218,11 @@ def test_a_changed_template_or_sibling_file_restarts_preparation(
     with monkeypatch.context() as patch:
         patch.setattr(module, "run_tasks", _stopped)
         with pytest.raises(Killed):
-            prepare(asked, workers=1)
+            prepare(request, workers=1)
     file = folder / changed
     file.write_text(file.read_text() + "\n")
     with pytest.raises(InputError, match="other settings or with inputs that have"):
-        prepare(asked, workers=1)
+        prepare(request, workers=1)
 
 
 def test_one_output_is_prepared_by_one_process(inputs, tmp_path):

@@ -186,8 +186,10 @@ def test_rows_without_a_completion_are_dropped_unless_requested(tmp_path, make):
     assert counted["sequences"] == 1
     assert counted["without_completion"] == 1
     assert counted["sequences_without_completion"] == 1
-    kept = make(source, name="kept", text=TextFormat(keep_prompt_only=True), **choices)
-    assert len(columns(kept / "train_1_of_1.hdf5")["input_ids"]) == 3
+    with_prompts = make(
+        source, name="kept", text=TextFormat(keep_prompt_only=True), **choices
+    )
+    assert len(columns(with_prompts / "train_1_of_1.hdf5")["input_ids"]) == 3
 
 
 @pytest.mark.parametrize("packing", ["full", "greedy::drop", "single::truncate_left"])
@@ -199,15 +201,15 @@ def test_every_token_is_accounted_for(tmp_path, make, packing):
     )
     output = make(source, packing=packing)
     counted = json.loads((output / "metrics.json").read_text())["train"]
-    kept = sum(counted[f"{t}_tokens"] for t in ("prompt", "completion", "separator"))
+    total = sum(counted[f"{t}_tokens"] for t in ("prompt", "completion", "separator"))
     lost = sum(
         counted[f"{how}_tokens"]
         for how in ("dropped", "truncated", "without_completion")
         if how != "without_completion"
     )
     lost += counted["tokens_without_completion"]
-    assert counted["tokens_in"] == kept + lost
-    assert counted["sequences"] * 32 == kept + counted["padding_tokens"]
+    assert counted["tokens_in"] == total + lost
+    assert counted["sequences"] * 32 == total + counted["padding_tokens"]
 
 
 def test_the_output_is_read_by_the_package(tmp_path, make, tokenizer):
@@ -221,7 +223,7 @@ def test_the_output_is_read_by_the_package(tmp_path, make, tokenizer):
     assert again.eos_id == load_tokenizer(tokenizer).eos_id
 
 
-def test_examples_are_those_of_the_jsonl_file(tmp_path, make, tokenizer):
+def test_examples_equal_those_of_the_jsonl_file(tmp_path, make, tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", *pairs(9))
     output = make(source, packing="single::drop", length=128)
     standard: dict[str, Any] = {
@@ -261,7 +263,7 @@ def test_splits_are_disjoint_and_files_balanced(tmp_path, make, tokenizer):
     assert metadata["max_batch_size_dev"] == 10
 
 
-def test_checksums_are_those_of_the_files(tmp_path, make):
+def test_checksums_match_the_files(tmp_path, make):
     output = make(write_jsonl(tmp_path / "a.jsonl", *pairs(5)))
     if shutil.which("sha256sum") is None:
         pytest.skip("there is no sha256sum here")

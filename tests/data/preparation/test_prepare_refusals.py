@@ -285,14 +285,14 @@ def test_the_output_does_not_replace_an_input(tmp_path, tokenizer, folder):
     apart = write_jsonl(tmp_path / "a.jsonl", *pairs(5))
     link = tmp_path / "link.jsonl"
     link.symlink_to(inside)
-    own = tokenizer.rename(tmp_path / folder / "tokenizer")
+    tokenizer_folder = tokenizer.rename(tmp_path / folder / "tokenizer")
     other = tmp_path / "tokenizer"
-    other.symlink_to(own)
+    other.symlink_to(tokenizer_folder)
     before = snapshot(tmp_path)
     for source, chosen, what in [
         (inside, other, "input"),
         (link, other, "input"),
-        (apart, own, "tokenizer"),
+        (apart, tokenizer_folder, "tokenizer"),
         (apart, other, "tokenizer"),
     ]:
         preparation = Preparation(

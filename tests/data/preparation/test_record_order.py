@@ -28,10 +28,10 @@ def everything(order, split):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 64, 1000, 70_000])
 def test_a_permutation_is_a_bijection_with_an_inverse(size):
     permutation = Permutation(size, seed=3)
-    places = np.arange(size)
-    values = permutation.forward(places)
-    assert np.array_equal(np.sort(values), places)
-    assert np.array_equal(permutation.backward(values), places)
+    indices = np.arange(size)
+    values = permutation.forward(indices)
+    assert np.array_equal(np.sort(values), indices)
+    assert np.array_equal(permutation.backward(values), indices)
 
 
 def test_a_permutation_looks_random():

@@ -96,15 +96,15 @@ def test_the_older_map_of_special_tokens_is_saved_too(tmp_path):
 def test_files_next_to_a_tokenizer_file_are_saved(tmp_path, path):
     used, again = saved(tmp_path / "saved", path)
     assert used == again
-    kept = {file.name for file in (tmp_path / "saved").iterdir()}
+    files = {file.name for file in (tmp_path / "saved").iterdir()}
     read = {file.name for file in tokenizer_files(TokenizerChoice(str(path)))}
-    assert kept == read - {"config.json"}
+    assert files == read - {"config.json"}
 
 
 @needs_shared
 def test_special_tokens_of_a_vocabulary_without_a_config_are_saved(tmp_path):
-    asked = ("pad_token", "<|pad|>")
-    used, again = saved(tmp_path / "saved", TOKENIZERS / "gpt2/vocab.json", asked)
+    role = ("pad_token", "<|pad|>")
+    used, again = saved(tmp_path / "saved", TOKENIZERS / "gpt2/vocab.json", role)
     assert used == again
     assert used[0] == (50256, 50256, 50257, False)
 

@@ -98,7 +98,7 @@ def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):
     assert time.monotonic() - begun < 30
 
 
-def found(tmp_path, content: bytes) -> list[bytes]:
+def records(tmp_path, content: bytes) -> list[bytes]:
     """Returns the records of a table without a header; checks that all is read once."""
     table = tmp_path / "table.csv"
     table.write_bytes(content)
@@ -113,18 +113,18 @@ def found(tmp_path, content: bytes) -> list[bytes]:
 
 def test_an_unclosed_quote_invalidates_only_its_line(tmp_path):
     rows = [b'a,"b\n', b"c,d\n", b'e,""\n', b"f,g"]
-    assert found(tmp_path, b"".join(rows)) == rows
+    assert records(tmp_path, b"".join(rows)) == rows
     # A quote closed by another affects both lines: text after `"` is invalid.
     rows = [b'a,"b\n"y",d\n', b"e,f\n"]
-    assert found(tmp_path, b"".join(rows)) == rows
+    assert records(tmp_path, b"".join(rows)) == rows
 
 
 def test_overlong_records_are_not_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(record_spans, "MAXIMUM_RECORD", 16)
     monkeypatch.setattr(record_spans, "_READ_SIZE", 5)
     short, long = [b'a,"b\nc"\n', b"d,e\n"], b"x" * 40 + b"\n"
-    assert found(tmp_path, short[0] + long + short[1]) == [short[0], long, short[1]]
-    assert found(tmp_path, short[1] + b"x" * 40) == [short[1], b"x" * 40]
+    assert records(tmp_path, short[0] + long + short[1]) == [short[0], long, short[1]]
+    assert records(tmp_path, short[1] + b"x" * 40) == [short[1], b"x" * 40]
     # A quote that stays open for more than 16 bytes.
     rows = [b'a,"bcdefg\n', b"hijk,lmnopq\n", b'r,"s"\n']
-    assert found(tmp_path, b"".join(rows)) == rows
+    assert records(tmp_path, b"".join(rows)) == rows

@@ -55,7 +55,7 @@ def test_loss_weights_multiply_the_weights_of_the_types(tmp_path):
     assert weights(plain) == without_padding(LEARNED.astype("f4"))
 
 
-def test_a_target_whose_loss_weight_is_zero_is_not_computed(tmp_path):
+def test_a_target_with_zero_loss_weight_is_not_computed(tmp_path):
     chosen = WEIGHTS * (np.arange(5) != 3)
     examples = load(write(tmp_path / "a.hdf5", loss_weights=chosen))
     assert examples.weight_counts.tolist() == [2, 2, 3]
@@ -123,7 +123,7 @@ def test_all_classes_have_equal_total_weight(tmp_path):
     assert sum(each) == 3
 
 
-def test_categories_of_tokens_are_counted_where_they_are_learned(tmp_path):
+def test_token_categories_count_only_learned_tokens(tmp_path):
     categories = np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, -1], [1, 0, 0, 0, 0]])
     path = write(tmp_path / "a.hdf5", category_ids=categories)
     examples = load(path, balance_key="category_ids")
@@ -283,7 +283,7 @@ def test_an_objective_may_read_several_columns(tmp_path):
     assert batch.columns["advantages"].tolist() == (learned * 0.5).tolist()
 
 
-def test_a_column_cannot_take_the_name_of_another():
+def test_two_columns_cannot_have_the_same_name():
     with pytest.raises(InputError, match="name 'balance', which has another meaning"):
         TokenColumns(columns={"balance": "margin"})
 

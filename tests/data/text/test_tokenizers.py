@@ -47,7 +47,7 @@ def test_special_tokens_equal_the_models(stories, gpt2, t5):
 
 @needs_shared
 @pytest.mark.parametrize("folder", [STORIES, GPT2, T5])
-def test_decoding_an_encoded_text_gives_the_text(folder):
+def test_decoding_an_encoded_text_returns_the_text(folder):
     tokenizer = load_tokenizer(folder)
     text = "Once upon a time, there was a little girl named Lily."
     assert tokenizer.decode(tokenizer.encode(text)) == text

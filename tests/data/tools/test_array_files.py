@@ -7,7 +7,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.tools.array_files import read_array
 
 
-def test_an_array_that_its_file_cannot_hold_is_refused(tmp_path):
+def test_an_array_larger_than_its_file_is_refused(tmp_path):
     header = {"descr": "<i8", "fortran_order": False, "shape": (10**12,)}
     with (tmp_path / "lengths.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)

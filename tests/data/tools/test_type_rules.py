@@ -31,7 +31,7 @@ def test_the_documents_example_up_to_its_separator_token():
     assert types(PromptLengths(3, ends), ids) == [expected]
 
 
-def test_the_first_and_the_last_separator_of_each_article():
+def test_the_first_and_the_last_separator_of_each_example():
     rows = [7, 5, 7, 5, 7, 2, 5, 7, 2], [5, 5, 7, 7, 2, 0, 0, 0, 0]
     assert types(UntilSeparator((5,), "last", ENDS), *rows) == [
         [0, 0, 0, 0, 1, 3, 0, 1, 3],

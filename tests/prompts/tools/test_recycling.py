@@ -25,14 +25,14 @@ MAP = draw(D, E)
 
 
 @pytest.mark.parametrize("method", [v2v_linear, linear_combination])
-def test_a_linear_relation_of_the_embeddings_is_found(method):
+def test_a_linear_relation_of_the_embeddings_is_recovered(method):
     recycled = method(PROMPT, SOURCE, SOURCE @ MAP)
     assert recycled.dtype == np.float32
     np.testing.assert_allclose(recycled, PROMPT @ MAP, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", [v2v_linear, linear_combination])
-def test_the_same_model_gives_the_same_prompt(method):
+def test_the_same_model_returns_the_same_prompt(method):
     np.testing.assert_allclose(method(PROMPT, SOURCE, SOURCE), PROMPT, atol=1e-5)
 
 
@@ -43,7 +43,7 @@ def test_a_linear_map_is_the_least_squares_solution():
     np.testing.assert_allclose(actual, PROMPT @ kernel, rtol=1e-3, atol=1e-4)
 
 
-def test_a_combination_has_the_weights_of_least_squares():
+def test_a_combination_has_least_squares_weights():
     # With fewer tokens than dimensions, the prompt is projected onto their span.
     source, target = SOURCE[:4], draw(4, E)
     weights = np.linalg.solve(source @ source.T, source @ PROMPT.T)
@@ -124,7 +124,7 @@ def test_the_first_shared_tokens_are_skipped():
     assert ids(shared) == [(i, i) for i in range(4, 10)]
 
 
-def test_tokens_without_an_embedding_are_left_out():
+def test_tokens_without_an_embedding_are_dropped():
     source, target = listed("abcd"), listed("abcd", rows=4)
     assert ids(share_tokens(source, target, skip_first=0, words=2)) == [(2, 2), (3, 3)]
 
