@@ -3,10 +3,10 @@
     python -m scripts.kill_tests --kills 1000 --seed 1 --pairs 20
 
 Each trial starts a command in a new folder, kills it with SIGKILL at random times (one
-to five times), starts it again, and lets the last start end. What is then in the folder
-must equal, bit for bit, what an undisturbed command leaves: checkpoints, logs without
-times, prepared files, and no other names. Pairs of commands that write one run
-directory are started within a second: exactly one of the two may continue.
+to five times), starts it again, and lets the last start finish. The folder must then be
+bitwise equal to that of an undisturbed command: checkpoints, logs without times,
+prepared files, and no other names. Pairs of commands that write one run directory are
+started within a second: exactly one of the two may continue.
 
 Commands run in processes forked from one that has imported the package, so a start
 takes a fraction of the usual time.
@@ -33,17 +33,17 @@ TIMES = ("tokens_per_second", "data_wait_share")
 """Logged values that depend on the clock."""
 
 IGNORED = ("tensorboard", "curves.png", "run.json", "jax")
-"""Names that are not compared: they contain times or compiler flags."""
+"""Names of files that are not compared: they contain times or compiler flags."""
 
 LONGEST = 180.0
-"""Seconds after which a command counts as hanging."""
+"""Timeout of a command in seconds."""
 
 MOST_KILLS = 5
 """Maximum number of kills in one trial."""
 
 
 Contents = dict[str, bytes | None]
-"""Relative paths with what is compared; None for folders."""
+"""Compared content by relative path; None for folders."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, metavar="N")
     parser.add_argument("--pairs", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the scenarios")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="only these scenarios"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kill_tests-"))
@@ -114,7 +116,7 @@ def _import_package(folder: Path) -> None:
     import prompt_tuning.tuned.adapter_export  # noqa: F401
     from prompt_tuning.data.preparation import preparation, worker_pool
 
-    # Small inputs, but resumed in the middle as large ones are.
+    # Small inputs, but resumed within a task as large ones are.
     preparation.prepare.__kwdefaults__["checkpoint_seconds"] = 0.05
     worker_pool.TASK_RECORDS = 200
 
@@ -202,7 +204,7 @@ def run_kills(
     expected = {x.name: run_undisturbed(folder, x) for x in scenarios}
     rows = {scenario.name: Row() for scenario in scenarios}
     began = time.monotonic()
-    # As much time for each, but more kills of what starts faster.
+    # The same time for each, so that faster commands are killed more often.
     weights = [1 / expected[scenario.name][1] for scenario in scenarios]
     for trial in itertools.count(1):
         (scenario,) = randomness.choices(scenarios, weights)
@@ -216,7 +218,7 @@ def run_kills(
             killed = kill(target, scenario, delay, randomness)
             row.kills += killed
             if not killed:
-                break  # it had ended by itself
+                break  # it ended before the kill
         else:
             problems = finish(target, scenario)
         problems += differences(contents_expected, contents(target))
@@ -241,10 +243,10 @@ def run_kills(
 
 
 def run_undisturbed(folder: Path, scenario: Scenario) -> tuple[Contents, float]:
-    """Returns what a command writes, and the seconds that it takes."""
+    """Returns a command's output files and its seconds."""
     target = folder / f"undisturbed_{scenario.name.replace(' ', '_')}"
     seconds = 0.0
-    for _ in range(2):  # the second start finds compiled programs
+    for _ in range(2):  # the second start reads the compilation cache
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
         started = time.monotonic()
@@ -343,13 +345,13 @@ def wait(process: int, until: float) -> int:
 
 
 def contents(target: Path) -> Contents:
-    """Returns the names below a folder with what is compared of each."""
-    found: Contents = {}
+    """Returns the compared content of each name in a folder."""
+    by_name: Contents = {}
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target)
         if not any(part in IGNORED for part in name.parts):
-            found[name.as_posix()] = _compared(path, target)
-    return found
+            by_name[name.as_posix()] = _compared(path, target)
+    return by_name
 
 
 def _compared(path: Path, target: Path) -> bytes | None:
@@ -363,14 +365,14 @@ def _compared(path: Path, target: Path) -> bytes | None:
     return json.dumps(timeless).encode()
 
 
-def differences(expected: Contents, found: Contents) -> list[str]:
-    """Returns the names that are missing, unexpected, or of another content."""
-    names = expected.keys() | found.keys()
+def differences(expected: Contents, actual: Contents) -> list[str]:
+    """Returns the names that are missing, unexpected, or have another content."""
+    names = expected.keys() | actual.keys()
     missing = object()
     return sorted(
         name
         for name in names
-        if expected.get(name, missing) != found.get(name, missing)  # type: ignore
+        if expected.get(name, missing) != actual.get(name, missing)  # type: ignore
     )
 
 
@@ -398,7 +400,7 @@ def run_pairs(folder: Path, pairs: int, randomness: random.Random) -> bool:
 
 
 def run_pair(target: Path, commands: list[list[str]], stagger: float) -> str:
-    """Runs a pair; returns what is wrong, or an empty text."""
+    """Runs a pair; returns a description of the problem, or an empty text."""
     (target / "0").mkdir()
     (target / "1").mkdir()
     processes = start(target / "0", commands[:1])

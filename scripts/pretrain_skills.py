@@ -206,7 +206,7 @@ def main() -> None:
     matches = measure(folder)
     (folder / "accuracy.json").write_text(json.dumps(matches, indent=2) + "\n")
     for name, share in matches.items():
-        print(f"{name:16} {share:.3f}{'  kept out' if name in skills.KEPT_OUT else ''}")
+        print(f"{name:16} {share:.3f}{'  excluded' if name in skills.KEPT_OUT else ''}")
 
 
 if __name__ == "__main__":

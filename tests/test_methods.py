@@ -344,10 +344,10 @@ def effects(adapter: Adapter) -> dict[str, np.ndarray]:
     return effect_of
 
 
-def check_same_vectors(own: LanguageModel, exported: LanguageModel) -> None:
+def check_same_vectors(tuned: LanguageModel, exported: LanguageModel) -> None:
     """Checks that a reparameterized prompt is folded into the exported vectors."""
     prompts = exported.prompts()
-    for stack, prompt in own.prompts().items():
+    for stack, prompt in tuned.prompts().items():
         # Deep prompts may become keys and values, which decoding compares.
         if prompt.attachment is not Attachment.EVERY_BLOCK:
             actual = np.ravel(prompts[stack]())

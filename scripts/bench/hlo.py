@@ -110,9 +110,11 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     """
     computations = _computations(compiled.as_text() or "")
     return [
-        Collective(kind, _size(found.body), found.runs, _scope(found.body))
-        for found in _walk(computations, computations["ENTRY"], 1)
-        if (kind := found.kind.removesuffix("-start")) in COLLECTIVES
+        Collective(
+            kind, _size(instruction.body), instruction.runs, _scope(instruction.body)
+        )
+        for instruction in _walk(computations, computations["ENTRY"], 1)
+        if (kind := instruction.kind.removesuffix("-start")) in COLLECTIVES
     ]
 
 
@@ -204,7 +206,7 @@ def _walk(
         if kind == "while":
             trips = _TRIPS.search(body)
             if trips is None:
-                raise ValueError(f"the trip count of {name} is not known: {body}")
+                raise ValueError(f"the trip count of {name} is unknown: {body}")
             times = runs * int(trips[1])
         for called in _CALLED.findall(body):
             yield from _walk(computations, computations[called.lstrip("%")], times)

@@ -31,10 +31,10 @@ HEAD_SCALE = 0.05
 
 def main() -> None:
     """Writes a model, or answers questions."""
-    what, folder = sys.argv[1], Path(sys.argv[2])
+    action, folder = sys.argv[1], Path(sys.argv[2])
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(THREADS)
-    if what == "make":
+    if action == "make":
         make_model(folder)
         return
     step = PeftStep(folder)

@@ -187,7 +187,7 @@ def own_bytes(model: PromptedModel, parameters: dict) -> dict[str, int]:
         recipe = model.plan.restored[path]
         width = model.plan.stored[recipe.sources[0]].dtype.itemsize
         stored += sum(part.size for part in parts.values()) * width
-    return {"kept": in_memory, "stored": stored}
+    return {"memory": in_memory, "stored": stored}
 
 
 def show(cases: dict[str, list[dict]]) -> None:
@@ -204,8 +204,8 @@ def show(cases: dict[str, list[dict]]) -> None:
                 str(number),
                 *(f"{row[key] / 1e6:,.1f}" for key in ("stored", "read")),
                 f"{row['read'] / row['stored']:.3f}",
-                *(f"{row[key] / 1e6:,.1f}" for key in ("kept", "peak")),
-                f"{row['peak'] / row['kept']:.3f}",
+                *(f"{row[key] / 1e6:,.1f}" for key in ("memory", "peak")),
+                f"{row['peak'] / row['memory']:.3f}",
             )
     Console(width=120).print(table)
 

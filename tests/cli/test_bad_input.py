@@ -91,11 +91,11 @@ def replace(rows: Path, **arrays) -> str:
     return str(rows)
 
 
-def value(rows: Path, name: str, found: int) -> str:
+def value(rows: Path, name: str, number: int) -> str:
     with h5py.File(rows, "a") as file:
         data_set = file[name]
         assert isinstance(data_set, h5py.Dataset)
-        data_set[1, 2] = found
+        data_set[1, 2] = number
     return str(rows)
 
 
@@ -239,7 +239,7 @@ def test_a_fresh_adapter_that_no_group_trains(refused):
 
 
 @pytest.mark.parametrize(
-    ("binding", "found", "expected"),
+    ("binding", "problem", "expected"),
     [
         ("Run.stepz=3", "Run.stepz=3 cannot be used", "expected steps"),
         ("Rum.steps=3", "No configurable matching 'Rum'", "expected Run"),
@@ -255,9 +255,9 @@ def test_a_fresh_adapter_that_no_group_trains(refused):
         ("Prompting.placement='middle'", "'middle'", "expected one of prefix"),
     ],
 )
-def test_an_invalid_binding(refused, binding, found, expected):
+def test_an_invalid_binding(refused, binding, problem, expected):
     message = refused(None, f"--gin.{binding}")
-    assert found in message and expected in message
+    assert problem in message and expected in message
 
 
 def test_a_missing_config(refused):
@@ -375,7 +375,7 @@ def test_a_completion_that_is_not_a_label(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    ("options", "problem"),
     [
         (["--temperature=-1"], "temperature is -1.0, expected 0 (greedy) or more"),
         (["--new_tokens=0"], "new_tokens is 0, expected at least 1"),
@@ -384,9 +384,9 @@ def test_a_completion_that_is_not_a_label(run, capsys):
         (["h\u00e9="], "the text 'h\u00e9=' cannot be encoded"),
     ],
 )
-def test_generation_with_invalid_options(run, options, found, capsys):
+def test_generation_with_invalid_options(run, options, problem, capsys):
     assert main(["generate", "--run", str(run), "hello=", *options]) == 2
-    assert found in message(capsys)
+    assert problem in message(capsys)
 
 
 def test_an_answer_that_would_not_fit_is_refused_before_training(refused):

@@ -74,7 +74,7 @@ INTERRUPT = """
 
 
 @pytest.mark.parametrize(
-    "place",
+    "interrupted",
     [
         # Modules that are being imported.
         "prompt_tuning.cli.main",
@@ -84,8 +84,8 @@ INTERRUPT = """
         "compile_or_get_cached",
     ],
 )
-def test_interrupted(files, place, tmp_path, monkeypatch):
+def test_interrupted(files, interrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = start(INTERRUPT, place, *arguments(files, "memory"))
+    done = start(INTERRUPT, interrupted, *arguments(files, "memory"))
     assert (done.returncode, done.stderr) == (130, "prompt-tuning: interrupted\n")
     assert list(tmp_path.iterdir()) == []

@@ -56,8 +56,8 @@ def test_weights_equal_those_of_training(rows, files, capsys):
 
 
 def test_rows_are_selected_singly_or_by_ranges(rows, capsys):
-    def numbers(*asked):
-        lines = shown(capsys, rows, *(["--rows", *asked] if asked else []))
+    def numbers(*ranges):
+        lines = shown(capsys, rows, *(["--rows", *ranges] if ranges else []))
         return [int(x) for line in lines for x in re.findall(r"^row (\d+)", line)]
 
     assert numbers() == [0, 1, 2]

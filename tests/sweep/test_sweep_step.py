@@ -74,7 +74,7 @@ def padded_graph(config: ModelConfig, length: int) -> nnx.GraphDef:
 def start(
     config: ModelConfig, family: str, prompt: jax.Array, optimizer, seed: int = 0
 ) -> tuple:
-    """Structure, state and frozen parameters of a member's own run."""
+    """Structure, state and frozen parameters of a member's separate run."""
     length = prompt.shape[0]
     graph, parameters = dummies.prompted(config, length=length)
     if config.compute_dtype == "float64":
@@ -100,10 +100,10 @@ def run_alone(graph, state, frozen, optimizer, batches, dropout=False):
 
 
 def run_together(
-    graph, states, frozen, chosen, batches, *, own, dropout=False, at_once=None
+    graph, states, frozen, chosen, batches, *, own_batches, dropout=False, at_once=None
 ):
     step = compile_sweep_step(
-        graph, chosen, own_batches=own, dropout=dropout, at_once=at_once
+        graph, chosen, own_batches=own_batches, dropout=dropout, at_once=at_once
     )
     states, outcome = jax.tree.map(jnp.copy, tuple(states)), []
     for batch in batches:
@@ -128,7 +128,7 @@ def check_equal(together, alone, tolerance: float, loss_tolerance: float) -> Non
                 np.testing.assert_allclose(trained[path], leaf, atol=tolerance)
 
 
-def members(family: str, lengths, own: bool, double: bool) -> tuple:
+def members(family: str, lengths, own_batches: bool, double: bool) -> tuple:
     """The config, and each member's optimizer, start and batches."""
     config = dummies.FAMILIES[family]
     config = in_double(config) if double else config
@@ -140,15 +140,15 @@ def members(family: str, lengths, own: bool, double: bool) -> tuple:
         )
     ]
     each = [make_batches(config, STEPS)] * len(chosen)
-    if own:
+    if own_batches:
         each = [make_batches(config, STEPS + k)[k:] for k in range(len(chosen))]
     return config, chosen, starts, each
 
 
 @functools.cache
-def each_alone(family: str, lengths, own: bool, double: bool) -> list:
+def each_alone(family: str, lengths, own_batches: bool, double: bool) -> list:
     """The results of each member's separate run."""
-    _, chosen, starts, each = members(family, lengths, own, double)
+    _, chosen, starts, each = members(family, lengths, own_batches, double)
     return [
         run_alone(graph, state, frozen, optimizer, pad_to_widest(batches, 0))
         for (graph, state, frozen), optimizer, batches in zip(
@@ -157,11 +157,13 @@ def each_alone(family: str, lengths, own: bool, double: bool) -> list:
     ]
 
 
-def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> None:
-    config, chosen, starts, each = members(family, lengths, own, double)
+def compare(
+    family: str, lengths, *, own_batches: bool, double: bool, at_once=None
+) -> None:
+    config, chosen, starts, each = members(family, lengths, own_batches, double)
     steps = list(zip(*each, strict=True))
     together = [batches[0] for batches in steps]
-    if own:
+    if own_batches:
         padded = [pad_to_widest(batches, 0) for batches in steps]
         # One shape for all steps, so that a second compilation would be noticed.
         flat = pad_to_widest([batch for batches in padded for batch in batches], 0)
@@ -177,9 +179,15 @@ def compare(family: str, lengths, *, own: bool, double: bool, at_once=None) -> N
         graph = padded_graph(config, max(lengths))
     states = [state for _, state, _ in starts]
     members_together = run_together(
-        graph, states, frozen, chosen, together, own=own, at_once=at_once
+        graph,
+        states,
+        frozen,
+        chosen,
+        together,
+        own_batches=own_batches,
+        at_once=at_once,
     )
-    alone = each_alone(family, lengths, own, double)
+    alone = each_alone(family, lengths, own_batches, double)
     check_equal(
         members_together, alone, 1e-9 if double else 1e-4, 1e-9 if double else 1e-5
     )
@@ -206,20 +214,22 @@ CASES = [
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("family, lengths, own", sample(1, CASES))
-def test_each_member_equals_its_own_run_in_float64(family, lengths, own):
-    compare(family, lengths, own=own, double=True)
+@pytest.mark.parametrize("family, lengths, own_batches", sample(1, CASES))
+def test_each_member_equals_its_own_run_in_float64(family, lengths, own_batches):
+    compare(family, lengths, own_batches=own_batches, double=True)
 
 
-@pytest.mark.parametrize("family, lengths, own", sample(1, [CASES[1], CASES[5]]))
-def test_each_member_equals_its_own_run_in_float32(family, lengths, own):
-    compare(family, lengths, own=own, double=False)
+@pytest.mark.parametrize(
+    "family, lengths, own_batches", sample(1, [CASES[1], CASES[5]])
+)
+def test_each_member_equals_its_own_run_in_float32(family, lengths, own_batches):
+    compare(family, lengths, own_batches=own_batches, double=False)
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("family, lengths, own", [CASES[2], CASES[6]])
-def test_members_equal_their_own_runs_in_groups_too(family, lengths, own):
-    compare(family, lengths, own=own, double=True, at_once=1)
+@pytest.mark.parametrize("family, lengths, own_batches", [CASES[2], CASES[6]])
+def test_members_equal_their_own_runs_in_groups_too(family, lengths, own_batches):
+    compare(family, lengths, own_batches=own_batches, double=True, at_once=1)
 
 
 def test_a_cpu_trains_a_useful_number_of_members_together():
@@ -252,7 +262,7 @@ def test_members_have_their_own_dropout_keys():
     graph, _, frozen = starts[0]
     states = [state for _, state, _ in starts]
     members_together = run_together(
-        graph, states, frozen, chosen, batches, own=False, dropout=True
+        graph, states, frozen, chosen, batches, own_batches=False, dropout=True
     )
     alone = [
         run_alone(graph, state, frozen, optimizer, batches, dropout=True)
@@ -264,7 +274,7 @@ def test_members_have_their_own_dropout_keys():
         for state, other in zip(states, states[::-1], strict=True)
     ]
     others = run_together(
-        graph, swapped, frozen, chosen, batches[:1], own=False, dropout=True
+        graph, swapped, frozen, chosen, batches[:1], own_batches=False, dropout=True
     )
     assert abs(others[0][0][1]["loss"] - members_together[0][0][1]["loss"]) > 1e-3
 
@@ -281,7 +291,9 @@ def test_clipping_and_second_moments_stay_with_each_member():
     states[1] = TrainState.create(far, optimizer, states[1].key)
     batches = pad_to_widest(make_batches(config, 4), 0)
     chosen = [optimizer, optimizer]
-    members_together = run_together(graph, states, frozen, chosen, batches, own=False)
+    members_together = run_together(
+        graph, states, frozen, chosen, batches, own_batches=False
+    )
     alone = [run_alone(graph, s, frozen, optimizer, batches) for s in states]
     check_equal(members_together, alone, 1e-4, 1e-5)
 
@@ -301,11 +313,13 @@ def test_a_member_with_nonfinite_numbers_does_not_affect_the_others():
     batches = pad_to_widest(make_batches(config, 2), 0)
     graph, _, frozen = starts[0]
     states = [state for _, state, _ in starts]
-    whole = run_together(graph, states, frozen, chosen, batches, own=False)
+    whole = run_together(graph, states, frozen, chosen, batches, own_batches=False)
     path = PROMPT_PATH["llama"]
     lost = {path: jnp.full_like(states[0].trained[path], jnp.nan)}
     states[0] = dataclasses.replace(states[0], trained=lost)
-    members_together = run_together(graph, states, frozen, chosen, batches, own=False)
+    members_together = run_together(
+        graph, states, frozen, chosen, batches, own_batches=False
+    )
     for step in range(2):
         assert np.isnan(members_together[step][0][1]["loss"])
         np.testing.assert_array_equal(

@@ -50,12 +50,12 @@ MakeRun = Callable[..., Run]
 def make(files) -> MakeRun:
     """Runs of six steps, by default of only a prompt."""
 
-    def made(directory: Path, model: Path | None = None, **choices) -> Run:
+    def make_run(directory: Path, model: Path | None = None, **choices) -> Run:
         plain, bindings = split_bindings(files.arguments(directory, model))
         run = read_run([plain[0].partition("=")[2]], bindings)
         return dataclasses.replace(run, **({"groups": [PROMPTS]} | choices))
 
-    return made
+    return make_run
 
 
 def trained(run: Run) -> Trainer:
@@ -178,9 +178,9 @@ def test_the_same_groups_without_a_learning_rate_keep_every_number(
     for path, leaf in actual.items():
         np.testing.assert_array_equal(leaf, expected[path])
     for name in ("mu", "nu"):
-        place = f".{name}[{PROMPT!r}]"
-        after, before = ending(moments(tmp_path / "run"), place), moments(second)
-        assert not np.array_equal(after, ending(before, place))
+        suffix = f".{name}[{PROMPT!r}]"
+        after, before = ending(moments(tmp_path / "run"), suffix), moments(second)
+        assert not np.array_equal(after, ending(before, suffix))
 
 
 def test_a_run_may_start_from_parameters_of_another_run(make, first, tmp_path):

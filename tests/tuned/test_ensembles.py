@@ -45,7 +45,7 @@ def test_the_likelier_of_tied_answers_wins():
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectiveConfig:
+class SinglePrompts:
     """Three prompts, and the answers of each prompt, loaded alone, to each row.
 
     Attributes:
@@ -54,7 +54,7 @@ class ObjectiveConfig:
       rows: token IDs of the given texts.
       alone: model and parameters with each prompt.
       nats: nats of each label after each row, `[k, n, C]`.
-      made: continuation of each row by each prompt.
+      continuations: continuation of each row by each prompt.
     """
 
     run: Run
@@ -62,7 +62,7 @@ class ObjectiveConfig:
     rows: list[list[int]]
     alone: list[tuple[PromptedModel, Parameters]]
     nats: np.ndarray
-    made: list[list[list[int]]]
+    continuations: list[list[list[int]]]
 
 
 def read(files, family, folder) -> Run:
@@ -80,7 +80,7 @@ def read(files, family, folder) -> Run:
 
 
 @pytest.fixture(scope="module", params=["decoder", "t5"])
-def single_prompts(request, files, tmp_path_factory) -> ObjectiveConfig:
+def single_prompts(request, files, tmp_path_factory) -> SinglePrompts:
     folder = tmp_path_factory.mktemp(request.param)
     run = read(files, request.param, folder)
     assert run.evaluation is not None
@@ -95,14 +95,14 @@ def single_prompts(request, files, tmp_path_factory) -> ObjectiveConfig:
     labels = encode_labels(first, run.evaluation.data, LABELS)
     ranked = [label_nats(*one, rows, labels, add_eos=True) for one in alone]
     continuations = [continue_all(*one, rows, new_tokens=NEW_TOKENS) for one in alone]
-    return ObjectiveConfig(run, prompts, rows, alone, np.stack(ranked), continuations)
+    return SinglePrompts(run, prompts, rows, alone, np.stack(ranked), continuations)
 
 
-def elected_texts(single_prompts: ObjectiveConfig, vote) -> list[list[int]]:
+def elected_texts(single_prompts: SinglePrompts, vote) -> list[list[int]]:
     """Returns the winning continuations, each scored by each prompt alone."""
     winners = []
     for index, row in enumerate(single_prompts.rows):
-        row_answers = [answers[index] for answers in single_prompts.made]
+        row_answers = [answers[index] for answers in single_prompts.continuations]
         candidates = [c for i, c in enumerate(row_answers) if c not in row_answers[:i]]
         # Truncated without EOS, so that their loss does not include EOS.
         assert all(len(answer) == NEW_TOKENS for answer in row_answers)
@@ -120,7 +120,9 @@ def test_a_vote_equals_the_votes_of_single_prompts(single_prompts, vote, monkeyp
     answers = single_prompts.nats.argmin(2)
     # Prompts that always agree would not test the vote.
     assert len({tuple(row) for row in answers}) == 3
-    assert any(len({tuple(m[i]) for m in single_prompts.made}) > 1 for i in range(6))
+    assert any(
+        len({tuple(m[i]) for m in single_prompts.continuations}) > 1 for i in range(6)
+    )
     labels = [VOTES[vote](answers[:, i], single_prompts.nats[:, i]) for i in range(6)]
     texts = elected_texts(single_prompts, VOTES[vote])
     # The winner is the label, so that another choice for any row is detected.
@@ -134,7 +136,9 @@ def test_a_vote_equals_the_votes_of_single_prompts(single_prompts, vote, monkeyp
     for index in range(3):
         agrees = np.mean(answers[index] == labels)
         assert results["label_accuracy"].alone[index] == agrees
-        same = np.mean([single_prompts.made[index][i] == texts[i] for i in range(6)])
+        same = np.mean(
+            [single_prompts.continuations[index][i] == texts[i] for i in range(6)]
+        )
         assert results["exact_match"].alone[index] == same
 
 

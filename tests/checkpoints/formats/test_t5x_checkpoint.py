@@ -86,10 +86,10 @@ def test_scalars_and_bfloat16_are_read(tmp_path):
 
 
 @needs_shared
-@pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
-def test_a_truncated_msgpack_file_is_refused(kept, tmp_path):
+@pytest.mark.parametrize("size", [0, 1, 100, 50_000, -1])
+def test_a_truncated_msgpack_file_is_refused(size, tmp_path):
     file = tmp_path / "checkpoint"
-    file.write_bytes(MSGPACK.read_bytes()[:kept])
+    file.write_bytes(MSGPACK.read_bytes()[:size])
     with pytest.raises(InputError, match=f"{file} .*{file.stat().st_size:,} bytes"):
         open_t5x(tmp_path)
 

@@ -62,9 +62,9 @@ def placed(shape: MeshShape) -> Placement:
 
 
 def save(store: CheckpointStore, step: int, where: Placement | None = None, **metrics):
-    own = state_of(step)
-    state = own if where is None else where.put_tree(own)
-    store.save_sharded(step, *state, {"a": [1, 2]}, shapes=own, metrics=metrics)
+    expected = state_of(step)
+    state = expected if where is None else where.put_tree(expected)
+    store.save_sharded(step, *state, {"a": [1, 2]}, shapes=expected, metrics=metrics)
 
 
 def open_store(directory: Path, **choices) -> CheckpointStore:
@@ -73,10 +73,10 @@ def open_store(directory: Path, **choices) -> CheckpointStore:
 
 def assert_same(actual, expected) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for own, other in zip(
+    for actual_leaf, other in zip(
         jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
     ):
-        np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
+        np.testing.assert_array_equal(np.asarray(actual_leaf), np.asarray(other))
 
 
 def assert_loads(store: CheckpointStore, step: int) -> None:
