@@ -123,7 +123,14 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     variations = _variations(options)
     # Read and compare all configs before the first model is opened.
     directory = Path(_read_member(options, variations[0]).directory)
-    check_compatible({v.name: _read_member(options, v, directory) for v in variations})
+    runs, unused = {}, []
+    for variation in variations:
+        runs[variation.name] = _read_member(options, variation, directory)
+        bindings = [*options.bindings, *variation.lines]
+        unused.append(gin_files.unused_bindings(bindings))
+    everywhere = set.intersection(*map(set, unused))
+    gin_files.check_used({k: why for k, why in unused[0].items() if k in everywhere})
+    check_compatible(runs)
     members = []
     for variation in variations:
         # Open each member while gin holds its config: gin builds its prompt.
@@ -150,7 +157,10 @@ def _read_member(
     own = None if directory is None else (directory / variation.name).as_posix()
     bindings = [*options.bindings, *variation.lines]
     imports = options.allow_gin_imports
-    return gin_files.read_run(options.gin_file, bindings, own, allow_imports=imports)
+    # A binding may be used by some members only; see `prepare`.
+    return gin_files.read_run(
+        options.gin_file, bindings, own, allow_imports=imports, allow_unused=True
+    )
 
 
 def _print_configs(options: argparse.Namespace) -> int:

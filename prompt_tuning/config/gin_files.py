@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,7 @@ def read_run(
     directory: str | None = None,
     *,
     allow_imports: bool = False,
+    allow_unused: bool = False,
 ) -> Run:
     """Parses gin files and bindings, and builds the run that they describe.
 
@@ -119,10 +120,12 @@ def read_run(
       bindings: bindings such as `Run.steps = 10`, which override the files.
       directory: directory of the run, which overrides the config's.
       allow_imports: whether the config may import modules, which runs their code.
+      allow_unused: whether bindings may set parameters that the run does not use.
 
     Raises:
       InputError: for a missing file or include, an import statement, a misspelled name
-        or parameter, a config without a model, and for values that cannot be used.
+        or parameter, a config without a model, an unused binding, and for values that
+        cannot be used.
     """
     register()
     gin.clear_config()
@@ -150,6 +153,8 @@ def read_run(
     with _explained(f"the config {_names(files)}"):
         gin.finalize()
         run = gin.get_configurable(Run)()
+    if not allow_unused:
+        check_used(unused_bindings(bindings))
     return dataclasses.replace(
         run,
         prompt=run.prompt and _Explained(run.prompt),
@@ -179,6 +184,50 @@ def read_run_directory(
     run = read_run([config, *files], bindings, allow_imports=allow_imports)
     # The directory may have been moved since the run wrote its config.
     return dataclasses.replace(run, directory=str(directory))
+
+
+def unused_bindings(bindings: Sequence[str]) -> dict[str, str]:
+    """Returns the bindings that have no effect on the run read last, and why."""
+    used = _complete()
+    unused = {}
+    for binding in bindings:
+        key = binding.partition("=")[0].strip()
+        if "." not in key:
+            continue  # a macro
+        parsed = gin_config.ParsedBindingKey.parse(key)
+        inside = tuple(parsed.scope.split("/")) if parsed.scope else ()
+        if not any(
+            selector == parsed.complete_selector and _is_within(scope, inside)
+            for scope, selector in used
+        ):
+            unused[key] = _effective(key.rpartition(".")[0], parsed.arg_name, used)
+    return unused
+
+
+def _is_within(scope: str, outer: tuple[str, ...]) -> bool:
+    return tuple(scope.split("/") if scope else ())[: len(outer)] == outer
+
+
+def _effective(name: str, parameter: str, used: Mapping[tuple[str, str], Any]) -> str:
+    """Explains why a binding has no effect, and which one would have it."""
+    others = [
+        f"--gin.{scope}{'/' * bool(scope)}{selector.rpartition('.')[2]}.{parameter}="
+        f"{values[parameter]!r}"
+        for (scope, selector), values in used.items()
+        if parameter in values
+    ]
+    hint = f"; in effect: {', '.join(others)}" if others else ""
+    return f"the run does not use {shortened(name)}{hint}"
+
+
+def check_used(unused: Mapping[str, str]) -> None:
+    """Refuses bindings that have no effect; see `unused_bindings`.
+
+    Raises:
+      InputError: for the first of them.
+    """
+    for key, reason in unused.items():
+        raise InputError(f"--gin.{shortened(key)} has no effect: {reason}")
 
 
 def _check_macros(bindings: Sequence[str]) -> None:
@@ -331,6 +380,11 @@ def complete_config() -> str:
     initializers are called once the model is open, so this adds every factory that the
     config refers to, with its bindings and defaults.
     """
+    return gin_config._config_str(_complete())
+
+
+def _complete() -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns the values of `complete_config` by scope and factory."""
     complete = {key: dict(value) for key, value in _operative().items()}
     pending = list(gin_config.iterate_references(complete))
     while pending:
@@ -339,7 +393,7 @@ def complete_config() -> str:
         if key not in complete:
             complete[key] = _parameters_in_use(reference)
             pending += gin_config.iterate_references(complete[key])
-    return gin_config._config_str(complete)
+    return complete
 
 
 def _operative() -> dict[tuple[str, str], dict[str, Any]]:

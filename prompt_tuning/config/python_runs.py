@@ -43,7 +43,9 @@ class TuneRequest:
 
     def read(self) -> Run:
         """Builds the run through gin, so that its operative config is complete."""
-        run = read_run([], gin_bindings(self.settings, prompt_names()))
+        run = read_run(
+            [], gin_bindings(self.settings, prompt_names()), allow_unused=True
+        )
         return dataclasses.replace(run, **self.replacements)
 
 

@@ -138,6 +138,12 @@ def test_a_fresh_prompt_that_is_not_trained(refused):
     assert "decoder/prompt/prompt is fresh but not trained" in message
 
 
+def test_a_parameter_that_no_member_uses(refused):
+    message = refused("adamw.learning_rate=0.1,0.2")
+    assert "--gin.adamw.learning_rate has no effect" in message
+    assert "effect: --gin.adafactor.learning_rate=@warmup_linear_decay()" in message
+
+
 def test_an_unused_name(refused):
     assert "PROMPT_LENGHT is used by nothing" in refused("PROMPT_LENGHT=2,3")
 
