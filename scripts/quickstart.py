@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning.cli.main import set_up_process
-from prompt_tuning.config import gin_files
+from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.generation.text_generation import continue_texts
@@ -95,7 +95,7 @@ def tune_and_measure(
     started = time.monotonic()
     train(
         open_run(run),
-        config=gin_files.operative_config(),
+        config=values_in_use.operative_config(),
         make_reporter=lambda done: FirstStep(make_reporter(console, run.steps, done)),
     )
     seconds = time.monotonic() - started

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from prompt_tuning import __version__, processes
-from prompt_tuning.config import gin_files
+from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_summary import best_member
@@ -60,7 +60,7 @@ def _settings(options: argparse.Namespace) -> list[str]:
     return [
         f"prompt_tuning {__version__}, jax {jax.__version__}",
         *(f"--{name} {value}" for name, value in sorted(shared.items())),
-        *relevant_lines(gin_files.bound_config()),
+        *relevant_lines(values_in_use.bound_config()),
     ]
 
 
@@ -78,4 +78,4 @@ def report_idle_devices(run: Run) -> list[str]:
 def print_config() -> None:
     """Prints the config of the run that was read last."""
     if processes.is_first():
-        print(gin_files.complete_config(), end="")
+        print(values_in_use.complete_config(), end="")

@@ -112,7 +112,7 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     Raises:
       InputError: if something cannot be used.
     """
-    from prompt_tuning.config import gin_files
+    from prompt_tuning.config import values_in_use
     from prompt_tuning.sweep.sweep_run import (
         OpenedMember,
         check_compatible,
@@ -127,15 +127,17 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     for variation in variations:
         runs[variation.name] = _read_member(options, variation, directory)
         bindings = [*options.bindings, *variation.lines]
-        unused.append(gin_files.unused_bindings(bindings))
+        unused.append(values_in_use.unused_bindings(bindings))
     everywhere = set.intersection(*map(set, unused))
-    gin_files.check_used({k: why for k, why in unused[0].items() if k in everywhere})
+    values_in_use.check_used(
+        {k: why for k, why in unused[0].items() if k in everywhere}
+    )
     check_compatible(runs)
     members = []
     for variation in variations:
         # Open each member while gin holds its config: gin builds its prompt.
         opened = plan_run(_read_member(options, variation, directory))
-        config = gin_files.operative_config()
+        config = values_in_use.operative_config()
         members.append(OpenedMember(variation.name, variation.varies, opened, config))
     return prepare_sweep(directory, members, options.at_once)
 

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         print_config,
         report_idle_devices,
     )
-    from prompt_tuning.config import gin_files
+    from prompt_tuning.config import gin_files, values_in_use
     from prompt_tuning.processes.group import is_first
     from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.progress import make_reporter
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         print_lines(console, training.report(), *report_idle_devices(run))
         outcome = train_held(
             training,
-            config=gin_files.operative_config(),
+            config=values_in_use.operative_config(),
             record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
             make_reporter=lambda done: make_reporter(console, run.steps, done),
         )
@@ -81,14 +81,14 @@ def _print_plan(console: "Console", run: "Run") -> None:
     """Opens and checks everything without training or writing."""
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import report_idle_devices
-    from prompt_tuning.config import gin_files
+    from prompt_tuning.config import values_in_use
     from prompt_tuning.processes.group import run_on_first
     from prompt_tuning.training.run_directory import check_owner
     from prompt_tuning.training.run_plan import open_run
 
     training = open_run(run)
     print_lines(console, training.report(), *report_idle_devices(run))
-    directory, config = Path(run.directory), gin_files.operative_config()
+    directory, config = Path(run.directory), values_in_use.operative_config()
     model = training.fingerprint
     run_on_first(lambda: check_owner(directory, config, model))
     print_lines(console, "dry run: no step was taken and nothing was written")

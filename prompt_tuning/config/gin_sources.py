@@ -7,7 +7,9 @@ then reads the same texts, and opens and imports nothing itself.
 """
 
 import ast
+import dataclasses
 import io
+import itertools
 import math
 import os
 import tokenize
@@ -27,6 +29,9 @@ MAXIMUM_INCLUDES = 100
 MAXIMUM_INCLUDE_DEPTH = 10
 MAXIMUM_VALUE_DEPTH = 50
 """Maximum nesting of lists, tuples and dicts in a value."""
+
+STEPS = "Run.steps"
+"""The binding by which the file of a run is recognized."""
 
 _LITERALS = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
 
@@ -142,6 +147,9 @@ class ConfigSources:
         self._allow_imports = allow_imports
         self._texts: dict[str, str] = {}
         self._bytes = self._includes = 0
+        # Values that each given file sets, such as those of Run.prompt.
+        self._given: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, Any] = {}
 
     def check_file(self, name: str) -> None:
         """Reads and checks a file and all that it includes.
@@ -151,11 +159,47 @@ class ConfigSources:
             includes that are too many, too deep or circular.
           SyntaxError: for content that gin cannot parse.
         """
+        self._values = self._given.setdefault(name, {})
         self._check_file(name, "", ())
 
     def check_binding(self, binding: str) -> None:
         """Checks a binding; see `check_file`."""
+        self._values = {}
         self._check_text(binding, ())
+        for values in self._given.values():
+            for name in self._values:
+                values.pop(name, None)
+
+    def check_order(self) -> None:
+        """Refuses a file that silently undoes what a file given before it is for.
+
+        The file of an adapter or a prompt changes what a run trains, so it belongs
+        after the file of the run, which is recognized by its number of steps. Call this
+        after all files and bindings are checked.
+
+        Raises:
+          InputError: with the two files and what they set differently.
+        """
+        for earlier, later in itertools.combinations(self._given, 2):
+            before, values = self._given[earlier], self._given[later]
+            is_run = STEPS in values
+            if STEPS in before:
+                continue
+            shared = before.keys() & values.keys()
+            for name in sorted(
+                shared, key=lambda key: (not key.startswith("Run."), key)
+            ):
+                if before[name] == values[name]:
+                    continue
+                if is_run or name.startswith("Run."):
+                    advice = f"give one of them, or set --gin.{name}"
+                    if is_run:
+                        advice = f"give {shown(earlier)} after {shown(later)}"
+                    raise InputError(
+                        f"{shown(later)} sets {name} = {shown(values[name])}, which "
+                        f"undoes {name} = {shown(before[name])} of {shown(earlier)}, "
+                        f"given before it: {advice}"
+                    )
 
     def use_in_gin(self) -> None:
         """Lets gin read the checked texts, and nothing else, with `DataParser`."""
@@ -195,8 +239,10 @@ class ConfigSources:
 
     def _check_text(self, source: Any, outer: tuple[str, ...]) -> None:
         """Parses a file or a binding, and checks what it includes."""
-        parser = DataParser(source, _Ignored(), allow_imports=self._allow_imports)
+        parser = DataParser(source, _References(), allow_imports=self._allow_imports)
         for statement in parser:
+            if isinstance(statement, config_parser.BindingStatement):
+                self._add(statement)
             if not isinstance(statement, config_parser.IncludeStatement):
                 continue
             file, line, *_ = statement.location
@@ -214,6 +260,13 @@ class ConfigSources:
                 )
             self._check_file(statement.filename, origin, outer)
 
+    def _add(self, statement: config_parser.BindingStatement) -> None:
+        """Keeps a value; a macro is set to be overridden, and is not kept."""
+        if statement.arg_name:
+            scope = f"{statement.scope}/" if statement.scope else ""
+            name = f"{scope}{statement.selector}.{statement.arg_name}"
+            self._values[name] = statement.value
+
 
 class _NamedText(io.StringIO):
     """Text of a file, with the file's name for gin's messages."""
@@ -223,16 +276,28 @@ class _NamedText(io.StringIO):
         self.name = name
 
 
-class _Ignored(config_parser.ParserDelegate):
-    """Makes nothing of references and macros: only statements are looked at."""
+@dataclasses.dataclass(frozen=True)
+class _Reference:
+    """A reference or a macro, as it is written."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class _References(config_parser.ParserDelegate):
+    """Keeps references and macros as they are written."""
 
     def configurable_reference(
         self, scoped_configurable_name: str, evaluate: bool
-    ) -> None:
-        """Ignores a reference."""
+    ) -> _Reference:
+        """Returns a reference to a factory."""
+        return _Reference(f"@{scoped_configurable_name}{'()' * evaluate}")
 
-    def macro(self, macro_name: str) -> None:
-        """Ignores a macro."""
+    def macro(self, macro_name: str) -> _Reference:
+        """Returns a macro."""
+        return _Reference(f"%{macro_name}")
 
 
 def is_text(value: str) -> bool:

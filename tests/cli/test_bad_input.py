@@ -232,10 +232,8 @@ def test_a_regex_without_a_match(refused):
 
 def test_a_learning_rate_of_an_optimizer_that_is_not_used(refused):
     found = refused(None, "--gin.adamw.learning_rate=0.5")
-    assert (
-        "--gin.adamw.learning_rate has no effect: the run does not use adamw" in found
-    )
-    assert "--gin.adafactor.learning_rate=@warmup_linear_decay() is in effect" in found
+    assert "--gin.adamw.learning_rate has no effect" in found
+    assert "effect: --gin.adafactor.learning_rate=@warmup_linear_decay()" in found
 
 
 def test_a_scope_that_is_not_used(refused):
