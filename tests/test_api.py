@@ -46,7 +46,7 @@ def result_of(tuned: pt.TunedModel) -> pt.TrainingResult:
     return tuned.result
 
 
-def same(one: Parameters, other: Parameters) -> bool:
+def bitwise_equal(one: Parameters, other: Parameters) -> bool:
     """Returns whether parameters are bitwise equal."""
     return one.keys() == other.keys() and all(
         np.array_equal(one[path], other[path]) for path in one
@@ -104,14 +104,16 @@ def test_python_and_the_command_train_the_same_bits(tuned, tmp_path):
     assert main(["train", "--gin_file", config, *options]) == 0
     other = pt.load_tuned(tmp_path / "run")
     full = tune(MODEL, tmp_path / "python")
-    assert same(full.trained, other.trained)
+    assert bitwise_equal(full.trained, other.trained)
 
 
 def test_a_run_is_loaded_again_and_resumed(model, tuned):
     again = pt.load_tuned(tuned.directory)
-    assert same(again.trained, tuned.trained)
+    assert bitwise_equal(again.trained, tuned.trained)
     rerun = tune(model, tuned.directory, evaluation=PAIRS[:4], evaluate_every=2)
-    assert same(rerun.trained, tuned.trained) and result_of(rerun).step == STEPS
+    assert (
+        bitwise_equal(rerun.trained, tuned.trained) and result_of(rerun).step == STEPS
+    )
 
 
 def test_the_frozen_model_is_read_once(model, tuned):
@@ -124,7 +126,7 @@ def test_saved_adapters_are_loaded_with_their_base(tuned, tmp_path, form):
     suffix = "" if form == "peft" else f".{form}"
     file = tuned.save(tmp_path / f"adapter{suffix}", form=form)
     loaded = pt.load_tuned(file, base=MODEL)
-    assert same(loaded.trained, tuned.trained)
+    assert bitwise_equal(loaded.trained, tuned.trained)
     with pytest.raises(pt.InputError, match="base="):
         pt.load_tuned(file)
 
@@ -172,7 +174,7 @@ def test_an_optax_optimizer_and_a_loss_function(model, tmp_path):
         )
     # The config cannot contain either; the directory is read nevertheless.
     again = pt.load_tuned(tmp_path / "theirs")
-    assert same(again.trained, theirs.trained)
+    assert bitwise_equal(again.trained, theirs.trained)
 
 
 def test_the_command_refuses_a_run_configured_from_python(model, tmp_path, capsys):

@@ -26,7 +26,7 @@ from tests.support.shared_data import SHARED, needs_shared
 STORIES = SHARED / "data/models/stories260k"
 
 
-def stored_as(arrays: dict[str, np.ndarray]) -> dict[str, StoredTensor]:
+def stored_tensors(arrays: dict[str, np.ndarray]) -> dict[str, StoredTensor]:
     return {
         name: StoredTensor(array.shape, array.dtype, "/ckpt/file", array.__getitem__)
         for name, array in arrays.items()
@@ -55,7 +55,7 @@ PROMPTED = MODEL | shapes(encoder__prompt__prompt=(5, 2))
 
 
 def plan(model=PROMPTED, arrays=ARRAYS, recipes=RECIPES, **options):
-    return plan_restore(model, recipes, stored_as(arrays), **options)
+    return plan_restore(model, recipes, stored_tensors(arrays), **options)
 
 
 def test_layers_are_stacked_and_cast_to_the_models_dtype():
@@ -74,7 +74,7 @@ def test_restoring_does_not_alias_the_checkpoint():
     restored = plan_restore(
         {"t": jax.ShapeDtypeStruct((3, 2), jnp.float32)},
         {"t": Recipe(("table",))},
-        stored_as(arrays),
+        stored_tensors(arrays),
     ).restore()
     restored["t"][:] = 1
     assert not arrays["table"].any()
@@ -168,7 +168,7 @@ def test_shapes_are_compared_before_reading():
     def read(block):
         raise AssertionError("read before its shape was checked")
 
-    stored = stored_as(ARRAYS) | {
+    stored = stored_tensors(ARRAYS) | {
         "table": StoredTensor((3, 2), np.dtype("f4"), "/ckpt/file", read),
         "block.1.w": StoredTensor((4, 3), np.dtype("f4"), "/ckpt/file", read),
     }
@@ -243,7 +243,7 @@ def test_a_prompted_t5x_model_restores_all_but_its_prompt():
 
 def test_a_long_list_of_names_is_not_compared_forever():
     names = (f"other.{number}.{'x' * 50}" for number in range(50_000))
-    stored = stored_as(dict.fromkeys(names, np.zeros(1, np.float32)))
+    stored = stored_tensors(dict.fromkeys(names, np.zeros(1, np.float32)))
     wanted = {f"a{i}": jax.ShapeDtypeStruct((1,), np.float32) for i in range(20)}
     start = time.monotonic()
     with pytest.raises(InputError, match="lacks 20 more"):

@@ -41,18 +41,18 @@ CHUNK = 50
 KEY = jax.random.key(0)
 
 
-def of_safetensors(folder: Path, array: np.ndarray) -> StoredTensor:
+def stored_in_safetensors(folder: Path, array: np.ndarray) -> StoredTensor:
     save_file({"x": np.ascontiguousarray(array)}, folder / "model.safetensors")
     return open_safetensors(folder)["x"]
 
 
-def of_msgpack(folder: Path, array: np.ndarray) -> StoredTensor:
+def stored_in_msgpack(folder: Path, array: np.ndarray) -> StoredTensor:
     tree = {"version": 3, "optimizer": {"target": {"x": array}}}
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
     return t5x_checkpoint.open_t5x(folder / "checkpoint")["x"]
 
 
-def of_zarr(folder: Path, array: np.ndarray) -> StoredTensor:
+def stored_in_zarr(folder: Path, array: np.ndarray) -> StoredTensor:
     metadata = {
         "zarr_format": 2,
         "shape": array.shape,
@@ -72,12 +72,12 @@ def of_zarr(folder: Path, array: np.ndarray) -> StoredTensor:
 
 
 SOURCES: dict[str, tuple[Callable[[Path, np.ndarray], StoredTensor], type, bool]] = {
-    "safetensors": (of_safetensors, np.float32, False),
-    "safetensors, bfloat16": (of_safetensors, ml_dtypes.bfloat16, False),
-    "safetensors, transposed": (of_safetensors, np.float32, True),
-    "msgpack": (of_msgpack, np.float32, False),
-    "msgpack in pieces": (of_msgpack, np.float32, False),
-    "zarr": (of_zarr, np.float32, False),
+    "safetensors": (stored_in_safetensors, np.float32, False),
+    "safetensors, bfloat16": (stored_in_safetensors, ml_dtypes.bfloat16, False),
+    "safetensors, transposed": (stored_in_safetensors, np.float32, True),
+    "msgpack": (stored_in_msgpack, np.float32, False),
+    "msgpack in pieces": (stored_in_msgpack, np.float32, False),
+    "zarr": (stored_in_zarr, np.float32, False),
 }
 
 
@@ -151,7 +151,9 @@ def test_a_table_is_read_completely_in_blocks(source, read, monkeypatch):
 
 
 def test_a_chunk_is_unpacked_once_for_all_rows_in_it(tmp_path, monkeypatch):
-    table = StoredTable("x", (V, D), Recipe(("x",)), {"x": of_zarr(tmp_path, NUMBERS)})
+    table = StoredTable(
+        "x", (V, D), Recipe(("x",)), {"x": stored_in_zarr(tmp_path, NUMBERS)}
+    )
     for file in tmp_path.glob("[1235].*"):  # the other chunks are not read
         file.unlink()
     blocks, read = [], StoredTensor.read
@@ -194,7 +196,7 @@ def test_sharded_prompts_start_equal_and_read_only_needed_rows(source, name, rea
 
 
 def test_recycling_reads_the_common_tokens(tmp_path, read):
-    tensor = of_safetensors(tmp_path, NUMBERS)
+    tensor = stored_in_safetensors(tmp_path, NUMBERS)
     table = StoredTable("x", (V, D), Recipe(("x",)), {"x": tensor})
     in_memory, stored = (Vocabulary(x, LetterTokenizer()) for x in (NUMBERS, table))
     shared = [

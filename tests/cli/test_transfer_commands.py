@@ -87,7 +87,7 @@ def evaluated(capsys, *arguments) -> list[str]:
     return [line for line in lines if line.startswith("│")]
 
 
-def bare(files) -> tuple[str, ...]:
+def model_arguments(files) -> tuple[str, ...]:
     """Returns arguments that name a model but not a run."""
     return ("--gin_file=models/checkpoint.gin", f"--gin.MODEL={str(files.decoder)!r}")
 
@@ -98,10 +98,10 @@ def test_an_exported_model_and_peft_folder_generate_the_runs_texts(
 ):
     directory = run_named("lora", *bindings) if bindings else run_named("prompt")
     output(capsys, "convert", directory, tmp_path / "peft")
-    given = ("generate", *bare(files), "--prompt", tmp_path / "peft", *ASKED)
+    given = ("generate", *model_arguments(files), "--prompt", tmp_path / "peft", *ASKED)
     printed = output(capsys, "generate", "--run", directory, *ASKED)
     assert output(capsys, *given) == printed
-    assert output(capsys, "generate", *bare(files), *ASKED) != printed
+    assert output(capsys, "generate", *model_arguments(files), *ASKED) != printed
 
 
 @pytest.mark.parametrize("form", ["file", "deep", "run", "checkpoint"])
@@ -111,14 +111,14 @@ def test_plain_vectors_precede_the_text(form, run, files, tmp_path, capsys):
     if prompt is None:
         prompt = tmp_path / "prompt.npy"
         np.save(prompt, read_prompt(run)[None] if form == "deep" else read_prompt(run))
-    given = ("generate", *bare(files), "--prompt", prompt, *ASKED)
+    given = ("generate", *model_arguments(files), "--prompt", prompt, *ASKED)
     assert output(capsys, *given) == output(capsys, "generate", "--run", run, *ASKED)
 
 
 def test_a_lora_of_a_run_directory_has_its_scaling(run_named, files, capsys):
     """The checkpoint has alpha 16 and rank 2, which are not the defaults."""
     directory = run_named("lora", *LORA_ALONE)
-    given = ("generate", *bare(files), "--prompt", directory, *ASKED)
+    given = ("generate", *model_arguments(files), "--prompt", directory, *ASKED)
     printed = output(capsys, "generate", "--run", directory, *ASKED)
     assert output(capsys, *given) == printed
 
@@ -165,7 +165,7 @@ def test_trained_weights_of_the_model_are_measured(run_named, files, capsys):
         capsys, f"--gin_file={directory / 'config.gin'}", "--gin.Run.directory='none'"
     )
     assert loss not in elsewhere
-    given = ("generate", *bare(files), "--prompt", directory, *ASKED)
+    given = ("generate", *model_arguments(files), "--prompt", directory, *ASKED)
     printed = output(capsys, "generate", "--run", directory, *ASKED)
     assert output(capsys, *given) == printed
 
@@ -262,7 +262,7 @@ def test_inspect_shows_the_vectors_of_a_file(run, files, tmp_path, capsys):
     for kind in ("MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "LORA"):
         folder = tmp_path / kind
         write_folder(folder, to_peft(random_adapter(config, kind), config))
-        given = ("inspect", *bare(files), "--prompt", folder)
+        given = ("inspect", *model_arguments(files), "--prompt", folder)
         if kind.startswith("MULTI"):
             shown = output(capsys, *given)
         else:

@@ -110,9 +110,9 @@ def test_an_int8_model_computes_with_its_dequantized_weights(family):
     for path, leaf in same_gradient.items():
         assert np.abs(leaf).max() > 1e-3
         np.testing.assert_allclose(gradient[path], leaf, atol=2e-5)
-    exact_loss, exact_gradient = exact(family)
+    exact_loss, exact_gradient = float32_outcome(family)
     assert exact_loss != loss == pytest.approx(exact_loss, rel=0.02)
-    assert alike(gradient, exact_gradient) > 0.99
+    assert smallest_cosine(gradient, exact_gradient) > 0.99
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_narrow_weights_give_nearly_the_same_prompt_updates(
     if dtype == "int8":
         held, _ = quantized(dummies.prompted(config)[1])
     loss, gradient = loss_and_gradient(narrow, held, batch_for(config))
-    exact_loss, exact_gradient = exact(family)
+    exact_loss, exact_gradient = float32_outcome(family)
     assert exact_loss != loss == pytest.approx(exact_loss, rel=0.02)
     assert all(leaf.dtype == jnp.float32 for leaf in gradient.values())
-    assert alike(gradient, exact_gradient) > 0.98
+    assert smallest_cosine(gradient, exact_gradient) > 0.98
 
 
 def loss_and_gradient(graph, parameters, batch) -> tuple[float, Parameters]:
@@ -155,13 +155,13 @@ def loss_and_gradient(graph, parameters, batch) -> tuple[float, Parameters]:
 
 
 @functools.cache
-def exact(family: str) -> tuple[float, Parameters]:
+def float32_outcome(family: str) -> tuple[float, Parameters]:
     """The same with float32 weights."""
     config = dummies.FAMILIES[family]
     return loss_and_gradient(*dummies.prompted(config), batch_for(config))
 
 
-def alike(left: Parameters, right: Parameters) -> float:
+def smallest_cosine(left: Parameters, right: Parameters) -> float:
     """Returns the smallest cosine between leaves of the same path."""
     return min(
         float(np.vdot(left[path], leaf))

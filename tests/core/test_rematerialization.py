@@ -66,13 +66,13 @@ def outcome(config: ModelConfig, regex: str = ".*/prompt/.*", seed: int = 0):
     """Returns sums and gradient of a batch with dropout."""
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows(ROWS))
-    trained, frozen = parted(parameters, regex)
+    trained, frozen = partitioned(parameters, regex)
     compute = jax.jit(functools.partial(gradients, graph))
     gradient, sums = compute(trained, frozen, batch, jax.random.key(seed))
     return sums, gradient
 
 
-def parted(parameters, regex):
+def partitioned(parameters, regex):
     groups = [
         parameter_groups.ParameterGroup((regex,), parameter_groups.adafactor(0.3))
     ]
@@ -152,7 +152,7 @@ def cost(how: Rematerialization, family: str = "llama") -> tuple[int, int]:
     )
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows([(32, 32)] * 8))
-    trained, frozen = parted(parameters, ".*/prompt/.*")
+    trained, frozen = partitioned(parameters, ".*/prompt/.*")
     compute = jax.jit(lambda t, f, b: gradients(graph, t, f, b, None))
     compiled = compute.lower(trained, frozen, batch).compile()
     memory = cast(Any, compiled.memory_analysis())
@@ -194,7 +194,7 @@ def test_only_block_inputs_are_offloaded():
     config = deep(dummies.LLAMA, Rematerialization(offload=True))
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows(ROWS))
-    trained, frozen = parted(parameters, ".*/prompt/.*")
+    trained, frozen = partitioned(parameters, ".*/prompt/.*")
     traced = jax.make_jaxpr(lambda t, f, b: gradients(graph, t, f, b, None))(
         trained, frozen, batch
     )
@@ -221,7 +221,7 @@ def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
     layout = meshes.layout_of(MeshShape(data=1, fsdp=8), config)
     placement = meshes.placed(layout, graph, parameters)
     put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
-    trained, frozen = parted(put, ".*/prompt/.*")
+    trained, frozen = partitioned(put, ".*/prompt/.*")
     zeros = jnp.zeros(())
 
     def outputs(parameters, batch, key, prefix):

@@ -84,7 +84,7 @@ def model_of(config, prompt: InputPrompt, prompting=None, tokenizer=None):
     return model, parameters
 
 
-def several(config) -> tuple[PromptedModel, Parameters]:
+def prompted_three_times(config) -> tuple[PromptedModel, Parameters]:
     """Three prompts with different continuations."""
     key = jax.random.key(1)
     prompt = AddMultiTaskPrompt(
@@ -102,7 +102,7 @@ def _normal(key, shape, vocabulary):
     return jax.random.normal(key, shape)
 
 
-def one_of(config, model: PromptedModel, number: int):
+def with_one_prompt(config, model: PromptedModel, number: int):
     """The model with only one of the prompts."""
     prompts = model.prompts.prompt
     assert isinstance(prompts, InputPrompt)
@@ -118,7 +118,7 @@ def one_of(config, model: PromptedModel, number: int):
 @pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
 def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     config = FAMILIES[family]
-    model, parameters = several(config)
+    model, parameters = prompted_three_times(config)
     rows, labels = [ROW, ROW[:4], ROW[:7]], [[3, 4], [5]]
     continuations = continue_all(
         model, parameters, rows, new_tokens=6, prompt_ids=[2, 0, 1]
@@ -127,19 +127,19 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
         model, parameters, rows, labels, add_eos=False, prompt_ids=[2, 0, 1]
     )
     for index, number in enumerate([2, 0, 1]):
-        alone = one_of(config, model, number)
+        alone = with_one_prompt(config, model, number)
         assert [continuations[index]] == continue_all(
             *alone, [rows[index]], new_tokens=6
         )
         alone_nats = label_nats(*alone, [rows[index]], labels, add_eos=False)
         np.testing.assert_allclose(nats[index], alone_nats[0], rtol=1e-5)
-    other = one_of(config, model, 0)
+    other = with_one_prompt(config, model, 0)
     wrong = label_nats(*other, [rows[0]], labels, add_eos=False)
     assert np.abs(wrong - nats[0]).max() > 1e-2
 
 
 def test_rows_select_their_prompt():
-    model, parameters = several(LLAMA)
+    model, parameters = prompted_three_times(LLAMA)
     with pytest.raises(InputError, match=r"has 3 prompts, .* 0 to 2"):
         continue_all(model, parameters, [ROW], new_tokens=5)
     with pytest.raises(InputError, match="prompt id is 3, expected 0 to 2"):

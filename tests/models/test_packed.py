@@ -38,11 +38,11 @@ def deep(config, kind=DeepPrompt):
     return kind(jax.random.key(0), vocabulary(config), length=P)
 
 
-def several(config):
+def several_prompts(config):
     return StackedPrompts(jnp.zeros((N, P, config.width)))
 
 
-def one(config):
+def single_prompt(config):
     return SoftPrompt(jax.random.key(0), vocabulary(config), length=P)
 
 
@@ -53,14 +53,19 @@ def prefix(config):
 LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED
 ISOLATED = Prompting(visibility=("prompt->prompt",))
 WAYS = {
-    "llama": (LLAMA, several, None, {}),
-    "llama joined": (LLAMA, several, Prompting(execution="joined"), {}),
-    "gpt2 suffix": (dummies.GPT2, several, Prompting("suffix"), {}),
-    "llama after bos": (LLAMA, several, Prompting("after_bos"), {}),
-    "llama prefix attention": (LLAMA, several, Prompting(prefix_attention=True), {}),
+    "llama": (LLAMA, several_prompts, None, {}),
+    "llama joined": (LLAMA, several_prompts, Prompting(execution="joined"), {}),
+    "gpt2 suffix": (dummies.GPT2, several_prompts, Prompting("suffix"), {}),
+    "llama after bos": (LLAMA, several_prompts, Prompting("after_bos"), {}),
+    "llama prefix attention": (
+        LLAMA,
+        several_prompts,
+        Prompting(prefix_attention=True),
+        {},
+    ),
     "llama prefix attention, blind": (
         LLAMA,
-        several,
+        several_prompts,
         Prompting(prefix_attention=True, visibility=()),
         {},
     ),
@@ -68,15 +73,35 @@ WAYS = {
     "llama deep suffix": (LLAMA, deep, Prompting("suffix"), {}),
     "llama key/value prefix": (LLAMA, prefix, None, {}),
     "gpt2 key/value prefix": (dummies.GPT2, prefix, None, {}),
-    "t5": (T5, several, None, {}),
-    "t5 suffix": (T5, several, Prompting("suffix"), {}),
-    "t5 isolated": (T5, several, ISOLATED, {}),
-    "t5 causal": (T5, several, Prompting(visibility=("prompt->prompt;causal",)), {}),
+    "t5": (T5, several_prompts, None, {}),
+    "t5 suffix": (T5, several_prompts, Prompting("suffix"), {}),
+    "t5 isolated": (T5, several_prompts, ISOLATED, {}),
+    "t5 causal": (
+        T5,
+        several_prompts,
+        Prompting(visibility=("prompt->prompt;causal",)),
+        {},
+    ),
     "t5 deep": (T5, functools.partial(deep, kind=AddedDeepPrompt), None, {}),
-    "t5 both": (T5, several, None, {"decoder_prompt": several}),
-    "t5 several and one": (T5, several, None, {"decoder_prompt": one}),
-    "t5 one and several": (T5, one, None, {"decoder_prompt": several}),
-    "t5 one isolated and several": (T5, one, ISOLATED, {"decoder_prompt": several}),
+    "t5 both": (T5, several_prompts, None, {"decoder_prompt": several_prompts}),
+    "t5 several and one": (
+        T5,
+        several_prompts,
+        None,
+        {"decoder_prompt": single_prompt},
+    ),
+    "t5 one and several": (
+        T5,
+        single_prompt,
+        None,
+        {"decoder_prompt": several_prompts},
+    ),
+    "t5 one isolated and several": (
+        T5,
+        single_prompt,
+        ISOLATED,
+        {"decoder_prompt": several_prompts},
+    ),
     "t5 prefixes": (T5, prefix, None, {"decoder_prompt": prefix}),
 }
 
@@ -103,9 +128,9 @@ def examples(config):
         yield Example(*arrays, first, prompt_id)
 
 
-def chooses(way):
+def has_several_prompts(way):
     _, prompt, _, others = WAYS[way]
-    return several in (prompt, *others.values())
+    return several_prompts in (prompt, *others.values())
 
 
 def batch_of(way, rows):
@@ -113,7 +138,9 @@ def batch_of(way, rows):
     planned = PlannedBatch(
         rows, 16, 16, 12, same_tokens=config.architecture == "decoder_only"
     )
-    return build_batch(list(examples(config)), planned, 0, prompt_ids=chooses(way))
+    return build_batch(
+        list(examples(config)), planned, 0, prompt_ids=has_several_prompts(way)
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -62,7 +62,7 @@ def test_stepwise_decoding_gives_the_scores_of_one_pass(family, prompting):
     np.testing.assert_allclose(by_step, at_once, atol=1e-4)
 
 
-def put_in(prompt, given, position):
+def insert(prompt, given, position):
     return given[:position] + prompt + given[position:]
 
 
@@ -82,7 +82,7 @@ def test_a_prompt_of_token_embeddings_acts_as_the_tokens(family, placement, from
     plain_graph, plain = dummies.unprompted(config)
     positions = [1 if from_end is None else len(given) - from_end for given, _ in rows]
     as_text = [
-        (put_in(prompt, given, position), completion)
+        (insert(prompt, given, position), completion)
         for (given, completion), position in zip(rows, positions, strict=True)
     ]
     batch = dummies.make_batch(config, as_text)

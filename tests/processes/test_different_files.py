@@ -12,7 +12,7 @@ PATH = "decoder/layers/mlp/up/kernel"
 
 
 @pytest.fixture
-def places(files, tmp_path):
+def working_directories(files, tmp_path):
     """A folder for each of two processes, whose models differ in one array."""
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
@@ -24,11 +24,13 @@ def places(files, tmp_path):
     return folders
 
 
-def test_another_sharded_parameter_is_named_on_each_process(files, places, tmp_path):
+def test_another_sharded_parameter_is_named_on_each_process(
+    files, working_directories, tmp_path
+):
     command = ["train", *files.arguments(tmp_path / "run", MODEL="model")]
     command += ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.fsdp=2"]
     started = several_processes.start(
-        tmp_path / "printed", [command] * 2, devices=1, places=places
+        tmp_path / "printed", [command] * 2, devices=1, places=working_directories
     )
     try:
         assert started.codes() == [2, 2], started.errors(0)

@@ -223,7 +223,7 @@ def test_distributed_and_process_are_mutually_exclusive(capsys):
     assert "--distributed detects what" in capsys.readouterr().err
 
 
-def last_said(written: bytes, number: int) -> str:
+def last_report(written: bytes, number: int) -> str:
     """The report about one of two processes when no coordinator listens."""
     address = f"127.0.0.1:{several_processes.free_port()}"
     done = subprocess.run(
@@ -236,9 +236,11 @@ def last_said(written: bytes, number: int) -> str:
 
 
 def test_a_process_reports_its_end_unless_the_report_is_withdrawn():
-    assert last_said(crash_reporter.DONE, 0) == last_said(crash_reporter.DONE, 1) == ""
-    assert "process 0 of 2 was killed; go on" in last_said(b"", 0)
-    assert "process 0 of 2 has died or cannot be reached" in last_said(b"", 1)
+    assert (
+        last_report(crash_reporter.DONE, 0) == last_report(crash_reporter.DONE, 1) == ""
+    )
+    assert "process 0 of 2 was killed; go on" in last_report(b"", 0)
+    assert "process 0 of 2 has died or cannot be reached" in last_report(b"", 1)
 
 
 class Store(dict):

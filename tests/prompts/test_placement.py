@@ -14,10 +14,10 @@ LENGTHS = jnp.array([4, 2])
 
 @jax.jit
 def joined(at):
-    return put_in(ROWS, (ROWS > 0).astype(int), at[:, None])
+    return insert(ROWS, (ROWS > 0).astype(int), at[:, None])
 
 
-def put_in(rows, segments, at, count=2):
+def insert(rows, segments, at, count=2):
     layout = placement.lay_out(at, segments, count, len(PROMPT))
     text = rows[..., None].astype(jnp.float32)
     vectors = jnp.tile(PROMPT[None], (1, at.shape[1], 1))
@@ -78,7 +78,7 @@ def test_each_example_of_a_packed_row_has_its_prompt():
     # first; the other row has one example.
     at = jnp.array([[1, 2], [1, 6]])
     expected = [[7, -1, -2, 8, -1, -2, 5, 6, 4, 0], [9, -1, -2, 9, 9, 3, 0, 0, -1, -2]]
-    np.testing.assert_array_equal(jax.jit(put_in)(rows, segments, at), expected)
+    np.testing.assert_array_equal(jax.jit(insert)(rows, segments, at), expected)
     layout = placement.lay_out(at, segments, 2, 2)
     np.testing.assert_array_equal(
         layout.segments, [[1, 1, 1, 1, 2, 2, 2, 2, 2, 0], [1] * 6 + [0] * 4]
@@ -88,7 +88,7 @@ def test_each_example_of_a_packed_row_has_its_prompt():
 
 
 def test_the_padding_of_a_prompt_moves_to_the_end():
-    result = jax.jit(put_in)(ROWS, (ROWS > 0).astype(int), jnp.array([[1], [0]]), 1)
+    result = jax.jit(insert)(ROWS, (ROWS > 0).astype(int), jnp.array([[1], [0]]), 1)
     expected = [[7, -1, 8, 9, 1, 0, -2], [-1, 5, 1, 0, 0, 0, -2]]
     np.testing.assert_array_equal(result, expected)
 

@@ -49,7 +49,7 @@ def exchanges(
     return hlo.collectives(lowered.compile())
 
 
-def in_blocks(exchanged: list[hlo.Collective]) -> tuple[list[int], list[int]]:
+def exchanged_by_blocks(exchanged: list[hlo.Collective]) -> tuple[list[int], list[int]]:
     """Sizes of the arrays that one block exchanges, forward and backward."""
     loops = [x for x in exchanged if x.runs > 1]
     assert all(x.runs == L and x.kind == "all-reduce" for x in loops)
@@ -72,11 +72,14 @@ def test_a_block_has_residual_sums_after_attention_and_feed_forward(family):
     # Both streams, the shared prompt and the text, in one exchange: two forward and two
     # backward, as in Shoeybi et al. 2019, section 3.
     streams = P * D + TEXT
-    assert in_blocks(exchanges(family, tensor=2)) == ([streams] * 2, [streams] * 2)
+    assert exchanged_by_blocks(exchanges(family, tensor=2)) == (
+        [streams] * 2,
+        [streams] * 2,
+    )
 
 
 def test_a_decoder_block_with_cross_attention_has_three_residual_sums():
-    forth, back = in_blocks(exchanges("t5_gated", tensor=2))
+    forth, back = exchanged_by_blocks(exchanges("t5_gated", tensor=2))
     encoder, decoder = 4 * (4 + P) * D, 4 * 3 * D
     assert sorted(forth) == sorted(back) == [decoder] * 3 + [encoder] * 2
 

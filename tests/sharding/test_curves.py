@@ -46,7 +46,7 @@ if os.environ.get("EVERY_MESH"):
     RATE = DROPOUT
 
 
-def of_method(name: str, family: str, rate: float):
+def method_case(name: str, family: str, rate: float):
     """A model that a method tunes, and rows for it."""
     method, config = METHODS[name], dummies.with_dropout(CONFIGS[family], rate)
     soft = 3 if name.startswith("template") else 0
@@ -57,12 +57,12 @@ def of_method(name: str, family: str, rate: float):
 @functools.cache
 def alone(name: str, family: str, rate: float) -> np.ndarray:
     """The loss curve on one device."""
-    return meshes.curve(*of_method(name, family, rate), None)
+    return meshes.curve(*method_case(name, family, rate), None)
 
 
 def check(name: str, family: str, mesh: str, rate: float) -> None:
     layout = meshes.layout_of(MESHES[mesh], CONFIGS[family])
-    losses = meshes.curve(*of_method(name, family, rate), layout)
+    losses = meshes.curve(*method_case(name, family, rate), layout)
     np.testing.assert_allclose(losses, alone(name, family, rate), rtol=1e-5)
 
 

@@ -73,7 +73,7 @@ KINDS = [
 
 
 @functools.cache
-def of_method(name: str, family: str):
+def method_case(name: str, family: str):
     """A model for a method, rows for it, and the loss curve on one device."""
     soft = 4 if name.startswith("template") else 0
     sizes = [size.replace("{soft:1}", "{soft:2}") for size in METHODS[name].sizes]
@@ -88,7 +88,7 @@ def of_method(name: str, family: str):
 
 @pytest.mark.parametrize(("name", "family", "mesh", "rules"), CHOSEN)
 def test_sharded_parameters_have_the_losses_of_one_device(name, family, mesh, rules):
-    model, batch, alone = of_method(name, family)
+    model, batch, alone = method_case(name, family)
     table = AxisRules(rules=RULES[rules])
     layout = meshes.layout_of(MESHES[mesh], CONFIGS[family], table)
     losses = meshes.curve(model, batch, layout)

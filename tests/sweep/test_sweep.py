@@ -75,7 +75,7 @@ def test_a_member_equals_its_own_run(
         words.append("--gin.SoftPrompt.initializer=@uniform()")
     assert main(words) == 0
 
-    assert relevant(member) == relevant(single)
+    assert config_without_directory(member) == config_without_directory(single)
     actual, expected = logged(member), logged(single)
     assert [line.keys() for line in actual] == [line.keys() for line in expected]
     for line, wanted in zip(actual, expected, strict=True):
@@ -89,7 +89,7 @@ def test_a_member_equals_its_own_run(
         )
 
 
-def relevant(directory: Path) -> list[str]:
+def config_without_directory(directory: Path) -> list[str]:
     """The config without the directory's name."""
     text = (directory / CONFIG_FILE).read_text().replace("\\\n", "")
     return [
@@ -140,7 +140,7 @@ def prepared(files) -> Callable[[Path], Sweep]:
 
 
 @pytest.fixture(scope="module")
-def unkilled(prepared, tmp_path_factory) -> Path:
+def uninterrupted(prepared, tmp_path_factory) -> Path:
     """The same sweep without an interruption."""
     directory = tmp_path_factory.mktemp("unkilled") / "sweep"
     sweep = prepared(directory)
@@ -164,8 +164,8 @@ def bits(directory: Path) -> dict[str, object]:
     return results
 
 
-def test_a_diverging_member_is_dropped_and_the_others_continue(unkilled):
-    members = sorted(path for path in unkilled.iterdir() if path.is_dir())
+def test_a_diverging_member_is_dropped_and_the_others_continue(uninterrupted):
+    members = sorted(path for path in uninterrupted.iterdir() if path.is_dir())
     steps = [steps_in(member / FOLDER) for member in members]
     assert [actual[-1:] for actual in steps] == [[STEPS], [STEPS], []]
     assert [(m / DIVERGED_FILE).exists() for m in members] == [False, False, True]
@@ -175,7 +175,7 @@ def test_a_diverging_member_is_dropped_and_the_others_continue(unkilled):
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 7, 11, STEPS])
-def test_interruption_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
+def test_interruption_at_a_step(step, prepared, tmp_path, uninterrupted, monkeypatch):
     record = loop.Recorder.record
 
     def recorded(self, at, *rest):
@@ -187,32 +187,34 @@ def test_interruption_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch)
         patched.setattr(loop.Recorder, "record", recorded)
         prepared(tmp_path / "sweep")
     prepared(tmp_path / "sweep")
-    assert bits(tmp_path / "sweep") == bits(unkilled)
+    assert bits(tmp_path / "sweep") == bits(uninterrupted)
 
 
 @pytest.mark.parametrize("call", range(1, 70, 5))
-def test_interruption_among_disk_calls(call, prepared, tmp_path, unkilled, monkeypatch):
+def test_interruption_among_disk_calls(
+    call, prepared, tmp_path, uninterrupted, monkeypatch
+):
     """Between the members' saves, and in the middle of each."""
     with monkeypatch.context() as patched, pytest.raises(Killed):
         kill_at_call(patched, call)
         prepared(tmp_path / "sweep")
     prepared(tmp_path / "sweep")
-    assert bits(tmp_path / "sweep") == bits(unkilled)
+    assert bits(tmp_path / "sweep") == bits(uninterrupted)
 
 
 def test_a_damaged_checkpoint_of_one_member_rolls_back_all_members(
-    prepared, tmp_path, unkilled
+    prepared, tmp_path, uninterrupted
 ):
-    shutil.copytree(unkilled, tmp_path / "sweep")
+    shutil.copytree(uninterrupted, tmp_path / "sweep")
     members = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     prompt = members[1] / FOLDER / f"checkpoint_{STEPS}" / "decoder.prompt.prompt.npy"
     prompt.write_bytes(prompt.read_bytes()[:-1])
     prepared(tmp_path / "sweep")
-    assert bits(tmp_path / "sweep") == bits(unkilled)
+    assert bits(tmp_path / "sweep") == bits(uninterrupted)
 
 
-def test_members_without_a_common_step_are_refused(prepared, tmp_path, unkilled):
-    shutil.copytree(unkilled, tmp_path / "sweep")
+def test_members_without_a_common_step_are_refused(prepared, tmp_path, uninterrupted):
+    shutil.copytree(uninterrupted, tmp_path / "sweep")
     members = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     for step in steps_in(members[0] / FOLDER)[:-1]:
         shutil.rmtree(members[0] / FOLDER / f"checkpoint_{step}")
@@ -224,9 +226,9 @@ def test_members_without_a_common_step_are_refused(prepared, tmp_path, unkilled)
 
 
 def test_a_member_without_checkpoints_does_not_affect_the_others(
-    prepared, tmp_path, unkilled
+    prepared, tmp_path, uninterrupted
 ):
-    shutil.copytree(unkilled, tmp_path / "sweep")
+    shutil.copytree(uninterrupted, tmp_path / "sweep")
     members = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     shutil.rmtree(members[0] / FOLDER)
     before = bits(tmp_path / "sweep")
@@ -237,8 +239,10 @@ def test_a_member_without_checkpoints_does_not_affect_the_others(
     assert bits(tmp_path / "sweep") == before
 
 
-def test_a_sweep_with_other_members_is_refused(prepared, tmp_path, unkilled, files):
-    shutil.copytree(unkilled, tmp_path / "sweep")
+def test_a_sweep_with_other_members_is_refused(
+    prepared, tmp_path, uninterrupted, files
+):
+    shutil.copytree(uninterrupted, tmp_path / "sweep")
     before = bits(tmp_path / "sweep")
     other = prepare(files, tmp_path / "sweep", [SEEDS], **CHOICES)
     with pytest.raises(InputError, match="belongs to a sweep with other members"):

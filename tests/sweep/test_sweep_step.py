@@ -40,7 +40,7 @@ RATES = (0.3, 0.03)
 STEPS = 3
 
 
-def in_double(config: ModelConfig) -> ModelConfig:
+def computed_in_float64(config: ModelConfig) -> ModelConfig:
     """The config with float64 computation, which runs do not support."""
     copy = dataclasses.replace(config)
     object.__setattr__(copy, "compute_dtype", "float64")
@@ -131,7 +131,7 @@ def check_equal(together, alone, tolerance: float, loss_tolerance: float) -> Non
 def members(family: str, lengths, own_batches: bool, double: bool) -> tuple:
     """The config, and each member's optimizer, start and batches."""
     config = dummies.FAMILIES[family]
-    config = in_double(config) if double else config
+    config = computed_in_float64(config) if double else config
     chosen = optimizers()
     starts = [
         start(config, family, prompt, optimizer)
@@ -146,7 +146,7 @@ def members(family: str, lengths, own_batches: bool, double: bool) -> tuple:
 
 
 @functools.cache
-def each_alone(family: str, lengths, own_batches: bool, double: bool) -> list:
+def separate_results(family: str, lengths, own_batches: bool, double: bool) -> list:
     """The results of each member's separate run."""
     _, chosen, starts, each = members(family, lengths, own_batches, double)
     return [
@@ -187,7 +187,7 @@ def compare(
         own_batches=own_batches,
         at_once=at_once,
     )
-    alone = each_alone(family, lengths, own_batches, double)
+    alone = separate_results(family, lengths, own_batches, double)
     check_equal(
         members_together, alone, 1e-9 if double else 1e-4, 1e-9 if double else 1e-5
     )

@@ -21,7 +21,7 @@ from tests.support import dummies
 B, T, P, M_PER_ROW = 8, 64, 20, 32
 
 
-def widened(config: ModelConfig) -> ModelConfig:
+def bundled_size(config: ModelConfig) -> ModelConfig:
     """Returns the family's config with the sizes of the bundled models."""
     return dataclasses.replace(
         config,
@@ -37,7 +37,7 @@ def widened(config: ModelConfig) -> ModelConfig:
     )
 
 
-FAMILIES = {family: widened(config) for family, config in dummies.FAMILIES.items()}
+FAMILIES = {family: bundled_size(config) for family, config in dummies.FAMILIES.items()}
 CONFIGS = FAMILIES | {
     "llama, rematerialized": dataclasses.replace(
         FAMILIES["llama"], rematerialization=Rematerialization(policy="nothing")

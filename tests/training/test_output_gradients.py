@@ -294,7 +294,7 @@ def compiled(names, added=None):
     return step.jitted.lower(trained, frozen, batch, zeros, None).compile()
 
 
-def of_vocabulary(program):
+def products_with_head(program):
     """Returns the number of products with the head, and its largest array of scores.
 
     The head itself, `[V, D]`, does not count.
@@ -311,11 +311,11 @@ def has_scores(*shapes):
 def test_unnamed_outputs_are_not_computed(monkeypatch):
     chunked(monkeypatch, 4)
     whole = B * M * OTHER_V
-    assert of_vocabulary(compiled(("hidden",))) == (0, 0)
-    assert of_vocabulary(compiled(("prompt_norm",))) == (0, 0)
-    products, largest = of_vocabulary(compiled(("token_nll",)))
+    assert products_with_head(compiled(("hidden",))) == (0, 0)
+    assert products_with_head(compiled(("prompt_norm",))) == (0, 0)
+    products, largest = products_with_head(compiled(("token_nll",)))
     assert products == 2 and largest < whole
-    products, largest = of_vocabulary(compiled(("token_nll", "logits")))
+    products, largest = products_with_head(compiled(("token_nll", "logits")))
     assert products == 4 and largest >= whole
 
 

@@ -83,7 +83,7 @@ os.fsync, Path.rename = counted(os.fsync), counted(Path.rename)
 
 
 @pytest.fixture(scope="module")
-def unkilled(files, tmp_path_factory) -> Path:
+def uninterrupted(files, tmp_path_factory) -> Path:
     """The same run without a stop."""
     directory = tmp_path_factory.mktemp("unkilled") / "run"
     assert tune(files, directory, **CHOICES) == 0
@@ -159,15 +159,17 @@ def lines_in(directory: Path) -> int:
     return file.read_text().count("\n") if file.exists() else 0
 
 
-def check_same(directory: Path, unkilled: Path) -> None:
+def check_same(directory: Path, uninterrupted: Path) -> None:
     """Checks that prompt, optimizer state, log and checkpoints equal another run's."""
     checkpoints = sorted(path.name for path in (directory / FOLDER).iterdir())
-    assert checkpoints == sorted(path.name for path in (unkilled / FOLDER).iterdir())
+    assert checkpoints == sorted(
+        path.name for path in (uninterrupted / FOLDER).iterdir()
+    )
     for name in checkpoints:
         for file in ("decoder.prompt.prompt.npy", "optimizer.npz"):
             content = (directory / FOLDER / name / file).read_bytes()
-            assert content == (unkilled / FOLDER / name / file).read_bytes()
-    assert timeless(directory) == timeless(unkilled)
+            assert content == (uninterrupted / FOLDER / name / file).read_bytes()
+    assert timeless(directory) == timeless(uninterrupted)
 
 
 def timeless(directory: Path) -> list[dict]:
@@ -179,18 +181,18 @@ def timeless(directory: Path) -> list[dict]:
     return lines
 
 
-def test_a_kill_during_a_step(start, train, tmp_path, unkilled):
+def test_a_kill_during_a_step(start, train, tmp_path, uninterrupted):
     process = start(SLOWLY)
     wait_for(lambda: lines_in(tmp_path / "run") >= 17, process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert lines_in(tmp_path / "run") < STEPS
     assert train() == 0
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
 @pytest.mark.exhaustive
-def test_a_kill_during_a_save(start, train, tmp_path, unkilled):
+def test_a_kill_during_a_save(start, train, tmp_path, uninterrupted):
     # Fourteen calls claim the directory and save once, seven more save again. This call
     # writes the third file after the log of the third save.
     process = start(DYING_IN_A_SAVE.format(call=25))
@@ -198,31 +200,33 @@ def test_a_kill_during_a_save(start, train, tmp_path, unkilled):
     assert process.returncode == -signal.SIGKILL, printed
     assert any(".tmp" in path.name for path in (tmp_path / "run" / FOLDER).iterdir())
     assert train() == 0
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
 @pytest.mark.parametrize("step", sample(2, [1, 5, 6, 10, 33, STEPS]))
-def test_interruption_at_a_step(step, prepared, tmp_path, unkilled, monkeypatch):
+def test_interruption_at_a_step(step, prepared, tmp_path, uninterrupted, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(Killed):
         fail_at(patched, step)
         prepared(tmp_path / "run")
     prepared(tmp_path / "run")
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
 @pytest.mark.parametrize("call", sample(3, [*range(1, 11), *range(11, 31, 2)]))
 def test_interruption_at_each_disk_call(
-    call, prepared, tmp_path, unkilled, monkeypatch
+    call, prepared, tmp_path, uninterrupted, monkeypatch
 ):
     """Covers the calls of the first three saves and of the first deletion."""
     with monkeypatch.context() as patched, pytest.raises(Killed):
         kill_at_call(patched, call)
         prepared(tmp_path / "run")
     prepared(tmp_path / "run")
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
-def test_sigterm_saves_and_the_same_command_resumes(start, train, tmp_path, unkilled):
+def test_sigterm_saves_and_the_same_command_resumes(
+    start, train, tmp_path, uninterrupted
+):
     process = start(SLOWLY)
     wait_for(lambda: lines_in(tmp_path / "run") >= 12, process)
     process.send_signal(signal.SIGTERM)
@@ -233,10 +237,12 @@ def test_sigterm_saves_and_the_same_command_resumes(start, train, tmp_path, unki
     assert stopped % 5 and 12 <= stopped < STEPS
     assert train() == 0
     # The checkpoint of the stop is no longer among the newest two.
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
-def test_a_stop_at_an_evaluation_step_evaluates(train, tmp_path, unkilled, monkeypatch):
+def test_a_stop_at_an_evaluation_step_evaluates(
+    train, tmp_path, uninterrupted, monkeypatch
+):
     """Otherwise the best checkpoint would differ from that of an uninterrupted run."""
 
     def stop(self, step, logged):
@@ -252,11 +258,11 @@ def test_a_stop_at_an_evaluation_step_evaluates(train, tmp_path, unkilled, monke
     assert steps_in(tmp_path / "run" / FOLDER)[-1] == 10
     monkeypatch.undo()
     assert train() == 0
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
 def test_a_damaged_newest_checkpoint_is_skipped(
-    train, tmp_path, unkilled, capsys, monkeypatch
+    train, tmp_path, uninterrupted, capsys, monkeypatch
 ):
     fail_at(monkeypatch, 27)
     with pytest.raises(Killed):
@@ -269,7 +275,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(
     printed = capsys.readouterr().out
     assert f"{prompt} is damaged" in printed and "checkpoint_25 is skipped" in printed
     assert "resuming from step 20" in printed
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
@@ -282,11 +288,11 @@ def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
     assert snapshot(tmp_path / "run") == before
 
 
-def test_the_newest_and_the_best_checkpoints_are_kept(unkilled):
-    steps = steps_in(unkilled / FOLDER)
+def test_the_newest_and_the_best_checkpoints_are_kept(uninterrupted):
+    steps = steps_in(uninterrupted / FOLDER)
     losses = {
         line["step"]: line["evaluation/loss"]
-        for line in logged(unkilled)
+        for line in logged(uninterrupted)
         if "evaluation/loss" in line
     }
     assert losses.keys() == {10, 20, 30, 40}
@@ -295,7 +301,7 @@ def test_the_newest_and_the_best_checkpoints_are_kept(unkilled):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
-    train, tmp_path, unkilled, capsys, monkeypatch
+    train, tmp_path, uninterrupted, capsys, monkeypatch
 ):
     run_step = CompiledStep.__call__
 
@@ -313,7 +319,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
     assert [line["step"] for line in logged(tmp_path / "run")][-1] == 17
     monkeypatch.undo()
     assert train() == 0
-    check_same(tmp_path / "run", unkilled)
+    check_same(tmp_path / "run", uninterrupted)
 
 
 def test_a_prompt_that_overflows_is_not_saved(train, tmp_path, capsys):
@@ -323,11 +329,11 @@ def test_a_prompt_that_overflows_is_not_saved(train, tmp_path, capsys):
     assert np.isfinite(read_prompt(tmp_path / "run")).all()
 
 
-def test_a_finished_run_takes_no_further_steps(unkilled, files, capsys):
-    before = trained_prompt(unkilled, STEPS)
-    assert tune(files, unkilled, **CHOICES) == 0
+def test_a_finished_run_takes_no_further_steps(uninterrupted, files, capsys):
+    before = trained_prompt(uninterrupted, STEPS)
+    assert tune(files, uninterrupted, **CHOICES) == 0
     assert f"all {STEPS} steps are already done" in capsys.readouterr().out
-    assert trained_prompt(unkilled, STEPS) == before
+    assert trained_prompt(uninterrupted, STEPS) == before
 
 
 def fail_at(monkeypatch, step: int) -> None:

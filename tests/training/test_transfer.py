@@ -67,7 +67,7 @@ def trained(run: Run) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def first(make, tmp_path_factory) -> Path:
+def prompt_run(make, tmp_path_factory) -> Path:
     """The directory of a run that trained a prompt."""
     directory = tmp_path_factory.mktemp("module") / "first"
     trained(make(directory))
@@ -75,23 +75,23 @@ def first(make, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def second(make, first, tmp_path_factory) -> Path:
+def continued_run(make, prompt_run, tmp_path_factory) -> Path:
     """The directory of a run that continued from it with an added LoRA."""
     directory = tmp_path_factory.mktemp("module") / "second"
-    trained(make(directory, **both(first)))
+    trained(make(directory, **continuation_options(prompt_run)))
     return directory
 
 
-def both(first: Path) -> dict:
+def continuation_options(prompt_run: Path) -> dict:
     """Returns the options of a run of prompt and LoRA that starts from another."""
     return {
-        "start_from": str(first),
+        "start_from": str(prompt_run),
         "adapters": (QUERIES,),
         "groups": [LORAS, PROMPTS],
     }
 
 
-def leaves(directory: Path, step: int = 6) -> dict[str, np.ndarray]:
+def trained_leaves(directory: Path, step: int = 6) -> dict[str, np.ndarray]:
     """Reads the trained leaves of a run's checkpoint."""
     checkpoint = directory / FOLDER / f"checkpoint_{step}"
     state = checkpoint_files.verify(checkpoint)
@@ -110,7 +110,7 @@ def state_of(training: Trainer) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in state.items()}
 
 
-def ending(state: dict[str, np.ndarray], text: str) -> np.ndarray:
+def leaf_ending_with(state: dict[str, np.ndarray], text: str) -> np.ndarray:
     """Returns the only leaf of an optimizer's state whose path has this ending."""
     (leaf,) = (leaf for name, leaf in state.items() if name.endswith(text))
     return leaf
@@ -124,25 +124,33 @@ def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
     return folder, adapter
 
 
-def test_a_lora_is_added_to_a_prompt_of_another_run(make, first, tmp_path):
-    training = open_run(make(tmp_path / "run", **both(first)))
-    start, actual, source = training.start, state_of(training), moments(first)
-    np.testing.assert_array_equal(start.trained[PROMPT], leaves(first)[PROMPT])
+def test_a_lora_is_added_to_a_prompt_of_another_run(make, prompt_run, tmp_path):
+    training = open_run(make(tmp_path / "run", **continuation_options(prompt_run)))
+    start, actual, source = training.start, state_of(training), moments(prompt_run)
+    np.testing.assert_array_equal(
+        start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
+    )
     assert not start.trained[B].any() and start.trained[A].any()
     for name in ("mu", "nu"):
-        before = ending(source, f".{name}[{PROMPT!r}]")
+        before = leaf_ending_with(source, f".{name}[{PROMPT!r}]")
         assert before.any()
-        np.testing.assert_array_equal(ending(actual, f".{name}[{PROMPT!r}]"), before)
-        assert not ending(actual, f".{name}[{A!r}]").any()
+        np.testing.assert_array_equal(
+            leaf_ending_with(actual, f".{name}[{PROMPT!r}]"), before
+        )
+        assert not leaf_ending_with(actual, f".{name}[{A!r}]").any()
     # The averages' step counts continue; the run's step count does not.
     counts = {name: int(x) for name, x in actual.items() if name.endswith(".count")}
     assert sorted(counts.values()) == [0, 0, 6]
     assert int(start.step) == 0
 
 
-def test_the_table_states_the_outcome_of_each_member(make, first, tmp_path):
-    lines = open_run(make(tmp_path / "run", **both(first))).report().splitlines()
-    start = lines.index(f"start_from {first / FOLDER / 'checkpoint_6'}")
+def test_the_table_states_the_outcome_of_each_member(make, prompt_run, tmp_path):
+    lines = (
+        open_run(make(tmp_path / "run", **continuation_options(prompt_run)))
+        .report()
+        .splitlines()
+    )
+    start = lines.index(f"start_from {prompt_run / FOLDER / 'checkpoint_6'}")
     table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 :][:4]]
     assert table == [
         ["trained", "starts", "optimizer state"],
@@ -153,49 +161,64 @@ def test_the_table_states_the_outcome_of_each_member(make, first, tmp_path):
     assert "ignored, in the source but not trained here:" not in lines
 
 
-def test_untrained_source_parameters_are_listed(make, second, tmp_path):
-    run = make(tmp_path / "run", start_from=str(second))
+def test_untrained_source_parameters_are_listed(make, continued_run, tmp_path):
+    run = make(tmp_path / "run", start_from=str(continued_run))
     lines = open_run(run).report().splitlines()
     ignored = lines.index("ignored, in the source but not trained here:")
     assert lines[ignored + 1 : ignored + 3] == [
         f"  {A} (1, 16, 2): not in this model",
         f"  {B} (1, 2, 16): not in this model",
     ]
-    choices = {"start_from": str(second), "adapters": (QUERIES,), "groups": [LORAS]}
+    choices = {
+        "start_from": str(continued_run),
+        "adapters": (QUERIES,),
+        "groups": [LORAS],
+    }
     training = open_run(make(tmp_path / "run", prompt=None, **choices))
     assert f"{PROMPT} ({LENGTH}, 16): not in this model" in training.report()
-    np.testing.assert_array_equal(training.start.trained[B], leaves(second)[B])
+    np.testing.assert_array_equal(
+        training.start.trained[B], trained_leaves(continued_run)[B]
+    )
 
 
 def test_the_same_groups_without_a_learning_rate_keep_every_number(
-    make, second, tmp_path
+    make, continued_run, tmp_path
 ):
     still = ParameterGroup([".*/(prompt|lora)/.*"], parameter_groups.adamw(0.0))
-    run = make(tmp_path / "run", **(both(second) | {"groups": [still]}), keep_best=None)
+    run = make(
+        tmp_path / "run",
+        **(continuation_options(continued_run) | {"groups": [still]}),
+        keep_best=None,
+    )
     trained(run)
-    actual, expected = leaves(tmp_path / "run"), leaves(second)
+    actual, expected = trained_leaves(tmp_path / "run"), trained_leaves(continued_run)
     assert actual.keys() == expected.keys() == {PROMPT, A, B}
     for path, leaf in actual.items():
         np.testing.assert_array_equal(leaf, expected[path])
     for name in ("mu", "nu"):
         suffix = f".{name}[{PROMPT!r}]"
-        after, before = ending(moments(tmp_path / "run"), suffix), moments(second)
-        assert not np.array_equal(after, ending(before, suffix))
+        after, before = (
+            leaf_ending_with(moments(tmp_path / "run"), suffix),
+            moments(continued_run),
+        )
+        assert not np.array_equal(after, leaf_ending_with(before, suffix))
 
 
-def test_a_run_may_start_from_parameters_of_another_run(make, first, tmp_path):
-    run = make(tmp_path / "run", start_from=str(first), keep_optimizer_state=False)
+def test_a_run_may_start_from_parameters_of_another_run(make, prompt_run, tmp_path):
+    run = make(tmp_path / "run", start_from=str(prompt_run), keep_optimizer_state=False)
     training = open_run(run)
-    np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
+    np.testing.assert_array_equal(
+        training.start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
+    )
     assert not any(leaf.any() for leaf in state_of(training).values())
 
 
 @pytest.mark.parametrize("of", ["checkpoint", "file", "peft", "no_extension"])
-def test_other_formats_of_a_prompt(of, make, first, files, tmp_path):
-    vectors = leaves(first, 3)[PROMPT]
+def test_other_formats_of_a_prompt(of, make, prompt_run, files, tmp_path):
+    vectors = trained_leaves(prompt_run, 3)[PROMPT]
     source = tmp_path / "source"
     if of == "checkpoint":
-        source = first / FOLDER / "checkpoint_3"
+        source = prompt_run / FOLDER / "checkpoint_3"
     elif of == "peft":
         _, adapter = peft(source, files, "PROMPT_TUNING")
         vectors = adapter.parameters[PROMPT]
@@ -210,8 +233,8 @@ def test_other_formats_of_a_prompt(of, make, first, files, tmp_path):
     assert is_kept == (of == "checkpoint")
 
 
-def test_a_file_initializes_the_only_prompt_of_any_stack(make, first, tmp_path):
-    np.save(tmp_path / "prompt.npy", leaves(first)[PROMPT])
+def test_a_file_initializes_the_only_prompt_of_any_stack(make, prompt_run, tmp_path):
+    np.save(tmp_path / "prompt.npy", trained_leaves(prompt_run)[PROMPT])
     inner = functools.partial(SoftPrompt, length=LENGTH)
     prompt = functools.partial(DroppedPrompt, inner=inner, rate=0.1)
     run = make(tmp_path / "run", prompt=prompt)
@@ -219,25 +242,27 @@ def test_a_file_initializes_the_only_prompt_of_any_stack(make, first, tmp_path):
     start = open_run(dataclasses.replace(run, start_from=source)).start.trained
     (path,) = start
     assert path != PROMPT
-    np.testing.assert_array_equal(start[path], leaves(first)[PROMPT])
+    np.testing.assert_array_equal(start[path], trained_leaves(prompt_run)[PROMPT])
 
 
-def test_a_resumed_run_does_not_need_its_source(make, first, tmp_path):
-    source = shutil.copytree(first, tmp_path / "source")
+def test_a_resumed_run_does_not_need_its_source(make, prompt_run, tmp_path):
+    source = shutil.copytree(prompt_run, tmp_path / "source")
     run = make(tmp_path / "run", start_from=str(source))
     trained(run)
     shutil.rmtree(source)
     again = open_run(run)
     assert f"start_from {source}: ignored, the run resumes" in again.report()
-    before = leaves(tmp_path / "run")[PROMPT]
+    before = trained_leaves(tmp_path / "run")[PROMPT]
     train(again, make_reporter=lambda done: LineReporter(Console(quiet=True), 6))
-    np.testing.assert_array_equal(leaves(tmp_path / "run")[PROMPT], before)
+    np.testing.assert_array_equal(trained_leaves(tmp_path / "run")[PROMPT], before)
     with pytest.raises(InputError, match="does not exist"):
         open_run(dataclasses.replace(run, directory=str(tmp_path / "other")))
 
 
-def test_no_common_parameters(make, first, tmp_path):
-    run = make(tmp_path / "run", **(both(first) | {"groups": [LORAS]}))
+def test_no_common_parameters(make, prompt_run, tmp_path):
+    run = make(
+        tmp_path / "run", **(continuation_options(prompt_run) | {"groups": [LORAS]})
+    )
     with pytest.raises(InputError) as refused:
         open_run(run)
     message = str(refused.value)
@@ -245,13 +270,15 @@ def test_no_common_parameters(make, first, tmp_path):
     assert f"{PROMPT} ({LENGTH}, 16)" in message and f"{A} (1, 16, 2)" in message
 
 
-def test_another_prompt_length(make, first, tmp_path):
+def test_another_prompt_length(make, prompt_run, tmp_path):
     prompt = functools.partial(SoftPrompt, length=5)
     with pytest.raises(InputError, match=r"\(4, 16\).*has shape \(5, 16\)"):
-        open_run(make(tmp_path / "run", prompt=prompt, start_from=str(first)))
+        open_run(make(tmp_path / "run", prompt=prompt, start_from=str(prompt_run)))
 
 
-def test_a_lora_with_another_scaling_states_what_to_set(make, files, second, tmp_path):
+def test_a_lora_with_another_scaling_states_what_to_set(
+    make, files, continued_run, tmp_path
+):
     folder, adapter = peft(tmp_path / "peft", files)
     assert adapter.scalings[QUERY] == 0.5
     spec = LoRA(regexes=[QUERY], rank=3, alpha=16.0)
@@ -271,19 +298,26 @@ def test_a_lora_with_another_scaling_states_what_to_set(make, files, second, tmp
     # A run's checkpoints contain their own scaling too: alpha 4 and rank 2.
     other = dataclasses.replace(QUERIES, alpha=6.0)
     with pytest.raises(InputError, match=r"by 2, and.*by 3.*set LoRA\.alpha = 4 "):
-        open_run(make(tmp_path / "run", **(both(second) | {"adapters": (other,)})))
+        open_run(
+            make(
+                tmp_path / "run",
+                **(continuation_options(continued_run) | {"adapters": (other,)}),
+            )
+        )
 
 
-def test_another_frozen_model_gives_a_warning(make, first, files, tmp_path):
+def test_another_frozen_model_gives_a_warning(make, prompt_run, files, tmp_path):
     model = shutil.copytree(files.decoder, tmp_path / "model")
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
     save_file(tensors, model / "model.safetensors")
-    run = make(tmp_path / "run", model, start_from=str(first))
+    run = make(tmp_path / "run", model, start_from=str(prompt_run))
     with pytest.warns(UserWarning, match="trained on another frozen model") as warned:
         training = open_run(run)
     assert fingerprint(training.frozen) in str(warned[0].message)
-    np.testing.assert_array_equal(training.start.trained[PROMPT], leaves(first)[PROMPT])
+    np.testing.assert_array_equal(
+        training.start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
+    )
 
 
 def test_a_run_without_a_directory_is_refused(make):

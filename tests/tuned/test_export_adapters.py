@@ -45,7 +45,7 @@ def model_of(config, prompt=None, **tuning):
     return cast(LanguageModel, merge(graph, parameters_ | parameters))
 
 
-def the_only(model):
+def only_adapter(model):
     (adapter,) = export_adapters(model)
     return adapter
 
@@ -55,7 +55,7 @@ def the_only(model):
 )
 def test_a_plain_prompt_is_its_vectors(config, stack):
     prompt = prompt_of(SoftPrompt, length=P)
-    adapter = the_only(model_of(config, prompt))
+    adapter = only_adapter(model_of(config, prompt))
     assert adapter.kind == "PROMPT_TUNING"
     (path,) = adapter.parameters
     assert path == f"{stack}/prompt/prompt"
@@ -64,7 +64,7 @@ def test_a_plain_prompt_is_its_vectors(config, stack):
 
 def test_a_reparameterized_prompt_is_folded():
     prompt = prompt_of(MLPPrompt, inner=lambda k, v: SoftPrompt(k, v, length=P))
-    adapter = the_only(model_of(LLAMA, prompt))
+    adapter = only_adapter(model_of(LLAMA, prompt))
     assert adapter.kind == "PROMPT_TUNING"
     array = adapter.parameters["decoder/prompt/prompt"]
     np.testing.assert_allclose(array, prompt(), rtol=1e-5)
@@ -75,10 +75,10 @@ def test_a_reparameterized_prompt_is_folded():
 def test_dropout_and_padding_are_removed():
     inner = prompt_of(SoftPrompt, length=P)
     dropped = prompt_of(DroppedPrompt, inner=lambda *_: inner, rate=0.5)
-    array = the_only(model_of(LLAMA, dropped)).parameters["decoder/prompt/prompt"]
+    array = only_adapter(model_of(LLAMA, dropped)).parameters["decoder/prompt/prompt"]
     np.testing.assert_array_equal(array, inner())
     padded = PaddedPrompt(inner(), 2)
-    array = the_only(model_of(LLAMA, padded)).parameters["decoder/prompt/prompt"]
+    array = only_adapter(model_of(LLAMA, padded)).parameters["decoder/prompt/prompt"]
     np.testing.assert_array_equal(array, inner()[:2])
 
 
@@ -89,7 +89,7 @@ def prompts_in(tensors):
 
 def test_task_prompts_are_tasks_of_peft():
     factorized = prompt_of(FactorizedMultiTaskPrompt, length=P, tasks=4, rank=2)
-    adapter = the_only(model_of(LLAMA, factorized))
+    adapter = only_adapter(model_of(LLAMA, factorized))
     leaves = ("shared", "columns", "rows")
     assert set(adapter.parameters) == {f"decoder/prompt/{leaf}" for leaf in leaves}
     for leaf in leaves:
@@ -97,7 +97,7 @@ def test_task_prompts_are_tasks_of_peft():
         array = adapter.parameters[f"decoder/prompt/{leaf}"]
         np.testing.assert_array_equal(array, expected)
     added = prompt_of(AddMultiTaskPrompt, length=P, tasks=4)
-    exported = to_peft(the_only(model_of(LLAMA, added)), LLAMA)
+    exported = to_peft(only_adapter(model_of(LLAMA, added)), LLAMA)
     assert exported.settings["num_tasks"] == 4
     np.testing.assert_array_equal(prompts_in(exported.tensors), added())
 
@@ -105,7 +105,7 @@ def test_task_prompts_are_tasks_of_peft():
 def test_two_plain_prompts_are_one_task_of_peft():
     first, second = (prompt_of(SoftPrompt, seed, length=P) for seed in (0, 1))
     model = model_of(T5_GATED, first, decoder_prompt=second)
-    adapter = convert_for_peft(the_only(model), model, None)
+    adapter = convert_for_peft(only_adapter(model), model, None)
     exported = to_peft(adapter, T5_GATED)
     check_shapes(exported.settings, exported.tensors, "ours")
     both = np.concatenate([first(), second()])
@@ -115,7 +115,7 @@ def test_two_plain_prompts_are_one_task_of_peft():
 def test_a_task_prompt_and_a_plain_prompt_can_be_combined():
     tasks = prompt_of(AddMultiTaskPrompt, length=P, tasks=3)
     plain = prompt_of(SoftPrompt, 1, length=P)
-    adapter = the_only(model_of(T5_GATED, tasks, decoder_prompt=plain))
+    adapter = only_adapter(model_of(T5_GATED, tasks, decoder_prompt=plain))
     exported = to_peft(adapter, T5_GATED)
     expected = np.concatenate([tasks(), np.tile(plain(), (3, 1, 1))], axis=1)
     np.testing.assert_array_equal(prompts_in(exported.tensors), expected)
@@ -124,7 +124,7 @@ def test_a_task_prompt_and_a_plain_prompt_can_be_combined():
 @pytest.mark.parametrize("cls", [KeyValuePrefix, ProjectedKeyValuePrefix])
 def test_a_prefix_is_its_keys_and_values(cls):
     prefix = prompt_of(cls, length=P)
-    adapter = the_only(model_of(LLAMA, prefix))
+    adapter = only_adapter(model_of(LLAMA, prefix))
     assert adapter.kind == "PREFIX_TUNING"
     array = adapter.parameters["decoder/prompt/prompt"]
     assert array.shape == (2, 2, P, 2, 4)
@@ -132,7 +132,7 @@ def test_a_prefix_is_its_keys_and_values(cls):
 
 
 def test_an_encoders_prefix_cannot_be_written_for_peft():
-    adapter = the_only(model_of(T5_GATED, prompt_of(KeyValuePrefix, length=P)))
+    adapter = only_adapter(model_of(T5_GATED, prompt_of(KeyValuePrefix, length=P)))
     assert set(adapter.parameters) == {"encoder/prompt/prompt"}
     with pytest.raises(InputError, match="prefixes into a decoder only"):
         to_peft(convert_for_peft(adapter, None, None), T5_GATED)
@@ -155,7 +155,7 @@ def test_a_prompt_computed_before_the_text_becomes_a_prefix(cls):
     for name, numbers in noise.items():
         getattr(prompt, name)[...] = jnp.asarray(numbers)
     model = model_of(LLAMA, prompt)
-    adapter = the_only(model)
+    adapter = only_adapter(model)
     kinds = {DeepPrompt: "DEEP_PROMPT", AddedDeepPrompt: "ADDED_DEEP_PROMPT"}
     assert adapter.kind == kinds.get(cls, "PROMPT_TUNING")
     for name, numbers in noise.items():
@@ -209,20 +209,20 @@ def test_positions_and_masks_that_peft_lacks_are_refused(config, prompting):
     prompt = prompt_of(SoftPrompt, length=P)
     model = model_of(config, prompt, prompting=prompting)
     with pytest.raises(InputError, match=r"before the text.*Prompting\("):
-        convert_for_peft(the_only(model), model, prompting)
-    lora = the_only(model_of(config, adapters=[LoRA(regexes=[r".*/query"])]))
+        convert_for_peft(only_adapter(model), model, prompting)
+    lora = only_adapter(model_of(config, adapters=[LoRA(regexes=[r".*/query"])]))
     assert convert_for_peft(lora, model, prompting) is lora
 
 
 def test_a_prompt_only_in_a_t5s_decoder_is_refused():
     model = model_of(T5_GATED, decoder_prompt=prompt_of(SoftPrompt, length=P))
     with pytest.raises(InputError, match="decoder of an encoder-decoder alone"):
-        to_peft(convert_for_peft(the_only(model), model, None), T5_GATED)
+        to_peft(convert_for_peft(only_adapter(model), model, None), T5_GATED)
 
 
 def test_a_deep_prompt_of_an_encoder_is_refused():
     model = model_of(T5_GATED, prompt_of(DeepPrompt, length=P))
     with pytest.raises(InputError, match="PEFT has no deep prompts"):
-        convert_for_peft(the_only(model), model, None)
+        convert_for_peft(only_adapter(model), model, None)
     with pytest.raises(InputError, match="no method DEEP_PROMPT"):
-        to_peft(convert_for_peft(the_only(model), None, None), LLAMA)
+        to_peft(convert_for_peft(only_adapter(model), None, None), LLAMA)

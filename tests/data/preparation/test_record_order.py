@@ -17,7 +17,7 @@ from prompt_tuning.data.preparation.record_order import (
 )
 
 
-def everything(order, split):
+def all_records(order, split):
     actual, first = [], 0
     while first < order.positions(split):
         records, _, first = order.block(split, first)
@@ -52,7 +52,7 @@ def test_seeds_name_different_permutations():
 def test_splits_partition_the_records_shuffled_or_not():
     for shuffle in (False, True):
         order = RecordOrder(100_000, dev=1000, test=50, shuffle=shuffle, seed=5)
-        parts = [everything(order, split) for split in (TRAIN, DEV, TEST)]
+        parts = [all_records(order, split) for split in (TRAIN, DEV, TEST)]
         assert [len(part) for part in parts] == [98_950, 1000, 50]
         assert sorted(record for part in parts for record in part) == list(
             range(100_000)
@@ -67,7 +67,7 @@ def test_shuffling_holds_out_the_same_records():
         for shuffle in (False, True)
     )
     for split in (DEV, TEST):
-        assert sorted(everything(plain, split)) == sorted(everything(shuffled, split))
+        assert sorted(all_records(plain, split)) == sorted(all_records(shuffled, split))
 
 
 def test_splits_are_ratios_or_counts():

@@ -45,7 +45,7 @@ def read(path: Path) -> dict[str, list]:
         return {str(name): data_set(file, str(name))[:].tolist() for name in file}
 
 
-def beside(path: Path) -> list[str]:
+def names_in_folder(path: Path) -> list[str]:
     """Returns the names in a file's folder."""
     return [sibling.name for sibling in path.parent.iterdir()]
 
@@ -80,7 +80,7 @@ def test_the_command_adds_types_and_changes_nothing_else(rows, capsys):
         )
     types = Hdf5Rows(rows)[1].token_types
     assert types is not None and types.tolist() == EXPECTED[1]
-    assert beside(rows) == ["rows.hdf5"]
+    assert names_in_folder(rows) == ["rows.hdf5"]
 
 
 def test_prepare_adds_types_too(rows):
@@ -208,7 +208,7 @@ def test_a_wrong_copy_replaces_nothing(rows, damaged, monkeypatch):
     with pytest.raises(InputError, match="written next to it is wrong"):
         add_token_types(rows, GivenTypes(np.array(EXPECTED)))
     assert rows.read_bytes() == before
-    assert beside(rows) == ["rows.hdf5"]
+    assert names_in_folder(rows) == ["rows.hdf5"]
 
 
 WEIGHTS = np.array([[1.0, np.nan], [np.nan, 0.5], [0.0, -0.0]], np.float32)

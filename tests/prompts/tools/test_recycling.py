@@ -94,7 +94,7 @@ class ListedTokenizer(LetterTokenizer):
         return self.pieces[id]
 
 
-def listed(pieces, rows=20, width=2):
+def vocabulary_of(pieces, rows=20, width=2):
     """Returns a vocabulary whose row `i` contains `i` everywhere."""
     table = np.repeat(np.arange(rows, dtype="f4")[:, None], width, axis=1)
     return Vocabulary(table, ListedTokenizer(pieces))
@@ -107,8 +107,8 @@ def ids(shared):
 
 
 def test_tokens_are_matched_by_text_in_the_order_of_the_source():
-    source = listed(["\u2581the", "a", "<0x0A>", "b", "only", "<"])
-    target = listed(["b", "x", "\u0120the", "<0x0A>", "<", "a", "b"], width=3)
+    source = vocabulary_of(["\u2581the", "a", "<0x0A>", "b", "only", "<"])
+    target = vocabulary_of(["b", "x", "\u0120the", "<0x0A>", "<", "a", "b"], width=3)
     with pytest.warns(UserWarning, match=r"share 4 tokens.*4 are used and 0 skipped"):
         shared = share_tokens(source, target)
     assert ids(shared) == [(2, 4), (3, 7), (5, 2), (7, 6)]
@@ -116,7 +116,7 @@ def test_tokens_are_matched_by_text_in_the_order_of_the_source():
 
 
 def test_the_first_shared_tokens_are_skipped():
-    letters = listed("abcdefgh")
+    letters = vocabulary_of("abcdefgh")
     shared = share_tokens(letters, letters, skip_first=2, words=5)
     assert ids(shared) == [(i, i) for i in range(4, 9)]
     with pytest.warns(UserWarning, match="8 tokens, .* 6 are used and 2 skipped"):
@@ -125,14 +125,14 @@ def test_the_first_shared_tokens_are_skipped():
 
 
 def test_tokens_without_an_embedding_are_dropped():
-    source, target = listed("abcd"), listed("abcd", rows=4)
+    source, target = vocabulary_of("abcd"), vocabulary_of("abcd", rows=4)
     assert ids(share_tokens(source, target, skip_first=0, words=2)) == [(2, 2), (3, 3)]
 
 
 def test_models_must_share_tokens_and_have_them():
     with pytest.raises(InputError, match="no token in common"):
-        share_tokens(listed("ab"), listed("cd"))
+        share_tokens(vocabulary_of("ab"), vocabulary_of("cd"))
     with pytest.raises(InputError, match="target model has no tokenizer"):
-        share_tokens(listed("ab"), Vocabulary(SOURCE))
+        share_tokens(vocabulary_of("ab"), Vocabulary(SOURCE))
     with pytest.raises(InputError, match="skip_first is -1 and words 3"):
-        share_tokens(listed("ab"), listed("ab"), skip_first=-1, words=3)
+        share_tokens(vocabulary_of("ab"), vocabulary_of("ab"), skip_first=-1, words=3)
