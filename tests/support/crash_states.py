@@ -258,9 +258,12 @@ class Recording:
             for path, number in files.items()
         }
 
-    def written(self, root: Path) -> Iterator[tuple[Path, Tree]]:
+    def written(
+        self, root: Path, *, same_path: bool = False
+    ) -> Iterator[tuple[Path, Tree]]:
         """Writes each state to a new folder, which is deleted afterwards.
 
+        The folder is below `root`, or is `root` itself, as some files contain its path.
         Temporary names with the number of this process get that of an ended one.
         """
         states = _distinct([*self.killed_states(), *self.power_cut_states()])
@@ -268,7 +271,7 @@ class Recording:
         own_number = re.compile(rf"\b{os.getpid()}\b")
         for number, state in enumerate(states):
             others = {own_number.sub(ENDED, path): x for path, x in state.items()}
-            folder = write_tree(root / str(number), others)
+            folder = write_tree(root if same_path else root / str(number), others)
             yield folder, state
             shutil.rmtree(folder)
 
