@@ -5,7 +5,12 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from prompt_tuning.core.atomic_files import replace_file, sync_file, sync_path
+from prompt_tuning.core.atomic_files import (
+    replace_file,
+    reporting_disk_errors,
+    sync_file,
+    sync_path,
+)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.processes.group import is_first
@@ -21,25 +26,27 @@ class MetricsLog:
     def __init__(self, directory: Path, after_step: int):
         """Opens the log and removes the lines of steps after `after_step`."""
         self._path = directory / METRICS_FILE
-        _drop_lines(self._path, after_step)
-        self._path.touch()
-        sync_path(directory)
-        self._lines = self._path.open("a")
         self._tensorboard = None
-        if importlib.util.find_spec("tensorboardX") is not None:
-            from tensorboardX import SummaryWriter
+        with reporting_disk_errors(self._path):
+            _drop_lines(self._path, after_step)
+            self._path.touch()
+            sync_path(directory)
+            self._lines = self._path.open("a")
+            if importlib.util.find_spec("tensorboardX") is not None:
+                from tensorboardX import SummaryWriter
 
-            self._tensorboard = SummaryWriter(
-                str(directory / "tensorboard"), purge_step=after_step + 1
-            )
+                self._tensorboard = SummaryWriter(
+                    str(directory / "tensorboard"), purge_step=after_step + 1
+                )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of one step."""
-        self._lines.write(json.dumps({"step": step, **metrics}) + "\n")
-        self._lines.flush()
-        if self._tensorboard is not None:
-            for name, value in metrics.items():
-                self._tensorboard.add_scalar(name, value, step)
+        with reporting_disk_errors(self._path):
+            self._lines.write(json.dumps({"step": step, **metrics}) + "\n")
+            self._lines.flush()
+            if self._tensorboard is not None:
+                for name, value in metrics.items():
+                    self._tensorboard.add_scalar(name, value, step)
 
     def sync(self) -> None:
         """Flushes the lines to the disk.
@@ -47,13 +54,15 @@ class MetricsLog:
         Call it before a checkpoint is published: a power cut must not leave a
         checkpoint without the lines of the steps before it.
         """
-        sync_file(self._lines)
+        with reporting_disk_errors(self._path):
+            sync_file(self._lines)
 
     def close(self) -> None:
         """Closes the log."""
-        self._lines.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with reporting_disk_errors(self._path):
+            self._lines.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
 
 
 class NoLog:

@@ -1,7 +1,10 @@
 """A run after a kill or power cut at each call to the file system."""
 
 import dataclasses
+import errno
+import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +13,16 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import split_bindings
 from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.core.errors import StorageError
 from prompt_tuning.training import loop
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_plan import open_run
 from tests.support.crash_states import Tree, read_tree, recorded
+from tests.support.exhaustive import sample
 
 STEPS = 6
 CLOCK = ("tokens_per_second", "data_wait_share")
@@ -49,6 +55,45 @@ def bits(root: Path) -> Tree:
         entries = [{k: x for k, x in line.items() if k not in CLOCK} for line in lines]
         tree[path] = json.dumps(entries).encode()
     return tree
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Lets the disk be full at a call of fsync, counted from 1, and after it."""
+    calls, sync = itertools.count(1), os.fsync
+
+    def full(descriptor: int) -> None:
+        if next(calls) >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.mark.parametrize("calls", sample(1, [(1, 6, 9, 14), range(1, 50)]))
+def test_a_full_disk_keeps_the_last_good_state(calls, train, tmp_path, monkeypatch):
+    """Every file of a run is synced, so that these are all of its writes."""
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    train(undisturbed)
+    expected, failures = bits(undisturbed), 0
+    for call in calls:
+        place = tmp_path / str(call)
+        place.mkdir()
+        with monkeypatch.context() as patched:
+            fill_disk(patched, call)
+            try:
+                train(place)
+            except StorageError as error:
+                assert "No space left on device" in str(error)
+                assert str(place) in str(error)
+                failures += 1
+        damaged: list[str] = []
+        CheckpointStore(place / "run").latest_valid(damaged.append)
+        assert not damaged
+        train(place)
+        assert bits(place) == expected
+    print(f"{failures} writes on a full disk")
+    assert failures >= min(len(calls), 25)
 
 
 @pytest.mark.exhaustive

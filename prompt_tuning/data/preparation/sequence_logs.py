@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import h5py
 import numpy as np
 from jaxtyping import Int32
 
 from prompt_tuning.core.atomic_files import sync_file
+from prompt_tuning.data.rows.hdf5_files import create_hdf5
 
 CHUNK_CELLS = 1 << 14
 """Cells per chunk of a column: 64 KiB, the amount read to access one row."""
@@ -133,7 +133,7 @@ def write_hdf5(
 ) -> None:
     """Writes the HDF5 file of a finished log; equal logs give equal bytes."""
     per_chunk = rows_per_chunk(length)
-    with h5py.File(target, "w", libver="earliest") as file:
+    with create_hdf5(target, libver="earliest") as file:
         datasets = [
             file.create_dataset(
                 name,

@@ -8,9 +8,12 @@ through `reporting_damage`.
 
 import contextlib
 import math
+import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
@@ -66,6 +69,30 @@ def reporting_damage(path: Path, part: str = "") -> Iterator[None]:
             f"{location} cannot be read: {_reason(error)}; the file is damaged, write "
             "it again"
         ) from error
+
+
+@contextlib.contextmanager
+def create_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
+    """Creates an HDF5 file, which is closed afterwards.
+
+    Args:
+      path: path of the file.
+      options: options of `h5py.File`.
+
+    Raises:
+      OSError: if the file cannot be written, also where h5py raises something else.
+    """
+    try:
+        with h5py.File(path, "w", **options) as file:
+            yield file
+    except (OSError, RuntimeError) as error:
+        # A disk that becomes full while a file is closed is a RuntimeError of several
+        # lines, with the number of the system's error among them.
+        number = re.search(r"errno = (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def open_hdf5(path: Path) -> h5py.File:

@@ -4,7 +4,6 @@ A file is replaced atomically by a copy that has been read back and compared: at
 time its name refers to either the complete old file or the complete new one.
 """
 
-import errno
 import glob
 import math
 import os
@@ -18,11 +17,12 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.atomic_files import sync_path
-from prompt_tuning.core.errors import InputError, StorageError
+from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows.hdf5_files import (
     check_contents,
     contains,
+    create_hdf5,
     list_names,
     open_data_set,
     open_hdf5,
@@ -34,9 +34,6 @@ from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
 """Number of token types."""
-
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""System errors of writing to a disk that is full or fails."""
 
 
 class TypeCounts(NamedTuple):
@@ -150,7 +147,7 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open_hdf5(path) as old:
-            with h5py.File(temporary, "w") as new:
+            with create_hdf5(temporary) as new:
                 _copy(path, old, new, rule, start)
             counts = _verify(path, old, temporary, rule, start)
         shutil.copymode(path, temporary)
@@ -160,7 +157,7 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
     except (InputError, StorageError):
         raise
     except OSError as error:
-        problem = StorageError if error.errno in DISK_ERRORS else InputError
+        problem = StorageError if is_disk_full(error) else InputError
         raise problem(
             f"{path}: the copy with types cannot be written next to it ({error}); the "
             "file is unchanged"

@@ -40,7 +40,7 @@ def test_a_preparation_ends_with_the_same_bits(replaces, tmp_path, monkeypatch):
             length=64,
             splits=splits,
         )
-        prepare(settings, workers=1, force=replaces, checkpoint_seconds=0)
+        prepare(settings, workers=1, force=replaces, checkpoint_seconds=0.0)
 
     if replaces:
         run(seed=4)
