@@ -14,7 +14,7 @@ import pytest
 QUICK = " ".join(
     (
         "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE",
-        # XLA's verification of its own rewrites.
+        # XLA's verification of the rewrites.
         "--xla_disable_hlo_passes=hlo-verifier",
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_backend_optimization_level=0",

@@ -241,7 +241,7 @@ def test_a_prompted_t5x_model_restores_all_but_its_prompt():
     assert str(folder / "checkpoint_3") in planned.report().splitlines()[0]
 
 
-def test_a_long_list_of_names_is_not_compared_forever():
+def test_a_long_list_of_names_is_compared_in_limited_time():
     names = (f"other.{number}.{'x' * 50}" for number in range(50_000))
     stored = stored_tensors(dict.fromkeys(names, np.zeros(1, np.float32)))
     wanted = {f"a{i}": jax.ShapeDtypeStruct((1,), np.float32) for i in range(20)}

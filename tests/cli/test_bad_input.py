@@ -230,19 +230,19 @@ def test_a_regex_without_a_match(refused):
     assert "decoder/prompt/prompt" in message
 
 
-def test_a_learning_rate_of_an_optimizer_that_is_not_used(refused):
+def test_a_learning_rate_of_an_unused_optimizer(refused):
     found = refused(None, "--gin.adamw.learning_rate=0.5")
     assert "--gin.adamw.learning_rate has no effect" in found
     assert "effect: --gin.adafactor.learning_rate=@warmup_linear_decay()" in found
 
 
-def test_a_scope_that_is_not_used(refused):
+def test_an_unused_scope(refused):
     found = refused(None, "--gin.test/DataSource.batch_size=8")
     assert "--gin.test/DataSource.batch_size has no effect" in found
     assert "--gin.train/DataSource.batch_size=%BATCH_SIZE" in found
 
 
-def test_a_fresh_adapter_that_no_group_trains(refused):
+def test_a_fresh_adapter_without_a_group(refused):
     """The run's file, given after the adapter's, trains a soft prompt alone."""
     bindings = ["--gin.Run.adapters=[@LoRA()]", "--gin.LoRA.regexes=['.*/query']"]
     message = refused(None, *bindings)

@@ -22,7 +22,7 @@ BINDINGS = [
         ("prompts/text.gin", r"SoftPrompt\.initializer = @from_text\(\)"),
     ],
 )
-def test_the_run_after_what_changes_it_is_refused(first, undone):
+def test_the_run_after_overriding_files_is_refused(first, undone):
     message = f"undoes {undone} of '{first}'.* give '{first}' after '{RUN}'"
     with pytest.raises(InputError, match=message):
         read_run([first, RUN], [*BINDINGS, "PROMPT_TEXT = 'text'"])

@@ -60,7 +60,7 @@ def test_a_value_with_another_type(binding, words):
         ("t5_config.layers", 10_000),
     ],
 )
-def test_sizes_that_would_fill_the_memory(binding, maximum):
+def test_sizes_that_would_exhaust_the_memory(binding, maximum):
     name = binding.rpartition("/")[2]
     message = refused(f"{binding} = {maximum + 1}")
     assert f"{name} is {maximum + 1:,}, expected at most {maximum:,}" in message

@@ -16,7 +16,7 @@ import prompt_tuning as pt
         (pt.MeshShape(data=[1]), "MeshShape.data is [1], a list; expected int"),
     ],
 )
-def test_a_value_that_cannot_be_used(method, words):
+def test_an_unusable_value(method, words):
     with pytest.raises(pt.InputError) as refused:
         method.build()
     assert words in str(refused.value)

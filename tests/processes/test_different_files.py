@@ -30,7 +30,7 @@ def test_another_sharded_parameter_is_named_on_each_process(
     command = ["train", *files.arguments(tmp_path / "run", MODEL="model")]
     command += ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.fsdp=2"]
     started = several_processes.start(
-        tmp_path / "printed", [command] * 2, devices=1, places=working_directories
+        tmp_path / "printed", [command] * 2, devices=1, directories=working_directories
     )
     try:
         assert started.codes() == [2, 2], started.errors(0)

@@ -169,12 +169,12 @@ def test_processes_with_different_settings_are_refused_on_each(files, start, tmp
 
 
 def test_processes_with_different_data_are_refused_on_each(files, start, tmp_path):
-    places = [tmp_path / "one", tmp_path / "other"]
-    for folder, pairs in zip(places, (UPPER[:16], UPPER[1:17]), strict=True):
+    directories = [tmp_path / "one", tmp_path / "other"]
+    for folder, pairs in zip(directories, (UPPER[:16], UPPER[1:17]), strict=True):
         folder.mkdir()
         write_pairs(folder / "train.jsonl", pairs)
     arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
-    started = start(*[arguments] * 2, places=places)
+    started = start(*[arguments] * 2, directories=directories)
     assert started.codes() == [2, 2]
     for number in range(2):
         errors = started.errors(number)
@@ -184,12 +184,12 @@ def test_processes_with_different_data_are_refused_on_each(files, start, tmp_pat
 
 @pytest.mark.parametrize("lacking", sample(1, [0, 1]))
 def test_an_error_in_one_process_stops_the_others(lacking, files, start, tmp_path):
-    places = [tmp_path / "0", tmp_path / "1"]
-    for folder in places:
+    directories = [tmp_path / "0", tmp_path / "1"]
+    for folder in directories:
         folder.mkdir()
-    write_pairs(places[1 - lacking] / "train.jsonl", UPPER[:16])
+    write_pairs(directories[1 - lacking] / "train.jsonl", UPPER[:16])
     arguments = training(files, tmp_path / "run", TRAIN_FILES="train.jsonl")
-    started = start(*[arguments] * 2, places=places)
+    started = start(*[arguments] * 2, directories=directories)
     codes = started.codes()
     assert (codes[lacking], codes[1 - lacking]) == (2, 3)
     assert "train.jsonl" in started.errors(lacking)

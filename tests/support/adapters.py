@@ -140,7 +140,7 @@ def our_logits(parameters, batch, *, graph):
 
 
 def assert_same_logits(ours, theirs, tokens) -> None:
-    """Compares logits except at padding; PEFT also returns those of the prompt."""
+    """Compares logits except at padding; PEFT also returns the prompt's."""
     theirs = theirs[:, -ours.shape[1] :]
     real = np.ones(ours.shape[:2], bool)
     if "labels" not in tokens:

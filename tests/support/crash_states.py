@@ -203,7 +203,7 @@ def recording(root: Path, ignored: tuple[str, ...] = ()) -> Iterator[_Recorder]:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What a command changed in a folder.
+    """Changes of a folder by a command.
 
     Attributes:
       before: the folder before the command.

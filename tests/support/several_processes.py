@@ -92,7 +92,7 @@ def start(
     folder: Path,
     commands: Sequence[Sequence[str]],
     devices: int,
-    places: Sequence[Path] | None = None,
+    directories: Sequence[Path] | None = None,
     slurm: bool = False,
 ) -> Started:
     """Starts one process per command; a single one is started without a group.
@@ -101,7 +101,7 @@ def start(
       folder: folder for the processes' output.
       commands: arguments of `prompt-tuning` for each process.
       devices: number of devices of each process.
-      places: working directory of each process; None for this process's.
+      directories: working directory of each process; None for this process's.
       slurm: whether the processes find each other through SLURM's variables.
     """
     folder.mkdir(parents=True)
@@ -122,7 +122,7 @@ def start(
         ):
             process = subprocess.Popen(
                 [sys.executable, "-m", "prompt_tuning", *command, *joined],
-                cwd=None if places is None else places[number],
+                cwd=None if directories is None else directories[number],
                 env=environment,
                 stdout=printed,
                 stderr=errors,

@@ -180,7 +180,7 @@ def array(shape, dtype, data):
     ],
     ids=lambda leaf: repr(leaf)[:60],
 )
-def test_leaves_that_contradict_themselves_are_refused(leaf, tmp_path):
+def test_contradictory_leaves_are_refused(leaf, tmp_path):
     folder = tmp_path / "checkpoint_1"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)

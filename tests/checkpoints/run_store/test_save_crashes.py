@@ -98,7 +98,7 @@ def save_sharded(run: Path, step: int) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_save_in_the_form_of_orbax_ends_with_the_same_content(tmp_path):
+def test_a_save_in_orbaxs_format_ends_with_the_same_content(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     save_sharded(run, 1)

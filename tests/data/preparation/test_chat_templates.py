@@ -120,7 +120,7 @@ def named(folder, *special_tokens):
 
 
 def test_tokens_with_a_role_reach_the_template(tmp_path):
-    """The expected values are those of `apply_chat_template` in transformers 5.23."""
+    """The expected values are from `apply_chat_template` in transformers 5.23."""
     entry = {"content": "<s>"}
     folder = write_tokenizer(tmp_path / "tokenizer", bos_token=entry, image_token="<i>")
     config = {"bos_token": "<s>", "eos_token": EOS, "pad_token": "<|pad|>"}
