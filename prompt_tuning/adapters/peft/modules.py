@@ -5,10 +5,10 @@ GPT-2 has query, key and value in one module, of which each is a part.
 """
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from prompt_tuning.adapters.peft.peft_settings import compile_pattern
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
@@ -159,18 +159,14 @@ def match_targets(targets: Any, known: Iterable[str]) -> set[str]:
     """Returns the modules that a `target_modules` of any form selects.
 
     Raises:
-      InputError: for a string that is not a regular expression.
+      InputError: for a text that is not a regular expression, or too complex a one.
     """
     if not isinstance(targets, str):
         return {name for name in known if _is_matched(targets or (), name)}
     if targets == ALL_LINEAR:
         return set(known)
-    try:
-        return {name for name in known if re.fullmatch(targets, name)}
-    except re.error as error:
-        raise InputError(
-            f"target_modules is {targets!r}, which is not a regular expression: {error}"
-        ) from error
+    pattern = compile_pattern(targets, "target_modules")
+    return {name for name in known if pattern.fullmatch(name)}
 
 
 def _is_matched(suffixes: Iterable[str], name: str) -> bool:

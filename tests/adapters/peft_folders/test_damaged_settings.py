@@ -1,12 +1,15 @@
 """Settings of PEFT adapters that have another type or contradict the tensors."""
 
 import json
+import re
+import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from prompt_tuning.adapters.peft.folder import read_folder
+from prompt_tuning.adapters.peft.modules import match_targets
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.core.errors import InputError
 from tests.support.dummies import LLAMA
@@ -124,6 +127,43 @@ def test_settings_of_a_lora_are_checked(changes, expected, tmp_path):
     with pytest.raises(InputError, match=expected) as raised:
         read(write(tmp_path / "a", "LORA", changes))
     assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(.*)*x",
+        "((a|b)+)+$",
+        r"(\w+)+",
+        "(m|m)(o|o)(d|d)(e|e)(l|l)x",
+        ".*.*.*.*.*x",
+        "m?o?d?e?l?x",
+        "a" * 3000,
+    ],
+)
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+def test_patterns_that_could_match_forever_are_refused(name, pattern, tmp_path):
+    start = time.monotonic()
+    with pytest.raises(InputError, match=name):
+        read(write(tmp_path / "a", "LORA", {name: {pattern: 2}}))
+    with pytest.raises(InputError, match="target_modules"):
+        match_targets(pattern, [MODULE])
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*decoder.*(SelfAttention|EncDecAttention).*(q|v)$",
+        r".*\.layers\.[0-9]+\.(self_attn|mlp)\.(q|k|v)_proj",
+        r"model.layers.\d+.self_attn.q_proj",
+        "q_proj|k_proj",
+    ],
+)
+def test_patterns_of_pefts_documentation_are_matched(pattern):
+    names = [MODULE, "q_proj", "a.decoder.SelfAttention.q"]
+    expected = {name for name in names if re.fullmatch(pattern, name)}
+    assert match_targets(pattern, names) == expected != set()
 
 
 def test_an_alpha_of_zero_is_read(tmp_path):
