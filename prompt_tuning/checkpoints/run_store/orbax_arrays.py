@@ -184,7 +184,7 @@ class StoredArray:
             than its padding.
         """
         stored = self._open()
-        chunk = tuple(stored.chunk_layout.read_chunk.shape)
+        chunk = tuple(stored.chunk_layout.read_chunk.shape or ())
         limit = 2 * math.prod(self.shape) + MAXIMUM_PADDING
         fits = len(stored.shape) == self.ndim and all(
             there >= size for there, size in zip(stored.shape, self.shape, strict=True)

@@ -20,7 +20,7 @@ ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     store = CheckpointStore(tmp_path_factory.mktemp("run"), form="orbax")
-    trained, moments = {LEAF: jnp.asarray(ARRAY)}, {"mu": jnp.ones(2)}
+    trained, moments = {LEAF: jnp.asarray(ARRAY)}, {"count": jnp.asarray(3)}
     store.save_sharded(1, trained, moments, {}, shapes=(trained, moments))
     store.wait()
     return store.folder / "checkpoint_1"
@@ -60,6 +60,8 @@ def declare(checkpoint, **metadata):
 def test_an_untouched_copy_is_read(checkpoint):
     seal(checkpoint)
     np.testing.assert_array_equal(read(checkpoint), ARRAY)
+    (count,) = checkpoint_files.read_optimizer_leaves(checkpoint).values()
+    assert np.asarray(count) == 3
 
 
 @pytest.mark.parametrize(
