@@ -339,9 +339,9 @@ def parse_special_tokens(text: str | None) -> tuple[tuple[str, str], ...]:
     if text is None:
         return ()
     name = f"--special_tokens {shown(text)}"
-    # A long text is not a valid file name.
+    # A long text is not a valid file name, nor is one with a zero byte.
     is_file = False
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         is_file = Path(text).is_file()
     try:
         source = read_limited(Path(text), MAXIMUM_BYTES) if is_file else text

@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 from jaxtyping import Int
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.rows.hdf5_files import (
     contains,
@@ -210,7 +211,7 @@ def _name_categories(
         raise InputError(
             f"the data has category {unnamed[0] if unnamed else numbers[0]}, expected "
             f"{NO_CATEGORY} for none"
-            + ("" if known_names is None else f" or one of {known_names}")
+            + ("" if known_names is None else f" or one of {shown(known_names)}")
             + "; see Evaluation.category_names"
         )
     names = [
@@ -230,11 +231,17 @@ def _category_names(evaluation: Evaluation) -> dict[int, str] | None:
     given = evaluation.category_names
     if not isinstance(given, str):
         return None if given is None else dict(enumerate(given))
-    try:
-        content = json.loads(Path(given).read_text(encoding="utf-8"))
-        return {int(number): str(name) for name, number in content.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"Evaluation.category_names: {given} cannot be read as an object of names "
-            f'and numbers, such as {{"news": 0}}: {error}'
-        ) from error
+    content = read_object(Path(given))
+    problem = InputError(
+        f"Evaluation.category_names: {given} contains no object of names and numbers, "
+        'such as {"news": 0}'
+    )
+    names = {}
+    for name, number in content.values.items():
+        if not isinstance(number, int | str) or isinstance(number, bool):
+            raise problem
+        try:
+            names[int(number)] = name
+        except ValueError:
+            raise problem from None
+    return names

@@ -49,7 +49,8 @@ def test_problems_are_one_line_and_exit_code_2(files, capsys):
     assert prepare(files, source="bad.jsonl") == 2
     printed = capsys.readouterr().err
     assert (
-        printed.startswith("prompt-tuning prepare: ") and "line 3: not JSON" in printed
+        printed.startswith("prompt-tuning prepare: ")
+        and "line 3 is not valid JSON" in printed
     )
     assert not (files / "out").exists()
     assert prepare(files, "--on_malformed", "skip", source="bad.jsonl") == 0

@@ -1,5 +1,6 @@
 """The files of an output: sequences, metadata, metrics, checksums and plots."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -11,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import columns
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.packing_progress import FinishedSplit
@@ -198,12 +201,11 @@ def _model_type(preparation: Preparation) -> str:
     path = Path(preparation.tokenizer.path)
     config = (path if path.is_dir() else path.parent) / MODEL_CONFIG
     if config.is_file():
-        try:
-            model = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-        except (ValueError, AttributeError):
-            model = None
-        if isinstance(model, str):
-            return model
+        # A config that is not JSON is no problem of the data.
+        with contextlib.suppress(InputError):
+            model = read_object(config).values.get("model_type")
+            if isinstance(model, str):
+                return model
     return type(open_tokenizer(preparation.tokenizer)).__name__
 
 

@@ -1,7 +1,6 @@
 """Parses the bytes of one record into turns of prompt and completion."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import parse_json, read_limited
 from prompt_tuning.data.preparation.input_files import (
     InputFile,
     decode_text,
@@ -19,6 +19,8 @@ from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.text.templates import Template, parse_template
 
 NO_CATEGORY = -1
+MAXIMUM_CATEGORIES = 2**24
+"""Maximum size in bytes of a file of category names."""
 MAXIMUM_WEIGHT = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
 _IN_FIRST_TURN = "; in a list of turns the first object must have it"
@@ -76,18 +78,7 @@ class RecordReader:
             return Record((Turn("", decode_text(content, location)),), plain=True)
         if file.delimiter is not None:
             return self._parse(_row_by_column(file, content, location), location)
-        try:
-            value = json.loads(decode_text(content, location))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{location}: not JSON: {error}") from error
-        except ValueError as error:  # Python's limit on the digits of an integer
-            raise InputError(
-                f"{location}: JSON with a number too long to be read: {error}"
-            ) from error
-        except RecursionError as error:
-            raise InputError(
-                f"{location}: JSON nested too deeply to be read"
-            ) from error
+        value = parse_json(decode_text(content, location), location)
         return self._parse(value, location)
 
     def check_columns(self, file: InputFile) -> None:
@@ -180,7 +171,7 @@ class RecordReader:
         )
         if name not in self._category_ids:
             raise InputError(
-                f"{location}: the category is {name!r}, expected one of "
+                f"{location}: the category is {shown(name)}, expected one of "
                 f"{_list_names(self._format.categories)}"
             )
         return self._category_ids[name]
@@ -217,8 +208,8 @@ def _lookup(
 ) -> Any:
     if key not in content:
         raise InputError(
-            f"{location}: found the keys {sorted(content)}, expected {key!r}; choose "
-            f"keys with {options}"
+            f"{location}: found the keys {shown(sorted(content))}, expected {key!r}; "
+            f"choose keys with {options}"
         )
     return content[key]
 
@@ -239,10 +230,9 @@ def _loss_weight(content: dict[str, Any], key: str, location: str) -> float:
     except (TypeError, ValueError, OverflowError):
         weight = math.nan
     if isinstance(value, bool) or not 0 <= weight <= MAXIMUM_WEIGHT:
-        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
         raise InputError(
-            f"{location}: {key!r} is {shown}, expected a loss weight, a number from 0 "
-            f"to {MAXIMUM_WEIGHT:.4g} (float32)"
+            f"{location}: {key!r} is {shown(value)}, expected a loss weight, a number "
+            f"from 0 to {MAXIMUM_WEIGHT:.4g} (float32)"
         )
     return weight
 
@@ -257,9 +247,10 @@ def _check_equal(objects: Sequence[dict[str, Any]], key: str, location: str) -> 
     for item in others:
         if item.get(key, first[key]) != first[key]:
             raise InputError(
-                f"{location}: {key!r} is {first[key]!r} in the first object of the "
-                f"list and {item[key]!r} in another, expected one value per line: put "
-                "each object on a separate line, or set the key only in the first"
+                f"{location}: {key!r} is {shown(first[key])} in the first object of "
+                f"the list and {shown(item[key])} in another, expected one value per "
+                "line: put each object on a separate line, or set the key only in the "
+                "first"
             )
 
 
@@ -290,8 +281,8 @@ def _chat_messages(
 
 
 def _list_names(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+    listed = ", ".join(shown(name) for name in names[:8])
+    return listed if len(names) <= 8 else f"{listed} and {len(names) - 8} more"
 
 
 def read_category_names(path: str) -> tuple[str, ...]:
@@ -303,11 +294,9 @@ def read_category_names(path: str) -> tuple[str, ...]:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"categories {path}: there is no such file")
-    text = decode_text(file.read_bytes(), str(file))
-    try:
-        names = json.loads(text) if text.lstrip()[:1] == "[" else text.splitlines()
-    except ValueError as error:
-        raise InputError(f"{path} is not a JSON list: {error}") from error
+    text = decode_text(read_limited(file, MAXIMUM_CATEGORIES), str(file))
+    is_json = text.lstrip()[:1] == "["
+    names = parse_json(text, str(file)) if is_json else text.splitlines()
     names = [name for name in names if not isinstance(name, str) or name.strip()]
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path} must name at least one category, each as a string")

@@ -25,8 +25,8 @@ from prompt_tuning.core.atomic_files import (
     sync_path,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.numpy_files import read_npz
 from prompt_tuning.core.typed_json import parse_json, read_limited
-from prompt_tuning.data.tools.array_files import read_archive
 
 NEW = "new"
 INDEX = "index"
@@ -104,7 +104,7 @@ class ScratchDirectory:
         if not file.exists():
             return None
         try:
-            arrays = read_archive(file)
+            arrays = read_npz(file)
             values = parse_json(arrays.pop(_VALUES).tobytes(), str(file))
         except (InputError, KeyError) as error:
             raise InputError(

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.word_encoder import word_encoder
+from prompt_tuning.data.text.library_errors import check_text, reporting_errors
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -36,6 +38,9 @@ class TextEncoder:
         Raises:
           InputError: if a text cannot be encoded.
         """
+        for parts in texts:
+            for part in parts:
+                check_text(part)
         if not self._independent:
             return [encode_consecutive(self._tokenizer, parts) for parts in texts]
         if self._words is not None:
@@ -48,9 +53,9 @@ class TextEncoder:
     def _word_ids(self, text: str) -> list[int]:
         assert self._words is not None
         try:
-            return self._words(text)
-        # The library raises nothing narrower; `encode` raises a better message.
-        except Exception:
+            with reporting_errors(lambda: "the text cannot be encoded"):
+                return self._words(text)
+        except InputError:  # `encode` reports which text it was
             return self._tokenizer.encode(text)
 
 

@@ -1,14 +1,18 @@
 """The lines of jsonl files: JSON objects whose values are text."""
 
 import dataclasses
-import json
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
+
+MAXIMUM_LINE = 2**22
+"""Maximum size of a line in bytes, which bounds the time that encoding it takes."""
 
 PairEncoder = Callable[[Tokenizer, str, str], tuple[list[int], list[int]]]
 """Encodes a prompt and its completion."""
@@ -44,9 +48,10 @@ class JsonLine:
           InputError: if the line does not have the key.
         """
         if key not in self.content:
+            keys = shown(sorted(self.content))
             raise InputError(
-                f"{self.location}: found the keys {sorted(self.content)}, expected "
-                f"{key!r}; name the keys with {setting}"
+                f"{self.location}: found the keys {keys}, expected {key!r}; name the "
+                f"keys with {setting}"
             )
         return self.content[key]
 
@@ -72,17 +77,22 @@ def read_lines(path: Path) -> Iterator[JsonLine]:
       InputError: at a line that is not a JSON object.
     """
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number in itertools.count(1):
+            line = lines.readline(MAXIMUM_LINE + 1)
+            if not line:
+                return
+            location = f"{path}, line {number}"
+            if len(line) > MAXIMUM_LINE:
+                raise InputError(
+                    f"{location}: {len(line):,} bytes or more, expected at most "
+                    f"{MAXIMUM_LINE:,}"
+                )
             if line.strip():
-                content = _parse_object(f"{path}, line {number}", line)
-                yield JsonLine(path, number, content)
+                yield JsonLine(path, number, _parse_object(location, line))
 
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(line.decode("utf-8"))
-    except ValueError as error:
-        raise InputError(f"{location}: not JSON in UTF-8: {error}") from error
+    content = parse_json(line, location)
     if not isinstance(content, dict):
         raise InputError(
             f"{location}: found a {type(content).__name__}, expected an object whose "

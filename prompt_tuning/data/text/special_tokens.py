@@ -1,17 +1,20 @@
 """Tokens with a role (BOS, EOS, padding), read from the files next to a tokenizer."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject, read_object
 
 CONFIG_FILE = "tokenizer_config.json"
 MAP_FILE = "special_tokens_map.json"
 ROLES = ("bos_token", "eos_token", "pad_token")
 """Roles with a field in `SpecialTokens`, in the order of its fields."""
+
+
+FLAGS = ("add_bos_token", "add_prefix_space")
+"""Settings that are true or false."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +38,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     Raises:
       InputError: if the file contains something else.
     """
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{file} contains a {type(content).__name__}, expected an object"
-        )
-    return content
+    return dict(read_object(file).values) if file.exists() else {}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -55,12 +48,24 @@ def read_settings(folder: Path) -> dict[str, Any]:
     has `added_tokens_decoder`.
 
     Raises:
-      InputError: if one of the files does not contain an object.
+      InputError: if one of the files does not contain an object, or a setting has
+        another type.
     """
-    config = read_json_object(folder / CONFIG_FILE)
+    config = _read_checked(folder / CONFIG_FILE)
     if "added_tokens_decoder" in config:
         return config
-    return config | read_json_object(folder / MAP_FILE)
+    return config | _read_checked(folder / MAP_FILE)
+
+
+def _read_checked(file: Path) -> dict[str, Any]:
+    """Reads a file of settings and checks the types of those that are used."""
+    content = JsonObject(str(file), read_json_object(file))
+    for flag in FLAGS:
+        content.flag(flag, None)
+    for role in ROLES:
+        if role in content and _text(content.value(role)) is None:
+            content.refuse(role, "a text, or an object with a text as its content")
+    return dict(content.values)
 
 
 def role_texts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import read_limited
+from prompt_tuning.data.text import library_errors
+from prompt_tuning.data.text.library_errors import check_text, reporting_errors
 from prompt_tuning.data.text.special_tokens import (
     SpecialTokens,
     configured_tokens,
@@ -24,6 +27,9 @@ from prompt_tuning.data.text.special_tokens import (
 if TYPE_CHECKING:
     import sentencepiece
     import tokenizers
+
+MAXIMUM_VOCABULARY = 2**24
+"""Maximum number of ids of a tokenizer."""
 
 SPACE_MARKS = ("\u2581", "\u0120")
 """Characters for a leading space in vocabularies: sentencepiece, byte-level BPE."""
@@ -98,7 +104,9 @@ class SentencePieceTokenizer(_SpecialTokenAttributes):
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return self.processor.encode(text)
+        check_text(text)
+        with reporting_errors(lambda: f"the text {shown(text)} cannot be encoded"):
+            return self.processor.encode(text)
 
     def encode_continuation(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -106,13 +114,15 @@ class SentencePieceTokenizer(_SpecialTokenAttributes):
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """See `Tokenizer`."""
-        return self.processor.decode([i for i in map(int, ids) if self._is_text(i)])
+        with reporting_errors(lambda: library_errors.DECODING):
+            return self.processor.decode([i for i in map(int, ids) if self._is_text(i)])
 
     def token(self, id: int) -> str:
         """See `Tokenizer`."""
         if not 0 <= id < self.vocabulary_size:
             return f"<unused {id}>"
-        return self.processor.id_to_piece(int(id))
+        with reporting_errors(lambda: library_errors.DECODING):
+            return self.processor.id_to_piece(int(id))
 
     def _is_text(self, id: int) -> bool:
         return 0 <= id < self.vocabulary_size and not self.processor.is_control(id)
@@ -128,29 +138,32 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", special: SpecialTokens):
         super().__init__(special)
-        # A tokenizer.json may be set to truncate or pad every text to the length that
-        # its model was trained with.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self.vocabulary_size = 1 + max(tokenizer.get_vocab().values())
+        self.vocabulary_size = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        if not 0 < self.vocabulary_size <= MAXIMUM_VOCABULARY:
+            raise InputError(
+                f"the tokenizer's ids go up to {self.vocabulary_size - 1:,}, expected "
+                f"at least one, and at most {MAXIMUM_VOCABULARY - 1:,}"
+            )
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        try:
+        check_text(text)
+        with reporting_errors(
+            lambda: (
+                f"the text {shown(text)} cannot be encoded, perhaps because a part "
+                "of it is not in the tokenizer's vocabulary"
+            )
+        ):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the library raises nothing narrower
-            raise InputError(
-                f"the text {text!r} cannot be encoded ({error}): a part of it is not "
-                "in the tokenizer's vocabulary, which has no unknown token"
-            ) from error
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes several texts, faster than calling `encode` for each."""
         encode = self.tokenizer.encode_batch_fast
         try:
-            return [each.ids for each in encode(texts, add_special_tokens=False)]
-        except Exception:  # `encode` reports which text it was
+            with reporting_errors(lambda: "a text cannot be encoded"):
+                return [each.ids for each in encode(texts, add_special_tokens=False)]
+        except InputError:  # `encode` reports which text it was
             return [self.encode(text) for text in texts]
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -160,11 +173,13 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """See `Tokenizer`."""
         inside = [i for i in map(int, ids) if 0 <= i < self.vocabulary_size]
-        return self.tokenizer.decode(inside, skip_special_tokens=True)
+        with reporting_errors(lambda: library_errors.DECODING):
+            return self.tokenizer.decode(inside, skip_special_tokens=True)
 
     def token(self, id: int) -> str:
         """See `Tokenizer`."""
-        entry = self.tokenizer.id_to_token(int(id)) if id >= 0 else None
+        inside = 0 <= id < self.vocabulary_size
+        entry = self.tokenizer.id_to_token(int(id)) if inside else None
         return f"<unused {id}>" if entry is None else entry
 
     @functools.cached_property
@@ -292,12 +307,13 @@ def load_tokenizer(
     file = _tokenizer_file(Path(path))
     overrides = SpecialTokens(bos_id, eos_id, pad_id, add_bos)
     config = read_settings(file.parent)
+    load = _load_hugging_face
     if file.suffix == ".model":
-        tokenizer = _load_sentencepiece(file, overrides, config)
+        load = _load_sentencepiece
     elif file.name == "vocab.json":
-        tokenizer = _load_byte_level(file, overrides, config)
-    else:
-        tokenizer = _load_hugging_face(file, overrides, config)
+        load = _load_byte_level
+    with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
+        tokenizer = load(file, overrides, config)
     if add_bos and tokenizer.bos_id is None:
         raise InputError(
             f"add_bos is set, but {file} defines no BOS: pass bos_id as well"
@@ -333,10 +349,9 @@ def _load_sentencepiece(
 ) -> Tokenizer:
     import sentencepiece
 
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (RuntimeError, OSError) as error:
-        raise InputError(f"{file} is not a sentencepiece model: {error}") from error
+    content = read_limited(file, library_errors.MAXIMUM_FILE)
+    with reporting_errors(lambda: f"{file} is not a sentencepiece model"):
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     ids = [processor.bos_id(), processor.eos_id(), processor.pad_id()]
     defaults = SpecialTokens(*(None if i < 0 else i for i in ids), add_bos=ids[0] >= 0)
     vocabulary = {processor.id_to_piece(i): i for i in range(processor.vocab_size())}
@@ -350,10 +365,12 @@ def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> To
     import tokenizers
 
     read_json_object(file)
-    try:
+    with reporting_errors(lambda: f"{file} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"{file} is not a tokenizer.json: {error}") from error
+    # It may be set to truncate or pad every text to the length that its model was
+    # trained with.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
     first = tokenizer.encode("a").ids[:1]
     defaults = SpecialTokens(add_bos=first == [special.bos_id])
@@ -366,12 +383,11 @@ def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Toke
 
     merges = file.with_name("merges.txt")
     read_json_object(file)
-    try:
+    read_limited(merges, library_errors.MAXIMUM_FILE)
+    with reporting_errors(
+        lambda: f"{file} and {merges.name} are not a GPT-2 tokenizer"
+    ):
         byte_pairs = models.BPE.from_file(str(file), str(merges))
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(
-            f"{file} and {merges.name} are not a GPT-2 tokenizer: {error}"
-        ) from error
     tokenizer = tokenizers.Tokenizer(byte_pairs)
     prefix_space = bool(config.get("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)

@@ -25,7 +25,7 @@ from tests.support.prepared_files import (
 )
 
 BAD = [
-    ('{"prompt": "a"', "line 3: not JSON"),
+    ('{"prompt": "a"', "line 3 is not valid JSON"),
     ('["a"]', "line 3: found a str, expected an object"),
     ("[]", "line 3: the list is empty"),
     ('{"prompt": "a"}', "line 3: found the keys ['prompt'], expected 'completion'"),
@@ -33,7 +33,10 @@ BAD = [
     ('{"prompt": ["a", "b"], "completion": ["c"]}', "line 3: 2 prompts and 1"),
     ('{"messages": [{"role": "user", "content": "a"}]}', "need --chat"),
     ('{"completion": "a\\ud800"}', "line 3"),
-    ('{"completion": %s}' % ("1" * 5000), "line 3: JSON with a number too long"),
+    (
+        '{"completion": %s}' % ("1" * 5000),
+        "line 3 is not valid JSON: Exceeds",
+    ),
     (
         '[{"messages": [{"role": "user", "content": "a"}]}, {"messages": []}]',
         "line 3: found a list of 2 objects with messages, expected one conversation",

@@ -7,7 +7,7 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
-from prompt_tuning.data.rows.jsonl import LineEncoder
+from prompt_tuning.data.rows.jsonl import LineEncoder, read_lines
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.text.tokenizers import load_tokenizer, separate_pair
 from tests.support.shared_data import SHARED, needs_shared
@@ -234,7 +234,7 @@ def test_files_with_and_without_types_do_not_mix(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "a", ', "line 2: not JSON"),
+        ('{"prompt": "a", ', "line 2 is not valid JSON"),
         ('["a", "b"]', "line 2: found a list, expected an object"),
         ('{"prompt": "a"}', r"line 2: found the keys \['prompt'\], expected 'complet"),
         ('{"prompt": 3, "completion": "a"}', "line 2: 'prompt' is a int, expected a s"),
@@ -250,7 +250,7 @@ def test_lines_that_are_not_pairs_are_refused(tmp_path, line, message):
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes('{"completion": "é"}'.encode("latin-1"))
-    with pytest.raises(InputError, match=r"latin\.jsonl, line 1: not JSON in UTF-8"):
+    with pytest.raises(InputError, match=r"latin\.jsonl, line 1 is not valid JSON"):
         open_lines(path, Letters())
 
 
@@ -266,3 +266,12 @@ def test_a_row_without_an_eos_token_cannot_be_ended(tmp_path):
     with pytest.raises(InputError, match="defines no EOS"):
         open_lines(path, endless)
     assert open_lines(path, endless, add_eos=False)[0].input_ids.tolist() == [1, 3, 4]
+
+
+def test_lines_are_bounded(tmp_path):
+    path = write_lines(tmp_path / "long.jsonl", '{"a": "' + "x" * 5_000_000 + '"}')
+    with pytest.raises(InputError, match=r"line 1: 4,194,305 bytes or more, expected"):
+        list(read_lines(path))
+    path = write_lines(tmp_path / "deep.jsonl", '{"a": ' + "[" * 100_000)
+    with pytest.raises(InputError, match=r"line 1 nests its JSON more than 100 levels"):
+        list(read_lines(path))

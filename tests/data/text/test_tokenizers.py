@@ -4,6 +4,7 @@ import shutil
 import pytest
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.preparation.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import (
     continued_pair,
     encode_prompt,
@@ -12,6 +13,7 @@ from prompt_tuning.data.text.tokenizers import (
 )
 from tests.support.exhaustive import sample
 from tests.support.shared_data import SHARED, needs_shared
+from tests.support.small_tokenizer import write_tokenizer
 
 STORIES = SHARED / "data/models/stories260k"
 GPT2 = SHARED / "data/tokenizers/gpt2"
@@ -202,8 +204,8 @@ def test_a_missing_tokenizer_is_refused(tmp_path):
     ("name", "content", "message"),
     [
         ("tokenizer.model", b"not a model", "not a sentencepiece model"),
-        ("tokenizer.json", b"{", "is not JSON"),
-        ("tokenizer.json", b"[]", "contains a list, expected an object"),
+        ("tokenizer.json", b"{", "is not valid JSON"),
+        ("tokenizer.json", b"[]", "contains a list, expected a JSON object"),
         ("tokenizer.json", b"{}", "is not a tokenizer.json"),
     ],
 )
@@ -217,3 +219,63 @@ def test_an_unusable_tokenizer_is_refused(tmp_path, name, content, message):
 def test_the_only_model_file_of_a_folder_is_read(tmp_path, t5):
     shutil.copy(T5 / "spiece.model", tmp_path / "other.model")
     assert load_tokenizer(tmp_path).encode("good") == t5.encode("good")
+
+
+def changed_tokenizer(folder, **changes):
+    """A tokenizer.json with other settings."""
+    write_tokenizer(folder)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+def test_a_panic_of_the_library_is_reported(tmp_path):
+    """The class of a panic derives from BaseException alone."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": ""}
+    folder = changed_tokenizer(tmp_path / "tokenizer", normalizer=normalizer)
+    with pytest.raises(InputError, match="precompiled_charsmap") as caught:
+        load_tokenizer(folder)
+    assert type(caught.value.__cause__).__name__ == "PanicException"
+
+
+def test_padding_of_a_tokenizer_is_never_applied(tmp_path):
+    """The library would end the process for lack of memory."""
+    padding = {
+        "strategy": {"Fixed": 10**12},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    tokenizer = load_tokenizer(changed_tokenizer(tmp_path / "a", padding=padding))
+    assert len(tokenizer.encode("the")) < 10
+
+
+def test_long_texts_and_large_ids_are_refused(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
+    with pytest.raises(InputError, match="5,000,000 characters, expected at most 4,19"):
+        tokenizer.encode("a" * 5_000_000)
+    with pytest.raises(InputError, match="5,000,000 characters, expected at most 4,19"):
+        TextEncoder(tokenizer)([["a" * 5_000_000]])
+    folder = changed_tokenizer(tmp_path / "large")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["zz"] = 2**31
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="ids go up to 2,147,483,648, expected"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"add_bos_token": "yes"}, "add_bos_token = 'yes', expected true or false"),
+        ({"eos_token": 5}, "eos_token = 5, expected a text, or an object"),
+        ({"eos_token": {"content": []}}, "expected a text, or an object"),
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path, settings, message):
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=message):
+        load_tokenizer(folder)

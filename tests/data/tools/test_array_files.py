@@ -11,7 +11,7 @@ def test_an_array_larger_than_its_file_is_refused(tmp_path):
     header = {"descr": "<i8", "fortran_order": False, "shape": (10**12,)}
     with (tmp_path / "lengths.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(InputError, match="8,000,000,000,000 bytes, but contains 0"):
+    with pytest.raises(InputError, match="declares 8,000,000,000,128"):
         read_array(tmp_path / "lengths.npy", ("rows",))
 
 
@@ -39,5 +39,5 @@ def test_headers_of_arrays_are_checked(tmp_path, text):
 def test_arrays_are_read(tmp_path):
     np.save(tmp_path / "lengths.npy", np.arange(3))
     assert read_array(tmp_path / "lengths.npy", ("rows",)).tolist() == [0, 1, 2]
-    with pytest.raises(InputError, match="is a folder, expected"):
+    with pytest.raises(InputError, match="is not a file"):
         read_array(tmp_path, ("rows",))
