@@ -25,6 +25,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ class Row:
 
 def main() -> int:
     """Runs the tests; returns 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100, metavar="N")
     parser.add_argument("--pairs", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
@@ -95,6 +96,8 @@ def main() -> int:
         if options.kills:
             failed |= run_kills(folder, scenarios, options.kills, randomness)
         if options.pairs:
+            from scripts.pair_tests import run_pairs  # imports this module
+
             failed |= run_pairs(folder, options.pairs, randomness)
     finally:
         if options.keep:
@@ -117,7 +120,9 @@ def _import_package(folder: Path) -> None:
     from prompt_tuning.data.preparation import preparation, worker_pool
 
     # Small inputs, but resumed within a task as large ones are.
-    preparation.prepare.__kwdefaults__["checkpoint_seconds"] = 0.05
+    defaults = preparation.prepare.__kwdefaults__
+    assert defaults is not None
+    defaults["checkpoint_seconds"] = 0.05
     worker_pool.TASK_RECORDS = 200
 
 
@@ -148,11 +153,11 @@ def make_scenarios(folder: Path) -> list[Scenario]:
     """Returns all scenarios."""
 
     def train(target: Path) -> list[list[str]]:
-        return [["train", *_bindings(folder, target / "run")]]
+        return [["train", *run_options(folder, target / "run")]]
 
     def sweep(target: Path) -> list[list[str]]:
         vary = ["--vary", "Run.seed=0,1,2"]
-        return [["sweep", *_bindings(folder, target / "run"), *vary]]
+        return [["sweep", *run_options(folder, target / "run"), *vary]]
 
     def prepare(target: Path) -> list[list[str]]:
         options = ["--output", str(target / "out"), "--length", "32", "--workers", "1"]
@@ -176,7 +181,7 @@ def make_scenarios(folder: Path) -> list[Scenario]:
     ]
 
 
-def _bindings(folder: Path, run: Path, steps: int = 24) -> list[str]:
+def run_options(folder: Path, run: Path, steps: int = 24) -> list[str]:
     """Returns the options of a run that saves eight checkpoints."""
     values = {
         "MODEL": str(folder / "model"),
@@ -322,7 +327,7 @@ def _leaving() -> Iterator[None]:
     except SystemExit as ended:
         os._exit(ended.code if isinstance(ended.code, int) else 1)
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         sys.stderr.flush()
         os._exit(70)
     os._exit(0)
@@ -374,59 +379,6 @@ def differences(expected: Contents, actual: Contents) -> list[str]:
         for name in names
         if expected.get(name, missing) != actual.get(name, missing)  # type: ignore
     )
-
-
-def run_pairs(folder: Path, pairs: int, randomness: random.Random) -> bool:
-    """Starts pairs of commands in one run directory; returns whether any failed."""
-    failures = 0
-    for number in range(pairs):
-        target = folder / f"pair_{number}"
-        run = target / "run"
-        target.mkdir()
-        bindings = _bindings(folder, run, steps=10**6)
-        train = ["train", *bindings, "--gin.Run.save_every=100"]
-        sweep = ["sweep", *train[1:], "--vary", "Run.seed=0,1"]
-        member = ["train", *_bindings(folder, run / "seed=0", steps=10**6)]
-        kinds = [(train, train), (sweep, sweep), (train, sweep), (sweep, member)]
-        commands = list(kinds[number % len(kinds)])
-        randomness.shuffle(commands)
-        stagger = randomness.choice((0.0, randomness.uniform(0, 1)))
-        problem = run_pair(target, commands, stagger)
-        names = " and ".join(command[0] for command in commands)
-        print(f"pair {number + 1}, {names}, {stagger:.2f} s apart: {problem or 'one'}")
-        failures += bool(problem)
-    print(f"{pairs} pairs, in {pairs - failures} exactly one continued", flush=True)
-    return bool(failures)
-
-
-def run_pair(target: Path, commands: list[list[str]], stagger: float) -> str:
-    """Runs a pair; returns a description of the problem, or an empty text."""
-    (target / "0").mkdir()
-    (target / "1").mkdir()
-    processes = start(target / "0", commands[:1])
-    time.sleep(stagger)
-    processes += start(target / "1", commands[1:])
-    until, codes = time.monotonic() + LONGEST, [None, None]
-    while codes == [None, None] and time.monotonic() < until:
-        for number, process in enumerate(processes):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
-                codes[number] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    time.sleep(1)
-    (refused,) = [n for n in (0, 1) if codes[n] is not None] or (0,)
-    printed = output(target / str(refused), 0).read_text()
-    other = processes[1 - refused]
-    wait_for = target.rglob("checkpoint_*")
-    while not any(wait_for) and time.monotonic() < until:
-        time.sleep(0.1)
-        wait_for = target.rglob("checkpoint_*")
-    os.kill(other, signal.SIGTERM)
-    codes[1 - refused] = wait(other, until)
-    one_line = len(printed.splitlines()) == 1 and "is being written by" in printed
-    if sorted(codes) == [0, 2] and one_line and codes[refused] == 2:  # type: ignore
-        return ""
-    return f"exit codes {codes}, and the refused one printed: {printed}"
 
 
 if __name__ == "__main__":
