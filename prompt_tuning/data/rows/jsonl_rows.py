@@ -12,11 +12,11 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
 from prompt_tuning.data.rows.jsonl import LineEncoder, read_lines
 from prompt_tuning.data.rows.row_sources import (
-    ROWS_PER_BLOCK,
     Files,
     Row,
     RowBlock,
     list_files,
+    rows_per_block,
 )
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import (
@@ -104,9 +104,11 @@ class JsonlRows:
         return Row(ids, types, values.map(lambda values: values[0]))
 
     def blocks(self) -> Iterator[RowBlock]:
-        """Yields all rows in order, `ROWS_PER_BLOCK` at a time."""
-        for start in range(0, len(self), ROWS_PER_BLOCK):
-            rows = self._rows[start : start + ROWS_PER_BLOCK]
+        """Yields all rows in order, many at a time."""
+        longest = max(len(ids) for ids, _ in self._rows)
+        count = rows_per_block(longest)
+        for start in range(0, len(self), count):
+            rows = self._rows[start : start + count]
             shape = len(rows), max(len(ids) for ids, _ in rows)
             input_ids = np.zeros(shape, np.int32)
             token_types = np.full(shape, PADDING, np.int32)

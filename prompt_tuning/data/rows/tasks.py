@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 PROMPT_IDS = "prompt_ids"
 """Usual name of the HDF5 data set of each row's task."""
@@ -119,12 +120,15 @@ class Tasks:
         """
         if self.names is not None and value in self.names:
             return list(self.names).index(value)
-        if isinstance(value, int) and not isinstance(value, bool):
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if is_integer and abs(value) <= MAXIMUM_INTEGER:
             return value
         expected = "an integer; or set DataSource.prompt_id_names for names"
         if self.names is not None:
             expected = f"one of {list(self.names)} or its number"
-        raise InputError(f"{location}: {self.key!r} is {value!r}, expected {expected}")
+        raise InputError(
+            f"{location}: {self.key!r} is {shown(value)}, expected {expected}"
+        )
 
     def range_error(self, task: int) -> str:
         """Returns the message for a task that is out of range."""

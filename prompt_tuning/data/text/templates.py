@@ -26,6 +26,9 @@ _SOFT = re.compile(rf"\{{soft:(?:(\d+)(?::({_WORDS}))?|({_WORDS}))\}}", re.DOTAL
 _KEY = re.compile(r'\{((?!soft\b)[^{}"]+)\}')
 _PLAIN = re.compile(r"[^{}]+")
 
+MAXIMUM_DIGITS = 6
+"""Maximum number of digits of the number of vectors of a soft part."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Text:
@@ -144,7 +147,15 @@ def _parse_part(template: str, start: int) -> tuple[TemplatePart, int]:
 
 
 def _parse_soft(template: str, start: int, match: re.Match[str]) -> Soft:
-    count = None if match[1] is None else int(match[1])
+    digits = match[1]
+    if digits is not None and len(digits.lstrip("0")) > MAXIMUM_DIGITS:
+        raise _error(
+            template,
+            start,
+            f"the number of vectors has {len(digits):,} digits, expected at most "
+            f"{MAXIMUM_DIGITS}",
+        )
+    count = None if digits is None else int(digits.lstrip("0") or 0)
     words = match[2] or match[3]
     if count == 0:
         raise _error(template, start, "expected at least one vector")

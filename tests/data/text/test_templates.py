@@ -202,3 +202,8 @@ def test_vectors_of_words_start_from_their_embeddings():
     with pytest.warns(UserWarning, match=r"3 tokens of 'abc' do not fit .* 1 vectors"):
         actual = long(jax.random.key(0), (1, 2), vocabulary)
     np.testing.assert_array_equal(actual, embeddings[:1])
+
+
+def test_a_number_of_vectors_is_bounded():
+    with pytest.raises(InputError, match="5,000 digits, expected at most 6"):
+        parse_template("{soft:" + "9" * 5000 + "} {text}")
