@@ -190,7 +190,7 @@ def test_a_token_objective_refuses(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": "yes"}, "labels is 'yes', expected a list"),
+        ({"labels": "yes"}, "labels is 'yes', a str; expected a list"),
         ({"labels": ["yes"]}, "labels are .'yes'., expected two or more"),
         ({"labels": ["yes", "no", "yes"]}, "all different"),
         ({"loss": "perceptron"}, "loss is 'perceptron', expected one of cross_entropy"),
