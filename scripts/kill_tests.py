@@ -168,7 +168,7 @@ def make_scenarios(folder: Path) -> list[Scenario]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        joined = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--silence=1"]
+        joined = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--silence=20"]
         (command,) = train(target)
         command = [*command, "--gin.Run.mesh=@MeshShape()", *joined]
         return [[*command, f"--process={number}"] for number in range(2)]
