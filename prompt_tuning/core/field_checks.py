@@ -64,6 +64,8 @@ def _accepts(hint: Any, value: Any) -> bool:
 
 
 def _is_of_kind(kind: Any, value: Any) -> bool:
+    if kind is Any:
+        return True
     if kind in PLAIN:
         return type(value) is kind or (kind is float and type(value) is int)
     if _is_settings(kind):
