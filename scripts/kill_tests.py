@@ -195,7 +195,6 @@ def run_options(folder: Path, run: Path, steps: int = 24) -> list[str]:
         "Run.evaluate_every": 9,
         "Run.log_every": 1,
         "Run.keep_last": 2,
-        "from_sampled_vocabulary.population_size": 20,
         "DataSource.buckets": 1,
     }
     bindings = [f"--gin.{name}={value!r}" for name, value in values.items()]

@@ -180,8 +180,7 @@ def from_sampled_vocabulary(population_size: int | None = 5000) -> Initializer:
 
     Args:
       population_size: number of rows to draw from, which are the most frequent tokens
-        in most vocabularies; None for all. If the table has fewer rows, all of them are
-        used, with a warning.
+        in most vocabularies; None, or more than the table has, for all.
 
     Raises (when it initializes the prompt):
       InputError: if the population is not positive.
@@ -189,16 +188,9 @@ def from_sampled_vocabulary(population_size: int | None = 5000) -> Initializer:
 
     def initialize(key, shape, vocabulary):
         rows = vocabulary.embeddings.shape[0]
-        population = rows if population_size is None else population_size
+        population = rows if population_size is None else min(population_size, rows)
         if population <= 0:
             raise InputError(f"population_size is {population}, expected at least 1")
-        if population > rows:
-            warnings.warn(
-                f"population_size {population} is more than the {rows} rows of the "
-                "embedding table; all rows are used",
-                stacklevel=2,
-            )
-            population = rows
         replace = shape[0] > population
         if replace:
             warnings.warn(

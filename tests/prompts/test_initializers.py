@@ -80,9 +80,8 @@ def test_all_rows_can_be_sampled():
     assert sorted(drawn) == list(range(10))
 
 
-def test_a_population_beyond_the_table_is_clamped_with_a_warning():
-    with pytest.warns(UserWarning, match="5000 is more than the 10 rows"):
-        drawn = rows_drawn(start(initializers.from_sampled_vocabulary(), length=10))
+def test_a_population_beyond_the_table_is_the_whole_table_without_a_warning():
+    drawn = rows_drawn(start(initializers.from_sampled_vocabulary(), length=10))
     assert sorted(drawn) == list(range(10))
 
 

@@ -113,7 +113,6 @@ class Files:
             "Run.evaluate_every": 0,
             "Run.save_every": 3,
             "Run.log_every": 1,
-            "from_sampled_vocabulary.population_size": 20,
             # Each is a separate program.
             "DataSource.buckets": 1,
         } | {name.replace("__", "."): value for name, value in macros.items()}

@@ -260,9 +260,8 @@ def test_a_resumed_run_does_not_need_its_source(make, prompt_run, tmp_path):
 
 
 def test_no_common_parameters(make, prompt_run, tmp_path):
-    run = make(
-        tmp_path / "run", **(continuation_options(prompt_run) | {"groups": [LORAS]})
-    )
+    choices = continuation_options(prompt_run) | {"groups": [LORAS], "prompt": None}
+    run = make(tmp_path / "run", **choices)
     with pytest.raises(InputError) as refused:
         open_run(run)
     message = str(refused.value)

@@ -53,7 +53,6 @@ def opened(model: Path, files: Path, prompt: Path | None, **choices):
         "RUN_DIRECTORY": str(files.parent / "run"),
         "PROMPT_LENGTH": LENGTH,
         "BATCH_SIZE": 4,
-        "from_sampled_vocabulary.population_size": 20,
     } | ({} if prompt else {"Run.prompt": None})
     arguments |= {k: choices.pop(k) for k in list(choices) if "." in k}
     bindings = [f"{name}={value!r}" for name, value in arguments.items()]
