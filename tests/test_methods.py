@@ -122,6 +122,8 @@ def run_of(method: Method, model_data: ModelData) -> Run:
     return gin_files.read_run(
         ["runs/first_prompt.gin", *method.files],
         [*SIZES, *bindings, *method.choices, *method.sizes],
+        # The sizes are of all methods.
+        allow_unused=True,
     )
 
 
