@@ -149,6 +149,7 @@ class ConfigSources:
         self._bytes = self._includes = 0
         # Values that each given file sets, such as those of Run.prompt.
         self._given: dict[str, dict[str, Any]] = {}
+        self._bound: set[str] = set()
         self._values: dict[str, Any] = {}
 
     def check_file(self, name: str) -> None:
@@ -166,9 +167,7 @@ class ConfigSources:
         """Checks a binding; see `check_file`."""
         self._values = {}
         self._check_text(binding, ())
-        for values in self._given.values():
-            for name in self._values:
-                values.pop(name, None)
+        self._bound |= self._values.keys()
 
     def check_order(self) -> None:
         """Refuses a file that silently undoes what a file given before it is for.
@@ -185,7 +184,7 @@ class ConfigSources:
             is_run = STEPS in values
             if STEPS in before:
                 continue
-            shared = before.keys() & values.keys()
+            shared = before.keys() & values.keys() - self._bound
             for name in sorted(
                 shared, key=lambda key: (not key.startswith("Run."), key)
             ):

@@ -29,7 +29,7 @@ def test_the_run_after_overriding_files_is_refused(first, undone):
 
 
 def test_a_prompt_after_the_run_is_trained():
-    run = read_run([RUN, "prompts/prefix.gin"], BINDINGS)
+    run = read_run([RUN, "prompts/prefix.gin"], [*BINDINGS, "Run.steps = 3"])
     assert vars(run.prompt)["factory"].__name__ == "KeyValuePrefix"
 
 

@@ -182,7 +182,7 @@ def continued(config, graph, parameters, batch, tasks=None):
         tasks,
         graph=graph,
         new_tokens=8,
-        stop_ids=(config.eos_id,),
+        stop_ids=() if config.eos_id is None else (config.eos_id,),
         pad_id=config.pad_id,
     )
 
@@ -227,7 +227,7 @@ def test_generated_stories_equal_the_published_ones():
         jax.random.split(jax.random.key(0), 1),
         graph=graph,
         new_tokens=len(tokenizer.encode(story)),
-        stop_ids=(config.eos_id,),
+        stop_ids=() if config.eos_id is None else (config.eos_id,),
         pad_id=config.pad_id,
     )
     assert tokenizer.decode(generated[0].tolist()) == story

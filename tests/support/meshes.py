@@ -76,6 +76,8 @@ def tuned(config: ModelConfig, method: Method) -> Model:
             *method.choices,
             *(NARROW.get(size, size) for size in method.sizes),
         ],
+        # The sizes are of all methods.
+        allow_unused=True,
     )
     table = np.zeros((config.vocabulary_size, config.width), np.float32)
     vocabulary = Vocabulary(table, dummies.LetterTokenizer())
