@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.fuzz.fuzz_kind import Kind, Outcome
 from tests.fuzz.fuzz_worker import run_cases
 
+CONTEXT = multiprocessing.get_context("spawn")
 MAXIMUM_SECONDS = 20.0
 START_SECONDS = 120.0
 """Time in which a worker has imported everything and begun its first case."""
@@ -39,9 +40,12 @@ def fuzz(
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         templates = Path(folder)
-        for kind in kinds:
-            (templates / kind.name).mkdir()
-            kind.write(templates / kind.name)
+        # In another process, like the cases: type checks of this one would change the
+        # defaults that gin records.
+        writer = CONTEXT.Process(target=write_templates, args=(kinds, templates))
+        writer.start()
+        writer.join()
+        assert writer.exitcode == 0, "a valid input could not be written"
         while pending:
             done = 0
             for outcome in _run_worker(kinds, templates, seed, pending, deadline):
@@ -52,6 +56,13 @@ def fuzz(
                 return
 
 
+def write_templates(kinds: Sequence[Kind], folder: Path) -> None:
+    """Writes a valid input of each kind into a folder of its name."""
+    for kind in kinds:
+        (folder / kind.name).mkdir()
+        kind.write(folder / kind.name)
+
+
 def _run_worker(
     kinds: Sequence[Kind],
     templates: Path,
@@ -60,9 +71,8 @@ def _run_worker(
     deadline: float,
 ) -> Iterator[Outcome]:
     """Yields outcomes until the cases are done, or one of them hangs or crashes."""
-    context = multiprocessing.get_context("spawn")
-    connection, theirs = context.Pipe()
-    worker = context.Process(
+    connection, theirs = CONTEXT.Pipe()
+    worker = CONTEXT.Process(
         target=run_cases, args=(theirs, kinds, templates, seed, cases)
     )
     worker.start()
