@@ -148,9 +148,10 @@ def _name_of_kind(kind: Any) -> str:
     if origin is collections.abc.Mapping:
         return f"a dict of {' to '.join(map(_name, inner))}"
     if origin in CONTAINERS:
-        if len(inner) > 1 and inner[1] is not ...:
+        item, *others = inner
+        if others and others[0] is not ...:
             return f"({', '.join(map(_name, inner))})"
-        return f"a list of {'strings' if inner[0] is str else _name(inner[0])}"
+        return f"a list of {'strings' if item is str else _name(item)}"
     return getattr(kind, "__name__", str(kind))
 
 

@@ -15,6 +15,7 @@ MISS = re.compile(r"PERSISTENT COMPILATION CACHE MISS for '([^']*)'")
 HIT = re.compile(r"Persistent compilation cache hit for '([^']*)'")
 
 
+@pytest.mark.exhaustive
 def test_a_second_process_compiles_nothing(files, tmp_path):
     without_cache = {k: v for k, v in os.environ.items() if k not in COMPILATION_CACHE}
     cache = tmp_path / "cache"

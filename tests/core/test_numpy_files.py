@@ -3,6 +3,7 @@
 import io
 import tracemalloc
 import zipfile
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +31,7 @@ def npy(text, data=b"", version=1):
     )
 
 
-def declared(shape, dtype="<f4"):
+def declared(shape, dtype: Any = "<f4"):
     return f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}"
 
 

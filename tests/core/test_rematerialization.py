@@ -128,6 +128,7 @@ def test_weight_gradients_are_the_same_in_scans_that_index_layers():
     assert_same(actual, plain("t5_gated", weights))
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_may_have_its_own_policy():
     config = dataclasses.replace(
         deep(dummies.T5_GATED, Rematerialization(policy="dots", skip_first=1)),

@@ -1,13 +1,15 @@
 """Fields of `config.json` of the wrong type or range."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import ModelConfig, RotaryScaling, t5_config
+from prompt_tuning.core.model_config import RotaryScaling, t5_config
 from prompt_tuning.families import hf_folder
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -112,7 +114,8 @@ def test_every_field_of_another_type_is_refused_with_file_and_name(family, tmp_p
 @pytest.mark.parametrize("name", ROPE)
 @pytest.mark.parametrize("setting", ["rope_scaling", "rope_parameters"])
 def test_rotary_scaling_of_another_type_is_refused(setting, name, tmp_path):
-    assert read(tmp_path, LLAMA | {setting: ROPE}).rotary_scaling.factor == 8
+    scaling = read(tmp_path, LLAMA | {setting: ROPE}).rotary_scaling
+    assert scaling is not None and scaling.factor == 8
     for other in WRONG:
         with pytest.raises(InputError, match=rf"{setting} in .*config\.json"):
             read(tmp_path, LLAMA | {setting: ROPE | {name: other}})
@@ -177,7 +180,7 @@ def test_files_with_another_shape_are_refused(file, content, tmp_path):
     ],
 )
 def test_a_config_from_python_is_checked(field, value):
-    sizes = {"width": 8, "feed_forward_width": 16, "layers": 1, "heads": 2}
+    sizes: Any = {"width": 8, "feed_forward_width": 16, "layers": 1, "heads": 2}
     with pytest.raises(InputError, match=rf"ModelConfig\.{field} is"):
         t5_config(**(sizes | {field: value}))
 
@@ -212,6 +215,6 @@ for field, value in {wrong!r}.items():
 def test_rotary_positions_need_pairs(tmp_path):
     config = read(tmp_path, LLAMA)
     with pytest.raises(InputError, match="even head_width, found 3"):
-        ModelConfig(**(vars(config) | {"head_width": 3}))
+        dataclasses.replace(config, head_width=3)
     with pytest.raises(InputError, match=r"RotaryScaling\.factor is 0"):
         RotaryScaling(factor=0.0)

@@ -1,5 +1,6 @@
 """Kinds of input that describe a frozen model: Hugging Face folders and T5X files."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -21,10 +22,7 @@ from tests.fuzz.mutations import mutate_bytes, mutate_json
 from tests.support.dummies import GPT2, LLAMA, T5_GATED
 from tests.support.shared_data import SHARED
 
-QWEN2 = ModelConfig(
-    **{field: getattr(LLAMA, field) for field in LLAMA.__dataclass_fields__}
-    | {"family": "qwen2", "biases": "qkv"}
-)
+QWEN2 = dataclasses.replace(LLAMA, family="qwen2", biases="qkv")
 FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "gpt2": GPT2, "t5": T5_GATED}
 MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
 T5X = t5_config(width=8, feed_forward_width=16, layers=2, heads=4, head_width=3)

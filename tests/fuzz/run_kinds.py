@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
@@ -30,7 +31,7 @@ def trained_run() -> Path:
     rows = write_pairs(folder / "rows.jsonl", UPPER[:8])
     files = Files(model, model, rows, rows, rows, rows)
     environment = dict(os.environ)
-    choices = {"Run__steps": 2, "Run__save_every": 2}
+    choices: Any = {"Run__steps": 2, "Run__save_every": 2}
     run_command("train", *files.arguments(folder / "run", **choices))
     os.environ.clear()
     os.environ.update(environment)

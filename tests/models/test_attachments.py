@@ -141,12 +141,15 @@ def test_vectors_within_a_template_act_as_the_tokens(config):
 
 @pytest.mark.parametrize(
     ("config", "prompt", "others"),
-    [
-        (LLAMA, DeepPrompt, {}),
-        (dummies.GPT2, KeyValuePrefix, {}),
-        (T5, DeepPrompt, {"decoder_prompt": AddedDeepPrompt}),
-        (T5, KeyValuePrefix, {"decoder_prompt": KeyValuePrefix}),
-    ],
+    sample(
+        1,
+        [
+            (LLAMA, DeepPrompt, {}),
+            (dummies.GPT2, KeyValuePrefix, {}),
+            (T5, DeepPrompt, {"decoder_prompt": AddedDeepPrompt}),
+            (T5, KeyValuePrefix, {"decoder_prompt": KeyValuePrefix}),
+        ],
+    ),
 )
 def test_stepwise_decoding_gives_the_scores_of_one_pass(config, prompt, others):
     stack = StackShape(2, config.key_value_heads, config.head_width)

@@ -36,6 +36,7 @@ def test_a_bundled_model_has_at_most_4_mb(name):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_elicits_a_skill_that_no_name_elicits(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "TEST_WORDS", 100)
     sizes = ["STEPS = 100", "BATCH_SIZE = 32", "Run.evaluate_every = 50"]

@@ -13,6 +13,7 @@ __all__ = ["clean_process"]
 MODEL = SHARED / "data/models/stories260k"
 
 
+@pytest.mark.exhaustive
 @needs_shared
 def test_a_prompt_closes_most_of_the_gap_between_no_context_and_a_context(
     tmp_path, monkeypatch

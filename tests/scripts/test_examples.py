@@ -22,6 +22,7 @@ def test_first_prompt_learns_to_drop_the_first_letter(capsys):
     assert "'exact_match': " in lines[-1]
 
 
+@pytest.mark.exhaustive
 def test_lora_with_prompt_trains_both_and_merges(capsys):
     lora_with_prompt.main()
     lines = capsys.readouterr().out.splitlines()
@@ -31,11 +32,13 @@ def test_lora_with_prompt_trains_both_and_merges(capsys):
     assert "/merged: decoder_only" in lines[-1]
 
 
+@pytest.mark.exhaustive
 def test_own_loss_learns_to_drop_the_first_letter(capsys):
     own_loss.main()
     assert capsys.readouterr().out.splitlines()[-1].endswith("'indow']")
 
 
+@pytest.mark.exhaustive
 def test_own_training_loop_reaches_full_accuracy(capsys):
     own_training_loop.main()
     *_, metrics, answer = capsys.readouterr().out.splitlines()
@@ -49,6 +52,7 @@ def test_the_notebook_stores_no_outputs():
     assert not any(cell.get("outputs") for cell in notebook.cells)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:(nbclient|jupyter_client|jupyter_core|tornado|zmq).*",
     "ignore::ResourceWarning",

@@ -7,6 +7,7 @@ from scripts.bench import load_cost, quantization_cost
 from tests.support.shared_data import SHARED, needs_shared
 
 
+@pytest.mark.exhaustive
 @needs_shared
 def test_a_real_model_predicts_stories_equally_well_with_narrow_weights():
     rows = quantization_cost.text_rows(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
@@ -24,6 +25,7 @@ def arguments(files, directory: Path, **choices) -> list[str]:
     return ["train", *files.arguments(directory, **choices), *ADAM]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_resume_with_a_sharded_prompt(files, tmp_path):
     assert main(arguments(files, tmp_path / "first")) == 0
     choices = {"Run__start_from": str(tmp_path / "first")}

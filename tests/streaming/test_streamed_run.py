@@ -13,6 +13,7 @@ from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.state import fingerprint
 from tests.support import methods
+from tests.support.exhaustive import sample
 from tests.support.small_runs import (
     DECODER,
     T5,
@@ -56,7 +57,9 @@ def run_of(files, models, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("weights", "model"),
-    [("streamed", "decoder"), ("streamed", "t5"), ("pinned_host", "decoder")],
+    sample(
+        1, [("streamed", "decoder"), ("streamed", "t5"), ("pinned_host", "decoder")]
+    ),
 )
 def test_a_streamed_run_learns_and_measures_the_same_as_one_on_the_device(
     run_of, weights, model

@@ -27,6 +27,7 @@ from scripts import skills
 from scripts.bench import hlo
 from tests.support import dummies
 from tests.support.chunks import chunked
+from tests.support.exhaustive import sample
 from tests.support.small_runs import logged, write_pairs
 
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
@@ -72,7 +73,7 @@ def student(family="llama"):
     return graph, trained, frozen, objective
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "t5_gated"])
+@pytest.mark.parametrize("family", sample(1, ["llama", "gpt2", "t5_gated"]))
 def test_the_gradient_equals_the_divergences_in_one_batch_and_in_micro_batches(family):
     graph, trained, frozen, objective = student(family)
     batch = make_batch(dummies.FAMILIES[family], dummies.random_rows(SIZES))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 import safetensors
@@ -11,7 +12,7 @@ from prompt_tuning.checkpoints.formats.safetensors import open_safetensors, read
 from prompt_tuning.core.errors import InputError
 
 
-def entry(shape, *offsets, dtype="F32"):
+def entry(shape, *offsets, dtype: Any = "F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 

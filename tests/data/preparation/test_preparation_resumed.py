@@ -29,6 +29,7 @@ from prompt_tuning.data.preparation.scratch_directory import (
     scratch_path,
 )
 from prompt_tuning.data.preparation.worker_pool import run_tasks
+from tests.support.exhaustive import sample
 from tests.support.prepared_files import snapshot
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
@@ -81,7 +82,7 @@ class Killed(BaseException):
     """Simulates a kill: nothing catches it."""
 
 
-@pytest.mark.parametrize("after", [1, 4, 11])
+@pytest.mark.parametrize("after", sample(2, [1, 4, 11]))
 def test_the_bytes_are_the_same_after_any_interruption(
     inputs, whole, tmp_path, monkeypatch, after
 ):
@@ -176,6 +177,7 @@ def test_preparation_resumes_with_its_own_tokenizer_next_to_the_output(
     assert snapshot(prepare(request, workers=1)) == whole
 
 
+@pytest.mark.exhaustive
 def test_a_template_sees_the_day_on_which_the_work_began(inputs, tmp_path, monkeypatch):
     template = tmp_path / "template.jinja"
     template.write_text("{{ strftime_now('%d.%m.%Y') }}" + CHAT)
