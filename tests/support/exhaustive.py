@@ -1,4 +1,4 @@
-"""Chooses the cases that every run of the suite has, and those that only CI has."""
+"""Chooses the cases of every run of the suite; the others run with `-m exhaustive`."""
 
 from collections.abc import Iterable
 from typing import Any
