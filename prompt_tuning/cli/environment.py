@@ -3,20 +3,9 @@
 import errno
 import os
 
-from prompt_tuning.core.errors import shortened, shown
+from prompt_tuning.core.errors import DISK_FULL, shortened, shown
 
-EXHAUSTED = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.EPIPE,
-    }
-)
+EXHAUSTED = DISK_FULL | {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EPIPE}
 """Errors of the system that another input would not avoid."""
 PLATFORM_VARIABLES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 

@@ -161,7 +161,7 @@ def write_special_tokens(folder: Path) -> None:
 
 
 def write_prepared(folder: Path) -> None:
-    """Writes an interrupted preparation's folder: a complete one, to be replaced."""
+    """Writes records, and a complete preparation to be replaced."""
     write_records(folder)
     prepare("records.jsonl", (), folder)
 
