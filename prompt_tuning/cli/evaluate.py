@@ -11,6 +11,7 @@ from prompt_tuning.cli.shared_options import (
     add_print_config_option,
     add_run_option,
 )
+from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -122,7 +123,6 @@ def _compare(
     from prompt_tuning.cli.console import print_lines, print_table
     from prompt_tuning.cli.evaluation_table import comparison_table, describe_examples
     from prompt_tuning.cli.selected_run import report_idle_devices
-    from prompt_tuning.core.atomic_files import write_file
     from prompt_tuning.processes.group import is_first
     from prompt_tuning.tuned.comparison import measure_each, open_comparison
 
@@ -169,11 +169,8 @@ def _check_options(options: argparse.Namespace) -> None:
     if len(set(texts)) != len(texts):
         raise InputError(f"--text_prompt names a text twice: {texts}")
     file = options.predictions
-    if file is not None and file.exists() and not (options.force and file.is_file()):
-        raise InputError(
-            f"--predictions {file} already exists; --force replaces a file, or name "
-            "another"
-        )
+    if file is not None:
+        check_replaceable(file, force=options.force)
 
 
 def _check_tokenizer(run: "Run") -> None:

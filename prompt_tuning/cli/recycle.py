@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,15 +71,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="shared tokens to use after the skipped ones (4000)",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace FILE if it exists"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Maps a prompt to another model through the tokens that both have."""
-    import numpy as np
     from rich.console import Console
 
     from prompt_tuning.adapters.prompt_files import read_prompt
     from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.core.numpy_files import numpy_bytes
     from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
     from prompt_tuning.prompts.tools.recycling import (
         METHODS,
@@ -90,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
     file: Path = options.out
     if not file.parent.is_dir():
         raise InputError(f"--out {file}: the folder {file.parent} does not exist")
+    check_replaceable(file, force=options.force)
     console = Console()
     prompt = read_prompt(options.prompt)
     source = read_vocabulary(Pretrained(checkpoint=options.source))
@@ -108,8 +113,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         with console.status("solving"):
             recycled = METHODS[options.method](prompt, shared.source, shared.target)
-    with file.open("wb") as stream:
-        np.save(stream, recycled)
+    write_file(file, numpy_bytes(recycled), force=options.force)
     print_lines(
         console,
         f"{file}: {recycled.shape[0]} vectors of width {recycled.shape[1]}",

@@ -154,13 +154,22 @@ def write_file(file: Path, content: str | bytes, *, force: bool = False) -> None
       InputError: if the path exists and may not be replaced, or cannot be written.
       StorageError: if the disk is full.
     """
+    check_replaceable(file, force=force)
+    with reporting_disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
+
+
+def check_replaceable(file: Path, *, force: bool) -> None:
+    """Checks that writing a file does not overwrite another by accident.
+
+    Raises:
+      InputError: if the path exists and is not a file, or may not be replaced.
+    """
     if file.exists() and (not file.is_file() or not force):
         raise InputError(
             f"{file} already exists; --force replaces a file, or name another target"
         )
-    with reporting_disk_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, content)
 
 
 def write_folder(

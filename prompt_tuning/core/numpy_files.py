@@ -4,6 +4,7 @@ A header of 200 bytes can declare any number of rows, so sizes are compared with
 file before memory is allocated. Nothing is unpickled.
 """
 
+import io
 import math
 import zipfile
 from pathlib import Path
@@ -166,3 +167,10 @@ def check_shape(shape: Any, source: str) -> tuple[int, ...]:
             f"whole numbers from 0 to {MAXIMUM_SIZE:,}"
         )
     return tuple(shape)
+
+
+def numpy_bytes(array: np.ndarray) -> bytes:
+    """Returns an array as the content of an `.npy` file, in C order."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()

@@ -10,7 +10,6 @@ google-research/prompt-tuning has one more module than we do in a parameter's na
 their `encoder/prompt/prompt/prompt` is our `encoder/prompt/prompt`.
 """
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.numpy_files import numpy_bytes
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.prompts.kinds import find_kind, find_prompt_class, prompt_classes
 from prompt_tuning.prompts.prompt_module import Attachment
@@ -184,7 +184,7 @@ def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:
         array = np.ascontiguousarray(array)
         atomic_files.write_file(file, save({EMBEDDINGS: array}), force=force)
     else:
-        atomic_files.write_file(file, _numpy_bytes(array), force=force)
+        atomic_files.write_file(file, numpy_bytes(array), force=force)
 
 
 def _check_name(file: Path, path: str, array: np.ndarray) -> None:
@@ -219,7 +219,7 @@ def write_t5x(folder: Path, adapter: Adapter, *, force: bool = False) -> list[Pa
         )
     names = {stack: name for name, stack in _T5X.items()}
     contents = {
-        names[path.split("/")[0]]: _numpy_bytes(array)
+        names[path.split("/")[0]]: numpy_bytes(array)
         for path, array in adapter.parameters.items()
     }
 
@@ -229,10 +229,3 @@ def write_t5x(folder: Path, adapter: Adapter, *, force: bool = False) -> list[Pa
 
     atomic_files.write_folder(folder, write, known=_T5X, force=force)
     return [folder / name for name in contents]
-
-
-def _numpy_bytes(array: np.ndarray) -> bytes:
-    """Returns an array in NumPy's format, in C order."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    return buffer.getvalue()

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from prompt_tuning.core.figures import write_picture
 from prompt_tuning.sweep.sweep_summary import EVALUATION, MemberResult, SweepSummary
 
 CURVES_FILE = "curves.png"
@@ -48,7 +49,7 @@ def plot_curves(summary: SweepSummary, file: Path) -> None:
             ]
             _finish(ax, metric, curves)
         _add_legend(figure, summary, colors)
-        figure.savefig(file, dpi=150)
+        write_picture(figure, file)
 
 
 def _colors(summary: SweepSummary) -> dict[str, Any]:

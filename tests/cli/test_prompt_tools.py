@@ -116,6 +116,9 @@ def test_prompts_that_cannot_be_recycled_are_refused(decoder_prompt, tmp_path, c
         decoder_prompt, *BOTH, "--out=no/such/out.npy"
     )
     assert "does not exist" in refused(tmp_path / "none.npy", *BOTH, out)
+    assert "already exists; --force replaces" in refused(
+        decoder_prompt, *BOTH, f"--out={decoder_prompt}"
+    )
     assert "does not read a config" in refused(
         decoder_prompt, *BOTH, out, "--gin.STEPS=3"
     )

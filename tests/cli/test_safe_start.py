@@ -24,7 +24,7 @@ import json, os, sys
 
 root, record = sys.argv[1:]
 sys.path.insert(0, root)
-writes, commands, codes = [], json.load(sys.stdin), []
+writes, commands, codes, counts = [], json.load(sys.stdin), [], []
 CHANGES = {
     "os.mkdir": 1, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.link": 2,
     "os.symlink": 2, "os.truncate": 1, "os.chmod": 1, "os.utime": 1,
@@ -43,13 +43,16 @@ from prompt_tuning.cli.main import main
 
 for command in commands:
     codes.append(main(command))
-print(json.dumps([codes, [os.path.abspath(path) for path in writes]]))
+    counts.append(len(writes))
+print(json.dumps([codes, counts, [os.path.abspath(path) for path in writes]]))
 """
 
 
 def commands(files, folder: Path) -> list[list[str]]:
     run, other = folder / "run", folder / "other.npy"
     train = files.arguments(run, Run__steps=2)
+    sweep = files.arguments(folder / "sweep", Run__steps=1)
+    recycle = [f"--from={files.decoder}", f"--to={files.decoder}"]
     prepare = ["--output", str(folder / "prepared"), "--workers", "1"]
     prepare += ["--tokenizer", str(folder / "tokenizer"), "--length", "32"]
     return [
@@ -63,6 +66,8 @@ def commands(files, folder: Path) -> list[list[str]]:
         ["show", str(files.train_rows)],
         ["token-types", str(folder / "rows.hdf5"), "--all_completion", "--replace"],
         ["prepare", str(files.train), *prepare],
+        ["sweep", *sweep, "--vary=Run.seed=0"],
+        ["recycle", str(run), *recycle, f"--out={folder / 'recycled.npy'}"],
         ["configs"],
     ]
 
@@ -85,11 +90,14 @@ def test_commands_write_only_to_their_outputs(files, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    codes, writes = json.loads(done.stdout.splitlines()[-1])
+    codes, counts, writes = json.loads(done.stdout.splitlines()[-1])
     names = [command[0] for command in given]
     assert dict(zip(names, codes, strict=True)) == dict.fromkeys(names, 0), done.stderr
     # JAX tries to create its cache in the home directory, which fails.
     allowed = (str(tmp_path), "/dev/", "/proc")
     others = [path for path in writes if not path.startswith(allowed)]
     assert others == [], others
-    assert any(path.startswith(str(tmp_path)) for path in writes)
+    run = str(tmp_path / "run")
+    trained, *later = zip([0, *counts], counts, strict=False)
+    assert any(path.startswith(run) for path in writes[slice(*trained)])
+    assert not [x for part in later for x in writes[slice(*part)] if x.startswith(run)]

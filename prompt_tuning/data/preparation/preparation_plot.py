@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from prompt_tuning.core.figures import write_picture
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
 from prompt_tuning.data.preparation.preparation_metrics import (
     BINS_PER_OCTAVE,
@@ -32,7 +33,7 @@ def plot_metrics(metrics: Mapping[str, SplitMetrics], file: Path) -> None:
         left.set_title(f"{name}: {split.counts['articles']:,} examples")
         _plot_types(right, split)
         right.set_title(f"{name}: {split.counts['sequences']:,} sequences")
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    write_picture(figure, file, dpi=110)
 
 
 def _plot_lengths(axes: Axes, split: SplitMetrics) -> None:

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from prompt_tuning.core.figures import write_picture
+
 MAXIMUM_WITH_NUMBERS = 16
 INCHES_PER_PROMPT = 0.55
 DIAGONAL_COLOR = "#e4e4e4"
@@ -45,7 +47,7 @@ def plot_similarities(
             _write_numbers(ax, similarities, low, high)
         ax.set_title(title)
         figure.colorbar(image, ax=ax, label="cosine similarity")
-        figure.savefig(file, dpi=150)
+        write_picture(figure, file)
 
 
 def _range(similarities: Float[np.ndarray, "k k"]) -> tuple[float, float]:
