@@ -11,15 +11,7 @@ from jaxtyping import Int32, Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING
-from prompt_tuning.data.preparation.chat_templates import (
-    ChatTemplate,
-    read_chat_template,
-)
-from prompt_tuning.data.preparation.example_encoder import (
-    ExampleEncoder,
-    RenderedText,
-    TypedTokens,
-)
+from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.input_files import InputFile, read_record
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
@@ -32,7 +24,12 @@ from prompt_tuning.data.preparation.tokenizer_files import (
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
+from prompt_tuning.data.text.chat_templates import (
+    ChatTemplate,
+    read_chat_template,
+)
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
+from prompt_tuning.data.text.typed_texts import RenderedText, TypedTokens
 
 CATEGORY_IDS = "category_ids"
 

@@ -5,39 +5,23 @@ or a whole conversation if a chat template renders it. An example has one render
 or all rendered texts of its record.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
-from prompt_tuning.data.preparation.chat_templates import ChatTemplate
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
-from prompt_tuning.data.preparation.template_renderer import Message, TypedText
-from prompt_tuning.data.preparation.text_encoder import TextEncoder
+from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.text.template_renderer import Message, TypedText
 from prompt_tuning.data.text.tokenizers import Tokenizer
-
-
-@dataclasses.dataclass(frozen=True)
-class RenderedText:
-    """Consecutive typed texts that are encoded as one continuous text.
-
-    Attributes:
-      parts: the texts with their types.
-      adds_bos: whether BOS is prepended if the model expects it.
-    """
-
-    parts: tuple[TypedText, ...]
-    adds_bos: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class TypedTokens:
-    """Token ids with the type of each, 0 to 3."""
-
-    input_ids: list[int]
-    token_types: list[int]
+from prompt_tuning.data.text.typed_texts import (
+    RenderedText,
+    TypedTextEncoder,
+    TypedTokens,
+    conversation_text,
+    until_last_answer,
+)
 
 
 class ExampleEncoder:
@@ -54,10 +38,8 @@ class ExampleEncoder:
     ):
         assert tokenizer.eos_id is not None
         self._text = text
-        self._encode_texts = TextEncoder(tokenizer)
+        self._encode_texts = TypedTextEncoder(tokenizer)
         self._chat = chat
-        self._eos = tokenizer.eos_id
-        self._bos = tokenizer.bos_id if tokenizer.add_bos else None
         eos_text = tokenizer.token(tokenizer.eos_id)
         self._eos_text = eos_text if chat is None else chat.eos_token or eos_text
 
@@ -96,7 +78,11 @@ class ExampleEncoder:
                 if problems:
                     yield InputError(f"{location}: {problems[0]}")
                 else:
-                    yield [self._chat_text(t) for t in texts if not isinstance(t, str)]
+                    yield [
+                        conversation_text(parts, self._eos_text)
+                        for parts in texts
+                        if not isinstance(parts, str)
+                    ]
 
     def _turns(self, record: Record) -> list[Turn]:
         keep = self._text.keep_prompt_only
@@ -118,7 +104,7 @@ class ExampleEncoder:
             groups = [[turn] for turn in turns] if self._separates_turns else [turns]
             conversations = [_messages(group) for group in groups]
         if not self._text.keep_prompt_only:
-            conversations = [_until_last_answer(each) for each in conversations]
+            conversations = [until_last_answer(each) for each in conversations]
         return [messages for messages in conversations if messages]
 
     def _render_turns(self, record: Record) -> list[RenderedText]:
@@ -140,15 +126,8 @@ class ExampleEncoder:
           InputError: if a text cannot be encoded.
         """
         flat = [rendered for texts in records for rendered in texts]
-        ids = iter(
-            self._encode_texts(
-                [[text for text, _ in rendered.parts] for rendered in flat]
-            )
-        )
-        return [
-            self._join([self._add_types(rendered, next(ids)) for rendered in texts])
-            for texts in records
-        ]
+        encoded = iter(self._encode_texts(flat))
+        return [self._join(list(itertools.islice(encoded, len(t)))) for t in records]
 
     def _join(self, texts: list[TypedTokens]) -> list[TypedTokens]:
         """Sets the separators of a record's encoded texts; returns its examples."""
@@ -163,23 +142,6 @@ class ExampleEncoder:
             example.token_types.extend(text.token_types)
         return [example]
 
-    def _add_types(
-        self, rendered: RenderedText, part_ids: Sequence[list[int]]
-    ) -> TypedTokens:
-        """Adds BOS, EOS and the token types to the ids of each part."""
-        ids: list[int] = []
-        types: list[int] = []
-        if self._bos is not None and rendered.adds_bos:
-            ids.append(self._bos)
-            types.append(PROMPT)
-        for (_, kind), tokens in zip(rendered.parts, part_ids, strict=True):
-            ids += tokens
-            types += [kind] * len(tokens)
-        if not part_ids[-1] or ids[-1] != self._eos:
-            ids.append(self._eos)
-            types.append(COMPLETION)
-        return TypedTokens(ids, types)
-
     def _render_turn(self, turn: Turn, adds_bos: bool) -> RenderedText:
         text = self._text
         prompt, completion = turn.prompt, turn.completion
@@ -191,15 +153,6 @@ class ExampleEncoder:
             return RenderedText(((completion, COMPLETION),), adds_bos)
         return RenderedText(((prompt, PROMPT), (completion, COMPLETION)), adds_bos)
 
-    def _chat_text(self, parts: list[TypedText]) -> RenderedText:
-        """Returns a rendered conversation as one text."""
-        # Text that a template writes after the last EOS, usually a line feed, belongs
-        # to a next turn, and there is none.
-        last, kind = parts[-1]
-        if last.rstrip().endswith(self._eos_text):
-            parts[-1] = last.rstrip(), kind
-        return RenderedText(tuple(parts), adds_bos=False)
-
 
 def _messages(turns: Sequence[Turn]) -> list[Message]:
     messages: list[Message] = []
@@ -209,13 +162,3 @@ def _messages(turns: Sequence[Turn]) -> list[Message]:
         if turn.completion:
             messages.append({"role": "assistant", "content": turn.completion})
     return messages
-
-
-def _until_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """Cuts a conversation after its last answer, as turns without a completion are.
-
-    The messages after it would end with a learned separator although nothing answers
-    them.
-    """
-    answers = [i for i, m in enumerate(messages, start=1) if m["role"] == "assistant"]
-    return messages[: answers[-1]] if answers else ()

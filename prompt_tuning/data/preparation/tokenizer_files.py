@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.chat_templates import TEMPLATE_FILE
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
+from prompt_tuning.data.text.chat_templates import TEMPLATE_FILE, role_texts_of
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
     MAP_FILE,
     ROLES,
     SpecialTokens,
     read_json_object,
-    read_settings,
-    role_texts,
 )
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
@@ -93,13 +91,10 @@ def special_texts(choice: TokenizerChoice, tokenizer: Tokenizer) -> dict[str, st
       tokenizer: that tokenizer, opened; it may define BOS and EOS without any file
         that names their roles.
     """
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    defaults = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
-    from_files = role_texts(read_settings(tokenizer_folder(choice)))
     requested = {
         role: text for role, text in choice.special_tokens if role != ADDITIONAL
     }
-    return defaults | from_files | requested
+    return role_texts_of(tokenizer, tokenizer_folder(choice)) | requested
 
 
 def tokenizer_folder(choice: TokenizerChoice) -> Path:

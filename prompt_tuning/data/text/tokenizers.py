@@ -7,7 +7,6 @@ insert one in the middle of the pair; `encode_continuation` leaves it out, so th
 joined ids decode to the exact text.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.text import library_errors
+from prompt_tuning.data.text.anchors import Anchor, encode_after, find_anchor
 from prompt_tuning.data.text.library_errors import check_text, reporting_errors
 from prompt_tuning.data.text.special_tokens import (
     SpecialTokens,
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 MAXIMUM_VOCABULARY = 2**24
 """Maximum number of ids of a tokenizer."""
-
-SPACE_MARKS = ("\u2581", "\u0120")
-"""Characters for a leading space in vocabularies: sentencepiece, byte-level BPE."""
 
 
 @runtime_checkable
@@ -110,7 +107,7 @@ class SentencePieceTokenizer(_SpecialTokenAttributes):
 
     def encode_continuation(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return _encode_after(self, self._anchor, text)
+        return encode_after(self, self._anchor, text)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """See `Tokenizer`."""
@@ -128,17 +125,28 @@ class SentencePieceTokenizer(_SpecialTokenAttributes):
         return 0 <= id < self.vocabulary_size and not self.processor.is_control(id)
 
     @functools.cached_property
-    def _anchor(self) -> "_Anchor | None":
+    def _anchor(self) -> Anchor | None:
         ids = range(self.vocabulary_size)
-        return _find_anchor(self, [self.token(i) for i in ids if self._is_text(i)])
+        return find_anchor(self, [self.token(i) for i in ids if self._is_text(i)])
 
 
 class HuggingFaceTokenizer(_SpecialTokenAttributes):
-    """A `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`; see `Tokenizer`."""
+    """A `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`; see `Tokenizer`.
 
-    def __init__(self, tokenizer: "tokenizers.Tokenizer", special: SpecialTokens):
+    Attributes:
+      folder: folder that it was loaded from, which may contain a chat template; None if
+        it was not loaded from a file.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "tokenizers.Tokenizer",
+        special: SpecialTokens,
+        folder: Path | None = None,
+    ):
         super().__init__(special)
         self.tokenizer = tokenizer
+        self.folder = folder
         self.vocabulary_size = 1 + max(tokenizer.get_vocab().values(), default=-1)
         if not 0 < self.vocabulary_size <= MAXIMUM_VOCABULARY:
             raise InputError(
@@ -168,7 +176,7 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
     def encode_continuation(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return _encode_after(self, self._anchor, text)
+        return encode_after(self, self._anchor, text)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """See `Tokenizer`."""
@@ -183,52 +191,8 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         return f"<unused {id}>" if entry is None else entry
 
     @functools.cached_property
-    def _anchor(self) -> "_Anchor | None":
-        return _find_anchor(self, list(self.tokenizer.get_vocab()))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Anchor:
-    """A text to encode before a continuation, and its ids, which are then removed."""
-
-    text: str
-    ids: list[int]
-
-
-def _find_anchor(tokenizer: Tokenizer, entries: Sequence[str]) -> _Anchor | None:
-    """Finds an anchor; returns None if the tokenizer puts no space before a text.
-
-    The anchor is a character that occurs in vocabulary entries only at their end. No
-    token therefore spans the boundary after it, and the text that follows is encoded as
-    if it stood alone.
-    """
-    first = tokenizer.encode("a")
-    if not first or not tokenizer.token(first[0]).startswith(SPACE_MARKS):
-        return None
-    inside = set("".join(entry[:-1] for entry in entries))
-    single = [entry for entry in entries if len(entry) == 1 and entry not in inside]
-    # Punctuation first: a letter could merge with an accent that begins the text.
-    for character in sorted(single, key=str.isalnum):
-        ids = tokenizer.encode(character)
-        if ids and tokenizer.decode(ids) == character:
-            return _Anchor(character, ids)
-    raise InputError(
-        "this tokenizer puts a space before every text, and has no character after "
-        "which a completion can be encoded: use separate texts (an encoder-decoder "
-        "model) or a tokenizer without a dummy prefix"
-    )
-
-
-def _encode_after(tokenizer: Tokenizer, anchor: _Anchor | None, text: str) -> list[int]:
-    if not text or anchor is None:
-        return tokenizer.encode(text)
-    ids = tokenizer.encode(anchor.text + text)
-    if ids[: len(anchor.ids)] != anchor.ids:
-        raise InputError(
-            f"the text {text[:20]!r} merges with the character before it, so it cannot "
-            "be encoded as a completion: begin it with another character"
-        )
-    return ids[len(anchor.ids) :]
+    def _anchor(self) -> Anchor | None:
+        return find_anchor(self, list(self.tokenizer.get_vocab()))
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -374,7 +338,7 @@ def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> To
     special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
     first = tokenizer.encode("a").ids[:1]
     defaults = SpecialTokens(add_bos=first == [special.bos_id])
-    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults))
+    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults), file.parent)
 
 
 def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
@@ -397,4 +361,4 @@ def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Toke
         tokenizer.add_special_tokens(["<|endoftext|>"])
     special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
     defaults = SpecialTokens(bos_id=end, eos_id=end, add_bos=False)
-    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults))
+    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults), file.parent)

@@ -12,7 +12,8 @@ from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, RowSource
-from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
+from prompt_tuning.data.text.anchors import SPACE_MARKS
+from prompt_tuning.data.text.tokenizers import Tokenizer
 
 MAXIMUM_IDS = 16
 """Maximum number of tokens of one character, whose UTF-8 bytes may be split."""

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.text_encoder import TextEncoder
+from prompt_tuning.data.text.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import (
     continued_pair,
     encode_prompt,

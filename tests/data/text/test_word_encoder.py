@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from prompt_tuning.data.preparation import word_encoder
+from prompt_tuning.data.text import word_encoder
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, load_tokenizer
 from tests.support.shared_data import SHARED, needs_shared
 from tests.support.small_tokenizer import EOS, write_tokenizer

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.template_renderer import (
+from prompt_tuning.data.text.template_renderer import (
     MAXIMUM_MEMORY,
     MAXIMUM_SECONDS,
     Message,
@@ -27,7 +27,7 @@ up altogether.
 _COMMAND = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from prompt_tuning.data.preparation.template_renderer import serve
+from prompt_tuning.data.text.template_renderer import serve
 try:
     serve()
 except EOFError:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.word_encoder import word_encoder
 from prompt_tuning.data.text.library_errors import check_text, reporting_errors
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     encode_consecutive,
 )
+from prompt_tuning.data.text.word_encoder import word_encoder
 
 _PROBES = (" ", "\n", "\t")
 

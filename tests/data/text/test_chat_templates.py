@@ -8,10 +8,6 @@ import time
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation.chat_templates import (
-    ChatTemplate,
-    read_chat_template,
-)
 from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.preparation_settings import (
     TextFormat,
@@ -19,6 +15,10 @@ from prompt_tuning.data.preparation.preparation_settings import (
 )
 from prompt_tuning.data.preparation.records import Record, Turn
 from prompt_tuning.data.preparation.tokenizer_files import open_tokenizer, special_texts
+from prompt_tuning.data.text.chat_templates import (
+    ChatTemplate,
+    read_chat_template,
+)
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.shared_data import SHARED, needs_shared
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
@@ -101,7 +101,7 @@ def test_the_sandbox_isolates_templates_from_the_machine():
 
 def test_locations_of_templates(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(InputError, match="has no chat_template, which --chat needs"):
+    with pytest.raises(InputError, match="has no chat_template, and"):
         read_chat_template(folder, None, {})
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHAT}]
     config = {"eos_token": {"content": EOS}, "chat_template": named}

@@ -9,9 +9,15 @@ from typing import Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited
-from prompt_tuning.data.preparation.template_process import TemplateProcess
-from prompt_tuning.data.preparation.template_renderer import Message, TypedText
-from prompt_tuning.data.text.special_tokens import CONFIG_FILE, read_json_object
+from prompt_tuning.data.text.special_tokens import (
+    CONFIG_FILE,
+    read_json_object,
+    read_settings,
+    role_texts,
+)
+from prompt_tuning.data.text.template_process import TemplateProcess
+from prompt_tuning.data.text.template_renderer import Message, TypedText
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAXIMUM_TEMPLATE = 2**20
@@ -77,6 +83,58 @@ class ChatTemplate:
         assert self._process is not None
 
 
+def chat_template_of(
+    tokenizer: Tokenizer,
+    file: str | None = None,
+    date: datetime.date | None = None,
+) -> ChatTemplate:
+    """Reads the chat template in the folder that a tokenizer was loaded from.
+
+    Args:
+      tokenizer: tokenizer of the model.
+      file: path of another template; None for the folder's own.
+      date: see `ChatTemplate`.
+
+    Raises:
+      InputError: if the template is missing or not jinja2, or the tokenizer does not
+        parse special tokens in text.
+    """
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise InputError(
+            "a chat template is not supported with a sentencepiece tokenizer (a .model "
+            "file), because it does not parse special tokens in text: use a folder "
+            "with tokenizer.json"
+        )
+    folder = Path() if tokenizer.folder is None else tokenizer.folder
+    return read_chat_template(folder, file, role_texts_of(tokenizer, folder), date)
+
+
+def has_chat_template(tokenizer: Tokenizer) -> bool:
+    """Returns whether a tokenizer's folder contains a chat template.
+
+    Raises:
+      InputError: if its `tokenizer_config.json` cannot be read.
+    """
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.folder is None:
+        return False
+    if (tokenizer.folder / TEMPLATE_FILE).is_file():
+        return True
+    config = read_json_object(tokenizer.folder / CONFIG_FILE)
+    return _default_template(config) is not None
+
+
+def role_texts_of(tokenizer: Tokenizer, folder: Path) -> dict[str, str]:
+    """Returns the texts of the special tokens by the names that chat templates use.
+
+    Args:
+      tokenizer: it may define BOS and EOS without any file that names their roles.
+      folder: folder of its settings.
+    """
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    defaults = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
+    return defaults | role_texts(read_settings(folder))
+
+
 def read_chat_template(
     folder: Path,
     file: str | None,
@@ -101,24 +159,25 @@ def read_chat_template(
         source, origin = _read_text(Path(file)), file
     else:
         origin = str(folder / CONFIG_FILE)
-        source = _default_template(read_json_object(folder / CONFIG_FILE), origin)
+        source = _default_template(read_json_object(folder / CONFIG_FILE))
+        if source is None:
+            raise InputError(
+                f"{origin} has no chat_template, and {folder} no {TEMPLATE_FILE}: use "
+                "the folder of a chat model, or name a template's file with "
+                "--chat_template FILE"
+            )
     template = ChatTemplate(source, special_tokens, origin, date)
     template.check()
     return template
 
 
-def _default_template(config: dict[str, Any], origin: str) -> str:
+def _default_template(config: dict[str, Any]) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
         by_name = {entry.get("name"): entry.get("template") for entry in entries}
         template = by_name.get("default")
-    if not isinstance(template, str):
-        raise InputError(
-            f"{origin} has no chat_template, which --chat needs; pass a file that has "
-            "one as --chat_template"
-        )
-    return template
+    return template if isinstance(template, str) else None
 
 
 def _read_text(file: Path) -> str:

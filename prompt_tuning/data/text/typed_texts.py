@@ -1,0 +1,100 @@
+"""Texts whose parts have token types, and their encoding as one continuous text."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from prompt_tuning.core.token_weights import COMPLETION, PROMPT
+from prompt_tuning.data.text.template_renderer import Message, TypedText
+from prompt_tuning.data.text.text_encoder import TextEncoder
+from prompt_tuning.data.text.tokenizers import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderedText:
+    """Consecutive typed texts that are encoded as one continuous text.
+
+    Attributes:
+      parts: the texts with their types.
+      adds_bos: whether BOS is prepended if the model expects it.
+    """
+
+    parts: tuple[TypedText, ...]
+    adds_bos: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class TypedTokens:
+    """Token ids with the type of each, 0 to 3."""
+
+    input_ids: list[int]
+    token_types: list[int]
+
+
+class TypedTextEncoder:
+    """Encodes rendered texts, each closed with EOS.
+
+    Args:
+      tokenizer: tokenizer with an EOS.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        assert tokenizer.eos_id is not None
+        self._encode_texts = TextEncoder(tokenizer)
+        self._eos = tokenizer.eos_id
+        self._bos = tokenizer.bos_id if tokenizer.add_bos else None
+
+    def __call__(self, texts: Sequence[RenderedText]) -> list[TypedTokens]:
+        """Returns the tokens of each text; the EOS that closes it has type 1.
+
+        Raises:
+          InputError: if a text cannot be encoded.
+        """
+        encoded = self._encode_texts(
+            [[text for text, _ in rendered.parts] for rendered in texts]
+        )
+        return [
+            self._add_types(rendered, ids)
+            for rendered, ids in zip(texts, encoded, strict=True)
+        ]
+
+    def _add_types(
+        self, rendered: RenderedText, part_ids: Sequence[list[int]]
+    ) -> TypedTokens:
+        """Adds BOS, EOS and the token types to the ids of each part."""
+        ids: list[int] = []
+        types: list[int] = []
+        if self._bos is not None and rendered.adds_bos:
+            ids.append(self._bos)
+            types.append(PROMPT)
+        for (_, kind), tokens in zip(rendered.parts, part_ids, strict=True):
+            ids += tokens
+            types += [kind] * len(tokens)
+        if not part_ids[-1] or ids[-1] != self._eos:
+            ids.append(self._eos)
+            types.append(COMPLETION)
+        return TypedTokens(ids, types)
+
+
+def conversation_text(parts: Sequence[TypedText], eos_text: str) -> RenderedText:
+    """Returns a conversation that a chat template rendered as one text.
+
+    Args:
+      parts: the rendered prompts and answers.
+      eos_text: text of EOS.
+    """
+    # Text that a template writes after the last EOS, usually a line feed, belongs to a
+    # next turn, and there is none.
+    *others, (last, kind) = parts
+    if last.rstrip().endswith(eos_text):
+        last = last.rstrip()
+    return RenderedText((*others, (last, kind)), adds_bos=False)
+
+
+def until_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
+    """Cuts a conversation after its last answer; returns an empty one without any.
+
+    The messages after it would end with a learned separator although nothing answers
+    them.
+    """
+    answers = [i for i, m in enumerate(messages, start=1) if m["role"] == "assistant"]
+    return messages[: answers[-1]] if answers else ()
