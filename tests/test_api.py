@@ -10,8 +10,8 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
-from prompt_tuning.config.configured import factory_signature
-from prompt_tuning.config.gin_files import FACTORIES, factory_names
+from prompt_tuning.config.configured import factory_named, factory_signature
+from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.core.parameters import Parameters
 from tests.support.small_runs import clean_process
 
@@ -54,7 +54,7 @@ def bitwise_equal(one: Parameters, other: Parameters) -> bool:
 
 
 def test_every_gin_name_is_a_public_name():
-    assert set(pt.CONFIGURABLE) == factory_names() - {
+    assert set(pt.CONFIGURABLE) == FACTORIES.keys() - {
         "Run",
         "ObjectiveFromPython",
         "optimizer_from_python",
@@ -68,7 +68,7 @@ def test_settings_have_the_factory_s_parameters_without_the_run_s():
     assert "Lester et al. 2021" in pt.SoftPrompt.__doc__
     assert repr(pt.LoRA(rank=4)) == "LoRA(rank=4)"
     for factory in FACTORIES:
-        assert factory_signature(factory) is not None
+        assert factory_signature(factory_named(factory)) is not None
 
 
 def test_every_command_reads_a_directory_created_by_python(tuned, tmp_path, capsys):

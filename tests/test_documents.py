@@ -78,10 +78,11 @@ def test_commands_have_the_options_that_documents_use(name):
 def test_blocks_run(name, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
-    shim = folder / "prompt-tuning"
-    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m prompt_tuning "$@"\n')
-    shim.chmod(0o755)
-    (folder / "python").symlink_to(sys.executable)
+    # Not links: Python finds its environment by the path that it is started from.
+    for name_of_shim, arguments in (("prompt-tuning", "-m prompt_tuning"), ("python", "")):
+        shim = folder / name_of_shim
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        shim.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),

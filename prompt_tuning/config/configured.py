@@ -132,9 +132,9 @@ def factory_named(name: str) -> Any:
     Raises:
       InputError: if there is none.
     """
-    from prompt_tuning.config.gin_files import FACTORIES
+    from prompt_tuning.config.factories import import_factories
 
-    factories = {factory.__name__: factory for factory in FACTORIES}
+    factories = import_factories()
     if name not in factories:
         raise InputError(f"there is no setting {name!r}{nearest(name, factories)}")
     return factories[name]

@@ -12,6 +12,7 @@ import io
 import itertools
 import math
 import os
+import re
 import tokenize
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,13 @@ class ConfigSources:
         # Values that each given file sets, such as those of Run.prompt.
         self._given: dict[str, dict[str, Any]] = {}
         self._bound: set[str] = set()
+        self._words: set[str] = set()
         self._values: dict[str, Any] = {}
+
+    @property
+    def words(self) -> frozenset[str]:
+        """All words of the texts, among them every name that they refer to."""
+        return frozenset(self._words)
 
     def check_file(self, name: str) -> None:
         """Reads and checks a file and all that it includes.
@@ -166,6 +173,7 @@ class ConfigSources:
     def check_binding(self, binding: str) -> None:
         """Checks a binding; see `check_file`."""
         self._values = {}
+        self._words |= set(re.findall(r"\w+", binding))
         self._check_text(binding, ())
         self._bound |= self._values.keys()
 
@@ -234,6 +242,7 @@ class ConfigSources:
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not text in UTF-8: {error.reason}") from None
         self._texts[path] = text
+        self._words |= set(re.findall(r"\w+", text))
         self._check_text(_NamedText(text, path), (*outer, real))
 
     def _check_text(self, source: Any, outer: tuple[str, ...]) -> None:

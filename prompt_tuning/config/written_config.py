@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.config.configured import Configured
-from prompt_tuning.config.gin_files import factory_names, prompt_names
+from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.config.gin_files import prompt_names
 from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.run import Run
 
@@ -35,7 +36,7 @@ def _is_optimizer(value: Any) -> bool:
 def _described(value: Any) -> Any:
     if isinstance(value, Configured):
         return value
-    if dataclasses.is_dataclass(value) and type(value).__name__ in factory_names():
+    if dataclasses.is_dataclass(value) and type(value).__name__ in FACTORIES:
         return Configured(
             type(value).__name__,
             {
@@ -46,10 +47,10 @@ def _described(value: Any) -> Any:
         )
     if isinstance(value, functools.partial):
         name = getattr(value.func, "__name__", "")
-        if name in factory_names() and not value.args:
+        if name in FACTORIES and not value.args:
             settings = {key: _described(x) for key, x in value.keywords.items()}
             return Configured(name, settings)
-    if isinstance(value, type) and value.__name__ in factory_names():
+    if isinstance(value, type) and value.__name__ in FACTORIES:
         return Configured(value.__name__)
     if isinstance(value, Mapping):
         return {key: _described(x) for key, x in value.items()}

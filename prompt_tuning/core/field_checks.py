@@ -57,8 +57,9 @@ def check_value(label: str, value: Any, hint: Any) -> None:
 def _accepts(hint: Any, value: Any) -> bool:
     """Returns whether a value is of a type, or the type is not checked."""
     kinds = _members(hint)
-    # Functions that take a number or a schedule check it themselves.
-    if float in kinds and any(get_origin(kind) is _FUNCTION for kind in kinds):
+    # A number or a schedule may be an array.
+    takes_schedule = any(get_origin(kind) is _FUNCTION for kind in kinds)
+    if float in kinds and takes_schedule and not _is_plain(value):
         return True
     return any(_is_of_kind(kind, value) for kind in kinds)
 

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.rows.data_files import JSONL_SUFFIX, list_files
 from prompt_tuning.data.rows.hdf5_files import (
     contains,
     list_names,
@@ -22,7 +23,6 @@ from prompt_tuning.data.rows.hdf5_files import (
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
 from prompt_tuning.data.rows.jsonl import JsonLine, read_lines
-from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 
 NO_CATEGORY = -1

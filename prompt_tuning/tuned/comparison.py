@@ -16,7 +16,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
+from prompt_tuning.data.rows.data_files import JSONL_SUFFIX, list_files
 from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator

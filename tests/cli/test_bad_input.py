@@ -67,7 +67,7 @@ def model(files, tmp_path) -> Path:
 
 def test_missing_data(refused, tmp_path):
     path = tmp_path / "nowhere.hdf5"
-    assert f"data file {path} is missing" in refused(TRAIN_FILES=str(path))
+    assert f"data file {path} not found" in refused(TRAIN_FILES=str(path))
 
 
 def test_truncated_data(refused, rows):

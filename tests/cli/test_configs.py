@@ -94,7 +94,7 @@ def test_a_dry_run_reports_and_writes_nothing(command, files, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
     missing = files.arguments(tmp_path / "run", TRAIN_FILES="absent.jsonl")
     assert main([*command, *missing, "--dry_run"]) == 2
-    assert "absent.jsonl is missing" in capsys.readouterr().err
+    assert "absent.jsonl not found" in capsys.readouterr().err
 
 
 def test_a_dry_run_checks_that_the_directory_is_free(files, tmp_path, capsys):

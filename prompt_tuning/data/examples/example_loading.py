@@ -14,10 +14,11 @@ from prompt_tuning.data.examples.row_splitting import (
     split_at_separators,
 )
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.data_files import contains_text
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
-from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource, contains_text
+from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import continued_pair, separate_pair

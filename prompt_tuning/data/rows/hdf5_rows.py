@@ -6,13 +6,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, Hdf5Table, open_table
 from prompt_tuning.data.rows.row_sources import (
     BlockWeights,
-    Files,
     Row,
     RowBlock,
-    list_files,
     rows_per_block,
 )
 from prompt_tuning.data.rows.token_columns import (

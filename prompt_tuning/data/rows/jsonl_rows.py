@@ -10,14 +10,9 @@ from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
+from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.jsonl import LineEncoder, read_lines
-from prompt_tuning.data.rows.row_sources import (
-    Files,
-    Row,
-    RowBlock,
-    list_files,
-    rows_per_block,
-)
+from prompt_tuning.data.rows.row_sources import Row, RowBlock, rows_per_block
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.token_columns import (
     ClassBalance,

@@ -1,13 +1,11 @@
 """Rows of token ids, and the interface of the files that they are read from."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, Integer
 
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.token_columns import TokenValues
 
 ROWS_PER_BLOCK = 1024
@@ -15,11 +13,6 @@ ROWS_PER_BLOCK = 1024
 
 BLOCK_TOKENS = 2**22
 """Number of tokens above which fewer rows are read at a time."""
-
-HDF5_SUFFIXES = (".hdf5", ".h5")
-JSONL_SUFFIX = ".jsonl"
-
-Files = str | Path | Sequence[str | Path]
 
 DescribeRow = Callable[[int], str]
 """Returns the location of a row, for messages."""
@@ -88,39 +81,6 @@ class RowSource(Protocol):
         ...
 
 
-def list_files(files: Files) -> list[Path]:
-    """Returns one file or several as a list of existing paths.
-
-    Raises:
-      InputError: if the list is empty, or a file is missing.
-    """
-    several = [files] if isinstance(files, str | Path) else list(files)
-    paths = [Path(file) for file in several]
-    if not paths:
-        raise InputError("data files: the list is empty, expected at least one file")
-    for path in paths:
-        if not path.is_file():
-            state = "a folder" if path.is_dir() else "missing"
-            raise InputError(f"data file {path} is {state}, expected a file")
-    return paths
-
-
 def rows_per_block(length: int) -> int:
     """Returns how many rows of a length are read at a time."""
     return max(1, min(ROWS_PER_BLOCK, BLOCK_TOKENS // max(length, 1)))
-
-
-def contains_text(files: Files) -> bool:
-    """Returns whether data files are jsonl files of text, or else HDF5 files of ids.
-
-    Raises:
-      InputError: if they are of neither kind or of both.
-    """
-    paths = list_files(files)
-    kinds = {"hdf5" if p.suffix in HDF5_SUFFIXES else p.suffix for p in paths}
-    if kinds not in ({"hdf5"}, {JSONL_SUFFIX}):
-        raise InputError(
-            f"data files {[str(path) for path in paths]}: expected all to end in "
-            f".hdf5 or .h5, or all in {JSONL_SUFFIX}"
-        )
-    return kinds == {JSONL_SUFFIX}

@@ -8,10 +8,11 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, token_weights
+from prompt_tuning.data.rows.data_files import JSONL_SUFFIX
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
-from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, RowSource
+from prompt_tuning.data.rows.row_sources import RowSource
 from prompt_tuning.data.text.anchors import SPACE_MARKS
 from prompt_tuning.data.text.tokenizers import Tokenizer
 

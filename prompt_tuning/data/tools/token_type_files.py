@@ -19,6 +19,7 @@ from jaxtyping import Int64, Integer
 from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
+from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.hdf5_files import (
     check_contents,
     contains,
@@ -29,7 +30,7 @@ from prompt_tuning.data.rows.hdf5_files import (
     reporting_damage,
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
-from prompt_tuning.data.rows.row_sources import Files, list_files, rows_per_block
+from prompt_tuning.data.rows.row_sources import rows_per_block
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4

@@ -195,7 +195,7 @@ def test_hdf5_files_with_other_content_are_refused(tmp_path, data_sets, message)
 
 
 def test_files_that_cannot_be_opened_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"absent\.hdf5 is missing"):
+    with pytest.raises(InputError, match=r"absent\.hdf5 not found"):
         Hdf5Rows(tmp_path / "absent.hdf5")
     with pytest.raises(InputError, match="is a folder"):
         Hdf5Rows(tmp_path)

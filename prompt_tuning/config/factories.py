@@ -1,0 +1,37 @@
+"""The factories that a config can name: all of them, imported only when needed."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from prompt_tuning import losses, prompts
+
+FACTORIES = {
+    "Run": "prompt_tuning.config.run",
+    "Pretrained": "prompt_tuning.pretrained.source",
+    "Rematerialization": "prompt_tuning.core.rematerialization",
+    "DataSource": "prompt_tuning.data.data_source",
+    "Evaluation": "prompt_tuning.evaluation.evaluation_settings",
+    **losses.FACTORIES,
+    "ObjectiveFromPython": "prompt_tuning.config.python_objects",
+    "optimizer_from_python": "prompt_tuning.config.python_objects",
+    "MeshShape": "prompt_tuning.sharding.mesh",
+    "AxisRules": "prompt_tuning.sharding.axis_rules",
+    "ParameterGroup": "prompt_tuning.core.parameter_groups",
+    "adafactor": "prompt_tuning.core.parameter_groups",
+    "adamw": "prompt_tuning.core.parameter_groups",
+    "warmup_linear_decay": "prompt_tuning.core.parameter_groups",
+    "t5_config": "prompt_tuning.core.model_config",
+    **prompts.FACTORIES,
+}
+"""The module of each factory."""
+
+
+@functools.cache
+def import_factories() -> dict[str, Callable[..., Any]]:
+    """Imports all factories, and JAX with them."""
+    return {
+        name: getattr(importlib.import_module(module), name)
+        for name, module in FACTORIES.items()
+    }

@@ -1,0 +1,254 @@
+"""A config as it is given on the command line, parsed and checked by gin.
+
+Everything is checked that needs no factory to be called. The factories may be outlines
+(`factory_outlines`), so that a mistake is reported before JAX is imported.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import re
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin import config as gin_config
+from gin import selector_map
+
+from prompt_tuning.config.configured import GIVEN_BY_THE_RUN, factory_signature
+from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.config.gin_sources import ConfigSources
+from prompt_tuning.config.gin_values import check_values
+from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
+from prompt_tuning.core.errors import InputError, shortened, shown
+
+MODULE = "prompt_tuning"
+"""Module of the factories in gin's operative config."""
+Factories = Mapping[str, Callable[..., Any]]
+
+# Raised by gin, or by factories that are given values of a wrong type.
+PROBLEMS = (
+    OSError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    AttributeError,
+    ImportError,
+    NameError,
+    RuntimeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+    tokenize.TokenError,
+)
+MAXIMUM_TEXT = 1000
+"""Maximum length of an error's text in a message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenConfig:
+    """Gin files and bindings, read and checked to be data.
+
+    Attributes:
+      files: paths, or names below `configs/`.
+      bindings: bindings such as `Run.steps = 10`, which override the files.
+      sources: texts of all files.
+    """
+
+    files: Sequence[str]
+    bindings: Sequence[str]
+    sources: ConfigSources
+
+    @classmethod
+    def read(
+        cls, files: Sequence[str], bindings: Sequence[str], *, allow_imports: bool
+    ) -> "GivenConfig":
+        """Reads the files and all that they include.
+
+        Raises:
+          InputError: for a file that is missing or cannot be parsed, and for an import
+            statement that is not allowed.
+        """
+        gin.clear_config()
+        _add_search_paths()
+        sources = ConfigSources(allow_imports=allow_imports)
+        for file in files:
+            with explained(f"the config {shortened(file)}"):
+                sources.check_file(file)
+        for binding in bindings:
+            with explained(_option(binding)):
+                sources.check_binding(binding)
+        sources.check_order()
+        return cls(files, bindings, sources)
+
+    @property
+    def label(self) -> str:
+        """The config in a message."""
+        return f"the config {shortened(', '.join(self.files)) or '(no file)'}"
+
+    def parse(self, factories: Factories, directory: str | None = None) -> None:
+        """Lets gin parse the config, with factories that are registered with it.
+
+        Args:
+          factories: factories by name, or outlines of those that the config names.
+          directory: directory of the run, which overrides the config's.
+
+        Raises:
+          InputError: for a misspelled name or parameter, a value of a wrong type, a
+            macro without a value or without a use, and a config without a model.
+        """
+        self.sources.use_in_gin()
+        for file in self.files:
+            with explained(f"the config {shortened(file)}"):
+                gin.parse_config_file(file)
+        for binding in self.bindings:
+            with explained(_option(binding)):
+                gin.parse_config(binding)
+        _check_macros(self.bindings)
+        with explained(self.label):
+            check_values(factories)
+        _check_model(self.label if self.files else "the config")
+        if directory is not None:
+            gin.bind_parameter("Run.directory", directory)
+        with explained(self.label):
+            gin.finalize()
+
+
+@functools.cache
+def _add_search_paths() -> None:
+    for folder in filter(Path.is_dir, CONFIG_FOLDERS):
+        gin.add_config_file_search_path(str(folder))
+
+
+def register(factories: Factories) -> None:
+    """Registers factories with gin."""
+    for factory in factories.values():
+        gin.external_configurable(factory, module=MODULE)
+
+
+@contextlib.contextmanager
+def registered(factories: Factories) -> Iterator[None]:
+    """Registers factories with gin while the context is active, and no others."""
+    registry = gin_config._REGISTRY
+    only = selector_map.SelectorMap()
+    for selector, configurable in registry.items():
+        if selector.startswith("gin."):  # macros and constants
+            only[selector] = configurable
+    gin_config._REGISTRY = only
+    try:
+        register(factories)
+        yield
+    finally:
+        gin.clear_config()
+        gin_config._REGISTRY = registry
+
+
+def _option(binding: str) -> str:
+    """Returns a binding as it is given on the command line."""
+    return f"--gin.{shortened(binding.replace(' = ', '=', 1))}"
+
+
+def _check_macros(bindings: Sequence[str]) -> None:
+    """Refuses a macro of the command line that the config does not use.
+
+    Raises:
+      InputError: with the nearest macros that the config uses.
+    """
+    used = sorted(set(re.findall(r"%(\w+)", gin.config_str())))
+    for binding in bindings:
+        name = binding.partition("=")[0].strip()
+        if re.fullmatch(r"\w+", name) and name not in used:
+            raise InputError(
+                f"--gin.{shortened(name)} is used by nothing in the config"
+                f"{_nearest(name, used)}"
+            )
+
+
+def _check_model(config: str) -> None:
+    """Refuses a config that is empty or has no model.
+
+    Raises:
+      InputError: with what to add.
+    """
+    try:
+        gin.query_parameter("Run.model")
+    except ValueError:
+        state = "incomplete" if gin.config_str().strip() else "empty"
+        raise InputError(
+            f"{config} is {state}: it does not set Run.model, the frozen model; add a "
+            "config that does, such as --gin_file models/checkpoint.gin ("
+            "`prompt-tuning configs` lists them)"
+        ) from None
+
+
+@contextlib.contextmanager
+def explained(
+    source: str, problems: tuple[type[Exception], ...] = PROBLEMS
+) -> Iterator[None]:
+    """Turns an error of gin into an `InputError` with the useful part of its text."""
+    try:
+        yield
+    except InputError as problem:
+        # Leave out gin's chain of calls.
+        raise InputError(_without_calls(str(problem))) from problem
+    except problems as problem:
+        raise InputError(f"{source} cannot be used: {_explain(problem)}") from problem
+
+
+def _explain(problem: Exception) -> str:
+    if isinstance(problem, RecursionError):
+        return "it refers to itself, or is nested too deeply"
+    text = _without_calls(str(problem)).rstrip()
+    if "No bindings specified for" in text:
+        return _unbound_macros()
+    if isinstance(problem, tokenize.TokenError):
+        return "a bracket or a quote is not closed"
+    if isinstance(problem, SyntaxError):
+        line = (getattr(problem, "text", None) or "").strip()
+        where = f" in the line {shown(line)}" if line else ""
+        if problem.filename:
+            where = f" in line {problem.lineno} of {problem.filename}"
+        return (
+            f"a value cannot be parsed{where}; text needs quotes inside the shell's: "
+            "--gin.MODEL='\"folder\"'"
+        )
+    if isinstance(problem, ValueError) and "n't have a parameter" in text:
+        name, parameter = re.findall(r"'([\w.]+)'", text)[:2]
+        return shortened(text) + _nearest(parameter, _parameters(name))
+    if "No configurable matching" in text:
+        name = re.findall(r"'([^']*)'", text)[0]
+        return shortened(text) + _nearest(name, sorted(FACTORIES))
+    return shortened(text, MAXIMUM_TEXT) + _callee(problem)
+
+
+def _callee(problem: Exception) -> str:
+    """Names the factory that raised an error, as gin reports it."""
+    match = re.search(r"In call to configurable '([\w.]+)'", str(problem))
+    return f", in {match[1]}" if match else ""
+
+
+def _parameters(name: str) -> list[str]:
+    """Returns the parameters of a factory that a config may set."""
+    configurable: Any = gin_config._REGISTRY.get_match(name)
+    names = factory_signature(configurable.wrapped).parameters
+    return [name for name in names if name not in GIVEN_BY_THE_RUN]
+
+
+def _nearest(name: str, expected: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name[:100], expected, n=3) or sorted(expected)
+    return f"\nexpected {' or '.join(near)}"
+
+
+def _unbound_macros() -> str:
+    config = gin.config_str()
+    bound = set(re.findall(r"^(\w+) = ", config, re.MULTILINE))
+    unbound = sorted(set(re.findall(r"%(\w+)", config)) - bound)
+    examples = " ".join(f"--gin.{name}=..." for name in unbound)
+    return f"it needs {', '.join(unbound)}; set {examples}"
+
+
+def _without_calls(text: str) -> str:
+    return text.partition("\n  In call to configurable")[0]
