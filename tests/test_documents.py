@@ -79,7 +79,10 @@ def test_blocks_run(name, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     # Not links: Python finds its environment by the path that it is started from.
-    for name_of_shim, arguments in (("prompt-tuning", "-m prompt_tuning"), ("python", "")):
+    for name_of_shim, arguments in (
+        ("prompt-tuning", "-m prompt_tuning"),
+        ("python", ""),
+    ):
         shim = folder / name_of_shim
         shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         shim.chmod(0o755)
