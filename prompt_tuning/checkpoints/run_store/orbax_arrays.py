@@ -12,7 +12,9 @@ Orbax is imported on use, because that takes longer than the rest of the package
 
 import contextlib
 import dataclasses
+import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import DISK_FULL, InputError, shown
 
 FOLDER = "arrays"
 CHUNK = 32 * 2**20
@@ -54,6 +56,8 @@ class Writing:
         """
         import orbax.checkpoint as ocp
 
+        # Without the filter, a full disk would print several tracebacks.
+        logging.getLogger("absl").addFilter(_is_not_raised)
         together = ocp.options.MultiprocessingOptions(
             # With explicit processes, Orbax's barriers need no device computation.
             active_processes=set(range(jax.process_count())),
@@ -92,7 +96,15 @@ def _raising_disk_errors() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
+        for number in DISK_FULL:
+            if os.strerror(number) in str(error):
+                raise OSError(number, os.strerror(number)) from error
         raise OSError(_first_line(error)) from error
+
+
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is not an error that Orbax raises as well."""
+    return "orbax" not in record.pathname or record.exc_info is None
 
 
 def _first_line(error: Exception) -> str:

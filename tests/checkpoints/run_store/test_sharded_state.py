@@ -1,6 +1,8 @@
 """Large trained state in Orbax's format: each process saves its own shards."""
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import ORBAX, named_leaves
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.checkpoints.run_store.orbax_arrays import FOLDER
+from prompt_tuning.checkpoints.run_store.orbax_arrays import FOLDER, Writing
 from prompt_tuning.core.errors import InputError, StorageError
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
@@ -244,3 +246,19 @@ def test_large_checkpoints_use_orbax():
     assert len(named_leaves(moments)) == 3
     with pytest.raises(InputError, match="form of checkpoints is 'zarr', expected"):
         CheckpointStore("nowhere", form="zarr")
+
+
+# Orbax leaves an event loop open, which is garbage afterwards.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_failed_write_is_raised_and_not_logged(tmp_path, caplog):
+    """Files may have 100 bytes, as on a disk that is nearly full."""
+    arrays = {"prompt": jnp.arange(10_000.0)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            Writing(tmp_path, {"trained": arrays}).wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.errno == errno.EFBIG
+    assert [record.message for record in caplog.records] == []
