@@ -23,14 +23,14 @@ def calibrate_nats(
         without content, with the example's prompt.
     """
     # Mean probability of each label without content, [n, C]
-    q = np.exp(_log_probabilities(content_free)).mean(axis=1)
-    return np.log(q) - _log_probabilities(nats)
+    q = np.exp(log_probabilities(content_free)).mean(axis=1)
+    return np.log(q) - log_probabilities(nats)
 
 
-def _log_probabilities(
+def log_probabilities(
     nats: Float[np.ndarray, "*lead C"],
 ) -> Float[np.ndarray, "*lead C"]:
-    """Log-probabilities of the labels, normalized among the labels."""
+    """Returns the log-probability of each label among the labels, given its cost."""
     minimum = nats.min(axis=-1, keepdims=True)
     total = np.exp(minimum - nats).sum(axis=-1, keepdims=True)
     return minimum - nats - np.log(total)

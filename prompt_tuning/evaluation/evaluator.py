@@ -4,23 +4,21 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.categories import read_categories, read_references
 from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
+from prompt_tuning.evaluation.label_ranker import LabelRanker
 from prompt_tuning.evaluation.metric_sums import MetricSums, class_metrics, mean_metric
 from prompt_tuning.evaluation.ranking import (
     completion_tokens,
-    encode_labels,
     given_tokens,
     gold_label_indices,
-    label_nats,
 )
 from prompt_tuning.evaluation.results import (
     AnswerTexts,
@@ -36,7 +34,6 @@ from prompt_tuning.generation.text_generation import (
     check_rows,
     continuation_text,
     continue_all,
-    encode_given,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -77,12 +74,10 @@ class Evaluator:
             examples = load_examples(data, model.interface, context_ids=context_ids)
         self._examples = examples
         self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
-        texts = evaluation.labels or ()
-        self._labels = encode_labels(model, data, texts) if texts else []
-        self._gold = np.zeros(0, np.int64)
-        if texts:
-            gold = gold_label_indices(model, self._rows[1], self._labels, texts)
-            self._gold = np.array(gold)
+        self._ranker, self._gold = None, np.zeros(0, np.int64)
+        if evaluation.labels:
+            self._ranker = LabelRanker(model, evaluation, context_ids)
+            self._gold = self._gold_labels(self._ranker)
         self._references = self._read_references()
         self.categories = None
         if evaluation.category_key is not None:
@@ -116,7 +111,7 @@ class Evaluator:
         names += [
             name for metric in evaluation.text_metrics for name in METRIC_NAMES[metric]
         ]
-        kinds = [*(["label"] if self._labels else [])]
+        kinds = [] if self._ranker is None else ["label"]
         kinds += ["calibrated"] if evaluation.calibrate else []
         return names + [f"{k}_{m}" for k in kinds for m in ("accuracy", "macro_f1")]
 
@@ -153,8 +148,10 @@ class Evaluator:
         generated = self._generate(parameters) if self._evaluation.generates else None
         if generated is not None:
             metrics |= self._text_metrics(generated)
-        ranking = self._rank(parameters) if self._labels else None
-        if ranking is not None:
+        ranking = None
+        if self._ranker is not None:
+            rows, _, prompt_ids = self._rows
+            ranking = self._ranker.rank(parameters, rows, prompt_ids)
             metrics |= self._label_metrics(ranking)
         categories, by_category = self.categories, {}
         if categories is not None:
@@ -204,6 +201,13 @@ class Evaluator:
             tasks if examples.has_prompt_ids else None,
         )
 
+    def _gold_labels(self, ranker: LabelRanker) -> Int64[np.ndarray, "n"]:
+        """Returns the index of each example's label."""
+        completions = self._rows[1]
+        return np.array(
+            gold_label_indices(self._model, completions, ranker.encoded, ranker.labels)
+        )
+
     def _read_references(self) -> list[list[str]] | None:
         """Returns the reference texts of each example, if any metric needs them."""
         if not self._evaluation.text_metrics:
@@ -228,10 +232,8 @@ class Evaluator:
 
     def _check_room(self) -> None:
         """Checks that every answer fits after its row, before anything runs."""
-        if self._labels:
-            longest = max(len(label) for label in self._labels)
-            room = longest + int(self._evaluation.data.add_eos)
-            check_rows(self._model, self._rows[0] + self._content_free, room)
+        if self._ranker is not None:
+            self._ranker.check_room(self._rows[0])
         if self._evaluation.generates:
             self._model.weight_storage.reject_streamed(GENERATES)
             check_rows(self._model, self._rows[0], self._evaluation.new_tokens)
@@ -258,53 +260,6 @@ class Evaluator:
                 metrics |= TEXT_METRICS[name](texts, self._references)
         return metrics
 
-    def _rank(self, parameters: Parameters) -> Ranking:
-        rows, _, prompt_ids = self._rows
-        nats = self._label_nats(parameters, rows, prompt_ids)
-        labels = list(self._evaluation.labels or ())
-        if not self._content_free:
-            return Ranking(labels, nats)
-        # Each prompt is calibrated by itself: [N, f, C], then one for each example.
-        count = self._model.prompt_count
-        content_free = self._label_nats(
-            parameters,
-            self._content_free * count,
-            None
-            if prompt_ids is None
-            else np.repeat(np.arange(count), len(self._content_free)).tolist(),
-        ).reshape(count, len(self._content_free), len(labels))
-        prompts = np.array([0] * len(rows) if prompt_ids is None else prompt_ids)
-        return Ranking(labels, nats, calibrate_nats(nats, content_free[prompts]))
-
-    @functools.cached_property
-    def _content_free(self) -> Rows:
-        """Token ids of the inputs without content that calibrate the labels."""
-        texts = self._evaluation.calibrate or ()
-        template = self._evaluation.data.token_template(self._model.interface)
-        rows = [encode_given(self._model, text, template) for text in texts]
-        bos = self._model.config.bos_id
-        return [
-            [*row[:1], *self._context_ids, *row[1:]]
-            if row[:1] == [bos]
-            else [*self._context_ids, *row]
-            for row in rows
-        ]
-
-    def _label_nats(
-        self, parameters: Parameters, rows: Rows, prompt_ids: list[int] | None
-    ) -> Float[np.ndarray, "n C"]:
-        data = self._evaluation.data
-        return label_nats(
-            self._model,
-            parameters,
-            rows,
-            self._labels,
-            add_eos=data.add_eos,
-            length_normalize=self._evaluation.length_normalize,
-            batch_size=data.batch_size,
-            prompt_ids=prompt_ids,
-        )
-
     def _label_metrics(self, ranking: Ranking) -> Mapping[str, MetricSums]:
         ranked = {"label": ranking.nats, "calibrated": ranking.calibrated}
         return {
@@ -312,6 +267,6 @@ class Evaluator:
             for prefix, nats in ranked.items()
             if nats is not None
             for name, metric in class_metrics(
-                nats.argmin(axis=1), self._gold, len(self._labels), prefix
+                nats.argmin(axis=1), self._gold, len(ranking.labels), prefix
             ).items()
         }

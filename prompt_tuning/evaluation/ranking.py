@@ -1,6 +1,6 @@
 """Rank classification: the answer is the label that the model finds most likely."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -35,6 +35,7 @@ def label_nats(
     length_normalize: bool = False,
     batch_size: int = 64,
     prompt_ids: Sequence[int] | None = None,
+    on_batch: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, "n C"]:
     """Computes the cost in nats of each label for each example; the lowest wins.
 
@@ -49,6 +50,8 @@ def label_nats(
         the sum.
       batch_size: rows of a batch.
       prompt_ids: prompt of each example if the model has several, else None.
+      on_batch: called after each batch with its number of rows, of which there is one
+        for each example and label.
 
     Raises:
       InputError: as `check_prompt_ids`.
@@ -67,6 +70,7 @@ def label_nats(
         examples,
         batch_size=batch_size,
         prompt_ids=prompt_ids is not None,
+        on_batch=on_batch,
     )
     lengths = [len(label) for label in labels] if length_normalize else 1
     return nats.reshape(len(given), len(labels)) / np.array(lengths)
@@ -79,6 +83,7 @@ def completion_nats(
     *,
     batch_size: int,
     prompt_ids: bool,
+    on_batch: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, "n"]:
     """Computes the summed negative log likelihood of each example's learned tokens.
 
@@ -88,6 +93,7 @@ def completion_nats(
       examples: examples in which only the label is learned, see `label_example`.
       batch_size: rows of a batch.
       prompt_ids: whether the examples choose among several prompts.
+      on_batch: called after each batch with its number of examples.
     """
     # Sorted by length, for little padding and few compiled shapes.
     order = np.argsort([len(example.inputs) for example in examples], kind="stable")
@@ -110,6 +116,8 @@ def completion_nats(
         )
         batch_nats = score_batch(row_nll, model, parameters, batch)
         nats[rows] = np.asarray(batch_nats)[: len(rows)]
+        if on_batch is not None:
+            on_batch(len(rows))
     return nats
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
+from prompt_tuning.evaluation.calibration import log_probabilities
 from prompt_tuning.evaluation.categories import NO_CATEGORY, Categories
 from prompt_tuning.evaluation.metric_sums import MetricSums
 
@@ -43,10 +44,24 @@ class Ranking:
     calibrated: Float[np.ndarray, "n C"] | None = None
 
     @property
+    def costs(self) -> Float[np.ndarray, "n C"]:
+        """The costs that decide, calibrated if possible."""
+        return self.nats if self.calibrated is None else self.calibrated
+
+    @property
     def answers(self) -> Integer[np.ndarray, "n"]:
-        """Index of the winning label of each example, calibrated if possible."""
-        costs = self.nats if self.calibrated is None else self.calibrated
-        return costs.argmin(axis=1)
+        """Index of the winning label of each example."""
+        return self.costs.argmin(axis=1)
+
+    @property
+    def probabilities(self) -> Float[np.ndarray, "n C"]:
+        """Probability of each label among the labels: the softmax of minus its cost.
+
+        The cost of a label is the sum of the negative log-probabilities of its tokens,
+        the end token included if the data has one, or their mean with
+        `Evaluation.length_normalize`.
+        """
+        return np.exp(log_probabilities(self.costs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +122,7 @@ def prediction_lines(
     """Writes one line of JSON for each example.
 
     Its keys are `system`, `example` (its number), `category` if there are categories,
-    `given`, `wanted`, `made` (the generated text, else the winning label, else null),
+    `input`, `target`, `output` (the generated text, else the winning label, else null),
     the winning `label` and the cost of each (`label_nats`) if labels were ranked, and
     `scores`, each metric that is meaningful for a single example.
 
@@ -128,12 +143,12 @@ def prediction_lines(
             none = number == NO_CATEGORY
             line["category"] = None if none else categories.names[number]
         generated = None if texts.generated is None else texts.generated[index]
-        line |= {"given": given, "wanted": expected, "made": generated}
+        line |= {"input": given, "target": expected, "output": generated}
         if ranking is not None:
             label = ranking.labels[int(ranking.answers[index])]
             nats = map(float, ranking.nats[index])
             line |= {
-                "made": label if generated is None else generated,
+                "output": label if generated is None else generated,
                 "label": label,
                 "label_nats": dict(zip(ranking.labels, nats, strict=True)),
             }

@@ -125,8 +125,8 @@ def test_predictions_are_written_with_each_examples_scores(run, tmp_path, capsys
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["system"] for line in lines] == ["tuned"] * 4 + ["no prompt"] * 4
     for line, (given, completion) in zip(lines, HELD_OUT * 2, strict=True):
-        assert (line["given"], line["wanted"]) == (given, completion)
-        assert line["scores"]["exact_match"] == float(line["made"] == completion)
+        assert (line["input"], line["target"]) == (given, completion)
+        assert line["scores"]["exact_match"] == float(line["output"] == completion)
     # Each completion has EOS too; the loss is a mean over tokens.
     weights = np.array([len(completion) + 1 for _, completion in HELD_OUT])
     losses = np.array([line["scores"]["loss"] for line in lines[:4]])
@@ -140,8 +140,8 @@ def test_the_answers_to_labels_are_predictions(run, tmp_path, capsys):
     output(capsys, "--run", run, labels, "--predictions", file)
     for line in map(json.loads, file.read_text().splitlines()):
         nats = line["label_nats"]
-        assert line["made"] == line["label"] == min(nats, key=nats.get)
-        assert line["scores"]["label_accuracy"] == (line["label"] == line["wanted"])
+        assert line["output"] == line["label"] == min(nats, key=nats.get)
+        assert line["scores"]["label_accuracy"] == (line["label"] == line["target"])
 
 
 @pytest.mark.filterwarnings("always")

@@ -1,0 +1,118 @@
+"""Ranks the labels of an evaluation for any inputs, as `evaluate` and `predict` do."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.evaluation.calibration import calibrate_nats
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.ranking import encode_labels, label_nats
+from prompt_tuning.evaluation.results import Ranking
+from prompt_tuning.generation.text_generation import check_rows, encode_given
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+Rows = Sequence[Sequence[int]]
+
+
+class LabelRanker:
+    """Computes the costs of an evaluation's labels.
+
+    Attributes:
+      labels: texts of the labels.
+      encoded: token ids of each label, without the end token.
+
+    Args:
+      model: model that scores the labels.
+      evaluation: settings with labels.
+      context_ids: token ids of a text that precedes each input.
+
+    Raises:
+      InputError: if a label has no tokens, or two labels have the same.
+    """
+
+    def __init__(
+        self,
+        model: PromptedModel,
+        evaluation: Evaluation,
+        context_ids: Sequence[int] = (),
+    ):
+        self._model, self._evaluation = model, evaluation
+        self._context_ids = context_ids
+        self.labels = list(evaluation.labels or ())
+        self.encoded = encode_labels(model, evaluation.data, self.labels)
+
+    def check_room(self, rows: Rows) -> None:
+        """Checks that every label fits after every row, before anything runs.
+
+        Raises:
+          InputError: if one does not.
+        """
+        longest = max(len(label) for label in self.encoded)
+        room = longest + int(self._evaluation.data.add_eos)
+        check_rows(self._model, [*rows, *self._content_free], room)
+
+    def rank(
+        self,
+        parameters: Parameters,
+        rows: Rows,
+        prompt_ids: Sequence[int] | None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Ranking:
+        """Computes the cost of each label for each row.
+
+        Args:
+          parameters: all parameters by path.
+          rows: token ids of the inputs.
+          prompt_ids: prompt of each row if the model has several, else None.
+          on_batch: called after each batch with its number of rows, one for each input
+            and label.
+        """
+        nats = self._nats(parameters, rows, prompt_ids, on_batch)
+        if not self._content_free:
+            return Ranking(self.labels, nats)
+        # Each prompt is calibrated by itself: [N, f, C], then one for each row.
+        count, texts = self._model.prompt_count, len(self._content_free)
+        without = None
+        if prompt_ids is not None:
+            without = np.repeat(np.arange(count), texts).tolist()
+        content_free = self._nats(parameters, self._content_free * count, without)
+        content_free = content_free.reshape(count, texts, len(self.labels))
+        prompts = np.array([0] * len(rows) if prompt_ids is None else prompt_ids)
+        return Ranking(self.labels, nats, calibrate_nats(nats, content_free[prompts]))
+
+    @functools.cached_property
+    def _content_free(self) -> list[list[int]]:
+        """Token ids of the inputs without content that calibrate the labels."""
+        texts = self._evaluation.calibrate or ()
+        template = self._evaluation.data.token_template(self._model.interface)
+        rows = [encode_given(self._model, text, template) for text in texts]
+        bos = self._model.config.bos_id
+        return [
+            [*row[:1], *self._context_ids, *row[1:]]
+            if row[:1] == [bos]
+            else [*self._context_ids, *row]
+            for row in rows
+        ]
+
+    def _nats(
+        self,
+        parameters: Parameters,
+        rows: Rows,
+        prompt_ids: Sequence[int] | None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Float[np.ndarray, "n C"]:
+        data = self._evaluation.data
+        return label_nats(
+            self._model,
+            parameters,
+            rows,
+            self.encoded,
+            add_eos=data.add_eos,
+            length_normalize=self._evaluation.length_normalize,
+            batch_size=data.batch_size,
+            prompt_ids=prompt_ids,
+            on_batch=on_batch,
+        )
