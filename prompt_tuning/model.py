@@ -3,9 +3,8 @@
 import contextlib
 import dataclasses
 import shutil
-import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
-from prompt_tuning.data.rows.python_rows import is_files, write_rows
+from prompt_tuning.data.rows.python_rows import data_files
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
@@ -35,6 +34,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrain
 from prompt_tuning.prompts.tools.inspection import input_vectors
 from prompt_tuning.training.loop import TrainingResult
 from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
+from prompt_tuning.tuned.prediction import predict_inputs
 
 TRAINED = (".*/prompt/.*", ".*/adapters/.*")
 """Paths of the parameters that prompts and adapters add to a frozen model."""
@@ -178,7 +178,7 @@ class Model:
           settings: further fields of `DataSource`.
         """
         source = DataSource(files=(), batch_size=batch_size, **settings)
-        with _data_files(data, source) as files:
+        with data_files(data, source) as files:
             source = dataclasses.replace(source, files=files)
             examples = load_examples(source, self.prompted.interface)
             interface = self.prompted.interface
@@ -229,6 +229,40 @@ class Model:
         )
         return continuations[0] if isinstance(texts, str) else continuations
 
+    def predict(
+        self,
+        inputs: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+        *,
+        labels: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        prompt_id: int | None = None,
+    ) -> Any:
+        """Finds the most probable label of inputs, as `prompt-tuning predict` does.
+
+        Args:
+          inputs: one input or a list of them: texts, or mappings with the data's keys.
+          labels: labels to choose from; None for the run's.
+          batch_size: rows of a batch, one for each input and label.
+          prompt_id: prompt of all inputs, for a model with several.
+
+        Returns:
+          `Prediction(label, probabilities)` of one input, or a list of them.
+
+        Raises:
+          InputError: if there are no labels, or an input cannot be used.
+        """
+        single = isinstance(inputs, str | Mapping)
+        predictions = predict_inputs(
+            self.run,
+            self.prompted,
+            self.parameters,
+            [inputs] if single else list(inputs),
+            labels=labels,
+            batch_size=batch_size,
+            prompt_id=prompt_id,
+        )
+        return predictions[0] if single else predictions
+
     def evaluate(self, data: Any = None, **settings: Any) -> dict[str, float]:
         """Evaluates on held-out data; reads it the way that the run's data is read.
 
@@ -253,7 +287,7 @@ class Model:
             source = self.run.source if given is None else given.data
             if data is not None:
                 source = dataclasses.replace(self.run.source, **of_data)
-                files = stack.enter_context(_data_files(data, source))
+                files = stack.enter_context(data_files(data, source))
                 source = dataclasses.replace(source, files=files)
             else:
                 source = dataclasses.replace(source, **of_data)
@@ -358,15 +392,3 @@ class TunedModel(Model):
         if self.directory is not None and not self._temporary:
             parts.append(f", {self.directory}")
         return "".join(parts)
-
-
-@contextlib.contextmanager
-def _data_files(data: Any, source: Any) -> Iterator[list[str]]:
-    """Yields data as file names; rows in memory are written to a temporary file."""
-    if is_files(data):
-        yield [str(data)] if isinstance(data, str | Path) else [str(x) for x in data]
-        return
-    with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as folder:
-        file = Path(folder) / "rows.jsonl"
-        write_rows(data, file, source.prompt_key, source.completion_key)
-        yield [str(file)]

@@ -25,7 +25,7 @@ To add a command `example`:
 
 COMMANDS = {
     "Tune": ("train", "sweep", "memory", "configs"),
-    "Evaluate and use": ("evaluate", "generate", "convert"),
+    "Evaluate and use": ("evaluate", "predict", "generate", "convert"),
     "Examine prompts": ("inspect", "similar", "recycle"),
     "Prepare data": ("prepare", "token_types", "show"),
 }

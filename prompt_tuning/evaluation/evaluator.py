@@ -32,8 +32,8 @@ from prompt_tuning.evaluation.token_outcomes import measure_tokens
 from prompt_tuning.generation.text_generation import (
     GENERATES,
     check_rows,
-    continuation_text,
     continue_all,
+    decode_continuations,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -218,13 +218,7 @@ class Evaluator:
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions as continuations of their inputs."""
-        tokenizer = self._model.needed_tokenizer()
-        if self._model.config.architecture == "encoder_decoder":
-            return [tokenizer.decode(ids) for ids in completions]
-        return [
-            continuation_text(tokenizer, self._words(row), ids)
-            for row, ids in zip(self._rows[0], completions, strict=True)
-        ]
+        return decode_continuations(self._model, self._rows[0], completions)
 
     def _words(self, row: Sequence[int]) -> list[int]:
         """Drops the ids that stand for prompt vectors of a template."""

@@ -44,15 +44,19 @@ class LabelRanker:
         self.labels = list(evaluation.labels or ())
         self.encoded = encode_labels(model, evaluation.data, self.labels)
 
+    @property
+    def answer_length(self) -> int:
+        """Number of tokens of the longest label, the end token included."""
+        longest = max(len(label) for label in self.encoded)
+        return longest + int(self._evaluation.data.add_eos)
+
     def check_room(self, rows: Rows) -> None:
         """Checks that every label fits after every row, before anything runs.
 
         Raises:
           InputError: if one does not.
         """
-        longest = max(len(label) for label in self.encoded)
-        room = longest + int(self._evaluation.data.add_eos)
-        check_rows(self._model, [*rows, *self._content_free], room)
+        check_rows(self._model, [*rows, *self._content_free], self.answer_length)
 
     def rank(
         self,

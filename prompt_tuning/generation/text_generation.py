@@ -1,6 +1,6 @@
 """Generation for many rows of different lengths, in batches of few shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ def continue_all(
     sampler: Sampler = greedy,
     seed: int = 0,
     prompt_ids: Sequence[int] | None = None,
+    on_batch: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """Continues every row; the result does not depend on how rows are batched.
 
@@ -41,6 +42,7 @@ def continue_all(
       sampler: chooses the next token.
       seed: seed of sampling; each row draws with its own key.
       prompt_ids: prompt of each row if the model has several, else None.
+      on_batch: called after each batch with its number of rows.
 
     Returns:
       The new tokens of each row, without the one that ended it.
@@ -80,6 +82,8 @@ def continue_all(
         )
         for index, row in zip(chosen, generated.tolist(), strict=False):
             continuations[index] = strip_end(row, model.stop_ids)
+        if on_batch is not None:
+            on_batch(len(chosen))
     return [continuations[index] for index in range(len(rows))]
 
 
@@ -168,7 +172,6 @@ def continue_texts(
 
     With a template, which is that of the data, each text replaces its only key.
     """
-    tokenizer = model.needed_tokenizer()
     rows = [encode_given(model, text, template) for text in texts]
     continuations = continue_all(
         model,
@@ -180,8 +183,19 @@ def continue_texts(
         seed=seed,
         prompt_ids=prompt_ids,
     )
+    return decode_continuations(model, rows, continuations)
+
+
+def decode_continuations(
+    model: PromptedModel,
+    rows: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+) -> list[str]:
+    """Decodes generated ids: as texts that continue their rows, or as separate ones."""
+    tokenizer = model.needed_tokenizer()
     if model.config.architecture == "encoder_decoder":
         return [tokenizer.decode(row) for row in continuations]
+    # Ids from the vocabulary's size on stand for the prompt vectors of a template.
     size = model.config.vocabulary_size
     return [
         continuation_text(tokenizer, [i for i in row if i < size], new)
@@ -207,6 +221,11 @@ def encode_given(
     """Encodes an input as in training: with BOS first, or EOS last."""
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(text) if template is None else template.encode_text(text)
+    return add_special_ids(model, ids)
+
+
+def add_special_ids(model: PromptedModel, ids: list[int]) -> list[int]:
+    """Adds BOS before the ids of an input, or EOS after those of an encoder's."""
     if model.config.architecture == "decoder_only":
-        return [*encode_prompt(tokenizer, ""), *ids]
+        return [*encode_prompt(model.needed_tokenizer(), ""), *ids]
     return ids if model.eos_id is None else [*ids, model.eos_id]

@@ -1,6 +1,7 @@
 """The lines of jsonl files: JSON objects whose values are text."""
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,19 +77,29 @@ def read_lines(path: Path) -> Iterator[JsonLine]:
     Raises:
       InputError: at a line that is not a JSON object.
     """
-    with path.open("rb") as lines:
-        for number in itertools.count(1):
-            line = lines.readline(MAXIMUM_LINE + 1)
-            if not line:
-                return
-            location = f"{path}, line {number}"
-            if len(line) > MAXIMUM_LINE:
-                raise InputError(
-                    f"{location}: {len(line):,} bytes or more, expected at most "
-                    f"{MAXIMUM_LINE:,}"
-                )
-            if line.strip():
-                yield JsonLine(path, number, _parse_object(location, line))
+    with path.open("rb") as stream:
+        yield from parse_lines(stream, path)
+
+
+def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
+    """Yields the lines of a stream that are not empty; see `read_lines`.
+
+    Args:
+      stream: contents of the file.
+      path: name of the file, for messages.
+    """
+    for number in itertools.count(1):
+        line = stream.readline(MAXIMUM_LINE + 1)
+        if not line:
+            return
+        location = f"{path}, line {number}"
+        if len(line) > MAXIMUM_LINE:
+            raise InputError(
+                f"{location}: {len(line):,} bytes or more, expected at most "
+                f"{MAXIMUM_LINE:,}"
+            )
+        if line.strip():
+            yield JsonLine(path, number, _parse_object(location, line))
 
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 The file is part of the run: it is what `evaluate` and a resumed run read again.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,23 @@ def is_files(data: Any) -> bool:
         return True
     listed = isinstance(data, Sequence) and len(data) > 0
     return listed and all(isinstance(item, str | Path) for item in data)
+
+
+@contextlib.contextmanager
+def data_files(data: Any, source: Any) -> Iterator[list[str]]:
+    """Yields data as file names; rows in memory are written to a temporary file.
+
+    Args:
+      data: paths, or rows; see `write_rows`.
+      source: `DataSource` with the keys of rows.
+    """
+    if is_files(data):
+        yield [str(data)] if isinstance(data, str | Path) else [str(x) for x in data]
+        return
+    with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as folder:
+        file = Path(folder) / "rows.jsonl"
+        write_rows(data, file, source.prompt_key, source.completion_key)
+        yield [str(file)]
 
 
 def write_rows(

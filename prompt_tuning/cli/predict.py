@@ -1,0 +1,211 @@
+"""`prompt-tuning predict`: answers inputs without targets."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.shared_options import (
+    add_config_option,
+    add_print_config_option,
+    add_prompt_option,
+    add_run_option,
+)
+from prompt_tuning.core.errors import InputError
+
+if TYPE_CHECKING:
+    from prompt_tuning.config.run import Run
+    from prompt_tuning.data.data_source import DataSource
+    from prompt_tuning.data.rows.jsonl import JsonLine
+
+HELP = "label new inputs with a tuned prompt, with probabilities"
+USES_JAX = True
+SEVERAL_PROCESSES = True
+
+NEW_TOKENS = 64
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        metavar="FILE|TEXT",
+        help="a jsonl file with the run's prompt key, a .txt file with an input on "
+        "each line, - for standard input (also the default), or an input itself",
+    )
+    add_config_option(parser)
+    add_print_config_option(parser)
+    add_run_option(parser)
+    add_prompt_option(parser)
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="labels to choose from, written as in the completions; by default those "
+        "of the run (Evaluation.labels, or of an objective that compares classes). A "
+        "run without labels writes generated text",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the predictions to a file instead of standard output",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing output file"
+    )
+    parser.add_argument(
+        "--new_tokens",
+        type=integer,
+        metavar="N",
+        help=f"maximum number of new tokens of generated text ({NEW_TOKENS})",
+    )
+    parser.add_argument(
+        "--batch_size",
+        type=integer,
+        metavar="N",
+        help="rows computed at once; there is a row for each input and label (the "
+        "batch size of the run's data)",
+    )
+    parser.add_argument(
+        "--prompt_id",
+        type=integer,
+        metavar="N",
+        help="number of the prompt for all inputs, from 0, of a run with several "
+        "prompts; by default each line selects its own",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes a line of JSON for each input."""
+    from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
+    from prompt_tuning.core.atomic_files import write_file
+    from prompt_tuning.data.rows.jsonl import JsonLine
+    from prompt_tuning.processes.group import is_first, run_on_first
+    from prompt_tuning.tuned.prediction import label_settings
+
+    run = read_run(options)
+    if options.print_config:
+        print_config()
+        return 0
+    evaluation = label_settings(run, options.labels)
+    source = run.source if evaluation is None else evaluation.data
+    _check_options(options, has_labels=evaluation is not None)
+    # Process 0 sends what it reads to the others as JSON.
+    read = run_on_first(lambda: _read_inputs(options, source))
+    lines = [JsonLine(Path(path), number, content) for path, number, content in read]
+    check_processes(options, run)
+    predictions = _predict(run, options, lines)
+    if not is_first():
+        return 0
+    content = "".join(
+        json.dumps(line, ensure_ascii=False) + "\n" for line in predictions
+    )
+    if options.output is None:
+        print(content, end="")
+    else:
+        write_file(options.output, content, force=options.force)
+        print(f"{len(lines):,} predictions: {options.output}")
+    return 0
+
+
+def _check_options(options: argparse.Namespace, *, has_labels: bool) -> None:
+    """Refuses options that contradict each other, before anything is read.
+
+    Raises:
+      InputError: with what to change.
+    """
+    from prompt_tuning.data.rows.input_lines import is_input_file
+
+    files = [label for label in options.labels or () if is_input_file(label)]
+    if files:
+        raise InputError(
+            f"--labels takes all that follows, and {files[0]} is a file: name files "
+            "and texts before --labels"
+        )
+    if has_labels and options.new_tokens is not None:
+        raise InputError(
+            "--new_tokens is for generated text, but the run has labels: leave it out, "
+            "or use prompt-tuning generate"
+        )
+    if options.batch_size is not None and options.batch_size < 1:
+        raise InputError(f"--batch_size is {options.batch_size}, expected at least 1")
+    output = options.output
+    if output is not None and output.exists() and not options.force:
+        raise InputError(f"--output {output} already exists; --force replaces it")
+
+
+def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]:
+    """Reads the inputs, as lists of the parts of each line.
+
+    Raises:
+      InputError: if there is none, or a file cannot be read.
+    """
+    from prompt_tuning.data.rows.input_lines import STANDARD_INPUT, read_inputs
+    from prompt_tuning.tuned.input_encoding import PROMPT_KEY, text_key
+
+    if not options.inputs and sys.stdin.isatty():
+        raise InputError("no input was given: name files, texts, or - to type texts")
+    inputs = options.inputs or [STANDARD_INPUT]
+    only_jsonl = all(name.endswith(".jsonl") for name in inputs)
+    key = PROMPT_KEY if only_jsonl else text_key(source)
+    lines = read_inputs(inputs, key, lambda: sys.stdin.buffer.read())
+    return [[str(line.path), line.number, line.content] for line in lines]
+
+
+def _predict(
+    run: "Run", options: argparse.Namespace, lines: "Sequence[JsonLine]"
+) -> list[dict[str, Any]]:
+    """Returns what is written for each line: the input, its answer, and other keys."""
+    from prompt_tuning.tuned.input_encoding import encode_inputs
+    from prompt_tuning.tuned.load_tuned import load_tuned
+    from prompt_tuning.tuned.prediction import (
+        generate_outputs,
+        label_settings,
+        predict_labels,
+    )
+
+    evaluation = label_settings(run, options.labels, options.batch_size)
+    source = run.source if evaluation is None else evaluation.data
+    model, parameters = load_tuned(run, options.prompt)
+    inputs = encode_inputs(model, source, lines, options.prompt_id)
+    if evaluation is None:
+        size = options.batch_size or source.batch_size
+        new_tokens = NEW_TOKENS if options.new_tokens is None else options.new_tokens
+        with _progress(len(lines)) as advance:
+            outputs = generate_outputs(
+                model, parameters, inputs, new_tokens, size, advance
+            )
+        answers = [{"output": output} for output in outputs]
+    else:
+        with _progress(len(lines) * len(evaluation.labels or ())) as advance:
+            predictions = predict_labels(model, parameters, evaluation, inputs, advance)
+        answers = [prediction._asdict() for prediction in predictions]
+    written = zip(inputs.texts, answers, inputs.records, strict=True)
+    return [
+        {"input": text, **answer} | ({"record": record} if record else {})
+        for text, answer, record in written
+    ]
+
+
+@contextlib.contextmanager
+def _progress(rows: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on a terminal's standard error; yields the function that moves it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from prompt_tuning.processes.group import is_first
+
+    console = Console(stderr=True)
+    with Progress(
+        console=console,
+        transient=True,
+        disable=not (console.is_terminal and is_first()),
+    ) as progress:
+        task = progress.add_task("predicting", total=rows)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,115 @@
+"""Inputs without targets: lines of files or of standard input, and texts."""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, parse_lines
+from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
+
+TEXT_SUFFIX = ".txt"
+STANDARD_INPUT = "-"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def is_input_file(argument: str) -> bool:
+    """Returns whether an argument names a file, or standard input; else it is text."""
+    return argument == STANDARD_INPUT or argument.endswith((JSONL_SUFFIX, TEXT_SUFFIX))
+
+
+def read_inputs(
+    arguments: Sequence[str], key: str, read_standard_input: Callable[[], bytes]
+) -> list[JsonLine]:
+    """Reads the inputs that arguments name, in order.
+
+    An argument is a jsonl file, a text file with an input on each line, `-` for
+    standard input in either format, or else an input itself. Empty lines are skipped.
+
+    Args:
+      arguments: names of files, and texts.
+      key: key under which plain texts are returned.
+      read_standard_input: returns the content of `-`.
+
+    Raises:
+      InputError: if a file is missing, cannot be read, or has no input.
+    """
+    lines: list[JsonLine] = []
+    texts: list[str] = []
+    for argument in arguments:
+        if not is_input_file(argument):
+            texts.append(argument)
+            lines.append(JsonLine(Path("texts"), len(texts), {key: argument}))
+            continue
+        before = len(lines)
+        lines.extend(_read_file(argument, key, read_standard_input))
+        if len(lines) == before:
+            raise InputError(f"{_name(argument)} has no line, expected at least one")
+    return lines
+
+
+def lines_of(inputs: Sequence[str | Mapping[str, Any]], key: str) -> list[JsonLine]:
+    """Returns inputs that Python passes as lines.
+
+    Raises:
+      InputError: for one that is neither a text nor a mapping.
+    """
+    lines = []
+    for number, item in enumerate(inputs, start=1):
+        if isinstance(item, str):
+            content = {key: item}
+        elif isinstance(item, Mapping):
+            content = {str(name): value for name, value in item.items()}
+        else:
+            raise InputError(
+                f"input {number} is {shown(item)}, expected a text or a mapping"
+            )
+        lines.append(JsonLine(Path("inputs"), number, content))
+    return lines
+
+
+def _read_file(
+    argument: str, key: str, read_standard_input: Callable[[], bytes]
+) -> Iterator[JsonLine]:
+    path = _name(argument)
+    if argument == STANDARD_INPUT:
+        content = read_standard_input()
+        stream = io.BytesIO(content)
+        if content.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+            yield from parse_lines(stream, path)
+        else:
+            yield from _text_lines(stream, path, key)
+        return
+    list_files(argument)
+    with path.open("rb") as stream:
+        if path.suffix == JSONL_SUFFIX:
+            yield from parse_lines(stream, path)
+        else:
+            yield from _text_lines(stream, path, key)
+
+
+def _name(argument: str) -> Path:
+    return Path("standard input" if argument == STANDARD_INPUT else argument)
+
+
+def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[JsonLine]:
+    """Yields the lines of a text that are not empty.
+
+    Raises:
+      InputError: at a line that is too long or not UTF-8.
+    """
+    for number, line in enumerate(stream, start=1):
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if len(line) > MAXIMUM_LINE:
+            raise InputError(
+                f"{path}, line {number}: {len(line):,} bytes, expected at most "
+                f"{MAXIMUM_LINE:,}"
+            )
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        if text.strip():
+            yield JsonLine(path, number, {key: text})

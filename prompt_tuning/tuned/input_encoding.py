@@ -1,0 +1,136 @@
+"""Encodes inputs without targets as training encodes the prompts of its data."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.data.rows.tasks import Tasks
+from prompt_tuning.data.text.templates import TokenTemplate, parse_template
+from prompt_tuning.generation.text_generation import (
+    add_special_ids,
+    check_rows,
+    encode_given,
+)
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+PROMPT_KEY = "prompt"
+"""Key of plain texts for a run whose data has no prompts."""
+
+TASK_SETTING = "DataSource.prompt_id_key, or choose one prompt for all (--prompt_id)"
+
+
+class EncodedInputs(NamedTuple):
+    """Inputs as a model reads them.
+
+    Attributes:
+      texts: text of each, without the prompt vectors of a template.
+      rows: token ids of each.
+      prompt_ids: prompt of each if the model has several, else None.
+      records: the keys of each line that `texts` does not contain.
+      locations: file and line of each, for messages.
+    """
+
+    texts: list[str]
+    rows: list[list[int]]
+    prompt_ids: list[int] | None
+    records: list[dict[str, Any]]
+    locations: list[str]
+
+
+def text_key(source: DataSource) -> str:
+    """Returns the key that a plain text gets: of prompts, or of the template.
+
+    Raises:
+      InputError: if the template has several keys.
+    """
+    if source.template is None:
+        return source.prompt_key or PROMPT_KEY
+    keys = parse_template(source.template).keys
+    if len(keys) != 1:
+        raise InputError(
+            f"DataSource.template has the keys {list(keys)}, so a plain text is not an "
+            "input: use a jsonl file whose lines have these keys"
+        )
+    return keys[0]
+
+
+def encode_inputs(
+    model: PromptedModel,
+    source: DataSource,
+    lines: Sequence[JsonLine],
+    prompt_id: int | None = None,
+) -> EncodedInputs:
+    """Encodes inputs as training encodes the prompts of its data.
+
+    Args:
+      model: model that reads them.
+      source: settings of the run's data.
+      lines: lines with the keys of the data, or plain texts; see `input_lines`.
+      prompt_id: prompt of all inputs, for a model with several; None if each input
+        selects its own.
+
+    Raises:
+      InputError: if a line lacks a key or its text cannot be encoded.
+    """
+    template = source.token_template(model.interface)
+    tasks = None if prompt_id is not None else source.tasks(model.interface)
+    several = prompt_id is not None or tasks is not None
+    inputs = EncodedInputs([], [], [] if several else None, [], [])
+    for line in lines:
+        text, row, record = _encode_line(model, source, template, line)
+        task = prompt_id
+        if tasks is not None:
+            task, row = _select_prompt(tasks, line, row)
+        inputs.texts.append(text)
+        inputs.rows.append(row)
+        inputs.records.append(record)
+        inputs.locations.append(line.location)
+        if inputs.prompt_ids is not None and task is not None:
+            inputs.prompt_ids.append(task)
+    return inputs
+
+
+def _encode_line(
+    model: PromptedModel,
+    source: DataSource,
+    template: TokenTemplate | None,
+    line: JsonLine,
+) -> tuple[str, list[int], dict[str, Any]]:
+    """Returns the text of a line, its ids, and the keys that the text lacks."""
+    if template is None:
+        key = source.prompt_key or PROMPT_KEY
+        text = line.text(key, "DataSource.prompt_key")
+        others = {name: value for name, value in line.content.items() if name != key}
+        return text, encode_given(model, text), others
+    keys = template.template.keys
+    values = {key: line.text(key, "DataSource.template") for key in keys}
+    ids = add_special_ids(model, template.encode_prompt(values))
+    return "".join(template.template.render(values)), ids, dict(line.content)
+
+
+def _select_prompt(
+    tasks: Tasks, line: JsonLine, row: list[int]
+) -> tuple[int, list[int]]:
+    """Returns the prompt that a line selects, and its row without the task token."""
+    if tasks.key is not None:
+        return tasks.parse(line.value(tasks.key, TASK_SETTING), line.location), row
+    assert tasks.token is not None
+    number, rest = tasks.token.split(np.array(row, np.int64))
+    return int(number), rest.tolist()
+
+
+def check_lengths(model: PromptedModel, inputs: EncodedInputs, new_tokens: int) -> None:
+    """Checks that every answer fits after its input, before anything runs.
+
+    Raises:
+      InputError: for the first one that does not.
+    """
+    for location, row in zip(inputs.locations, inputs.rows, strict=True):
+        try:
+            check_rows(model, [row], new_tokens)
+        except InputError as problem:
+            raise InputError(f"{location}: {problem}") from problem

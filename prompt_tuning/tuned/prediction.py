@@ -1,0 +1,163 @@
+"""Predictions for inputs without targets: the labels of a run, or generated text."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.rows.input_lines import lines_of
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.label_ranker import LabelRanker
+from prompt_tuning.generation.text_generation import (
+    continue_all,
+    decode_continuations,
+)
+from prompt_tuning.losses.class_objective import ClassObjective
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.tuned.input_encoding import (
+    PROMPT_KEY,
+    EncodedInputs,
+    check_lengths,
+    encode_inputs,
+    text_key,
+)
+
+
+class Prediction(NamedTuple):
+    """The answer to one input among labels.
+
+    Attributes:
+      label: the most probable label.
+      probabilities: probability of each label among the labels.
+    """
+
+    label: str
+    probabilities: dict[str, float]
+
+
+def label_settings(
+    run: Run, labels: Sequence[str] | None = None, batch_size: int | None = None
+) -> Evaluation | None:
+    """Returns the settings that a run's labels are ranked by; None without labels.
+
+    They are those of the run's evaluation, or else of an objective that compares
+    classes.
+
+    Args:
+      run: configuration of the run.
+      labels: other labels; None for the run's.
+      batch_size: rows of a batch; None for that of the data.
+
+    Raises:
+      InputError: if the labels cannot be ranked.
+    """
+    objective = run.objective
+    evaluation = run.evaluation or Evaluation(data=run.source)
+    chosen, normalize = evaluation.labels, evaluation.length_normalize
+    if not chosen and isinstance(objective, ClassObjective):
+        chosen, normalize = objective.labels, objective.length_normalize
+    if not (labels or chosen):
+        return None
+    data = evaluation.data
+    return Evaluation(
+        data=dataclasses.replace(data, batch_size=batch_size or data.batch_size),
+        labels=list(labels or chosen or ()),
+        length_normalize=normalize,
+        calibrate=evaluation.calibrate,
+    )
+
+
+def predict_inputs(
+    run: Run,
+    model: PromptedModel,
+    parameters: Parameters,
+    inputs: Sequence[str | Mapping[str, Any]],
+    *,
+    labels: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    prompt_id: int | None = None,
+) -> list[Prediction]:
+    """Predicts the labels of inputs that Python passes.
+
+    Args:
+      run: configuration of the run.
+      model: its model.
+      parameters: all parameters by path.
+      inputs: texts, or mappings with the keys of the run's data.
+      labels: labels to choose from; None for the run's.
+      batch_size: rows of a batch; None for that of the run's data.
+      prompt_id: prompt of all inputs; see `encode_inputs`.
+
+    Raises:
+      InputError: if there are no labels, or an input cannot be used.
+    """
+    evaluation = label_settings(run, labels, batch_size)
+    if evaluation is None:
+        raise InputError(
+            "the run has no labels: predict(inputs, labels=[...]), or generate(texts)"
+        )
+    source = evaluation.data
+    plain = any(isinstance(item, str) for item in inputs)
+    lines = lines_of(inputs, text_key(source) if plain else PROMPT_KEY)
+    encoded = encode_inputs(model, source, lines, prompt_id)
+    return predict_labels(model, parameters, evaluation, encoded)
+
+
+def predict_labels(
+    model: PromptedModel,
+    parameters: Parameters,
+    evaluation: Evaluation,
+    inputs: EncodedInputs,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[Prediction]:
+    """Ranks the labels for each input, as an evaluation does.
+
+    Args:
+      model: model that scores the labels.
+      parameters: all parameters by path.
+      evaluation: settings with labels; see `label_settings`.
+      inputs: the inputs.
+      on_batch: called after each batch with its number of rows, one for each input and
+        label.
+
+    Raises:
+      InputError: if an input is too long.
+    """
+    ranker = LabelRanker(model, evaluation)
+    check_lengths(model, inputs, ranker.answer_length)
+    ranker.check_room([])
+    ranking = ranker.rank(parameters, inputs.rows, inputs.prompt_ids, on_batch)
+    return [
+        Prediction(ranker.labels[answer], dict(zip(ranker.labels, each, strict=True)))
+        for answer, each in zip(
+            ranking.answers.tolist(), ranking.probabilities.tolist(), strict=True
+        )
+    ]
+
+
+def generate_outputs(
+    model: PromptedModel,
+    parameters: Parameters,
+    inputs: EncodedInputs,
+    new_tokens: int,
+    batch_size: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Continues each input greedily; arguments as in `continue_all`.
+
+    Raises:
+      InputError: if an input is too long.
+    """
+    check_lengths(model, inputs, new_tokens)
+    continuations = continue_all(
+        model,
+        parameters,
+        inputs.rows,
+        new_tokens=new_tokens,
+        batch_size=batch_size,
+        prompt_ids=inputs.prompt_ids,
+        on_batch=on_batch,
+    )
+    return decode_continuations(model, inputs.rows, continuations)
