@@ -36,22 +36,22 @@ class Definition(NamedTuple):
 def outline(name: str) -> Callable[..., Any]:
     """Returns a function with a factory's name, parameters, defaults and types.
 
-    The function cannot be called. A type is `Any` unless it is built in, a dataclass of
-    the package, or made of these; a default that is not a literal is an `ast.expr`.
+    Calling the function does nothing. A type is `Any` unless it is built in, a
+    dataclass of the package, or made of these; a default that is not a literal is an
+    `ast.expr`.
 
     Args:
       name: name of a factory.
     """
-
-    def factory(**_: Any) -> None:
-        raise NotImplementedError(f"{name} is an outline")
-
     definition = _definition(FACTORIES[name], name)
     assert definition is not None
     parameters = list(_parameters(definition))
+    factory: Any = lambda **_: None  # noqa: E731 - nothing may wrap it
     factory.__name__ = factory.__qualname__ = name
-    factory.__annotations__ = {p.name: p.annotation for p in parameters}
-    setattr(factory, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    factory.__annotations__ = {
+        p.name: p.annotation for p in parameters if p.annotation is not p.empty
+    }
+    factory.__signature__ = inspect.Signature(parameters)
     return factory
 
 

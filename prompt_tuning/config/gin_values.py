@@ -137,3 +137,9 @@ def _has_unknown(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_unknown, value.values()))
     return isinstance(value, _Unknown)
+
+
+def known_value(value: Any, scope: str) -> Any:
+    """Returns a bound value with its macros replaced; None if a factory makes it."""
+    expanded = _Expansion(gin_config._CONFIG).value(value, scope, 0)
+    return None if _has_unknown(expanded) else expanded

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from prompt_tuning import losses
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.data_source import DataSource
@@ -161,7 +161,7 @@ class Run:
             return
         if not isinstance(objective, ObjectiveConfig):
             raise InputError(
-                f"Run.objective is {objective!r}, a {type(objective).__name__}; "
+                f"Run.objective is {objective!r}, {kind_of(objective)}; "
                 f"expected {' or '.join(f'@{name}()' for name in losses.FACTORIES)} or "
                 "None"
             )

@@ -3,13 +3,17 @@
 gin keeps them until it reads the next config.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gin
 from gin import config as gin_config
 
 from prompt_tuning.core.errors import InputError, shortened
+
+RUN = ("", "prompt_tuning.Run")
+Values = dict[tuple[str, str], dict[str, Any]]
+"""Values by scope and factory, and by parameter."""
 
 
 def bound_config() -> str:
@@ -29,30 +33,48 @@ def complete_config() -> str:
     initializers are called once the model is open, so this adds every factory that the
     config refers to, with its bindings and defaults.
     """
-    return gin_config._config_str(_complete())
+    return gin_config._config_str(complete_values())
 
 
-def _complete() -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns the values of `complete_config` by scope and factory."""
-    complete = {key: dict(value) for key, value in _operative().items()}
-    pending = list(gin_config.iterate_references(complete))
+def complete_values(omitted: Collection[str] = ()) -> Values:
+    """Returns the values of all factories that the run refers to.
+
+    Values are those of `complete_config`, by scope and factory. The config has to be
+    parsed, and its factories need not have been called.
+
+    Args:
+      omitted: parameters of `Run` whose references are not followed.
+    """
+    complete: Values = {key: dict(values) for key, values in _operative().items()}
+    pending: list[tuple[str, Any]] = [
+        ("", gin_config.ConfigurableReference("Run", True))
+    ]
+    for (scope, _), values in complete.items():
+        pending += _references(scope, values)
     while pending:
-        reference = pending.pop()
-        key = reference.config_key
+        outer, reference = pending.pop(0)
+        scope = "/".join(reference.scopes) or outer * reference.evaluate
+        key = scope, reference.configurable.selector
         if key not in complete:
-            complete[key] = _parameters_in_use(reference)
-            pending += gin_config.iterate_references(complete[key])
+            values = _parameters_in_use(*key, reference.configurable)
+            complete[key] = values
+            if key == RUN:
+                values = {k: x for k, x in values.items() if k not in omitted}
+            pending += _references(scope, values)
     return complete
 
 
-def _operative() -> dict[tuple[str, str], dict[str, Any]]:
+def _operative() -> Values:
     return gin_config._OPERATIVE_CONFIG
 
 
-def _parameters_in_use(reference: Any) -> dict[str, Any]:
-    """Returns the defaults of a reference's factory, overridden by its bindings."""
-    scope, selector = reference.config_key
-    configurable = reference.configurable
+def _references(scope: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the references in a factory's values, with the scope of the factory."""
+    return [(scope, x) for x in gin_config.iterate_references(dict(values))]
+
+
+def _parameters_in_use(scope: str, selector: str, configurable: Any) -> dict[str, Any]:
+    """Returns the defaults of a factory, overridden by its bindings in a scope."""
     values = dict(
         gin_config._get_default_configurable_parameter_values(
             configurable.wrapped, configurable.allowlist, configurable.denylist
@@ -68,7 +90,7 @@ def _parameters_in_use(reference: Any) -> dict[str, Any]:
 
 def unused_bindings(bindings: Sequence[str]) -> dict[str, str]:
     """Returns the bindings that have no effect on the run read last, and why."""
-    used = _complete()
+    used = complete_values()
     unused = {}
     for binding in bindings:
         key = binding.partition("=")[0].strip()

@@ -11,6 +11,7 @@ from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.gin_files import prompt_names
 from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import kind_of
 
 
 def run_config(run: Run) -> str:
@@ -25,7 +26,7 @@ def run_config(run: Run) -> str:
 def stand_in(value: Any) -> Configured:
     """Returns the settings that stand for an object that a config cannot hold."""
     factory = "optimizer_from_python" if _is_optimizer(value) else "ObjectiveFromPython"
-    name = getattr(value, "__name__", None) or f"a {type(value).__name__}"
+    name = getattr(value, "__name__", None) or f"{kind_of(value)}"
     return Configured(factory, {"description": name})
 
 

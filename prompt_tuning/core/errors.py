@@ -56,6 +56,12 @@ def shown(value: object) -> str:
     return text
 
 
+def kind_of(value: object) -> str:
+    """Returns the name of a value's type with its article, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
+
+
 def shortened(text: str, maximum: int = MAXIMUM_SHOWN) -> str:
     """Returns a text without quotes, cut where it is longer than a message shows."""
     if len(text) <= maximum:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 PLAIN = (bool, int, float, str, types.NoneType)
@@ -47,21 +47,24 @@ def check_value(label: str, value: Any, hint: Any) -> None:
         return
     expected = _name(hint)
     if type(value) in PLAIN or isinstance(value, list | tuple | dict):
-        text = f"is {shown(value)}, a {type(value).__name__}"
+        text = f"is {shown(value)}, {kind_of(value)}"
     else:
         a_list = "not a list but " if expected.startswith("a list") else ""
-        text = f"is {a_list}a {type(value).__name__}"
+        text = f"is {a_list}{kind_of(value)}"
     raise InputError(f"{label} {text}; expected {expected}")
 
 
 def _accepts(hint: Any, value: Any) -> bool:
     """Returns whether a value is of a type, or the type is not checked."""
     kinds = _members(hint)
-    # A number or a schedule may be an array.
-    takes_schedule = any(get_origin(kind) is _FUNCTION for kind in kinds)
-    if float in kinds and takes_schedule and not _is_plain(value):
-        return True
+    if _takes_schedule(kinds) and not _is_plain(value):
+        return True  # a function, or a number of NumPy or JAX
     return any(_is_of_kind(kind, value) for kind in kinds)
+
+
+def _takes_schedule(kinds: tuple[Any, ...]) -> bool:
+    """Returns whether a parameter is a number or a function of the step."""
+    return float in kinds and any(get_origin(kind) is _FUNCTION for kind in kinds)
 
 
 def _is_of_kind(kind: Any, value: Any) -> bool:
@@ -131,6 +134,8 @@ def _is_settings(kind: Any) -> bool:
 def _name(hint: Any) -> str:
     """Names a type in a message."""
     kinds = _members(hint)
+    if _takes_schedule(kinds):
+        return "a number or a schedule such as @warmup_linear_decay()"
     names = [_name_of_kind(kind) for kind in kinds]
     if float in kinds and int not in kinds:
         names.insert(names.index("float") + 1, "int")

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from jaxtyping import Int
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.rows.data_files import JSONL_SUFFIX, list_files
@@ -148,7 +148,7 @@ def _category(line: JsonLine, key: str) -> str | None:
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value in (None, NO_CATEGORY) else str(value)
     raise InputError(
-        f"{line.location}: {key!r} is a {type(value).__name__}, expected the "
+        f"{line.location}: {key!r} is {kind_of(value)}, expected the "
         "category's name or number, or null for none"
     )
 

@@ -15,10 +15,8 @@ from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
 from prompt_tuning.families.hf_folder import find_recipes, read_config
+from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 from prompt_tuning.prompts.initializers import Vocabulary
-
-BUNDLED = Path(__file__).parents[1] / "bundled"
-BUNDLED_PREFIX = "bundled:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,17 +67,9 @@ class Pretrained:
         """Path of the checkpoint.
 
         Raises:
-          InputError: if no bundled model has this name.
+          InputError: if there is none.
         """
-        if not self.checkpoint.startswith(BUNDLED_PREFIX):
-            return Path(self.checkpoint)
-        name = self.checkpoint.removeprefix(BUNDLED_PREFIX)
-        if not (BUNDLED / name).is_dir():
-            names = sorted(folder.name for folder in BUNDLED.glob("*-*"))
-            raise InputError(
-                f"no model {name!r} is bundled; available: {', '.join(names)}"
-            )
-        return BUNDLED / name
+        return find_checkpoint(self.checkpoint)
 
 
 def open_checkpoint(
@@ -103,10 +93,6 @@ def open_checkpoint(
     if source.eos_id is not None:
         choices["eos_id"] = source.eos_id
     path = source.path
-    if not path.exists():
-        raise InputError(
-            f"{path} does not exist; expected a Hugging Face folder or a T5X checkpoint"
-        )
     if (path / "config.json").exists():
         if source.config is not None:
             raise InputError(

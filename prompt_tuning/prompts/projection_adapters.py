@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.adapters.adapter import IA3 as IA3_KIND
 from prompt_tuning.adapters.adapter import LORA, Adapter, Arrays
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import split
 from prompt_tuning.sharding import collectives
@@ -85,8 +85,7 @@ class ProjectionAdapter(nnx.Module):
         """
         if self.kind is None:
             raise InputError(
-                f"{path} is a {type(self).__name__}, which cannot be exported from "
-                "this library"
+                f"{path} is {kind_of(self)}, which cannot be exported from this library"
             )
         leaves = split(self)[1]
         arrays = {leaf: np.asarray(array) for leaf, array in leaves.items()}

@@ -2,7 +2,7 @@
 
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.core.masks import Count
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prompt_module import (
@@ -31,7 +31,7 @@ class WrappedPrompt(InputPrompt):
         at_input = isinstance(self.inner, InputPrompt)
         if not at_input or self.inner.attachment is not Attachment.INPUT:
             raise InputError(
-                f"{type(self).__name__}.inner makes a {type(self.inner).__name__}, "
+                f"{type(self).__name__}.inner makes {kind_of(self.inner)}, "
                 "expected a prompt at the input alone, such as SoftPrompt"
             )
         self.has_penalty = self.inner.has_penalty

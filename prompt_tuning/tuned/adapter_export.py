@@ -20,8 +20,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
@@ -109,9 +109,12 @@ def open_source(
 
 def _open_adapter(path: Path, base: str | None) -> ConversionSource:
     config = None
-    if base is not None and (Pretrained(checkpoint=base).path / "config.json").exists():
-        base = str(Pretrained(checkpoint=base).path)
-        config = read_config(base)
+    # A model that is only recorded need not be on this machine.
+    if base is not None and (base.startswith(BUNDLED_PREFIX) or Path(base).exists()):
+        folder = find_checkpoint(base)
+        if (folder / "config.json").exists():
+            base = str(folder)
+            config = read_config(base)
     adapter = adapter_files.read_adapter(path, config)
     return ConversionSource(str(path), [adapter], config, base)
 
@@ -285,7 +288,7 @@ def _merge(
         raise InputError(
             "--merge needs the frozen model as a Hugging Face folder: --base_model PATH"
         )
-    base = Pretrained(checkpoint=source.base).path
+    base = find_checkpoint(source.base)
     write_merged(target, base, adapters, force=force)
     kinds = " and ".join(adapter.kind for adapter in adapters)
     return [f"{target}: the model of {base} with {kinds} in its weights"]

@@ -25,7 +25,7 @@ def refused(*bindings: str) -> str:
 @pytest.mark.parametrize(
     ("binding", "words"),
     [
-        ("DataSource.files = 3", "DataSource.files is 3, a int; expected a list of"),
+        ("DataSource.files = 3", "DataSource.files is 3, an int; expected a list of"),
         ("DataSource.files = {'a': 1}", "DataSource.files is {'a': 1}, a dict"),
         ("DataSource.files = ['a', 2]", "DataSource.files is ['a', 2], a list"),
         ("Pretrained.assignment_map = 'a'", "assignment_map is 'a', a str"),
@@ -33,12 +33,12 @@ def refused(*bindings: str) -> str:
         ("Pretrained.assignment_map = {'a': 1}", "assignment_map is {'a': 1}, a dict"),
         ("Run.seed = 2147483648", "2147483648, expected one from -2,147,483,647"),
         ("SoftPrompt.length = '4'", "SoftPrompt.length is '4', a str; expected int"),
-        ("SoftPrompt.initializer = 3", "SoftPrompt.initializer is 3, a int"),
+        ("SoftPrompt.initializer = 3", "SoftPrompt.initializer is 3, an int"),
         ("LoRA.rank = 1.5", "LoRA.rank is 1.5, a float; expected int"),
         ("LoRA.rank = None", "LoRA.rank is None, a NoneType; expected int"),
         ("a/b/LoRA.regexes = '.*'", "LoRA.regexes is '.*', a str; expected a list of"),
         ("normal.deviation = []", "normal.deviation is [], a list; expected float"),
-        ("from_text.text = 3", "from_text.text is 3, a int; expected str"),
+        ("from_text.text = 3", "from_text.text is 3, an int; expected str"),
         ("warmup_linear_decay.steps = 'x'", "warmup_linear_decay.steps is 'x', a str"),
         ("t5_config.width = True", "t5_config.width is True, a bool; expected int"),
         ("IA3.regexes = [1]", "IA3.regexes is [1], a list; expected a list of strings"),

@@ -38,11 +38,11 @@ def test_values_of_the_right_type_pass_and_integers_pass_as_floats():
         ({"steps": True}, "Settings.steps is True, a bool; expected int"),
         ({"steps": 3.0}, "Settings.steps is 3.0, a float; expected int"),
         ({"rate": "1"}, "Settings.rate is '1', a str; expected float or int"),
-        ({"name": 3}, "Settings.name is 3, a int; expected str or None"),
-        ({"choice": 1}, "Settings.choice is 1, a int; expected str"),
+        ({"name": 3}, "Settings.name is 3, an int; expected str or None"),
+        ({"choice": 1}, "Settings.choice is 1, an int; expected str"),
         (
             {"names": 3},
-            "Settings.names is 3, a int; expected a list of strings or str",
+            "Settings.names is 3, an int; expected a list of strings or str",
         ),
         (
             {"names": [1]},

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import BUNDLED, Pretrained
+from prompt_tuning.pretrained.source import Pretrained
 from scripts import quickstart, skills
 
 WORDS = skills.splits(7, train=1, dev=1, test=60).test

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_tuning.pretrained.source import BUNDLED
+from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from scripts.bench import load_cost, quantization_cost
 from tests.support.shared_data import SHARED, needs_shared
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.typed_json import parse_json, read_limited
 from prompt_tuning.data.preparation.input_files import (
     InputFile,
@@ -109,7 +109,7 @@ class RecordReader:
         for item in objects:
             if not isinstance(item, dict):
                 raise InputError(
-                    f"{location}: found a {type(item).__name__}, expected an object "
+                    f"{location}: found {kind_of(item)}, expected an object "
                     "with a prompt and a completion, or a list of such objects"
                 )
         if not objects:
@@ -217,9 +217,7 @@ def _lookup(
 def _string(content: dict[str, Any], key: str, location: str, *options: str) -> str:
     value = _lookup(content, key, location, *options)
     if not isinstance(value, str):
-        raise InputError(
-            f"{location}: {key!r} is a {type(value).__name__}, expected a string"
-        )
+        raise InputError(f"{location}: {key!r} is {kind_of(value)}, expected a string")
     return value
 
 

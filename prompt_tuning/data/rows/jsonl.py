@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
@@ -65,8 +65,7 @@ class JsonLine:
         value = self.value(key, setting)
         if not isinstance(value, str):
             raise InputError(
-                f"{self.location}: {key!r} is a {type(value).__name__}, expected a "
-                "string"
+                f"{self.location}: {key!r} is {kind_of(value)}, expected a string"
             )
         return value
 
@@ -106,7 +105,7 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     content = parse_json(line, location)
     if not isinstance(content, dict):
         raise InputError(
-            f"{location}: found a {type(content).__name__}, expected an object whose "
+            f"{location}: found {kind_of(content)}, expected an object whose "
             "values are text"
         )
     return content

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.prompts.prompt_module import PromptModule
 
 
@@ -42,7 +42,7 @@ def input_vectors(
     for stack, prompt in prompts.items():
         of_stack = prompt.input_vectors()
         if of_stack is None:
-            without.append(f"{stack}/prompt is a {type(prompt).__name__}")
+            without.append(f"{stack}/prompt is {kind_of(prompt)}")
         elif of_stack.ndim == 2:
             vectors[f"{stack}/prompt"] = of_stack
         else:

@@ -29,7 +29,7 @@ BAD = [
     ('["a"]', "line 3: found a str, expected an object"),
     ("[]", "line 3: the list is empty"),
     ('{"prompt": "a"}', "line 3: found the keys ['prompt'], expected 'completion'"),
-    ('{"completion": 3}', "line 3: 'completion' is a int, expected a string"),
+    ('{"completion": 3}', "line 3: 'completion' is an int, expected a string"),
     ('{"prompt": ["a", "b"], "completion": ["c"]}', "line 3: 2 prompts and 1"),
     ('{"messages": [{"role": "user", "content": "a"}]}', "need --chat"),
     ('{"completion": "a\\ud800"}', "line 3"),

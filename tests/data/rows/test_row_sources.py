@@ -237,7 +237,10 @@ def test_files_with_and_without_types_do_not_mix(tmp_path):
         ('{"prompt": "a", ', "line 2 is not valid JSON"),
         ('["a", "b"]', "line 2: found a list, expected an object"),
         ('{"prompt": "a"}', r"line 2: found the keys \['prompt'\], expected 'complet"),
-        ('{"prompt": 3, "completion": "a"}', "line 2: 'prompt' is a int, expected a s"),
+        (
+            '{"prompt": 3, "completion": "a"}',
+            "line 2: 'prompt' is an int, expected",
+        ),
     ],
 )
 def test_lines_that_are_not_pairs_are_refused(tmp_path, line, message):

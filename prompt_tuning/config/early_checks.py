@@ -1,0 +1,66 @@
+"""Checks of a config before JAX is imported, which takes seconds.
+
+They are the checks that `gin_files.read_run` repeats, and those of the paths that a run
+reads. Most mistakes on the command line are found here.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.config.factory_outlines import outline
+from prompt_tuning.config.gin_values import known_value
+from prompt_tuning.config.parsed_config import GivenConfig, registered
+from prompt_tuning.config.values_in_use import (
+    check_used,
+    complete_values,
+    unused_bindings,
+)
+from prompt_tuning.data.rows.data_files import contains_text
+from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
+
+PATHS: Mapping[tuple[str, str], Callable[[Any], object]] = {
+    ("Pretrained", "checkpoint"): find_checkpoint,
+    ("DataSource", "files"): contains_text,
+}
+"""Checks of the paths that factories are given."""
+
+
+def check_config(
+    files: Sequence[str],
+    bindings: Sequence[str],
+    *,
+    omitted: Collection[str] = (),
+    allow_unused: bool = False,
+) -> None:
+    """Checks the names, types and paths in a config.
+
+    Args:
+      files: gin files.
+      bindings: bindings that override them.
+      omitted: fields of `Run` that the command does not use, such as "data".
+      allow_unused: see `read_run`.
+
+    Raises:
+      InputError: for the first mistake.
+    """
+    config = GivenConfig.read(files, bindings, allow_imports=False)
+    named = FACTORIES.keys() & config.sources.words | {"Run"}
+    factories = {name: outline(name) for name in sorted(named)}
+    with registered(factories):
+        config.parse(factories)
+        if not allow_unused:
+            check_used(unused_bindings(bindings))
+        for check, value in _paths(omitted):
+            check(value)
+
+
+def _paths(omitted: Collection[str]) -> Iterator[tuple[Callable[[Any], object], Any]]:
+    """Yields the paths that a run reads, each with its check."""
+    for (scope, selector), values in complete_values(omitted).items():
+        factory = selector.rpartition(".")[2]
+        for name, value in values.items():
+            check = PATHS.get((factory, name))
+            value = None if check is None else known_value(value, scope)
+            if check is not None and value is not None:
+                yield check, value
