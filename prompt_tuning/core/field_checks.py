@@ -40,9 +40,14 @@ def check_value(label: str, value: Any, hint: Any) -> None:
       hint: annotated type.
 
     Raises:
-      InputError: if the value is of another type, or too large.
+      InputError: if the value is of another type, too large, or none of the texts that
+        the parameter allows.
     """
     _check_numbers(label, value)
+    choices = _choices(hint)
+    if choices and isinstance(value, str) and value not in choices:
+        names = ", ".join(map(repr, choices))
+        raise InputError(f"{label} is {shown(value)}, expected one of {names}")
     if _accepts(hint, value):
         return
     expected = _name(hint)
@@ -159,6 +164,16 @@ def _name_of_kind(kind: Any) -> str:
             return f"({', '.join(map(_name, inner))})"
         return f"a list of {'strings' if item is str else _name(item)}"
     return getattr(kind, "__name__", str(kind))
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Returns the texts that a hint allows; an empty tuple if it allows any text."""
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = get_args(hint)
+        return () if str in parts else sum(map(_choices, parts), ())
+    if get_origin(hint) is Literal:
+        return tuple(name for name in get_args(hint) if isinstance(name, str))
+    return ()
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.data_files import contains_text, list_files
+from prompt_tuning.data.rows.line_formats import FormatChoice, LineFormat, format_of
 from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import ADVANTAGES, TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
@@ -17,11 +20,15 @@ class DataSource:
     """Data files, how they are read as examples, and how these are batched.
 
     A data set consists of HDF5 files, whose rows are token ids with optional token
-    types (0 prompt, 1 completion, 2 padding, 3 separator), or of jsonl files, whose
-    lines are objects with a prompt and a completion as text.
+    types (0 prompt, 1 completion, 2 padding, 3 separator), or of files of text, whose
+    lines are objects with a prompt and a completion, or a conversation.
 
     Attributes:
-      files: HDF5 files (`.hdf5`, `.h5`) or jsonl files (`.jsonl`); all of one kind.
+      files: files of one kind: HDF5 (`.hdf5`, `.h5`), `.jsonl`, `.json` (one list),
+        `.csv`, `.tsv` or `.parquet`; a glob such as "data/*.jsonl", a folder of such
+        files, or a folder that `prepare` wrote.
+      split: which files of a folder that `prepare` wrote: "train", "dev" or "test".
+        None for "train" in training data, and "dev" in evaluation data.
       batch_size: number of rows of a batch, over all devices; must be a multiple of the
         number of devices that the rows are divided among.
       batch_tokens: maximum number of tokens of a batch, padding included. If set, it
@@ -56,6 +63,13 @@ class DataSource:
       columns: further columns of numbers that an objective reads, each as in
         `advantages_key`: a dict of jsonl keys or HDF5 data sets by the name that the
         objective gives the column.
+      format: format of the lines: "pairs" of a prompt and a completion, "messages",
+        "sharegpt" or "alpaca"; see `prompt_tuning.data.text.conversations`. "auto"
+        recognizes it by the keys of the first line.
+      chat: whether the chat template of the tokenizer renders pairs too; it always
+        renders messages, and tasks of the format alpaca if there is one.
+      chat_template: file of another chat template, which renders pairs too.
+      chat_date: date for a chat template that uses the current date: "2026-07-26".
       prompt_key: jsonl key of the prompt; None if lines have no prompt.
       completion_key: jsonl key of the completion, which is learned.
       joiner: text inserted between prompt and completion.
@@ -81,6 +95,7 @@ class DataSource:
     """
 
     files: Sequence[str] | str
+    split: Literal["train", "dev", "test"] | None = None
     batch_size: int = 32
     batch_tokens: int | None = None
     buckets: int = 8
@@ -94,6 +109,10 @@ class DataSource:
     balance_key: str | None = None
     advantages_key: str | None = None
     columns: Mapping[str, str] | None = None
+    format: LineFormat = "auto"
+    chat: bool = False
+    chat_template: str | None = None
+    chat_date: str | None = None
     prompt_key: str | None = "prompt"
     completion_key: str = "completion"
     joiner: str = ""
@@ -169,6 +188,43 @@ class DataSource:
                 f"joiner is {self.joiner!r}, but prompt and completion of an "
                 "encoder-decoder model are two texts: set it to the empty string"
             )
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that `files` stands for.
+
+        Raises:
+          InputError: if one is missing, or a glob or a folder contains none.
+        """
+        return list_files(self.files, self.split or "train")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the files contain text, or else HDF5 rows of token ids.
+
+        Raises:
+          InputError: as `paths`, or if they are not of one kind.
+        """
+        return contains_text(self.paths)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether rows are pairs of texts under keys that `prompt_key` and others name.
+
+        Raises:
+          InputError: as `is_text`, or if the first line cannot be read.
+        """
+        if not self.is_text or self.format_choice.renders_pairs:
+            return False
+        if self.template is not None:
+            return True
+        path = self.paths[0]
+        return format_of(path, self.format, self.completion_key) == "pairs"
+
+    @property
+    def format_choice(self) -> FormatChoice:
+        """How lines become conversations."""
+        return FormatChoice(self.format, self.chat, self.chat_template, self.chat_date)
 
     @property
     def objective_columns(self) -> dict[str, str]:

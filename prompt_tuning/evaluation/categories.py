@@ -13,7 +13,6 @@ from jaxtyping import Int
 from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.rows.data_files import JSONL_SUFFIX, list_files
 from prompt_tuning.data.rows.hdf5_files import (
     contains,
     list_names,
@@ -22,7 +21,8 @@ from prompt_tuning.data.rows.hdf5_files import (
     reporting_damage,
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
-from prompt_tuning.data.rows.jsonl import JsonLine, read_lines
+from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 
 NO_CATEGORY = -1
@@ -68,7 +68,7 @@ def read_categories(
     assert key is not None
     if _reads_text(evaluation):
         return _read_line_categories(evaluation, examples, key)
-    column, parts = _Column(list_files(evaluation.data.files), key), []
+    column, parts = _Column(evaluation.data.paths, key), []
     for index in range(len(examples)):
         numbers = column.read(*examples.locate(index))
         weights = examples[index].weights
@@ -101,13 +101,12 @@ def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str
 
 
 def _reads_text(evaluation: Evaluation) -> bool:
-    return list_files(evaluation.data.files)[0].suffix == JSONL_SUFFIX
+    return evaluation.data.is_text
 
 
 def _lines(evaluation: Evaluation) -> list[JsonLine]:
     """Returns the lines of all files, in the order of the rows."""
-    paths = list_files(evaluation.data.files)
-    return [line for path in paths for line in read_lines(path)]
+    return [line for path in evaluation.data.paths for line in read_records(path)]
 
 
 def _texts(line: JsonLine, key: str) -> list[str]:

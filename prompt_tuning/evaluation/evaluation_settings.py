@@ -69,7 +69,8 @@ class Evaluation:
         check_fields(self)
         # A binding without a scope applies to the training data and to this data.
         without = dataclasses.replace(self.data, advantages_key=None, columns=None)
-        object.__setattr__(self, "data", without)
+        held_out = dataclasses.replace(without, split=without.split or "dev")
+        object.__setattr__(self, "data", held_out)
         self._check_metrics()
         self._check_labels()
         if self.resamples < 1:

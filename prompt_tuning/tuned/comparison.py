@@ -16,7 +16,6 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.rows.data_files import JSONL_SUFFIX, list_files
 from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
@@ -145,13 +144,13 @@ def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
 def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     """Plans the frozen model with a text before each input.
 
-    Texts of jsonl files are joined before they are encoded; ids of HDF5 rows follow the
-    ids of the text unchanged.
+    Texts of pairs are joined before they are encoded; ids of HDF5 rows and of
+    conversations follow the ids of the text unchanged.
     """
     data, name = evaluation.data, f"text {text!r}"
     if not text:
         raise InputError("--text_prompt is empty; --baseline measures without a text")
-    if list_files(data.files)[0].suffix == JSONL_SUFFIX:
+    if data.has_pairs:
         with_text = dataclasses.replace(data, template=_template(data, text))
         return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
     model = _open_frozen(run, None)

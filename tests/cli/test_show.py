@@ -133,7 +133,7 @@ def test_inputs_that_cannot_be_shown_are_refused(rows, files, tmp_path, capsys):
 
     assert "expected rows from 0 to 2" in refused(rows, "--rows", 3)
     assert "'x', expected a number" in refused(rows, "--rows", "x")
-    assert "missing" in refused(tmp_path / "nowhere.hdf5")
+    assert "not found" in refused(tmp_path / "nowhere.hdf5")
     text = tmp_path / "a.jsonl"
     text.write_text("{}\n")
     assert "name a --tokenizer" in refused(text)

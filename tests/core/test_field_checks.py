@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.field_checks import check_fields, check_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +86,12 @@ def test_a_value_with_another_type_is_refused(choices, message):
     with pytest.raises(InputError) as refused:
         Settings(**choices)
     assert str(refused.value).replace("NoneType", "None") == message
+
+
+def test_only_the_texts_of_a_literal_are_accepted():
+    hint = Literal["error", "skip"] | None
+    check_value("Data.mode", "skip", hint)
+    check_value("Data.mode", None, hint)
+    with pytest.raises(InputError, match="mode is 'Skip', expected one of 'error', 's"):
+        check_value("Data.mode", "Skip", hint)
+    check_value("Data.mode", "Skip", Literal["error"] | str)

@@ -259,7 +259,7 @@ def test_a_category_without_a_name_is_refused(decoder, tmp_path):
         ({"metrics": "squad"}, "is 'squad', a str; expected a list"),
         ({"references_key": "all"}, "but no metric uses references"),
         ({"metrics": ["squad"], "references_key": "kind"}, "line 3: 'kind' is null"),
-        ({"category_key": "sort"}, "expected 'sort'; name the keys with Evaluation.c"),
+        ({"category_key": "sort"}, "expected 'sort'; name the key with --gin.Eval"),
         ({"category_key": "all"}, "'all' is a list, expected the category's name"),
         ({"category_names": ["a"]}, "set without category_key"),
         ({"category_key": "kind", "category_names": ["a"]}, "lines name their categ"),

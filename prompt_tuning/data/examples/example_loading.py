@@ -1,6 +1,7 @@
 """Opens the files of a data source as a table of examples."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
@@ -14,10 +15,12 @@ from prompt_tuning.data.examples.row_splitting import (
     split_at_separators,
 )
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.data_files import contains_text
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
+from prompt_tuning.data.rows.line_formats import choose_encoder
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.text.templates import TokenTemplate
@@ -45,7 +48,8 @@ def load_examples(
     """
     source.check(model)
     template, tasks = source.token_template(model), source.tasks(model)
-    is_text = contains_text(source.files)
+    paths = source.paths
+    is_text = contains_text(paths)
     if tasks is not None and is_text and model.tokenizer and model.tokenizer.add_bos:
         tasks = tasks.after_bos()
     task_token = None if tasks is None else tasks.token
@@ -63,9 +67,9 @@ def load_examples(
             split=split_at_separators if source.separate_articles else keep_whole_rows,
         )
     if is_text:
-        rows = _open_jsonl(source, model, template, tasks)
+        rows = _open_text(source, paths, model, template, tasks)
     else:
-        rows = _open_hdf5(source, template, tasks, reader.weights)
+        rows = _open_hdf5(source, paths, template, tasks, reader.weights)
     if context_ids:
         reader = ContextRowReader(reader, tuple(context_ids), model.bos_id)
     limits = Limits(
@@ -96,26 +100,32 @@ def _encoder_decoder_reader(
     return EncoderDecoderRowReader(model.eos_id, model.bos_id, task_token)
 
 
-def _open_jsonl(
+def _open_text(
     source: DataSource,
+    paths: Sequence[Path],
     model: ModelInterface,
     template: TokenTemplate | None,
     tasks: Tasks | None,
 ) -> RowSource:
-    if model.tokenizer is None:
+    try:
+        tokenizer = model.require_tokenizer()
+    except InputError as error:
         raise InputError(
-            f"{source.files} contains text: expected a tokenizer to encode it with"
-        )
-    encoder = LineEncoder(
-        model.tokenizer,
+            f"{paths[0]} contains text, which a tokenizer encodes: {error}"
+        ) from error
+    pairs = LineEncoder(
+        tokenizer,
         source.prompt_key,
         source.completion_key,
         source.joiner,
         PAIR_ENCODERS[model.architecture],
         template,
     )
+    encoder = choose_encoder(paths[0], source.format_choice, pairs)
+    if isinstance(encoder, ConversationEncoder):
+        _check_conversations(source)
     return JsonlRows(
-        source.files,
+        paths,
         encoder,
         add_eos=source.add_eos,
         tasks=tasks,
@@ -123,8 +133,27 @@ def _open_jsonl(
     )
 
 
+def _check_conversations(source: DataSource) -> None:
+    """Refuses settings that do not apply to conversations.
+
+    Raises:
+      InputError: if there are any.
+    """
+    if source.task_token is not None:
+        raise InputError(
+            "DataSource.task_token is set, but a chat template begins each row: select "
+            "the task by DataSource.prompt_id_key"
+        )
+    if not source.add_eos:
+        raise InputError(
+            "DataSource.add_eos is False, but a conversation ends as its chat template "
+            "ends it, or with EOS: leave it out"
+        )
+
+
 def _open_hdf5(
     source: DataSource,
+    paths: Sequence[Path],
     template: TokenTemplate | None,
     tasks: Tasks | None,
     weights: BlockWeights,
@@ -140,7 +169,7 @@ def _open_hdf5(
             "tasks: leave the names out"
         )
     return Hdf5Rows(
-        source.files,
+        paths,
         prompt_ids=None if tasks is None else tasks.key,
         columns=source.token_columns(),
         weights=weights,

@@ -12,10 +12,9 @@ from jaxtyping import Int32, Int64
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
-from prompt_tuning.data.preparation.input_files import InputFile, read_record
+from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_order import TEST
-from prompt_tuning.data.preparation.record_spans import RecordSpan
 from prompt_tuning.data.preparation.records import NO_CATEGORY, Record, RecordReader
 from prompt_tuning.data.preparation.tokenizer_files import (
     open_tokenizer,
@@ -23,6 +22,8 @@ from prompt_tuning.data.preparation.tokenizer_files import (
     tokenizer_folder,
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
+from prompt_tuning.data.rows.record_spans import RecordSpan
+from prompt_tuning.data.rows.table_cells import read_record
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
 from prompt_tuning.data.text.chat_templates import (
     ChatTemplate,

@@ -13,6 +13,7 @@ from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
 from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.text.conversations import pair_messages
 from prompt_tuning.data.text.template_renderer import Message, TypedText
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.data.text.typed_texts import (
@@ -155,10 +156,4 @@ class ExampleEncoder:
 
 
 def _messages(turns: Sequence[Turn]) -> list[Message]:
-    messages: list[Message] = []
-    for turn in turns:
-        if turn.prompt:
-            messages.append({"role": "user", "content": turn.prompt})
-        if turn.completion:
-            messages.append({"role": "assistant", "content": turn.completion})
-    return messages
+    return [m for turn in turns for m in pair_messages(turn.prompt, turn.completion)]

@@ -1,24 +1,19 @@
-"""The input files of a preparation, and the bytes and cells of their records."""
+"""The input files of a preparation."""
 
-import csv
 import dataclasses
-import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
-from prompt_tuning.data.preparation.record_spans import (
-    MAXIMUM_RECORD,
-    RecordSpan,
-    find_spans,
-    leaves_quote_open,
+from prompt_tuning.data.rows.table_cells import (
+    DELIMITERS,
+    check_encoding,
+    read_header,
 )
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+QUOTES_HINT = "if quotes are ordinary characters in this file, add --no_quotes"
 SUFFIXES = (".jsonl", ".txt", *DELIMITERS)
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,109 +118,15 @@ def _check_paths(paths: Sequence[Path]) -> None:
 def _open_input(path: Path, quotes: bool, skip: bool) -> InputFile:
     file = InputFile(path, None, quotes)
     try:
-        _check_start(path)
-        header = None if file.delimiter is None else _read_header(file)
+        check_encoding(path)
+        header = None
+        if file.delimiter is not None:
+            header = read_header(path, file.delimiter, quotes, QUOTES_HINT)
     except InputError as problem:
         if not skip:
             raise
         return dataclasses.replace(file, problem=str(problem))
     return dataclasses.replace(file, header=header)
-
-
-def _check_start(path: Path) -> None:
-    with path.open("rb") as file:
-        start = file.read(2)
-    if not start:
-        raise InputError(f"input {path} is empty, expected at least one record")
-    if start in _UTF16_MARKS:
-        raise InputError(
-            f"input {path} starts with the byte order mark of UTF-16, expected UTF-8: "
-            f"convert it, for example with iconv -f UTF-16 -t UTF-8 {path.name}"
-        )
-
-
-def _read_header(file: InputFile) -> tuple[str, ...]:
-    for span in find_spans(file.path, file.quoting_delimiter, lambda content: None):
-        location = f"{file.path}, line {span.line}"
-        with file.path.open("rb") as opened:
-            content = read_record(opened.fileno(), span, location)
-        names = tuple(parse_row(file, content, location))
-        repeated = {name for name in names if names.count(name) > 1}
-        if repeated or "" in names:
-            raise InputError(
-                f"{location}: the columns are {list(names)}, expected a unique name "
-                "for each"
-            )
-        return names
-    raise InputError(f"input {file.path} has no line with column names")
-
-
-def read_record(descriptor: int, span: RecordSpan, location: str) -> bytes:
-    """Reads the bytes of a record from an open file.
-
-    Raises:
-      InputError: if the record is too long.
-    """
-    if span.size > MAXIMUM_RECORD:
-        raise InputError(
-            f"{location}: found a record of {span.size:,} bytes, expected one record "
-            f"per line, of at most {MAXIMUM_RECORD:,} bytes "
-            f"({MAXIMUM_RECORD >> 20} MiB)"
-        )
-    return os.pread(descriptor, span.size, span.start)
-
-
-def parse_row(file: InputFile, content: bytes, location: str) -> list[str]:
-    """Parses the cells of one row of a table.
-
-    Raises:
-      InputError: if the row is not UTF-8, or is not a row of a table.
-    """
-    assert file.delimiter is not None
-    text = decode_text(content, location)
-    quoting = csv.QUOTE_MINIMAL if file.quotes else csv.QUOTE_NONE
-    previous_limit = csv.field_size_limit(MAXIMUM_RECORD)
-    try:
-        rows = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=file.delimiter,
-            quoting=quoting,
-            strict=True,
-        )
-        row = next(rows, [])
-        has_more = any(rows)
-    except csv.Error as error:
-        problem = f"not a row of a table: {error}"
-        if file.quotes and leaves_quote_open(content, file.delimiter.encode()):
-            problem = "a quote is opened and never closed"
-        raise InputError(
-            f"{location}: {problem}; if quotes are ordinary characters in this file, "
-            "add --no_quotes"
-        ) from error
-    finally:
-        csv.field_size_limit(previous_limit)
-    if has_more:
-        raise InputError(
-            f"{location}: found more than one row, expected one: does an unquoted cell "
-            "contain a carriage return, or does a carriage return end each row?"
-        )
-    return row
-
-
-def decode_text(content: bytes, location: str) -> str:
-    """Decodes UTF-8.
-
-    Raises:
-      InputError: if the bytes are not UTF-8.
-    """
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{location}: byte {error.start + 1} of the record is "
-            f"0x{content[error.start]:02x}, which is not UTF-8: convert the file, for "
-            "example with iconv -f WINDOWS-1252 -t UTF-8"
-        ) from error
 
 
 def file_versions(files: Sequence[InputFile]) -> list[FileVersion]:

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.preparation.record_spans import find_spans
+from prompt_tuning.data.rows.record_spans import find_spans
 
 _FIELDS = 4
 _BUFFERED_RECORDS = 1 << 14

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,22 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.typed_json import parse_json, read_limited
-from prompt_tuning.data.preparation.input_files import (
-    InputFile,
-    decode_text,
-    parse_row,
-)
+from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
+from prompt_tuning.data.rows.table_cells import decode_text, parse_row
+from prompt_tuning.data.text.conversations import (
+    RecordFormatName,
+    read_alpaca,
+    read_messages,
+    read_sharegpt,
+    recognize_format,
+)
 from prompt_tuning.data.text.templates import Template, parse_template
 
 NO_CATEGORY = -1
 MAXIMUM_CATEGORIES = 2**24
 """Maximum size in bytes of a file of category names."""
 MAXIMUM_WEIGHT = float(np.finfo(np.float32).max)
-ROLES = ("system", "user", "assistant", "tool")
 _IN_FIRST_TURN = "; in a list of turns the first object must have it"
 
 
@@ -77,7 +80,15 @@ class RecordReader:
         if file.is_text:
             return Record((Turn("", decode_text(content, location)),), plain=True)
         if file.delimiter is not None:
-            return self._parse(_row_by_column(file, content, location), location)
+            row = parse_row(
+                content,
+                file.header or (),
+                file.delimiter,
+                file.quotes,
+                location,
+                QUOTES_HINT,
+            )
+            return self._parse(row, location)
         value = parse_json(decode_text(content, location), location)
         return self._parse(value, location)
 
@@ -91,9 +102,10 @@ class RecordReader:
             return
         record = self._format
         required = list(self._prompt.keys if self._prompt else ())
-        required += (
-            self._completion.keys if self._completion else [record.completion_key]
-        )
+        if self._format_of(file.header) != "alpaca":
+            required += (
+                self._completion.keys if self._completion else [record.completion_key]
+            )
         required += [record.category_key] if record.categories else []
         required += [record.weight_key] if record.weight_key else []
         for name in required:
@@ -124,13 +136,19 @@ class RecordReader:
             _check_equal(objects, self._format.weight_key, location)
         if any(self._format.messages_key in item for item in objects):
             _check_one_conversation(objects, location)
-            messages = _chat_messages(objects[0], self._format.messages_key, location)
+            messages = read_messages(objects[0], self._format.messages_key, location)
+            return Record((), messages, category, weight)
+        if self._format_of(objects[0]) == "sharegpt":
+            _check_one_conversation(objects, location)
+            messages = read_sharegpt(objects[0], location)
             return Record((), messages, category, weight)
         turns = [turn for item in objects for turn in self._turns(item, location)]
         return Record(tuple(turns), None, category, weight)
 
     def _turns(self, content: dict[str, Any], location: str) -> list[Turn]:
         record = self._format
+        if self._format_of(content) == "alpaca":
+            return [Turn(*read_alpaca(content, location))]
         completions = self._texts(
             content, record.completion_key, self._completion, location
         )
@@ -144,6 +162,12 @@ class RecordReader:
                 "completions, expected the same number of both"
             )
         return [Turn(*pair) for pair in zip(prompts, completions, strict=True)]
+
+    def _format_of(self, content: Container[str]) -> RecordFormatName:
+        """Returns the format of a record, by its keys or the names of its columns."""
+        if self._prompt is not None or self._completion is not None:
+            return "pairs"
+        return recognize_format(content, self._format.completion_key)
 
     def _texts(
         self,
@@ -187,17 +211,6 @@ def _parse_text_template(text: str | None, name: str) -> Template | None:
             "data; move them to DataSource.template"
         )
     return template
-
-
-def _row_by_column(file: InputFile, content: bytes, location: str) -> dict[str, str]:
-    header = file.header or ()
-    cells = parse_row(file, content, location)
-    if len(cells) != len(header):
-        raise InputError(
-            f"{location}: {len(cells)} cells, expected {len(header)}, one for each of "
-            f"the columns {list(header)}"
-        )
-    return dict(zip(header, cells, strict=True))
 
 
 def _lookup(
@@ -258,24 +271,6 @@ def _check_one_conversation(objects: Sequence[dict[str, Any]], location: str) ->
             f"{location}: found a list of {len(objects)} objects with messages, "
             "expected one conversation per line: put each on a separate line"
         )
-
-
-def _chat_messages(
-    content: dict[str, Any], key: str, location: str
-) -> tuple[dict[str, Any], ...]:
-    value = content[key]
-    valid = isinstance(value, list) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in value
-    )
-    if not valid or not value:
-        raise InputError(
-            f"{location}: {key!r} must be a list of objects, each with the strings "
-            f"'role' ({', '.join(ROLES)}) and 'content'"
-        )
-    return tuple(value)
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -1,44 +1,166 @@
-"""Names of data files; what they contain is read by other modules."""
+"""The files of a data set: names, globs, folders, and folders that `prepare` wrote."""
 
+import glob
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
-JSONL_SUFFIX = ".jsonl"
+TEXT_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+SPLITS = ("train", "dev", "test")
+PREPARED_FILE = "metadata.yaml"
+"""File of a folder that `prepare` wrote."""
+_SHARD = re.compile(r"(train|dev|test)_([0-9]{1,9})_of_([0-9]{1,9})\.hdf5")
+_SPLIT_NAMES = {
+    **{name: "train" for name in ("train", "training")},
+    **{name: "dev" for name in ("dev", "valid", "validation", "val", "eval")},
+    "test": "test",
+}
 
 Files = str | Path | Sequence[str | Path]
 
 
-def list_files(files: Files) -> list[Path]:
-    """Returns one file or several as a list of existing paths.
+def list_files(files: Files, split: str | None = "train") -> list[Path]:
+    """Returns the files that names, globs and folders stand for, in order.
+
+    A folder that `prepare` wrote stands for the files of one split, in the order of
+    their numbers; another folder for all its data files, which must be of one kind; a
+    glob for the files that match it. The files of the last two are sorted by name.
+
+    Args:
+      files: paths and globs.
+      split: split of a folder that `prepare` wrote; None for all splits.
 
     Raises:
-      InputError: if the list is empty, or a file is missing.
+      InputError: if there is no file, or a name stands for none.
     """
     several = [files] if isinstance(files, str | Path) else list(files)
-    paths = [Path(file) for file in several]
-    if not paths:
+    if not several:
         raise InputError("data files: the list is empty, expected at least one file")
-    for path in paths:
-        if not path.is_file():
-            state = "is a folder, expected a file" if path.is_dir() else "not found"
-            raise InputError(f"data file {path} {state}")
+    paths: list[Path] = []
+    for name in several:
+        expanded = _expand(Path(name), split)
+        repeated = set(expanded) & set(paths) if len(expanded) > 1 else set()
+        if repeated:
+            raise InputError(
+                f"data files {shown(str(name))}: {min(repeated)} is named before, so "
+                "its rows would be read twice"
+            )
+        paths += expanded
     return paths
 
 
 def contains_text(files: Files) -> bool:
-    """Returns whether data files are jsonl files of text, or else HDF5 files of ids.
+    """Returns whether data files contain text, or else HDF5 rows of token ids.
 
     Raises:
-      InputError: if they are of neither kind or of both.
+      InputError: if a file is missing, or they are of neither kind or of several.
     """
-    paths = list_files(files)
-    kinds = {"hdf5" if p.suffix in HDF5_SUFFIXES else p.suffix for p in paths}
-    if kinds not in ({"hdf5"}, {JSONL_SUFFIX}):
+    paths = list_files(files, None)
+    kinds = {_kind(path) for path in paths}
+    if len(kinds) != 1 or None in kinds:
         raise InputError(
-            f"data files {[str(path) for path in paths]}: expected all to end in "
-            f".hdf5 or .h5, or all in {JSONL_SUFFIX}"
+            f"data files {shown([str(path) for path in paths])}: expected all of one "
+            f"kind: {', '.join((*TEXT_SUFFIXES, *HDF5_SUFFIXES))}; "
+            "`prompt-tuning prepare` converts other text"
         )
-    return kinds == {JSONL_SUFFIX}
+    return kinds != {"hdf5"}
+
+
+def _kind(path: Path) -> str | None:
+    suffix = path.suffix.lower()
+    if suffix in HDF5_SUFFIXES:
+        return "hdf5"
+    return suffix if suffix in TEXT_SUFFIXES else None
+
+
+def _expand(path: Path, split: str | None) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        if not (path / PREPARED_FILE).is_file():
+            return _folder_files(path)
+        if split is None:
+            splits = sorted({match[1] for match in _shards(path).values()})
+            return [file for name in splits for file in _prepared_files(path, name)]
+        return _prepared_files(path, split)
+    pattern = str(path)
+    if not glob.has_magic(pattern):
+        raise InputError(f"data file {path} not found")
+    # `Path.glob` accepts no absolute patterns.
+    matches = map(Path, sorted(glob.glob(pattern, recursive=True)))  # noqa: PTH207
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise InputError(f"data files {shown(pattern)}: no file matches this pattern")
+    return files
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    """Returns the data files of a folder.
+
+    Raises:
+      InputError: if there is none, or they are of several kinds or splits.
+    """
+    by_kind: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.iterdir()):
+        kind = _kind(path)
+        if kind is not None and path.is_file() and not path.name.startswith("."):
+            by_kind[kind].append(path)
+    if len(by_kind) != 1:
+        state = "files of several kinds" if by_kind else "no data file"
+        raise InputError(
+            f"data folder {folder} contains {state} ({', '.join(by_kind) or 'none'}), "
+            f"expected files of one kind: {', '.join(TEXT_SUFFIXES)} or .hdf5; name "
+            f"the files, for example '{folder}/*.jsonl'"
+        )
+    (files,) = by_kind.values()
+    splits = {_split_of(path) for path in files}
+    if len(splits) > 1:
+        raise InputError(
+            f"data folder {folder} contains files of several splits "
+            f"({shown([path.name for path in files])}): name the files of one of them"
+        )
+    return files
+
+
+def _split_of(path: Path) -> str | None:
+    """Returns the split that a file's name begins with, if it does."""
+    first = re.split(r"[^a-z]", path.stem.lower(), maxsplit=1)[0]
+    return _SPLIT_NAMES.get(first)
+
+
+def _shards(folder: Path) -> dict[Path, re.Match[str]]:
+    """Returns the files of all splits of a folder that `prepare` wrote."""
+    matches = {path: _SHARD.fullmatch(path.name) for path in folder.iterdir()}
+    return {path: match for path, match in matches.items() if match is not None}
+
+
+def _prepared_files(folder: Path, split: str) -> list[Path]:
+    """Returns the files of a split of a folder that `prepare` wrote.
+
+    Raises:
+      InputError: if it has no such split, or one of its files is missing.
+    """
+    matches = _shards(folder)
+    present = {match[1] for match in matches.values()}
+    of_split = {path: match for path, match in matches.items() if match[1] == split}
+    shards = {int(match[2]): path for path, match in of_split.items()}
+    counts = {int(match[3]) for match in of_split.values()}
+    if not shards:
+        names = ", ".join(name for name in SPLITS if name in present) or "none"
+        raise InputError(
+            f"data folder {folder} has no {split}_*.hdf5, expected the {split} split "
+            f"of a folder that prompt-tuning prepare wrote; it has {names}. Prepare "
+            f"it with --{split} SHARE, name the files, or set DataSource.split"
+        )
+    count = max(counts)
+    if len(counts) > 1 or sorted(shards) != list(range(1, count + 1)):
+        raise InputError(
+            f"data folder {folder} has {len(shards)} of the {count} files "
+            f"{split}_*_of_{count}.hdf5, expected all of them: prepare it again"
+        )
+    return [shards[number] for number in sorted(shards)]

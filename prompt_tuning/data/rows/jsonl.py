@@ -1,42 +1,76 @@
 """The lines of jsonl files: JSON objects whose values are text."""
 
+import contextlib
 import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.core.typed_json import parse_json
+from prompt_tuning.data.text.conversations import read_alpaca
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
+from prompt_tuning.data.text.tokenizers import (
+    Tokenizer,
+    continued_pair,
+    encode_prompt,
+)
 
 MAXIMUM_LINE = 2**22
 """Maximum size of a line in bytes, which bounds the time that encoding it takes."""
 
+_NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{0,15})?([eE][+-]?[0-9]{1,2})?")
+
 PairEncoder = Callable[[Tokenizer, str, str], tuple[list[int], list[int]]]
 """Encodes a prompt and its completion."""
+
+TypedRow = tuple[Int32[np.ndarray, "n"], Int32[np.ndarray, "n"]]
+"""The token ids of a row, and their types."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JsonLine:
-    """One object of a file.
+    """One object of a file: a line, the row of a table, or an item of a JSON list.
 
     Attributes:
       path: path of the file.
       number: number of the line, from 1.
       content: the object.
+      unit: kind of the object within the file, which `number` counts.
+      typed: whether values have types; if not, as in a table, all are texts.
     """
 
     path: Path
     number: int
     content: dict[str, Any]
+    unit: str = "line"
+    typed: bool = True
 
     @property
     def location(self) -> str:
         """File and line, for messages."""
-        return f"{self.path}, line {self.number}"
+        return f"{self.path}, {self.unit} {self.number}"
+
+    @contextlib.contextmanager
+    def locating_errors(self) -> Iterator[None]:
+        """Adds the location to the messages of errors within the block.
+
+        Raises:
+          InputError: if the block raises it.
+        """
+        try:
+            yield
+        except InputError as error:
+            if str(error).startswith(self.location):
+                raise
+            raise InputError(f"{self.location}: {error}") from error
 
     def value(self, key: str, setting: str) -> Any:
         """Returns the value of a key.
@@ -50,13 +84,27 @@ class JsonLine:
         """
         if key not in self.content:
             keys = shown(sorted(self.content))
+            option = setting
+            if setting.endswith("_key"):
+                option = f"--gin.{setting}='\"KEY\"'"
             raise InputError(
                 f"{self.location}: found the keys {keys}, expected {key!r}; name the "
-                f"keys with {setting}"
+                f"key with {option}"
             )
         return self.content[key]
 
-    def text(self, key: str, setting: str = "prompt_key and completion_key") -> str:
+    def scalar(self, key: str, setting: str) -> Any:
+        """Returns the value of a key, or the number that a table's cell contains.
+
+        Raises:
+          InputError: as in `value`.
+        """
+        value = self.value(key, setting)
+        if self.typed or not _NUMBER.fullmatch(value):
+            return value
+        return int(value) if value.lstrip("-").isdigit() else float(value)
+
+    def text(self, key: str, setting: str) -> str:
         """Returns the string value of a key; see `value`.
 
         Raises:
@@ -68,6 +116,29 @@ class JsonLine:
                 f"{self.location}: {key!r} is {kind_of(value)}, expected a string"
             )
         return value
+
+
+@runtime_checkable
+class RowEncoder(Protocol):
+    """Encodes lines of one format as rows."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model."""
+        ...
+
+    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
+        """Encodes lines as rows.
+
+        Args:
+          lines: some lines of a file.
+          add_eos: whether to append EOS to each row.
+
+        Raises:
+          InputError: at the first line that lacks a key, or cannot be encoded; the
+            message gives its location.
+        """
+        ...
 
 
 def read_lines(path: Path) -> Iterator[JsonLine]:
@@ -142,12 +213,53 @@ class LineEncoder:
         if self.template is not None:
             keys = self.template.template.keys
             texts = {key: line.text(key, "DataSource.template") for key in keys}
-            completion = self.joiner + line.text(self.completion_key)
-            try:
-                return self.template.encode_pair(texts, completion)
-            except InputError as error:
-                raise InputError(f"{line.location}: {error}") from error
-        prompt = "" if self.prompt_key is None else line.text(self.prompt_key)
-        completion = line.text(self.completion_key)
+            completion = self.joiner + self._completion(line)
+            return self.template.encode_pair(texts, completion)
+        prompt, completion = self.texts(line)
         joiner = self.joiner if prompt else ""
         return self.encode_pair(self.tokenizer, prompt, joiner + completion)
+
+    def texts(self, line: JsonLine) -> tuple[str, str]:
+        """Returns the prompt and the completion of a line.
+
+        Raises:
+          InputError: if the line lacks a key, or a value is not a text.
+        """
+        key = self.prompt_key
+        prompt = "" if key is None else line.text(key, "DataSource.prompt_key")
+        return prompt, self._completion(line)
+
+    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
+        """Encodes lines as rows; see `RowEncoder`."""
+        rows = []
+        for line in lines:
+            with line.locating_errors():
+                rows.append(_pair_row(self.tokenizer, *self(line), add_eos))
+        return rows
+
+    def _completion(self, line: JsonLine) -> str:
+        return line.text(self.completion_key, "DataSource.completion_key")
+
+
+@dataclasses.dataclass(frozen=True)
+class AlpacaEncoder(LineEncoder):
+    """Encodes the tasks of the format alpaca without a chat template.
+
+    A decoder-only model reads the output on a new line, unless there is a joiner.
+    """
+
+    def texts(self, line: JsonLine) -> tuple[str, str]:
+        """Returns instruction with input, and output; see `LineEncoder`."""
+        return read_alpaca(line.content, line.location)
+
+
+def _pair_row(
+    tokenizer: Tokenizer, prompt: list[int], completion: list[int], add_eos: bool
+) -> TypedRow:
+    """Returns the ids and types of a row."""
+    begin = encode_prompt(tokenizer, "")
+    end = [tokenizer.eos_id] if add_eos else []
+    types = [PROMPT] * (len(begin) + len(prompt))
+    types += [COMPLETION] * len(completion) + [SEPARATOR] * len(end)
+    ids = np.array([*begin, *prompt, *completion, *end], np.int32)
+    return ids, np.array(types, np.int32)

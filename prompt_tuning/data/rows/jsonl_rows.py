@@ -1,40 +1,41 @@
-"""Rows of jsonl files."""
+"""Rows of files of text."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
+from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.data.rows.data_files import Files, list_files
-from prompt_tuning.data.rows.jsonl import LineEncoder, read_lines
+from prompt_tuning.data.rows.jsonl import RowEncoder, TypedRow
 from prompt_tuning.data.rows.row_sources import Row, RowBlock, rows_per_block
 from prompt_tuning.data.rows.tasks import Tasks
+from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.rows.token_columns import (
     ClassBalance,
     TokenColumns,
     TokenValues,
     combine_columns,
 )
-from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
 
-_TypedRow = tuple[Int32[np.ndarray, "n"], Int32[np.ndarray, "n"]]
+LINES = 256
+"""Number of lines that are encoded at a time."""
 
 
 class JsonlRows:
-    """Rows of jsonl files, encoded when they are opened; see `RowSource`.
+    """Rows of files of text, encoded when they are opened; see `RowSource`.
 
-    Each line is an object with a prompt and a completion. Its row consists of BOS (type
-    0) if the tokenizer adds one, the prompt (type 0), the completion (type 1) and EOS
-    (type 3). Empty lines are skipped.
+    The row of a line with a prompt and a completion consists of BOS (type 0) if the
+    tokenizer adds one, the prompt (type 0), the completion (type 1) and EOS (type 3).
+    Empty lines are skipped.
 
     Args:
       files: one file or several.
-      encoder: encodes the prompt and the completion of a line.
+      encoder: encodes lines.
       add_eos: whether to append EOS to each row.
       tasks: how lines select their prompts; None if there is only one prompt.
       columns: further keys to read; none by default.
@@ -47,33 +48,33 @@ class JsonlRows:
     def __init__(
         self,
         files: Files,
-        encoder: LineEncoder,
+        encoder: RowEncoder,
         *,
         add_eos: bool = True,
         tasks: Tasks | None = None,
         columns: TokenColumns | None = None,
     ):
-        tokenizer, columns = encoder.tokenizer, columns or TokenColumns()
-        if add_eos and tokenizer.eos_id is None:
+        if add_eos and encoder.tokenizer.eos_id is None:
             raise InputError(
-                "the tokenizer defines no EOS to end a row with: pass eos_id to "
-                "load_tokenizer, or set add_eos=False"
+                "the tokenizer defines no EOS to end a row with, nor does the model's "
+                "config: set Pretrained.eos_id, or DataSource.add_eos = False"
             )
+        columns = columns or TokenColumns()
         self._column_names = tuple(columns.columns)
-        task_key = None if tasks is None else tasks.key
-        self._rows: list[_TypedRow] = []
-        self._locations: list[tuple[Path, int]] = []
-        self._prompt_ids: list[int] | None = None if task_key is None else []
+        self._rows: list[TypedRow] = []
+        self._locations: list[tuple[Path, str]] = []
+        has_key = tasks is not None and tasks.key is not None
+        self._prompt_ids: list[int] | None = [] if has_key else None
         self._columns: list[dict[str, Any]] = []
         for path in list_files(files):
             before = len(self._rows)
-            for line in read_lines(path):
-                self._rows.append(_pair_row(tokenizer, *encoder(line), add_eos))
-                self._locations.append((path, line.number))
-                self._columns.append(columns.read_line(line))
-                if self._prompt_ids is not None and tasks and task_key is not None:
-                    task = line.value(task_key, "DataSource.prompt_id_key")
-                    self._prompt_ids.append(tasks.parse(task, line.location))
+            records = read_records(path)
+            while lines := list(itertools.islice(records, LINES)):
+                self._rows += encoder.rows(lines, add_eos)
+                self._locations += [(path, f"{x.unit} {x.number}") for x in lines]
+                self._columns += map(columns.read_line, lines)
+                if self._prompt_ids is not None and tasks is not None:
+                    self._prompt_ids += map(tasks.read_line, lines)
             if len(self._rows) == before:
                 raise InputError(f"{path} has no line, expected at least one")
         self._balance_classes()
@@ -130,16 +131,4 @@ class JsonlRows:
     def describe(self, number: int) -> str:
         """Returns the location of a row, for messages."""
         path, line = self._locations[number]
-        return f"{path}, line {line}"
-
-
-def _pair_row(
-    tokenizer: Tokenizer, prompt: list[int], completion: list[int], add_eos: bool
-) -> _TypedRow:
-    """Returns the ids and types of a row."""
-    begin = encode_prompt(tokenizer, "")
-    end = [tokenizer.eos_id] if add_eos else []
-    types = [PROMPT] * (len(begin) + len(prompt))
-    types += [COMPLETION] * len(completion) + [SEPARATOR] * len(end)
-    ids = np.array([*begin, *prompt, *completion, *end], np.int32)
-    return ids, np.array(types, np.int32)
+        return f"{path}, {line}"

@@ -9,6 +9,7 @@ from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
+from prompt_tuning.data.rows.jsonl import JsonLine
 
 PROMPT_IDS = "prompt_ids"
 """Usual name of the HDF5 data set of each row's task."""
@@ -107,6 +108,12 @@ class Tasks:
         return dataclasses.replace(
             self, token=dataclasses.replace(self.token, position=1)
         )
+
+    def read_line(self, line: JsonLine) -> int:
+        """Returns the task that a line selects by its key; see `parse`."""
+        assert self.key is not None
+        read = line.value if self.names is not None else line.scalar
+        return self.parse(read(self.key, "DataSource.prompt_id_key"), line.location)
 
     def parse(self, value: Any, location: str) -> int:
         """Returns the task that a jsonl value selects, without checking its range.

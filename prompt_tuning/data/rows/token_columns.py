@@ -102,7 +102,8 @@ class TokenColumns:
         for role, (key, setting) in self.keys.items():
             if key is None:
                 continue
-            value = values[role] = line.value(key, setting)
+            read = line.value if role == "balance" else line.scalar
+            value = values[role] = read(key, setting)
             accepted = (str, int) if role == "balance" else (int, float)
             if isinstance(value, bool) or not isinstance(value, accepted):
                 names = " or ".join(kind.__name__ for kind in accepted)

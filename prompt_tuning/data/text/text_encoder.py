@@ -67,7 +67,10 @@ def _encodes_parts_independently(tokenizer: Tokenizer) -> bool:
     """
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return False
-    alone = tokenizer.encode("a")
-    return tokenizer.encode_continuation("a") == alone and all(
-        tokenizer.encode("a" + space) != alone for space in _PROBES
-    )
+    try:
+        alone = tokenizer.encode("a")
+        return tokenizer.encode_continuation("a") == alone and all(
+            tokenizer.encode("a" + space) != alone for space in _PROBES
+        )
+    except InputError:  # a vocabulary without some of these characters
+        return False

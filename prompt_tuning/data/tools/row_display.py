@@ -8,10 +8,11 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, token_weights
-from prompt_tuning.data.rows.data_files import JSONL_SUFFIX
+from prompt_tuning.data.rows.data_files import contains_text, list_files
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
+from prompt_tuning.data.rows.line_formats import FormatChoice, choose_encoder
 from prompt_tuning.data.rows.row_sources import RowSource
 from prompt_tuning.data.text.anchors import SPACE_MARKS
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -58,24 +59,35 @@ class ShownRow:
 
 
 def open_rows(
-    path: Path, tokenizer: Tokenizer | None, *, add_eos: bool = True, **keys
+    path: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    add_eos: bool = True,
+    choice: FormatChoice | None = None,
+    **keys,
 ) -> RowSource:
-    """Opens a file of rows.
+    """Opens the rows of a file, a folder or a glob.
 
     Args:
-      path: path of an HDF5 or a jsonl file.
-      tokenizer: encodes the text of a jsonl file.
-      add_eos: whether to append EOS to each row of a jsonl file.
-      **keys: keys of a jsonl file; arguments of `LineEncoder`.
+      path: path of HDF5 files or of files of text.
+      tokenizer: encodes text.
+      add_eos: whether to append EOS to each row of text.
+      choice: how lines become conversations.
+      **keys: keys of lines; arguments of `LineEncoder`.
 
     Raises:
-      InputError: if the file cannot be read, or a tokenizer is missing for its text.
+      InputError: if a file cannot be read, or a tokenizer is missing for its text.
     """
-    if path.suffix != JSONL_SUFFIX:
-        return Hdf5Rows(path)
+    paths = list_files(path)
+    if not contains_text(paths):
+        return Hdf5Rows(paths)
     if tokenizer is None:
-        raise InputError(f"{path} contains text: name a --tokenizer to encode it with")
-    return JsonlRows(path, LineEncoder(tokenizer, **keys), add_eos=add_eos)
+        raise InputError(
+            f"{paths[0]} contains text: name a --tokenizer to encode it with"
+        )
+    pairs = LineEncoder(tokenizer, **keys)
+    encoder = choose_encoder(paths[0], choice or FormatChoice(), pairs)
+    return JsonlRows(paths, encoder, add_eos=add_eos)
 
 
 def display_row(

@@ -197,7 +197,7 @@ def test_hdf5_files_with_other_content_are_refused(tmp_path, data_sets, message)
 def test_files_that_cannot_be_opened_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"absent\.hdf5 not found"):
         Hdf5Rows(tmp_path / "absent.hdf5")
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match="contains no data file"):
         Hdf5Rows(tmp_path)
     with pytest.raises(InputError, match="the list is empty"):
         Hdf5Rows([])

@@ -258,7 +258,7 @@ def test_missing_columns_and_columns_of_another_kind_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"line 1: 'label' is \[1\], expected str or"):
         load(lines, balance_key="label")
     with pytest.raises(
-        InputError, match=r"name the keys with DataSource.advantages_key"
+        InputError, match=r"name the key with --gin.DataSource.advantages_key"
     ):
         load(lines, advantages_key="a")
 

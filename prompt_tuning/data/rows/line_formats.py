@@ -1,0 +1,151 @@
+"""Chooses how the lines of a data set are encoded, by their format."""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
+from prompt_tuning.data.rows.jsonl import AlpacaEncoder, LineEncoder, RowEncoder
+from prompt_tuning.data.rows.text_records import read_records
+from prompt_tuning.data.text.chat_templates import (
+    ChatTemplate,
+    chat_template_of,
+    has_chat_template,
+)
+from prompt_tuning.data.text.conversations import RecordFormatName, recognize_format
+from prompt_tuning.data.text.tokenizers import continued_pair
+
+LineFormat = Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FormatChoice:
+    """How lines become conversations.
+
+    Attributes:
+      format: format of the lines; "auto" recognizes it by the keys of the first line.
+      chat: whether the chat template renders pairs too.
+      chat_template: path of a chat template, which renders pairs too; None for the
+        tokenizer's own.
+      chat_date: ISO date for a template that uses the current date.
+    """
+
+    format: LineFormat = "auto"
+    chat: bool = False
+    chat_template: str | None = None
+    chat_date: str | None = None
+
+    @property
+    def renders_pairs(self) -> bool:
+        """Whether a chat template renders pairs, and tasks of the format alpaca."""
+        return self.chat or self.chat_template is not None
+
+    @property
+    def date(self) -> datetime.date | None:
+        """`chat_date`, parsed.
+
+        Raises:
+          InputError: if it is not a date.
+        """
+        if self.chat_date is None:
+            return None
+        try:
+            return datetime.date.fromisoformat(self.chat_date)
+        except ValueError as error:
+            raise InputError(
+                f"DataSource.chat_date is {self.chat_date!r}, expected a date such as "
+                "2026-07-26"
+            ) from error
+
+
+def first_record(path: Path) -> Mapping[str, Any]:
+    """Returns the first record of a file; an empty one if there is none.
+
+    Raises:
+      InputError: if it cannot be read.
+    """
+    for line in read_records(path):
+        return line.content
+    return {}
+
+
+def format_of(path: Path, format: LineFormat, completion_key: str) -> RecordFormatName:
+    """Returns the format of a file's lines.
+
+    Raises:
+      InputError: if its first line cannot be read.
+    """
+    if format != "auto":
+        return format
+    return recognize_format(first_record(path), completion_key)
+
+
+def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowEncoder:
+    """Returns the encoder of the lines of a data set.
+
+    Args:
+      path: first file of the data set.
+      choice: how lines become conversations.
+      pairs: encoder of pairs, which is returned if the lines are pairs.
+
+    Raises:
+      InputError: if the first line cannot be read, or the lines need a chat template
+        and there is none.
+    """
+    if pairs.template is not None:
+        if choice != FormatChoice():
+            raise InputError(
+                "DataSource.template builds the prompt of each line, so the line is "
+                "no conversation: leave out format, chat, chat_template and chat_date"
+            )
+        return pairs
+    format = format_of(path, choice.format, pairs.completion_key)
+    tokenizer = pairs.tokenizer
+    if format == "pairs" and not choice.renders_pairs:
+        return pairs
+    if (
+        format == "alpaca"
+        and not choice.renders_pairs
+        and not has_chat_template(tokenizer)
+    ):
+        line_feed = "\n" if pairs.encode_pair is continued_pair else ""
+        return AlpacaEncoder(
+            tokenizer, joiner=pairs.joiner or line_feed, encode_pair=pairs.encode_pair
+        )
+    return ConversationEncoder(format, _open_template(path, choice, pairs), pairs)
+
+
+def _open_template(
+    path: Path, choice: FormatChoice, pairs: LineEncoder
+) -> ChatTemplate:
+    """Returns the chat template.
+
+    Raises:
+      InputError: if there is none, or other settings contradict it.
+    """
+    if pairs.joiner:
+        raise InputError(
+            f"DataSource.joiner is {pairs.joiner!r}, but {path} contains "
+            "conversations, which the chat template joins: leave the joiner out"
+        )
+    if pairs.tokenizer.eos_id is None:
+        raise InputError(
+            "the tokenizer defines no EOS to end a conversation with, nor does the "
+            "model's config: set Pretrained.eos_id"
+        )
+    try:
+        chat = chat_template_of(pairs.tokenizer, choice.chat_template, choice.date)
+    except InputError as error:
+        raise InputError(
+            f"{path} contains conversations, which a chat template renders: {error}"
+        ) from error
+    if chat.uses_date and choice.chat_date is None:
+        raise InputError(
+            f"the chat template of {chat.origin} uses the current date, so rows would "
+            "differ when the run is resumed on another day: set a date with "
+            f"--gin.DataSource.chat_date='\"{datetime.date.today().isoformat()}\"'"
+        )
+    return chat

@@ -1,0 +1,94 @@
+"""Rows of parquet files, which are read with pyarrow if it is installed."""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.core.errors import MAXIMUM_SHOWN, InputError
+from prompt_tuning.data.rows.jsonl import JsonLine
+
+ROWS = 256
+"""Number of rows that are read at a time."""
+
+MAXIMUM_ROWS = 2**31
+MAXIMUM_COLUMNS = 2**12
+MAXIMUM_GROUP = 2**31
+"""Maximum size in bytes of a row group after decompression, as the file declares it."""
+
+MAXIMUM_BATCH = 2**28
+"""Maximum size in bytes of `ROWS` rows."""
+
+
+def read_parquet(path: Path) -> Iterator[JsonLine]:
+    """Yields the rows of a parquet file; columns of binary data are left out.
+
+    Raises:
+      InputError: if pyarrow is not installed, or the file cannot be read or exceeds the
+        limits of this module.
+    """
+    parquet = _import_parquet(path)
+    number = 0
+    with _reporting_damage(path), parquet.ParquetFile(path) as file:
+        _check_sizes(path, file)
+        columns = [
+            field.name for field in file.schema_arrow if not _is_binary(field.type)
+        ]
+        batches = file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
+        for batch in batches:
+            if batch.nbytes > MAXIMUM_BATCH:
+                raise InputError(
+                    f"{path}: {batch.num_rows} rows from row {number} have "
+                    f"{batch.nbytes:,} bytes, expected at most {MAXIMUM_BATCH:,}"
+                )
+            for row in batch.to_pylist():
+                yield JsonLine(path, number, row, unit="row")
+                number += 1
+
+
+def _import_parquet(path: Path) -> Any:
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise InputError(
+            f"{path} is a parquet file, which needs pyarrow: install it with "
+            "pip install 'prompt-tuning[parquet]', or write the data as .jsonl"
+        ) from error
+
+
+def _is_binary(kind: Any) -> bool:
+    return "binary" in str(kind)
+
+
+def _check_sizes(path: Path, file: Any) -> None:
+    metadata = file.metadata
+    sizes = {"rows": (metadata.num_rows, MAXIMUM_ROWS)}
+    sizes["columns"] = metadata.num_columns, MAXIMUM_COLUMNS
+    groups = [
+        metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)
+    ]
+    sizes["bytes in a row group"] = max(groups, default=0), MAXIMUM_GROUP
+    for name, (size, maximum) in sizes.items():
+        if not 0 <= size <= maximum:
+            raise InputError(
+                f"{path} has {size:,} {name}, expected at most {maximum:,}"
+            )
+
+
+@contextlib.contextmanager
+def _reporting_damage(path: Path) -> Iterator[None]:
+    """Reports errors of the parquet library within the block as a damaged file.
+
+    Raises:
+      InputError: for any error within the block.
+    """
+    try:
+        yield
+    except (InputError, GeneratorExit):
+        raise
+    # pyarrow raises its own errors, and OSError, ValueError, KeyError and others for
+    # damaged files.
+    except Exception as error:
+        reason = str(error)[:MAXIMUM_SHOWN] or type(error).__name__
+        raise InputError(f"{path} cannot be read as parquet: {reason}") from error

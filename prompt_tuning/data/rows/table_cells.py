@@ -1,0 +1,154 @@
+"""The cells of tables (`.csv`, `.tsv`), and the bytes of text files."""
+
+import csv
+import io
+import os
+from pathlib import Path
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.record_spans import (
+    MAXIMUM_RECORD,
+    RecordSpan,
+    find_spans,
+    leaves_quote_open,
+)
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def check_encoding(path: Path) -> None:
+    """Checks that a file of text is not empty and does not begin as UTF-16.
+
+    Raises:
+      InputError: with how to convert it.
+    """
+    with path.open("rb") as file:
+        start = file.read(2)
+    if not start:
+        raise InputError(f"input {path} is empty, expected at least one record")
+    if start in _UTF16_MARKS:
+        raise InputError(
+            f"input {path} starts with the byte order mark of UTF-16, expected UTF-8: "
+            f"convert it, for example with iconv -f UTF-16 -t UTF-8 {path.name}"
+        )
+
+
+def read_record(
+    descriptor: int, span: RecordSpan, location: str, maximum: int = MAXIMUM_RECORD
+) -> bytes:
+    """Reads the bytes of a record from an open file.
+
+    Raises:
+      InputError: if the record is too long.
+    """
+    if span.size > maximum:
+        raise InputError(
+            f"{location}: found a record of {span.size:,} bytes, expected one record "
+            f"per line, of at most {maximum:,} bytes ({maximum >> 20} MiB)"
+        )
+    return os.pread(descriptor, span.size, span.start)
+
+
+def read_header(path: Path, delimiter: str, quotes: bool, hint: str) -> tuple[str, ...]:
+    """Returns the column names of a table.
+
+    Args:
+      path: path of the table.
+      delimiter: delimiter of its cells.
+      quotes: whether `"` quotes a cell.
+      hint: ends the message about a quote that is never closed.
+
+    Raises:
+      InputError: if there is no row, or the names are not unique.
+    """
+    for span in find_spans(path, delimiter.encode() if quotes else None, _ignore):
+        location = f"{path}, line {span.line}"
+        with path.open("rb") as opened:
+            content = read_record(opened.fileno(), span, location)
+        names = tuple(parse_cells(content, delimiter, quotes, location, hint))
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated or "" in names:
+            raise InputError(
+                f"{location}: the columns are {list(names)}, expected a unique name "
+                "for each"
+            )
+        return names
+    raise InputError(f"input {path} has no line with column names")
+
+
+def parse_row(
+    content: bytes,
+    header: tuple[str, ...],
+    delimiter: str,
+    quotes: bool,
+    location: str,
+    hint: str,
+) -> dict[str, str]:
+    """Parses one row of a table; returns its cells by column.
+
+    Raises:
+      InputError: if it is not a row, or has another number of cells than columns.
+    """
+    cells = parse_cells(content, delimiter, quotes, location, hint)
+    if len(cells) != len(header):
+        raise InputError(
+            f"{location}: {len(cells)} cells, expected {len(header)}, one for each of "
+            f"the columns {list(header)}"
+        )
+    return dict(zip(header, cells, strict=True))
+
+
+def parse_cells(
+    content: bytes, delimiter: str, quotes: bool, location: str, hint: str
+) -> list[str]:
+    """Parses the cells of one row of a table; see `read_header`.
+
+    Raises:
+      InputError: if the row is not UTF-8, or is not a row of a table.
+    """
+    text = decode_text(content, location)
+    quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    previous_limit = csv.field_size_limit(MAXIMUM_RECORD)
+    try:
+        rows = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter=delimiter,
+            quoting=quoting,
+            strict=True,
+        )
+        row = next(rows, [])
+        has_more = any(rows)
+    except csv.Error as error:
+        problem = f"not a row of a table: {error}"
+        if quotes and leaves_quote_open(content, delimiter.encode()):
+            problem = "a quote is opened and never closed"
+        raise InputError(f"{location}: {problem}; {hint}") from error
+    finally:
+        csv.field_size_limit(previous_limit)
+    if has_more:
+        raise InputError(
+            f"{location}: found more than one row, expected one: does an unquoted cell "
+            "contain a carriage return, or does a carriage return end each row?"
+        )
+    return row
+
+
+def decode_text(content: bytes, location: str) -> str:
+    """Decodes UTF-8.
+
+    Raises:
+      InputError: if the bytes are not UTF-8.
+    """
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{location}: byte {error.start + 1} of the record is "
+            f"0x{content[error.start]:02x}, which is not UTF-8: convert the file, for "
+            "example with iconv -f WINDOWS-1252 -t UTF-8"
+        ) from error
+
+
+def _ignore(content: bytes) -> None:
+    """Ignores the bytes of a file, of which no checksum is computed."""
