@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.rows.data_files import TEXT_SUFFIXES, list_files
 from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, parse_lines
-from prompt_tuning.data.rows.row_sources import JSONL_SUFFIX, list_files
+from prompt_tuning.data.rows.text_records import read_records
 
 TEXT_SUFFIX = ".txt"
 STANDARD_INPUT = "-"
@@ -16,7 +17,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 def is_input_file(argument: str) -> bool:
     """Returns whether an argument names a file, or standard input; else it is text."""
-    return argument == STANDARD_INPUT or argument.endswith((JSONL_SUFFIX, TEXT_SUFFIX))
+    return argument == STANDARD_INPUT or argument.lower().endswith(
+        (*TEXT_SUFFIXES, TEXT_SUFFIX)
+    )
 
 
 def read_inputs(
@@ -24,8 +27,9 @@ def read_inputs(
 ) -> list[JsonLine]:
     """Reads the inputs that arguments name, in order.
 
-    An argument is a jsonl file, a text file with an input on each line, `-` for
-    standard input in either format, or else an input itself. Empty lines are skipped.
+    An argument is a file of records (see `text_records`) or a glob of such files, a
+    text file with an input on each line, `-` for standard input as jsonl or text, or
+    else an input itself. Empty lines are skipped.
 
     Args:
       arguments: names of files, and texts.
@@ -81,12 +85,12 @@ def _read_file(
         else:
             yield from _text_lines(stream, path, key)
         return
-    list_files(argument)
-    with path.open("rb") as stream:
-        if path.suffix == JSONL_SUFFIX:
-            yield from parse_lines(stream, path)
-        else:
-            yield from _text_lines(stream, path, key)
+    for file in list_files(argument):
+        if file.suffix.lower() != TEXT_SUFFIX:
+            yield from read_records(file)
+            continue
+        with file.open("rb") as stream:
+            yield from _text_lines(stream, file, key)
 
 
 def _name(argument: str) -> Path:

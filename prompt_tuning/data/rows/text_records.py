@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from prompt_tuning.core.errors import InputError, kind_of
-from prompt_tuning.core.typed_json import read_json
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import NAMES, read_json
 from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, read_lines
 from prompt_tuning.data.rows.parquet_files import read_parquet
 from prompt_tuning.data.rows.record_spans import find_spans
@@ -55,16 +55,20 @@ def _read_list(path: Path) -> Iterator[JsonLine]:
     content = read_json(path)
     if not isinstance(content, list):
         raise InputError(
-            f"{path} contains {kind_of(content)}, expected a list of objects; a file with one "
-            "object per line must end in .jsonl"
+            f"{path} contains {_kind(content)}, expected a list of objects; a file "
+            "with one object per line must end in .jsonl"
         )
     for number, item in enumerate(content, start=1):
         if not isinstance(item, dict):
             raise InputError(
-                f"{path}, item {number}: found {kind_of(item)}, expected an object whose values "
-                "are text"
+                f"{path}, item {number}: found {_kind(item)}, expected an object whose "
+                "values are text"
             )
         yield JsonLine(path, number, item, unit="item")
+
+
+def _kind(value: object) -> str:
+    return NAMES.get(type(value), type(value).__name__)
 
 
 READERS: dict[str, Callable[[Path], Iterator[JsonLine]]] = {
