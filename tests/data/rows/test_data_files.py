@@ -15,7 +15,7 @@ def touch(folder, *names):
     return folder
 
 
-def names(files, split=None):
+def names(files, split="train"):
     return [path.name for path in list_files(files, split)]
 
 
