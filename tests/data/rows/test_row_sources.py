@@ -258,7 +258,9 @@ def test_bytes_that_are_not_utf8_are_refused(tmp_path):
 
 
 def test_empty_files_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"empty\.jsonl is empty, expected at least one"):
+    with pytest.raises(
+        InputError, match=r"empty\.jsonl is empty, expected at least one"
+    ):
         open_lines(write_lines(tmp_path / "empty.jsonl"), Letters())
 
 
