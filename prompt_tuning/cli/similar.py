@@ -102,9 +102,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.picture is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError(
-            "--picture needs matplotlib: pip install 'prompt-tuning[plots]'"
-        )
+        raise InputError("--picture needs matplotlib: pip install matplotlib")
     if not options.picture.parent.is_dir():
         raise InputError(
             f"--picture {options.picture}: the folder {options.picture.parent} does "

@@ -196,7 +196,7 @@ def _report_results(console: "Console", sweep: "Sweep") -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print_lines(
             console,
-            "no curves were drawn: pip install 'prompt-tuning[plots]' draws them",
+            "no curves were drawn: `pip install matplotlib` enables them",
         )
     elif any(result.log for result in summary.results):
         from prompt_tuning.sweep.sweep_plot import CURVES_FILE, plot_curves

@@ -123,6 +123,5 @@ def check_library(metric: str) -> None:
     module, name = _LIBRARIES[metric]
     if importlib.util.find_spec(module) is None:
         raise InputError(
-            f"Evaluation.metrics has {metric!r}, which needs {name}: "
-            "pip install 'prompt-tuning[metrics]'"
+            f"Evaluation.metrics has {metric!r}, which needs {name}: pip install {name}"
         )

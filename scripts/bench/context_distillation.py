@@ -42,7 +42,7 @@ from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import make_reporter
 from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
-from scripts.quickstart import new_directory
+from scripts.skill_tuning import new_directory
 
 CONTEXT = "Tim had a green frog. The frog could talk and sing. They lived on a boat"
 HELD_OUT = 256

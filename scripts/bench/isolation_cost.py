@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning.cli.main import set_up_process
-from scripts.quickstart import tune_and_measure
+from scripts.skill_tuning import tune_and_measure
 
 WAYS = {
     "attends to the text": (),

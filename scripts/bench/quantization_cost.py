@@ -37,7 +37,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.tuned.load_tuned import load_tuned
-from scripts import quickstart, skills
+from scripts import skill_tuning, skills
 
 DTYPES = ("float32", "bfloat16", "int8")
 WIDTH = 120
@@ -141,14 +141,14 @@ def skill_rows(
 def tune(console: Console, name: str, skill: str, runs: Path, dtype: str) -> dict:
     """Tunes one prompt on one type of weights."""
     overrides = [f"Pretrained.parameter_dtype = {dtype!r}"]
-    return quickstart.tune_and_measure(console, name, skill, 0, runs, overrides)
+    return skill_tuning.tune_and_measure(console, name, skill, 0, runs, overrides)
 
 
 def with_prompt(run: Run, prompt: Path, skill: str) -> tuple[Reading, float]:
     """Evaluates a prompt on a run's held-out rows; returns its exact match too."""
     assert run.evaluation is not None
     model, parameters = load_tuned(run, prompt)
-    words = quickstart.words(0).test
+    words = skill_tuning.words(0).test
     given = [skills.prompt_text(None, word) for word in words]
     expected = [skills.apply(skill, word) for word in words]
     answers = quickstart.answers(model, parameters, given)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from scripts.quickstart import FIRST_STEP_DONE
+from scripts.skill_tuning import FIRST_STEP_DONE
 
 
 def main() -> None:

@@ -229,7 +229,7 @@ def test_a_table_and_a_message_replace_the_picture_without_matplotlib(
     )
     choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
     printed = output(capsys, "sweep", *files.arguments(finished, **choices), *GRID)
-    assert "no curves were drawn: pip install 'prompt-tuning[plots]'" in printed
+    assert "no curves were drawn: `pip install matplotlib`" in printed
     assert "x diverged" in printed
 
 

@@ -75,5 +75,5 @@ def test_a_missing_library_is_named_with_its_install_command(
     name, library, monkeypatch
 ):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=f"needs {library}: pip install 'prompt-tun"):
+    with pytest.raises(InputError, match=f"needs {library}: pip install {library}"):
         Evaluation(data=DataSource(files="x.jsonl"), metrics=[name])

@@ -9,7 +9,7 @@ from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
-from scripts import quickstart, skills
+from scripts import skill_tuning, skills
 
 WORDS = skills.splits(7, train=1, dev=1, test=60).test
 
@@ -41,7 +41,7 @@ def test_a_bundled_model_has_at_most_4_mb(name):
 def test_a_prompt_elicits_a_skill_that_no_name_elicits(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "TEST_WORDS", 100)
     sizes = ["STEPS = 100", "BATCH_SIZE = 32", "Run.evaluate_every = 50"]
-    outcome = quickstart.tune_and_measure(
+    outcome = skill_tuning.tune_and_measure(
         Console(quiet=True), "decoder", "tail", 0, tmp_path, sizes
     )
     assert outcome["no_prompt"] == 0

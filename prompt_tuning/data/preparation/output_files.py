@@ -215,7 +215,7 @@ def _write_plots(
     if importlib.util.find_spec("matplotlib") is None:
         reporter.log(
             f"{file.name} was not written because matplotlib is not installed: "
-            "pip install 'prompt-tuning[plots]'"
+            "pip install matplotlib"
         )
         return
     from prompt_tuning.data.preparation.preparation_plot import plot_metrics
