@@ -18,7 +18,7 @@ from rich.console import Console
 
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
-from prompt_tuning.cli.main import split_bindings
+from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.training import loop
@@ -41,17 +41,20 @@ CHOICES: dict[str, Any] = {
     "Run.evaluate_every": 10,
     "DataSource.buckets": 2,
 }
-CHECKED = """
-import sys
+# If this process checks types as it runs, its children must do so too: of a class whose
+# types are not checked gin writes other defaults into the config, and the directory
+# would be another run's.
+HOOK = """
 from jaxtyping import install_import_hook
-
-# As in the tests' own process: of a class whose types are not checked gin writes other
-# defaults into the config, and the directory would be another run's.
 install_import_hook("prompt_tuning", "beartype.beartype")
+"""
+IMPORT_MAIN = f"""
+import sys
+{HOOK if hasattr(main, "__wrapped__") else ""}
 from prompt_tuning.cli.main import main
 """
 SLOWLY = f"""
-{CHECKED}
+{IMPORT_MAIN}
 import time
 from prompt_tuning.training import loop
 
@@ -127,7 +130,7 @@ def start(files, tmp_path):
 
     def run(first: str) -> subprocess.Popen:
         arguments = ["train", *files.arguments(tmp_path / "run", **CHOICES)]
-        code = f"{first}\n{CHECKED}\nsys.exit(main({arguments!r}))"
+        code = f"{first}\n{IMPORT_MAIN}\nsys.exit(main({arguments!r}))"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             env=os.environ | COMPILATION_CACHE,
