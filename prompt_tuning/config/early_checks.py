@@ -12,6 +12,7 @@ from prompt_tuning.config.factory_outlines import outline
 from prompt_tuning.config.gin_values import known_value
 from prompt_tuning.config.parsed_config import GivenConfig, registered
 from prompt_tuning.config.values_in_use import (
+    Values,
     check_used,
     complete_values,
     unused_bindings,
@@ -23,7 +24,7 @@ PATHS: Mapping[tuple[str, str], Callable[[Any], object]] = {
     ("Pretrained", "checkpoint"): find_checkpoint,
     ("DataSource", "files"): contains_text,
 }
-"""Checks of the paths that factories are given."""
+"""Checks of the paths that factories are given, in this order."""
 
 
 def check_config(
@@ -51,16 +52,16 @@ def check_config(
         config.parse(factories)
         if not allow_unused:
             check_used(unused_bindings(bindings))
-        for check, value in _paths(omitted):
-            check(value)
+        values = complete_values(omitted)
+        for parameter, check in PATHS.items():
+            for path in _bound(values, *parameter):
+                check(path)
 
 
-def _paths(omitted: Collection[str]) -> Iterator[tuple[Callable[[Any], object], Any]]:
-    """Yields the paths that a run reads, each with its check."""
-    for (scope, selector), values in complete_values(omitted).items():
-        factory = selector.rpartition(".")[2]
-        for name, value in values.items():
-            check = PATHS.get((factory, name))
-            value = None if check is None else known_value(value, scope)
-            if check is not None and value is not None:
-                yield check, value
+def _bound(values: Values, factory: str, parameter: str) -> Iterator[Any]:
+    """Yields the values of a factory's parameter in all scopes."""
+    for (scope, selector), parameters in values.items():
+        if selector.rpartition(".")[2] == factory:
+            value = known_value(parameters.get(parameter), scope)
+            if value is not None:
+                yield value
