@@ -1,7 +1,7 @@
 """Builds a model of a config's family with the prompts and adapters that tune it."""
 
-import difflib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +38,17 @@ DECODERS: Mapping[Attachment, Callable[..., Decoder]] = {
     Attachment.EVERY_BLOCK: PromptDecoder,
     Attachment.KEYS_AND_VALUES: PrefixDecoder,
 }
+NAMES_IN_PEFT = {
+    **dict.fromkeys(("q_proj", "q"), "query"),
+    **dict.fromkeys(("k_proj", "k"), "key"),
+    **dict.fromkeys(("v_proj", "v"), "value"),
+    **dict.fromkeys(("o_proj", "o"), "out"),
+    "c_attn": "(query|key|value)",
+    **dict.fromkeys(("gate_proj", "wi_0"), "mlp/gate"),
+    **dict.fromkeys(("up_proj", "c_fc", "wi", "wi_1"), "mlp/up"),
+    **dict.fromkeys(("down_proj", "wo"), "mlp/down"),
+}
+"""Names of projections by the names of modules in PEFT's `target_modules`."""
 
 
 def build_model(
@@ -187,9 +198,11 @@ def add_adapters(
 
 
 def _describe_mismatch(spec: AdapterSpec, regex: str, paths: list[str]) -> str:
-    near = difflib.get_close_matches(regex, paths, n=3, cutoff=0.0)
+    """Lists the projections, and those that PEFT's names in an expression mean."""
+    words = [word for word in NAMES_IN_PEFT if re.search(rf"\b{word}\b", regex)]
+    hints = [f"{word} of PEFT is '.*/{NAMES_IN_PEFT[word]}'" for word in words]
     return (
         f"the expression {regex!r} of {type(spec).__name__} matches no projection (it "
-        f"must match the whole path); the nearest of {len(paths)} are "
-        f"{', '.join(near)}"
+        f"must match the whole path); expected some of {', '.join(paths)}"
+        f"{'; ' * bool(hints)}{', '.join(hints)}"
     )

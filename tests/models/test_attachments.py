@@ -199,6 +199,11 @@ def test_adapters_that_match_nothing_or_overlap_are_refused():
     unknown = LoRA(regexes=[r"decoder/layers/attention/query"])
     with pytest.raises(InputError, match=r"matches no projection .*self_attention/que"):
         build_model(KEY, LLAMA, adapters=[unknown])
+    of_peft = LoRA(regexes=["q_proj"])
+    with pytest.raises(InputError, match=r"q_proj of PEFT is '\.\*/query'") as caught:
+        build_model(KEY, LLAMA, adapters=[of_peft])
+    for name in ("query", "key", "value", "out", "gate", "up", "down"):
+        assert f"/{name}" in str(caught.value)
     twice = [LoRA(regexes=[r".*/query"]), LoRA(regexes=[r".*/(query|key)"])]
     with pytest.raises(InputError, match="two adapters 'lora' match the projection"):
         build_model(KEY, LLAMA, adapters=twice)
