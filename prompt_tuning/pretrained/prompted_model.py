@@ -320,7 +320,8 @@ def _check_positions(config: ModelConfig, started: PromptPair) -> None:
 
 def _initialized_by(path: str, tuning: Tuning) -> str:
     if "/adapters/" in path:
-        return "the adapter, to change nothing"
+        value = "one" if "/adapters/ia3/" in path else "zero at one factor"
+        return f"the adapter ({value}, so the model is unchanged)"
     if "/prompt/" not in path:
         return "the module's initializer"
     decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None
