@@ -8,6 +8,7 @@ not differentiated, has no optimizer state and is never copied.
 import dataclasses
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -193,16 +194,22 @@ def warmup_linear_decay(
     Args:
       peak: maximum learning rate.
       steps: number of steps of the whole run.
-      warmup_steps: number of steps of the warm-up.
+      warmup_steps: number of steps of the warm-up; half of the run, with a warning, if
+        the run has no more steps than this.
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if the warm-up is not shorter than the run.
+      InputError: if `warmup_steps` is negative.
     """
-    if not 0 <= warmup_steps < steps:
-        raise InputError(
-            f"warm-up takes {warmup_steps} of {steps} steps; it must be shorter"
+    if warmup_steps < 0:
+        raise InputError(f"warmup_steps is {warmup_steps}, expected at least 0")
+    if warmup_steps >= steps:
+        warnings.warn(
+            f"the run has {steps} steps, so its warm-up takes {steps // 2} instead of "
+            f"{warmup_steps}",
+            stacklevel=2,
         )
+        warmup_steps = steps // 2
     rise = optax.linear_schedule(peak / max(warmup_steps, 1), peak, warmup_steps)
     fall = optax.linear_schedule(peak, peak * final_fraction, steps - warmup_steps)
     return optax.join_schedules([rise, fall], [warmup_steps])
