@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.run_options import EVALUATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     OTHER_PROMPT,
     add_config_option,
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 HELP = "measure a tuned prompt on held-out data"
 USES_JAX = True
 SEVERAL_PROCESSES = True
+USAGE = """
+  prompt-tuning evaluate --run DIRECTORY [OPTION ...]
+  prompt-tuning evaluate --model PATH --eval FILE [--prompt PATH] [OPTION ...]
+  prompt-tuning evaluate --gin_file FILE [--gin.NAME=VALUE ...] [OPTION ...]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
+    parser.usage = USAGE
     add_config_option(parser)
     add_print_config_option(parser)
     add_run_option(parser)
@@ -69,6 +75,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace an existing predictions file"
     )
+    add_run_options(parser, EVALUATES)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that are missing or contradict each other."""
+    check_options(options, trains=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -83,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         print_config()
         return 0
     if run.evaluation is None:
-        raise InputError("Run.evaluation is None: name the held-out data there")
+        raise InputError("there is no held-out data: give it by --eval FILE")
     run_on_first(lambda: _check_options(options))
     check_processes(options, run)
     console = Console(quiet=not is_first())

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_print_config_option,
@@ -15,10 +16,15 @@ from prompt_tuning.core.errors import InputError
 HELP = "continue texts with a tuned prompt"
 USES_JAX = True
 SEVERAL_PROCESSES = True
+USAGE = """
+  prompt-tuning generate --run DIRECTORY [OPTION ...] [TEXT ...]
+  prompt-tuning generate --model PATH [--prompt PATH] [OPTION ...] [TEXT ...]
+  prompt-tuning generate --gin_file FILE [--gin.NAME=VALUE ...] [TEXT ...]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
+    parser.usage = USAGE
     add_config_option(parser)
     add_print_config_option(parser)
     add_run_option(parser)
@@ -59,6 +65,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of the prompt, from 0, of a run with several prompts",
     )
+    add_run_options(parser, GENERATES)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that are missing or contradict each other."""
+    check_options(options, trains=False)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from typing import Protocol, cast, runtime_checkable
 from prompt_tuning import __version__
 from prompt_tuning.cli import COMMANDS, environment, launch
 from prompt_tuning.cli.option_types import OptionParser
+from prompt_tuning.cli.unknown_options import describe_unknown, find_subparser
 from prompt_tuning.core.errors import (
     InputError,
     NotFiniteError,
@@ -31,8 +32,7 @@ GIN_PREFIX = "--gin."
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
 DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."
 NEXT_STEP = """\
-Start with: prompt-tuning train --gin_file runs/first_prompt.gin
-It names the values to set, such as --gin.MODEL='"bundled:skills-decoder"'.
+Start with: prompt-tuning train --model PATH --train train.jsonl --eval dev.jsonl
 `prompt-tuning COMMAND --help` lists the options of a command.
 """
 
@@ -42,7 +42,8 @@ class Command(Protocol):
     """Contents of a command's module; see `prompt_tuning.cli`.
 
     A command that continues an interrupted run also has `RESUMES = True`. One that has
-    a second spelling has `ALIAS = (command, flag)`.
+    a second spelling has `ALIAS = (command, flag)`. One that can refuse options before
+    JAX is imported has `check(options)`.
     """
 
     HELP: str
@@ -69,9 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     plain, bindings = split_bindings(_resolve_alias(arguments, commands))
-    options = parser.parse_args(plain)
+    options, unknown = parser.parse_known_args(plain)
     options.bindings = bindings
     command = commands[options.command]
+    if unknown:
+        subparser = find_subparser(parser, options.command)
+        subparser.error(describe_unknown(unknown, subparser))
+    check = getattr(command, "check", None)
+    if check is not None:
+        try:
+            check(options)
+        except InputError as problem:
+            return _print_problem(options, problem, 2)
     if not command.USES_JAX:
         return _run(command, options)
     set_up_process()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
 from prompt_tuning.core.errors import InputError, shown
 
@@ -27,6 +28,9 @@ DESCRIPTION = (
     "unless --time is given. The exit code is 1 if the run does not fit as it is "
     "configured."
 )
+USAGE = """
+  prompt-tuning memory --model PATH --train FILE [OPTION ...]
+  prompt-tuning memory CONFIG [CONFIG ...] [--gin.NAME=VALUE ...] [OPTION ...]"""
 OFFLOAD = "+offload"
 KINDS = ("none", "dots", "attention", "nothing")
 POLICIES = (*KINDS, *(f"{kind}{OFFLOAD}" for kind in KINDS))
@@ -43,6 +47,7 @@ UNUSED = "memory"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.description = DESCRIPTION
+    parser.usage = USAGE
     add_config_option(parser)
     parser.add_argument(
         "configs",
@@ -70,6 +75,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also read the model and time steps under each policy",
     )
+    add_run_options(parser)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that are missing or contradict each other."""
+    options.gin_file = [*options.gin_file, *options.configs]
+    check_options(options, trains=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,13 +90,11 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from prompt_tuning.cli.console import print_lines
-    from prompt_tuning.config import gin_files
+    from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.training.memory_estimate import MemoryEstimate, StepTimer
 
     limit = None if options.limit is None else parse_size(options.limit)
-    files = [*options.gin_file, *options.configs]
-    imports = options.allow_gin_imports
-    run = gin_files.read_run(files, options.bindings, UNUSED, allow_imports=imports)
+    run = read_run(options, directory=UNUSED, trains=True)
     estimate = MemoryEstimate.open(run)
     limit = limit or device_limit(estimate.devices)
     console = Console()

@@ -1,12 +1,16 @@
 """The run that the options of a command select."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from prompt_tuning import __version__, processes
+from prompt_tuning.cli.run_options import given_choices
 from prompt_tuning.config import gin_files, values_in_use
+from prompt_tuning.config.flat_choices import choices_in
+from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_summary import best_member
@@ -17,23 +21,58 @@ PROCESS_OPTIONS = ("coordinator", "process", "texts", "gin_file", "bindings", "r
 values that process 0 sends to the others."""
 
 
-def read_run(options: argparse.Namespace) -> Run:
-    """Reads the run of `--run`, or of the gin files.
+def read_run(
+    options: argparse.Namespace,
+    bindings: Sequence[str] = (),
+    directory: str | None = None,
+    *,
+    trains: bool = False,
+    allow_unused: bool = False,
+) -> Run:
+    """Reads the run of `--run`, of the gin files, or of the options alone.
+
+    Args:
+      options: parsed options of the command.
+      bindings: bindings in addition to those of the command line.
+      directory: directory of the run, which overrides the config's.
+      trains: whether the command trains the run, or opens it as training does.
+      allow_unused: whether bindings may set parameters that the run does not use.
 
     Raises:
       InputError: if the directory is not a run's, or the config cannot be used.
     """
     files, imports = list(options.gin_file), options.allow_gin_imports
-    if options.run is None:
-        return gin_files.read_run(files, options.bindings, allow_imports=imports)
-    directory = best_member(Path(options.run)) or Path(options.run)
+    directory_of_run = getattr(options, "run", None)
+    alone = directory_of_run is None and not files
+    named, bindings = choices_in([*options.bindings, *bindings], macros=alone)
+    choices = given_choices(options) | named
+    permissions = {"allow_imports": imports, "allow_unused": allow_unused}
+    if files and directory_of_run is None:
+        return gin_files.read_run(
+            files, bindings, directory, choices=choices, **permissions
+        )
+    if directory_of_run is not None:
+        folder = Path(directory_of_run)
+        folder = best_member(folder) or folder
+        check_run_directory(folder)
+        return gin_files.read_run_directory(
+            folder, bindings, files, choices=choices, allow_imports=imports
+        )
+    if trains:
+        return read_flat_run(choices, bindings, directory, **permissions)
+    return read_frozen_run(choices, bindings, **permissions)
+
+
+def check_run_directory(directory: Path) -> None:
+    """Checks that a directory is one of a run.
+
+    Raises:
+      InputError: if it has no config.
+    """
     if not (directory / CONFIG_FILE).exists():
         raise InputError(
             f"{directory} has no {CONFIG_FILE}, so it is not a run directory"
         )
-    return gin_files.read_run_directory(
-        directory, options.bindings, files, allow_imports=imports
-    )
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from prompt_tuning.core.errors import InputError
 
 EPILOG = (
-    "Override any value of a config with --gin.NAME=value, for example "
-    "--gin.STEPS=200 or --gin.MODEL='\"folder\"'."
+    "Override any other value with --gin.NAME=value, for example "
+    "--gin.Run.keep_last=5 or --gin.DataSource.joiner='\" \"'."
 )
 OTHER_PROMPT = (
     "a prompt file, checkpoint or PEFT folder to use instead of the run's best "

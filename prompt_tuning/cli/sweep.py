@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_dry_run_option,
@@ -32,11 +33,15 @@ DESCRIPTION = (
     "with the same Run.data_seed share each batch. An interrupted sweep continues when "
     "the same command is started again."
 )
+USAGE = """
+  prompt-tuning sweep --model PATH --train FILE --vary NAME=VALUE,VALUE [OPTION ...]
+  prompt-tuning sweep --gin_file FILE --vary NAME=VALUE,VALUE [OPTION ...]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.description = DESCRIPTION
+    parser.usage = USAGE
     add_config_option(parser)
     add_print_config_option(parser)
     add_dry_run_option(parser)
@@ -57,6 +62,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(Run.seed=0,1,2); several --vary give every combination, and "
         "--vary NAME,NAME=(VALUE,VALUE),(VALUE,VALUE) changes values together",
     )
+    add_run_options(parser)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that are missing or contradict each other."""
+    check_options(options, trains=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,15 +165,11 @@ def _read_member(
     options: argparse.Namespace, variation: Variation, directory: Path | None = None
 ) -> "Run":
     """Reads a member's run; given the sweep's directory, with the member's below it."""
-    from prompt_tuning.config import gin_files
+    from prompt_tuning.cli.selected_run import read_run
 
     own = None if directory is None else (directory / variation.name).as_posix()
-    bindings = [*options.bindings, *variation.lines]
-    imports = options.allow_gin_imports
     # A binding may be used by some members only; see `prepare`.
-    return gin_files.read_run(
-        options.gin_file, bindings, own, allow_imports=imports, allow_unused=True
-    )
+    return read_run(options, variation.lines, own, trains=True, allow_unused=True)
 
 
 def _print_configs(options: argparse.Namespace) -> int:

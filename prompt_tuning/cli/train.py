@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_dry_run_option,
@@ -20,13 +21,30 @@ HELP = "train a prompt or adapter, or continue an interrupted run"
 USES_JAX = True
 SEVERAL_PROCESSES = True
 RESUMES = True
+USAGE = """
+  prompt-tuning train --model PATH --train FILE [--eval FILE] [OPTION ...]
+  prompt-tuning train --gin_file FILE [--gin.NAME=VALUE ...] [OPTION ...]
+  prompt-tuning train --run DIRECTORY"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
+    parser.usage = USAGE
     add_config_option(parser)
+    parser.add_argument(
+        "--run",
+        metavar="DIRECTORY",
+        help="continue the run in this directory, with the config that it was "
+        "started with",
+    )
     add_print_config_option(parser)
     add_dry_run_option(parser)
+    add_run_options(parser)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that are missing or contradict each other."""
+    check_options(options, trains=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,18 +55,17 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.cli.selected_run import (
         check_processes,
         print_config,
+        read_run,
         report_idle_devices,
     )
-    from prompt_tuning.config import gin_files, values_in_use
+    from prompt_tuning.config import values_in_use
     from prompt_tuning.processes.group import is_first
     from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.progress import make_reporter
     from prompt_tuning.training.run_directory import hold_run
     from prompt_tuning.training.run_plan import open_run
 
-    run = gin_files.read_run(
-        options.gin_file, options.bindings, allow_imports=options.allow_gin_imports
-    )
+    run = read_run(options, trains=True)
     if options.print_config:
         print_config()
         return 0

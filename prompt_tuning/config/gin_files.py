@@ -14,6 +14,7 @@ import gin
 
 from prompt_tuning.config.configured import factory_signature
 from prompt_tuning.config.factories import import_factories
+from prompt_tuning.config.flat_choices import Choices
 from prompt_tuning.config.parsed_config import GivenConfig, explained, register
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.config.values_in_use import check_used, unused_bindings
@@ -41,6 +42,7 @@ def read_run(
     bindings: Sequence[str],
     directory: str | None = None,
     *,
+    choices: Choices | None = None,
     allow_imports: bool = False,
     allow_unused: bool = False,
 ) -> Run:
@@ -50,6 +52,7 @@ def read_run(
       files: paths, or names below `configs/` such as "runs/first_prompt.gin".
       bindings: bindings such as `Run.steps = 10`, which override the files.
       directory: directory of the run, which overrides the config's.
+      choices: options such as `{"steps": 10}`, which override the files too.
       allow_imports: whether the config may import modules, which runs their code.
       allow_unused: whether bindings may set parameters that the run does not use.
 
@@ -58,13 +61,15 @@ def read_run(
         or parameter, a config without a model, an unused binding, and for values that
         cannot be used.
     """
-    config = GivenConfig.read(files, bindings, allow_imports=allow_imports)
+    config = GivenConfig.read(
+        files, bindings, choices=choices, allow_imports=allow_imports
+    )
     register_factories()
     config.parse(import_factories(), directory)
     with explained(config.label):
         run = gin.get_configurable(Run)()
     if not allow_unused:
-        check_used(unused_bindings(bindings))
+        check_used(unused_bindings(config.bindings))
     return dataclasses.replace(
         run,
         prompt=run.prompt and _Explained(run.prompt),
@@ -77,6 +82,7 @@ def read_run_directory(
     bindings: Sequence[str] = (),
     files: Sequence[str] = (),
     *,
+    choices: Choices | None = None,
     allow_imports: bool = False,
 ) -> Run:
     """Reads the run of a directory.
@@ -85,13 +91,16 @@ def read_run_directory(
       directory: a run directory with its config.
       bindings: override the config, as `files` do.
       files: gin files.
+      choices: see `read_run`.
       allow_imports: see `read_run`.
 
     Raises:
       InputError: if the config cannot be used.
     """
     config = str(directory / CONFIG_FILE)
-    run = read_run([config, *files], bindings, allow_imports=allow_imports)
+    run = read_run(
+        [config, *files], bindings, choices=choices, allow_imports=allow_imports
+    )
     # The directory may have been moved since the run wrote its config.
     return dataclasses.replace(run, directory=str(directory))
 

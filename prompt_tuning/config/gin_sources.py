@@ -151,6 +151,7 @@ class ConfigSources:
         # Values that each given file sets, such as those of Run.prompt.
         self._given: dict[str, dict[str, Any]] = {}
         self._bound: set[str] = set()
+        self._references = _References()
         self._words: set[str] = set()
         self._values: dict[str, Any] = {}
 
@@ -158,6 +159,11 @@ class ConfigSources:
     def words(self) -> frozenset[str]:
         """All words of the texts, among them every name that they refer to."""
         return frozenset(self._words)
+
+    @property
+    def macros(self) -> set[str]:
+        """Names of the macros that the texts use."""
+        return self._references.macros
 
     def check_file(self, name: str) -> None:
         """Reads and checks a file and all that it includes.
@@ -247,7 +253,7 @@ class ConfigSources:
 
     def _check_text(self, source: Any, outer: tuple[str, ...]) -> None:
         """Parses a file or a binding, and checks what it includes."""
-        parser = DataParser(source, _References(), allow_imports=self._allow_imports)
+        parser = DataParser(source, self._references, allow_imports=self._allow_imports)
         for statement in parser:
             if isinstance(statement, config_parser.BindingStatement):
                 self._add(statement)
@@ -295,7 +301,14 @@ class _Reference:
 
 
 class _References(config_parser.ParserDelegate):
-    """Keeps references and macros as they are written."""
+    """Keeps references and macros as they are written.
+
+    Attributes:
+      macros: names of the macros.
+    """
+
+    def __init__(self):
+        self.macros: set[str] = set()
 
     def configurable_reference(
         self, scoped_configurable_name: str, evaluate: bool
@@ -305,6 +318,7 @@ class _References(config_parser.ParserDelegate):
 
     def macro(self, macro_name: str) -> _Reference:
         """Returns a macro."""
+        self.macros.add(macro_name)
         return _Reference(f"%{macro_name}")
 
 

@@ -20,6 +20,7 @@ from gin import selector_map
 
 from prompt_tuning.config.configured import GIVEN_BY_THE_RUN, factory_signature
 from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.config.flat_choices import Choices, option_bindings
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
@@ -64,9 +65,20 @@ class GivenConfig:
 
     @classmethod
     def read(
-        cls, files: Sequence[str], bindings: Sequence[str], *, allow_imports: bool
+        cls,
+        files: Sequence[str],
+        bindings: Sequence[str],
+        *,
+        choices: Choices | None = None,
+        allow_imports: bool,
     ) -> "GivenConfig":
         """Reads the files and all that they include.
+
+        Args:
+          files: see the attributes.
+          bindings: see the attributes.
+          choices: options such as `{"steps": 10}`, which become bindings.
+          allow_imports: whether import statements are accepted.
 
         Raises:
           InputError: for a file that is missing or cannot be parsed, and for an import
@@ -78,6 +90,7 @@ class GivenConfig:
         for file in files:
             with explained(f"the config {shortened(file)}"):
                 sources.check_file(file)
+        bindings = [*option_bindings(choices or {}, sources.macros), *bindings]
         for binding in bindings:
             with explained(_option(binding)):
                 sources.check_binding(binding)

@@ -13,7 +13,9 @@ from typing import Any, cast
 from prompt_tuning.config.configured import Configured, parameter_names
 from prompt_tuning.config.gin_files import prompt_names, read_run
 from prompt_tuning.config.gin_text import gin_bindings
+from prompt_tuning.config.methods import ADAPTER_RATE, PROMPT_RATE, RATES
 from prompt_tuning.config.run import Run
+from prompt_tuning.config.values_in_use import check_used, unused_bindings
 from prompt_tuning.config.written_config import stand_in
 from prompt_tuning.core.errors import InputError, nearest
 from prompt_tuning.core.parameter_groups import ParameterGroup
@@ -22,8 +24,7 @@ from prompt_tuning.losses.function_objective import FunctionObjective, LossFunct
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 
 PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
-RECIPES = {"KeyValuePrefix": 0.02, "ProjectedKeyValuePrefix": 0.02, "IA3": 0.01}
-"""Learning rates of AdamW for methods that the defaults below do not suit."""
+ATTACHED = ("prompt", "decoder_prompt", "adapters", "groups")
 SET_BY_TUNE = ("model", "prompt", "adapters", "groups", "objective", "data")
 
 
@@ -41,11 +42,28 @@ class TuneRequest:
     replacements: Mapping[str, Any]
     written: Sequence[Path]
 
-    def read(self) -> Run:
-        """Builds the run through gin, so that its operative config is complete."""
+    def read(
+        self,
+        bindings: Sequence[str] = (),
+        *,
+        allow_imports: bool = False,
+        allow_unused: bool = False,
+    ) -> Run:
+        """Builds the run through gin, so that its operative config is complete.
+
+        Args:
+          bindings: further bindings, which override the settings.
+          allow_imports: see `read_run`.
+          allow_unused: whether further bindings may set values that are not used.
+        """
         run = read_run(
-            [], gin_bindings(self.settings, prompt_names()), allow_unused=True
+            [],
+            [*gin_bindings(self.settings, prompt_names()), *bindings],
+            allow_imports=allow_imports,
+            allow_unused=True,
         )
+        if not allow_unused:
+            check_used(unused_bindings(bindings))
         return dataclasses.replace(run, **self.replacements)
 
 
@@ -81,13 +99,15 @@ def tune_request(
     replacements: dict[str, Any] = {}
     fields: dict[str, Any] = {"directory": str(directory), "model": model}
     fields |= attachments(methods) | of_run
-    if not any(fields.get(name) for name in ("prompt", "adapters", "groups")):
+    if not any(fields.get(name) for name in ATTACHED):
         raise InputError(
             "no method was given: expected a prompt or adapter such as "
             "SoftPrompt(length=20) or LoRA(rank=8), or groups=[ParameterGroup(...)]"
         )
     if "groups" not in fields:
-        fields["groups"] = _groups(methods, learning_rate, optimizer, replacements)
+        decoder = of_run.get("decoder_prompt")
+        trained = [*methods, *([decoder] if isinstance(decoder, Configured) else [])]
+        fields["groups"] = _groups(trained, learning_rate, optimizer, replacements)
     elif learning_rate is not None or optimizer is not None:
         raise InputError("give learning_rate and optimizer, or groups, not both")
     if objective is not None:
@@ -181,7 +201,7 @@ def _groups(
         return [_given_group(list(kinds), optimizer, replacements)]
     groups = []
     for regex, members in kinds.items():
-        chosen = optimizer or _recipe(members[0])
+        chosen = optimizer or recipe_of(members[0])
         if learning_rate is not None:
             chosen = chosen.replace(learning_rate=learning_rate)
         groups.append(
@@ -201,12 +221,11 @@ def _given_group(
     )
 
 
-def _recipe(method: Configured) -> Configured:
-    """Chooses the optimizer of a method: what its shipped config uses."""
-    if method.name in RECIPES or _is_adapter(method):
-        rate = RECIPES.get(method.name, 1e-3)
-        return Configured("adamw", {"learning_rate": rate})
-    return Configured("adafactor", {"learning_rate": 0.3})
+def recipe_of(method: Configured) -> Configured:
+    """Returns the optimizer of a method: the one that its shipped config uses."""
+    default = ADAPTER_RATE if _is_adapter(method) else PROMPT_RATE
+    optimizer, rate = RATES.get(method.name, default)
+    return Configured(optimizer, {"learning_rate": rate})
 
 
 def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:

@@ -1,0 +1,87 @@
+"""Messages about options that a command does not have, with the nearest that it has."""
+
+import argparse
+import difflib
+import shlex
+from collections.abc import Sequence
+
+from prompt_tuning.core.errors import shortened
+from prompt_tuning.core.flat_options import TABLE
+
+GIN_PREFIX = "--gin."
+SYNONYMS = {
+    "lr": "learning_rate",
+    "output_dir": "out",
+    "output": "out",
+    "dev": "eval",
+    "epochs": "steps",
+    "model_name_or_path": "model",
+    "lora_r": "rank",
+    "num_virtual_tokens": "prompt_length",
+    "max_train_samples": "max_examples",
+} | {option.macro.lower(): option.name for option in TABLE if option.macro}
+"""Names of options in other programs and in configs."""
+
+
+def find_subparser(
+    parser: argparse.ArgumentParser, command: str
+) -> argparse.ArgumentParser:
+    """Returns the parser of a command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return action.choices[command]
+    raise LookupError(command)
+
+
+def describe_unknown(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Describes arguments that a command does not have.
+
+    Args:
+      unknown: the arguments.
+      parser: parser of the command.
+    """
+    flags = [argument for argument in unknown if argument.startswith("-")]
+    if not flags:
+        return f"unrecognized arguments: {shlex.join(unknown)}"
+    flag, equals, value = flags[0].partition("=")
+    if not equals:
+        value = next(iter(unknown[unknown.index(flags[0]) + 1 :]), "VALUE")
+    if flag.startswith(GIN_PREFIX):
+        return _describe_binding(flag, value, parser)
+    near = _nearest(flag, parser)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"unrecognized arguments: {shortened(shlex.join(unknown))}{hint}"
+
+
+def _describe_binding(flag: str, value: str, parser: argparse.ArgumentParser) -> str:
+    """Explains how to write a binding that has no `=`."""
+    name = flag.removeprefix(GIN_PREFIX)
+    ways = [f"{flag}={shlex.quote(_literal(value))}"]
+    for option in TABLE:
+        if name in (option.macro, option.setting) and _has(parser, option.flag):
+            ways.append(f"{option.flag} {shlex.quote(value)}")
+    return f"{shortened(flag)} has no '=': write {' or '.join(ways)}"
+
+
+def _literal(value: str) -> str:
+    """Writes a value as a config does: texts in quotes."""
+    plain = value in ("None", "True", "False", "VALUE") or value[:1] in "@%[({'\""
+    try:
+        float(value)
+    except ValueError:
+        return value if plain else f'"{value}"'
+    return value
+
+
+def _has(parser: argparse.ArgumentParser, flag: str) -> bool:
+    return flag in parser._option_string_actions
+
+
+def _nearest(flag: str, parser: argparse.ArgumentParser) -> list[str]:
+    """Returns the options that a flag may have been meant as."""
+    name = flag.lstrip("-").lower().replace("-", "_")
+    for candidate in (name, SYNONYMS.get(name, "")):
+        if _has(parser, f"--{candidate}"):
+            return [f"--{candidate}"]
+    known = [option for option in parser._option_string_actions if option[:2] == "--"]
+    return difflib.get_close_matches(f"--{name[:100]}", known, n=3)

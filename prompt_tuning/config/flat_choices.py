@@ -1,0 +1,200 @@
+"""Checks the options of the flat command line, before anything heavy is imported."""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from prompt_tuning.config.methods import DEFAULT, METHODS, find_method
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.flat_options import METHOD, OPTIONS, TABLE
+
+Choices = Mapping[str, Any]
+"""Values of the options that were given, by name."""
+
+_FILE_OF = {"method": "prompts/ or adapters/", "loss": "losses/"}
+START = """\
+nothing to train was given. Name a model and data:
+  prompt-tuning train --model PATH --train train.jsonl --eval dev.jsonl --out runs/first
+or a config (`prompt-tuning configs` lists them), or a run to continue:
+  prompt-tuning train --gin_file runs/first_prompt.gin --gin.MODEL='"PATH"' ...
+  prompt-tuning train --run runs/first"""
+NO_MODEL = (
+    "neither a run nor a model was given: give a finished run, --run runs/first; or a "
+    "model and what was trained for it, --model PATH --prompt PATH; or a config, "
+    "--gin_file FILE"
+)
+
+
+def check_training(choices: Choices) -> None:
+    """Checks the options of a run that is configured by them alone.
+
+    Raises:
+      InputError: if an option is missing, or has no effect.
+    """
+    if not choices:
+        raise InputError(START)
+    for name in ("model", "train"):
+        if name not in choices:
+            option = OPTIONS[name]
+            raise InputError(f"{option.flag} is missing: {option.help}")
+    name = choices.get("method", DEFAULT)
+    method = find_method(name)
+    used = {given.option for given in method.options()}
+    for option in TABLE:
+        given = option.group == METHOD and option.name != "method"
+        if given and option.name in choices and option.name not in used:
+            users = [n for n, m in METHODS.items() if _uses(m, option.name)]
+            raise InputError(
+                f"{option.flag} has no effect on --method {name}; it is an option of "
+                f"{', '.join(users)}"
+            )
+    method.fill(choices)
+    _check_loss(choices)
+    if "eval" not in choices:
+        _refuse(
+            {
+                "eval_every": "there is no --eval",
+                "exact_match": "there is no --eval",
+                **_unused_labels(choices),
+            },
+            choices,
+        )
+
+
+def _unused_labels(choices: Choices) -> dict[str, str]:
+    used = choices.get("loss", "").startswith("class_")
+    used |= choices.get("method") == "class_labels"
+    return {} if used else {"labels": "there is no --eval"}
+
+
+def check_frozen(choices: Choices) -> None:
+    """Checks the options of a frozen model without a config.
+
+    Raises:
+      InputError: if there is no model.
+    """
+    if "model" not in choices:
+        raise InputError(NO_MODEL)
+
+
+def _uses(method: Any, option: str) -> bool:
+    return any(given.option == option for given in method.options())
+
+
+def _check_loss(choices: Choices) -> None:
+    loss = choices.get("loss", "")
+    if loss.startswith("class_") and "labels" not in choices:
+        raise InputError(f"--loss {loss} needs --labels: {OPTIONS['labels'].help}")
+    if loss == "context_distillation" and "context" not in choices:
+        raise InputError(f"--loss {loss} needs --context: {OPTIONS['context'].help}")
+    if loss != "context_distillation":
+        reason = "only --loss context_distillation reads it"
+        _refuse({"context": reason}, choices)
+
+
+def _refuse(reasons: Mapping[str, str], choices: Choices) -> None:
+    for name, reason in reasons.items():
+        if name in choices:
+            raise InputError(f"{OPTIONS[name].flag} has no effect: {reason}")
+
+
+def default_directory(choices: Choices) -> str:
+    """Returns the run directory of a run without `--out`: its model and its method."""
+    model = PurePath(choices["model"]).name.rpartition(":")[2]
+    plain = re.sub(r"[^\w.+-]+", "-", model).strip(".-") or "model"
+    return f"runs/{plain}-{choices.get('method', DEFAULT)}"
+
+
+def choices_in(
+    bindings: Sequence[str], *, macros: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Separates bindings that name an option, such as `learning_rate = 0.1`.
+
+    Args:
+      bindings: bindings as gin reads them.
+      macros: whether macros of the shipped configs, such as `LEARNING_RATE`, name
+        options too.
+
+    Returns:
+      the values by option, and the other bindings.
+    """
+    names = {name: name for name in OPTIONS}
+    if macros:
+        names |= {option.macro: option.name for option in TABLE if option.macro}
+    choices, others = {}, []
+    for binding in bindings:
+        left, _, value = binding.partition("=")
+        if left.strip() in names:
+            name = names[left.strip()]
+            choices[name] = _as_option(name, _value(value.strip()))
+        else:
+            others.append(binding)
+    return choices, others
+
+
+def _value(text: str) -> Any:
+    """Returns a literal, and any other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _as_option(name: str, value: Any) -> Any:
+    """Returns a value as the option would have it: one file is a list of files."""
+    return [value] if OPTIONS[name].kind is list and isinstance(value, str) else value
+
+
+def option_bindings(choices: Choices, macros: frozenset[str] | set[str]) -> list[str]:
+    """Writes options as bindings of the config of `--gin_file` or `--run`.
+
+    An option sets the macro of its name, or else its parameter.
+
+    Args:
+      choices: the options.
+      macros: macros that the config uses.
+
+    Raises:
+      InputError: for an option that a config needs another way for.
+    """
+    bindings = []
+    for name, value in choices.items():
+        option = OPTIONS[name]
+        if option.macro in macros:
+            bindings.append(f"{option.macro} = {value!r}")
+        elif name == "eval":
+            bindings += [
+                "Run.evaluation = @Evaluation()",
+                "Evaluation.data = @evaluation/DataSource()",
+                f"{option.setting} = {value!r}",
+            ]
+        elif option.setting:
+            bindings.append(f"{option.setting} = {value!r}")
+        else:
+            raise InputError(_without_option(name, value))
+    return bindings
+
+
+def _without_option(name: str, value: Any) -> str:
+    """Explains what to type instead of an option that a config does not have."""
+    option = OPTIONS[name]
+    if name in _FILE_OF:
+        file = METHODS[value].config if value in METHODS else f"losses/{value}.gin"
+        return (
+            f"{option.flag} {value} is for runs without a config: give the config's "
+            f"file after the others, --gin_file {file}"
+        )
+    ways = {
+        "learning_rate": f"--gin.adamw.learning_rate={value}",
+        "optimizer": f"--gin.ParameterGroup.optimizer='@{value}()'",
+        "schedule": "--gin.adamw.learning_rate='@warmup_linear_decay()'",
+        "prompt_length": f"--gin.SoftPrompt.length={value}",
+    }
+    way = ways.get(name)
+    missing = f"{option.flag} sets the macro {option.macro}, which the config has not"
+    if not option.macro:
+        missing = f"{option.flag} is for runs without a config"
+    hint = f", such as {way}" if way else ""
+    return f"{missing}: set the parameter of the config by --gin.NAME=value{hint}"

@@ -1,0 +1,146 @@
+"""Commands whose options configure a run, as a user types them."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.config.methods import METHODS
+from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.core.flat_options import GROUPS, TABLE
+from prompt_tuning.training.metrics_log import METRICS_FILE
+from tests.support.small_runs import write_pairs
+
+PAIRS = [("ab=", "AB"), ("cd=", "CD"), ("ef=", "EF"), ("gh=", "GH")]
+START = "--model PATH --train train.jsonl"
+
+
+@pytest.fixture
+def words(files, tmp_path, monkeypatch) -> list[str]:
+    """The model and the data of a run below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path / "train data.jsonl", PAIRS)
+    write_pairs(tmp_path / "dev.jsonl", PAIRS[:2])
+    model = str(files.decoder)
+    return ["--model", model, "--train", "train data.jsonl", "--eval", "dev.jsonl"]
+
+
+def refused(capsys, *words: object) -> str:
+    """Returns the message of a command that fails with code 2."""
+    capsys.readouterr()
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_without_a_config_is_trained_continued_and_used(words, tmp_path, capsys):
+    options = ["--method", "lora", "--rank", "2", "--steps", "2", "--batch_size", "4"]
+    options += ["--labels", "AB", "CD", "--learning_rate", "1e-3", "--out", "runs/x"]
+    assert main(["train", *words, *options]) == 0
+    run = tmp_path / "runs/x"
+    config = (run / CONFIG_FILE).read_text()
+    assert "LoRA.rank = 2" in config and "adamw.learning_rate = 0.001" in config
+    assert "label_accuracy" in (run / METRICS_FILE).read_text()
+    capsys.readouterr()
+    assert main(["train", "--run", "runs/x"]) == 0
+    assert "all 2 steps are already done" in capsys.readouterr().out
+    other = ["--eval", "train data.jsonl", "--exact_match"]
+    assert main(["evaluate", "--run", "runs/x", *other]) == 0
+    assert "4 examples" in capsys.readouterr().out
+    model = words[1]
+    use = ["--model", model, "--prompt", "runs/x"]
+    assert main(["generate", *use, "ab=", "--new_tokens", "2"]) == 0
+    assert main(["evaluate", *use, "--eval", "dev.jsonl", "--baseline"]) == 0
+    message = refused(capsys, "train", *words, *options, "--seed", 3)
+    assert "belongs to a run with another config" in message
+    message = refused(capsys, "train", "--run", "runs/x", "--out", "runs/y")
+    assert "--gin_file runs/x/config.gin --out DIRECTORY" in message
+
+
+def test_options_and_their_macros_vary_in_a_sweep(words, capsys):
+    vary = ["--vary", "LEARNING_RATE=0.1,0.3", "--vary", "seed=0,1", "--out", "sweep"]
+    assert main(["sweep", *words, "--steps", "2", "--print_config", *vary]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("# Member ") == 4
+    assert printed.count("adafactor.learning_rate = 0.1") == 2
+    assert printed.count("Run.seed = 1") == 2
+    message = refused(capsys, "sweep", *words, "--vary", "PROMT_LENGTH=1,2")
+    assert "PROMPT_LENGTH" in message
+
+
+def test_every_option_is_in_help_with_its_group_and_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    printed = capsys.readouterr().out
+    whole = " ".join(printed.split())
+    assert all(f"\n{group}:" in printed for group in GROUPS)
+    assert all(f"\n  {name} " in printed for name in METHODS)
+    for option in TABLE:
+        assert f"\n  {option.flag}" in printed
+        if isinstance(option.default, int) and not isinstance(option.default, bool):
+            assert f"(default: {option.default})" in whole
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from prompt_tuning.cli.main import main\n"
+        "try: main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('jax', 'numpy', 'gin', 'rich') if m in sys.modules])"
+    )
+    started = time.process_time()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("[]\n") and time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["train"], START),
+        (["generate", "hello"], "--run runs/first"),
+        (["evaluate"], "--run runs/first"),
+        (["memory"], START),
+        (["train", "--model", "x"], "--train is missing"),
+        (["train", "--modle", "x"], "did you mean --model"),
+        (["train", "--lr", "1"], "did you mean --learning_rate?"),
+        (["train", "--BATCH_SIZE", "1"], "did you mean --batch_size?"),
+        (["generate", "--tempreature", "1"], "did you mean --temperature?"),
+        (["train", "--gin.MODEL", "a b"], "--gin.MODEL='\"a b\"' or --model 'a b'"),
+        (["train", "--gin.STEPS", "5"], "--gin.STEPS=5 or --steps 5"),
+    ],
+)
+def test_a_mistake_names_the_option_to_type(typed, expected, capsys):
+    assert expected in refused(capsys, *typed)
+
+
+def test_an_unknown_option_shows_the_usage_of_its_command(capsys):
+    assert "prompt-tuning train --model PATH" in refused(capsys, "train", "--foo")
+    assert "prompt-tuning generate --run" in refused(capsys, "generate", "--foo")
+
+
+def test_a_missing_option_is_refused_before_jax_is_imported():
+    code = (
+        "import sys; from prompt_tuning.cli.main import main\n"
+        "main(['train', '--model', 'x']), main(['generate', 'x'])\n"
+        "print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_config_takes_options_too(words, tmp_path, capsys):
+    options = ["--gin_file", "runs/first_prompt.gin", "--steps", "12", "--print_config"]
+    assert main(["train", *words, *options, "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "STEPS = 12" in printed and "'train data.jsonl'" in printed
+    assert not Path(tmp_path / "run").exists()
+    message = refused(capsys, "train", *words, *options, "--method", "lora")
+    assert "--gin_file adapters/lora.gin" in message
