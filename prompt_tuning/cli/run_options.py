@@ -84,7 +84,8 @@ def _help(option: FlatOption) -> str:
 
 def given_choices(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the values of the options that were given, by name."""
-    values = {name: getattr(options, name) for name in options.run_options}
+    names = getattr(options, "run_options", ())
+    values = {name: getattr(options, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from prompt_tuning.config.methods import DEFAULT, METHODS, find_method
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.flat_options import METHOD, OPTIONS, TABLE
 
 Choices = Mapping[str, Any]
@@ -119,6 +119,9 @@ def choices_in(
 
     Returns:
       the values by option, and the other bindings.
+
+    Raises:
+      InputError: if macros name options, and a name is neither.
     """
     names = {name: name for name in OPTIONS}
     if macros:
@@ -129,6 +132,11 @@ def choices_in(
         if left.strip() in names:
             name = names[left.strip()]
             choices[name] = _as_option(name, _value(value.strip()))
+        elif macros and "." not in left:
+            name = left.strip()
+            raise InputError(
+                f"there is no setting {shortened(name)}{did_you_mean(name, names)}"
+            )
         else:
             others.append(binding)
     return choices, others

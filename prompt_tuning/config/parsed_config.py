@@ -24,7 +24,7 @@ from prompt_tuning.config.flat_choices import Choices, option_bindings
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
-from prompt_tuning.core.errors import InputError, shortened, shown
+from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 
 MODULE = "prompt_tuning"
 """Module of the factories in gin's operative config."""
@@ -175,8 +175,7 @@ def _check_macros(bindings: Sequence[str]) -> None:
         name = binding.partition("=")[0].strip()
         if re.fullmatch(r"\w+", name) and name not in used:
             raise InputError(
-                f"--gin.{shortened(name)} is used by nothing in the config"
-                f"{_nearest(name, used)}"
+                f"no setting {shortened(name)} in this config{did_you_mean(name, used)}"
             )
 
 

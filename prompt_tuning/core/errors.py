@@ -76,6 +76,20 @@ def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [shortened(line) for line in lines[:MAXIMUM_LINES]]
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Ends a message about an unknown name with a question, or with all known names.
+
+    A name is near if it has most letters in common with one, or begins like it.
+    """
+    names = sorted(known)
+    short = name[:MAXIMUM_SHOWN]
+    near = difflib.get_close_matches(short, names, n=3)
+    near = near or difflib.get_close_matches(short, names, n=3, cutoff=0.45)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; expected {' or '.join(names)}" if names else ""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Ends a message about an unknown name with the known names nearest to it."""
     names = list(known)

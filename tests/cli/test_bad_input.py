@@ -440,7 +440,7 @@ def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> lis
 
 def test_values_of_the_wrong_type(tmp_path):
     cases = [
-        ("STPES=3", ("--gin.STPES is used by nothing", "STEPS")),
+        ("STPES=3", ("no setting STPES in this config; did you mean", "STEPS")),
         ("Run.keep_best=('loss', 'lowest')", ("Run.keep_best", "'min' or 'max'")),
         ("Run.groups=@ParameterGroup()", ("Run.groups is not a list",)),
         ("Run.model=@Pretrained", ("Run.model", "expected @Pretrained()")),

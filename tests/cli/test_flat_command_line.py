@@ -41,7 +41,17 @@ def refused(capsys, *words: object) -> str:
 
 def test_a_run_without_a_config_is_trained_continued_and_used(words, tmp_path, capsys):
     options = ["--method", "lora", "--rank", "2", "--steps", "2", "--batch_size", "4"]
-    options += ["--labels", "AB", "CD", "--learning_rate", "1e-3", "--out", "runs/x"]
+    options += [
+        "--labels",
+        "AB",
+        "CD",
+        "EF",
+        "GH",
+        "--learning_rate",
+        "1e-3",
+        "--out",
+        "runs/x",
+    ]
     assert main(["train", *words, *options]) == 0
     run = tmp_path / "runs/x"
     config = (run / CONFIG_FILE).read_text()
@@ -71,7 +81,10 @@ def test_options_and_their_macros_vary_in_a_sweep(words, capsys):
     assert printed.count("adafactor.learning_rate = 0.1") == 2
     assert printed.count("Run.seed = 1") == 2
     message = refused(capsys, "sweep", *words, "--vary", "PROMT_LENGTH=1,2")
-    assert "PROMPT_LENGTH" in message
+    assert "no setting PROMT_LENGTH; did you mean PROMPT_LENGTH" in message
+    config = ["--gin_file", "runs/first_prompt.gin"]
+    message = refused(capsys, "sweep", *words, *config, "--vary", "PROMT=1,2")
+    assert "no setting PROMT in this config; did you mean PROMPT_LENGTH" in message
 
 
 def test_every_option_is_in_help_with_its_group_and_default(capsys):

@@ -145,7 +145,7 @@ def test_a_parameter_that_no_member_uses(refused):
 
 
 def test_an_unused_name(refused):
-    assert "PROMPT_LENGHT is used by nothing" in refused("PROMPT_LENGHT=2,3")
+    assert "no setting PROMPT_LENGHT in this config" in refused("PROMPT_LENGHT=2,3")
 
 
 def test_rows_that_fit_only_with_the_shorter_prompt(refused):

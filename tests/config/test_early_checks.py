@@ -39,7 +39,7 @@ def test_a_correct_config_passes(bindings):
     [
         ("SoftPrompt.lenght = 3", "expected length"),
         ("SoftPromt.length = 3", "expected SoftPrompt"),
-        ("STEP = 3", "expected STEPS"),
+        ("STEP = 3", "did you mean STEPS"),
         ("Run.steps = '3'", "Run.steps is '3', a str; expected int"),
         ("STEPS = '3'", "Run.steps is '3', a str; expected int"),
         ("adafactor.learning_rate = 'x'", "is 'x', a str; expected a number"),

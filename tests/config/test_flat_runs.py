@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,8 @@ def flat_config(**choices) -> str:
 
 def python_config(method, **settings) -> str:
     """Returns the config of `pt.tune` with some arguments."""
-    named = dict.fromkeys(("learning_rate", "optimizer", "objective", "evaluation"))
-    named |= {"evaluation": "b.jsonl", "settings": {"steps": 1000}}
+    named: dict[str, Any] = {"learning_rate": None, "optimizer": None}
+    named |= {"objective": None, "evaluation": "b.jsonl", "settings": {"steps": 1000}}
     request = tune_request(
         pt.Pretrained(checkpoint=MODEL),
         [method],
@@ -115,8 +116,7 @@ def without_defaults(values: dict[str, str]) -> dict[str, str]:
         factory, _, parameter = name.partition(".")
         parameters = factory_signature(factory_named(factory)).parameters
         default = parameters[parameter].default
-        default = list(default) if isinstance(default, tuple) else default
-        if repr(default) != value:
+        if repr(default).strip("()[],") != value.strip("()[],"):
             chosen[name] = value
     return chosen
 
