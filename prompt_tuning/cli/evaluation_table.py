@@ -90,6 +90,8 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
     parts = [f"{len(evaluator):,} examples", f"95 % of {resamples:,} bootstrap draws"]
     if evaluator.skipped:
         parts.append(f"{evaluator.skipped:,} left out because they are too long")
+    if evaluator.truncated:
+        parts.append(f"{evaluator.truncated:,} truncated because they are too long")
     if evaluator.uncounted:
         parts.append(
             f"{evaluator.uncounted:,} first tokens not counted in any column, because "

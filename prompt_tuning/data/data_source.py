@@ -7,6 +7,7 @@ from typing import Literal
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.data.examples.truncation import TooLong
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.data_files import contains_text, list_files
 from prompt_tuning.data.rows.line_formats import FormatChoice, LineFormat, format_of
@@ -89,8 +90,10 @@ class DataSource:
         None for the size of the tokenizer's vocabulary.
       add_eos: whether the end-of-sequence token is appended to each completion and
         learned.
-      on_too_long: "error" to reject examples that exceed the model's positions, or
-        "skip" to leave them out and count them.
+      on_too_long: "error" to reject examples that exceed the model's positions; "skip"
+        to leave them out and count them; "truncate" or "truncate_left" to remove their
+        beginning, so that a completion keeps its end; "truncate_right" to remove their
+        end. See `Truncation`.
       maximum_examples: number of examples to use, from the first; None for all.
     """
 
@@ -122,7 +125,7 @@ class DataSource:
     task_token: str | None = None
     sentinel_vocabulary_size: int | None = None
     add_eos: bool = True
-    on_too_long: Literal["error", "skip"] = "error"
+    on_too_long: TooLong = "error"
     maximum_examples: int | None = None
 
     def __post_init__(self):

@@ -54,6 +54,8 @@ class AlignedExamples(Examples):
             table.skipped,
             has_prompt_ids=table.has_prompt_ids,
             columns=table.columns,
+            truncation=table.truncation,
+            truncated=table.truncated,
         )
         self.other = other
         self.uncounted = int(table.weight_counts.sum() - other.weight_counts.sum())

@@ -69,6 +69,12 @@ def read_categories(
     if _reads_text(evaluation):
         return _read_line_categories(evaluation, examples, key)
     column, parts = _Column(evaluation.data.paths, key), []
+    if examples.truncated and not separate and not column.by_row:
+        raise InputError(
+            f"Evaluation.category_key is {key!r}, which has a category for each token, "
+            f"and {examples.truncated} rows are truncated: set DataSource.on_too_long "
+            "to 'skip'"
+        )
     for index in range(len(examples)):
         numbers = column.read(*examples.locate(index))
         weights = examples[index].weights

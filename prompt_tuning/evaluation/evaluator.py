@@ -121,6 +121,11 @@ class Evaluator:
         return self._examples.skipped
 
     @property
+    def truncated(self) -> int:
+        """Number of held-out rows that are cut because they are too long."""
+        return self._examples.truncated
+
+    @property
     def uncounted(self) -> int:
         """Number of tokens left out so that another model can be compared."""
         return self._examples.uncounted
@@ -188,7 +193,7 @@ class Evaluator:
         model, examples = self._model, self._examples
         parts = [
             (
-                given_tokens(example, model),
+                self._with_room(given_tokens(example, model)),
                 completion_tokens(example, model),
                 example.prompt_id,
             )
@@ -201,11 +206,22 @@ class Evaluator:
             tasks if examples.has_prompt_ids else None,
         )
 
+    def _with_room(self, row: list[int]) -> list[int]:
+        """Cuts an input, if long ones are cut, so that every answer fits after it."""
+        truncation = self._examples.truncation
+        if truncation is None:
+            return row
+        answers = [0 if self._ranker is None else self._ranker.answer_length]
+        if self._evaluation.generates:
+            answers.append(self._evaluation.new_tokens)
+        room = truncation.maximum - max(answers)
+        return row if room < 1 else truncation.cut_prompt(row, room)
+
     def _gold_labels(self, ranker: LabelRanker) -> Int64[np.ndarray, "n"]:
         """Returns the index of each example's label."""
-        completions = self._rows[1]
+        encoded, labels = ranker.encoded, ranker.labels
         return np.array(
-            gold_label_indices(self._model, completions, ranker.encoded, ranker.labels)
+            gold_label_indices(self._model, self._examples, encoded, labels)
         )
 
     def _read_references(self) -> list[list[str]] | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
@@ -18,9 +18,13 @@ from prompt_tuning.data.examples.class_examples import (
 )
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.text.anchors import SPACE_MARKS
 from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.generation.engine import strip_end
-from prompt_tuning.generation.text_generation import check_prompt_ids
+from prompt_tuning.generation.text_generation import (
+    check_prompt_ids,
+    decode_continuations,
+)
 from prompt_tuning.models.scoring import row_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -145,11 +149,10 @@ def build_candidates(
         or an example with its longest label is too long.
     """
     encoded = encode_labels(model, data, labels)
-    expected = [completion_tokens(examples[i], model) for i in range(len(examples))]
     return ClassExamples(
         examples,
         add_end(encoded, model, data.add_eos),
-        gold_label_indices(model, expected, encoded, labels),
+        gold_label_indices(model, examples, encoded, labels),
         model.interface,
         skip_too_long=data.on_too_long == "skip",
     )
@@ -185,31 +188,66 @@ def encode_labels(
 
 def gold_label_indices(
     model: PromptedModel,
-    completions: Sequence[list[int]],
+    examples: Examples,
     encoded: Sequence[list[int]],
     labels: Sequence[str],
 ) -> list[int]:
-    """Finds the label that each completion is.
+    """Finds the label that the completion of each example is.
 
     Args:
       model: model whose tokenizer decodes completions for messages.
-      completions: token ids of the completions.
+      examples: examples whose completions are labels.
       encoded: token ids of the labels.
       labels: texts of the labels.
 
     Raises:
-      InputError: for the first completion that is not a label.
+      InputError: for the first completion that is not a label; the message gives its
+        file and line.
     """
     gold = []
-    for index, ids in enumerate(completions):
+    for index in range(len(examples)):
+        example = examples[index]
+        ids = completion_tokens(example, model)
         if ids not in encoded:
-            text = model.needed_tokenizer().decode(ids)
+            text = _completion_text(example, ids, model)
+            hint = space_hint(text, labels)
             raise InputError(
-                f"example {index} has the completion {text!r}, which is none of "
-                f"the labels {list(labels)}"
+                f"{examples.describe(index)}: the completion is {shown(text)}, which "
+                f"is none of the labels {shown(list(labels))}{hint}"
             )
         gold.append(encoded.index(ids))
     return gold
+
+
+def _completion_text(example: Example, ids: list[int], model: PromptedModel) -> str:
+    """Returns the text of a completion, with its leading space."""
+    given = given_tokens(example, model)
+    (text,) = decode_continuations(model, [given], [ids])
+    # A completion without a prompt is decoded without the space that it begins with.
+    begins_with_space = bool(ids) and (
+        model.needed_tokenizer().token(ids[0]).startswith(SPACE_MARKS)
+    )
+    separate = model.config.architecture == "encoder_decoder"
+    if begins_with_space and not separate and not text.startswith(" "):
+        return f" {text}"
+    return text
+
+
+def space_hint(text: str, labels: Sequence[str]) -> str:
+    """Returns the labels to set, if they differ from the data only in their spaces.
+
+    Args:
+      text: completion of an example.
+      labels: labels as they are set.
+    """
+    if text.strip() not in [label.strip() for label in labels]:
+        return ""
+    before = text[: len(text) - len(text.lstrip())]
+    wanted = ", ".join(f'"{before}{label.strip()}"' for label in labels)
+    return (
+        " (labels are compared with their leading space): set "
+        f"--gin.Evaluation.labels='[{wanted}]'"
+    )
 
 
 def given_tokens(example: Example, model: PromptedModel) -> list[int]:

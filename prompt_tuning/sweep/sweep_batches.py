@@ -42,6 +42,16 @@ def load_shared_examples(members: Sequence[RunPlan]) -> Examples | ClassExamples
     shortest, longest = by_length[0], by_length[-1]
     examples = longest.examples()
     if (
+        examples.truncated
+        and shortest.model.maximum_length != longest.model.maximum_length
+    ):
+        raise InputError(
+            f"with {longest.model.prompt_length} prompt vectors {examples.truncated} "
+            "rows are truncated to other lengths than with "
+            f"{shortest.model.prompt_length}, so the members would learn from "
+            "different tokens; shorten those rows, or sweep over one length"
+        )
+    if (
         examples.skipped
         and shortest.model.maximum_length != longest.model.maximum_length
     ):

@@ -153,7 +153,7 @@ def evaluate_ensemble(
         results["exact_match"] = _ensemble_result(chosen, answers, expected)
     if evaluation.labels:
         labels = encode_labels(single, evaluation.data, evaluation.labels)
-        gold = gold_label_indices(single, expected, labels, evaluation.labels)
+        gold = gold_label_indices(single, examples, labels, evaluation.labels)
         nats = _rank_with_prompts(model, parameters, evaluation, rows, labels)
         ranked = nats.argmin(2)
         voted = [VOTES[vote](ranked[:, row], nats[:, row]) for row in range(len(rows))]

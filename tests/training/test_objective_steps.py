@@ -287,7 +287,10 @@ def test_packing_is_refused_with_classes(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["yes", "nope"], "has the completion 'no', which is none of the labels"),
+        (
+            ["yes", "nope"],
+            "line 2: the completion is 'no', which is none of the",
+        ),
         (["yes", "no", "n" * 70], "the longest label 71: expected at most"),
     ],
 )

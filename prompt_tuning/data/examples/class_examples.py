@@ -9,6 +9,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.examples.truncation import Truncation
 from prompt_tuning.data.model_interface import ModelInterface
 
 
@@ -23,6 +24,7 @@ class ClassExamples:
       weights: weight of each example: the mean nonzero loss weight of its tokens, which
         is 1 unless the data contains weights; float32 `[E]`.
       skipped: number of examples left out because they are too long.
+      truncated: number of examples that are cut.
       has_prompt_ids: whether the data selects the prompt of each example.
       columns: names of the columns for an objective; always empty.
       has_classes: whether an example consists of a row for each class; always True.
@@ -61,16 +63,22 @@ class ClassExamples:
             strict=True,
         )
         self._prompt_lengths = np.array(lengths, np.int64)
+        self._truncation: Truncation | None = getattr(examples, "truncation", None)
+        self.truncated = getattr(examples, "truncated", 0)
+        if self._truncation is not None:
+            self._truncate_prompts(model.maximum_length)
         if model.architecture == "decoder_only" and not model.predicts_first_token:
             _check_prompts(self._prompt_lengths)
         fits = self._fits(model.maximum_length)
         if (not skip_too_long and not fits.all()) or not fits.any():
             first = int(np.argmin(fits))
             raise InputError(
-                f"example {first} has {lengths[first]} prompt tokens, and the longest "
-                f"label {self._longest}: expected at most {model.maximum_length} in a "
-                "row (the model's positions minus the prompt vectors), whichever the "
-                "label; shorten it, or set on_too_long='skip' to leave such rows out"
+                f"{_location(examples, first)}: {lengths[first]} prompt tokens, and "
+                f"the longest label {self._longest}: expected at most "
+                f"{model.maximum_length} in a row (the model's positions minus the "
+                "prompt vectors), whichever the label; to remove the beginning of such "
+                "rows, type --gin.DataSource.on_too_long='\"truncate\"', and to leave "
+                "them out --gin.DataSource.on_too_long='\"skip\"'"
             )
         self._numbers = np.flatnonzero(fits)
         self._prompt_lengths = self._prompt_lengths[fits]
@@ -86,6 +94,10 @@ class ClassExamples:
         """Returns the rows of one example, one for each label."""
         example = self._examples[int(self._numbers[number])]
         prompt = prompt_part(example, self._architecture).tolist()
+        if self._truncation is not None:
+            prompt = self._truncation.cut_prompt(
+                prompt, int(self._prompt_lengths[number])
+            )
         return [
             label_example(self._architecture, prompt, list(label), example.prompt_id)
             for label in self._labels
@@ -115,6 +127,18 @@ class ClassExamples:
         """Maximum number of targets of a row with nonzero loss weight."""
         return np.full(len(self), self._longest, np.int64)
 
+    def _truncate_prompts(self, maximum_length: int | None) -> None:
+        """Shortens the prompts, so that the longest label follows each."""
+        if maximum_length is None:
+            return
+        room = maximum_length
+        if self._architecture == "decoder_only":
+            room -= self._longest
+        self.truncated = max(
+            self.truncated, int(np.count_nonzero(self._prompt_lengths > room))
+        )
+        self._prompt_lengths = np.minimum(self._prompt_lengths, max(room, 0))
+
     @property
     def _longest(self) -> int:
         return max(len(label) for label in self._labels)
@@ -125,6 +149,13 @@ class ClassExamples:
         if self._architecture == "encoder_decoder":
             return np.maximum(self._prompt_lengths, self._longest) <= maximum_length
         return self._prompt_lengths + self._longest <= maximum_length
+
+
+def _location(examples: Examples | Sequence[Example], number: int) -> str:
+    """Returns the file and line of an example, or else its number."""
+    if isinstance(examples, Examples):
+        return examples.describe(number)
+    return f"example {number}"
 
 
 def _measure(example: Example, architecture: Architecture) -> tuple[int, float]:

@@ -1,7 +1,9 @@
 """Tables of examples: rows that are checked once, and read on demand."""
 
 import dataclasses
+import operator
 from collections.abc import Collection
+from typing import NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -13,6 +15,7 @@ from prompt_tuning.data.examples.row_readers import (
     RowReader,
     concatenate_indexes,
 )
+from prompt_tuning.data.examples.truncation import TooLong, Truncation
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
@@ -28,6 +31,8 @@ class Examples:
       skipped: number of examples left out because they are too long.
       has_prompt_ids: whether the data selects the prompt of each example.
       columns: names of the columns that the data provides for an objective.
+      truncation: cuts examples that are too long; None to leave all as they are.
+      truncated: number of examples that are cut.
       has_classes: whether an example consists of a row for each class; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
       uncounted: number of targets that are left out of a measurement because another
@@ -47,6 +52,8 @@ class Examples:
         *,
         has_prompt_ids: bool = False,
         columns: Collection[str] = (),
+        truncation: Truncation | None = None,
+        truncated: int = 0,
     ):
         self.rows = rows
         self.reader = reader
@@ -54,6 +61,8 @@ class Examples:
         self.skipped = skipped
         self.has_prompt_ids = has_prompt_ids
         self.columns = tuple(columns)
+        self.truncation = truncation
+        self.truncated = truncated
 
     def __len__(self) -> int:
         return len(self.index)
@@ -64,6 +73,8 @@ class Examples:
             raise IndexError(f"example {number} of {len(self)}")
         row, start, stop = self.locate(number)
         example = self.reader.example(*self.rows.read(row, slice(start, stop)))
+        if self.truncation is not None:
+            example = self.truncation(example)
         prompt_id = int(self.index.prompt_ids[number])
         return dataclasses.replace(example, prompt_id=prompt_id)
 
@@ -72,6 +83,10 @@ class Examples:
         columns = self.index.rows, self.index.starts, self.index.stops
         row, start, stop = (int(column[number]) for column in columns)
         return row, start, stop
+
+    def describe(self, number: int) -> str:
+        """Returns the location of an example, for messages."""
+        return self.rows.describe(self.locate(number)[0])
 
     @property
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
@@ -96,7 +111,8 @@ class Limits:
     Attributes:
       vocabulary_size: one more than the largest id allowed.
       maximum_length: maximum number of inputs, and of targets; None for no limit.
-      on_too_long: "error" to reject longer examples, "skip" to leave them out.
+      on_too_long: "error" to reject longer examples, "skip" to leave them out, or else
+        they are cut.
       maximum_examples: number of examples to use, from the first; None for all.
 
     Raises:
@@ -109,9 +125,10 @@ class Limits:
     maximum_examples: int | None = None
 
     def __post_init__(self):
-        if self.on_too_long not in ("error", "skip"):
+        if self.on_too_long not in get_args(TooLong):
             raise InputError(
-                f"on_too_long is {self.on_too_long!r}, expected 'error' or 'skip'"
+                f"on_too_long is {self.on_too_long!r}, expected one of "
+                f"{', '.join(map(repr, get_args(TooLong)))}"
             )
         for name in ("vocabulary_size", "maximum_length", "maximum_examples"):
             limit = getattr(self, name)
@@ -119,24 +136,45 @@ class Limits:
                 raise InputError(f"{name} is {limit}, expected 1 or more")
 
 
-def scan_rows(
-    rows: RowSource, reader: RowReader, limits: Limits, tasks: Tasks | None = None
-) -> tuple[ExampleIndex, int]:
-    """Checks rows in order until `maximum_examples` examples are found.
+class ScannedRows(NamedTuple):
+    """The examples of some rows.
 
-    Returns:
-      The index of the examples, and the number of those skipped as too long.
+    Attributes:
+      index: index of the examples.
+      skipped: number of examples that are left out because they are too long.
+      truncated: number of examples that are cut.
+    """
+
+    index: ExampleIndex
+    skipped: int
+    truncated: int
+
+
+def scan_rows(
+    rows: RowSource,
+    reader: RowReader,
+    limits: Limits,
+    tasks: Tasks | None = None,
+    truncation: Truncation | None = None,
+) -> ScannedRows:
+    """Checks rows in order until `maximum_examples` examples are found.
 
     Raises:
       InputError: at the first row that cannot be used, or if no example is left.
     """
     parts, count, skipped = [], 0, 0
+    is_cut: list[Bool[np.ndarray, E]] = []
     for block in rows.blocks():
         _check_ranges(block, limits.vocabulary_size, rows.describe)
         index = reader.scan(block, rows.describe)
         if tasks is not None:
             index = _set_tasks(index, block, tasks, rows.describe)
-        short = _short_enough(index, limits, rows.describe)
+        short = np.ones(len(index), bool)
+        is_cut.append(~_fits(index, limits))
+        if truncation is not None:
+            index = _truncate(index, block, reader, truncation, rows.describe)
+        else:
+            short = _short_enough(index, limits, rows.describe)
         parts.append(index.select(short))
         count += len(parts[-1])
         skipped += len(index) - len(parts[-1])
@@ -148,7 +186,48 @@ def scan_rows(
             f"{limits.maximum_length} tokens; no example is left"
         )
     selected = concatenate_indexes(parts).select(slice(limits.maximum_examples))
-    return selected, skipped
+    truncated = 0
+    if truncation is not None:
+        truncated = np.concatenate(is_cut)[: len(selected)].sum()
+    return ScannedRows(selected, skipped, int(truncated))
+
+
+def _truncate(
+    index: ExampleIndex,
+    block: RowBlock,
+    reader: RowReader,
+    truncation: Truncation,
+    describe_row: DescribeRow,
+) -> ExampleIndex:
+    """Returns the index with the sizes that examples have when they are cut.
+
+    Raises:
+      InputError: if one of them cannot be cut.
+    """
+    lengths = np.maximum(index.input_lengths, index.target_lengths)
+    columns = [index.input_lengths, index.target_lengths, index.weight_counts]
+    sizes = [column.copy() for column in columns]
+    for number in np.flatnonzero(lengths > truncation.maximum).tolist():
+        row = int(index.rows[number])
+        tokens = row - block.start, slice(index.starts[number], index.stops[number])
+        types = None if block.token_types is None else block.token_types[tokens]
+        example = reader.example(
+            block.input_ids[tokens].astype(np.int32),
+            None if types is None else types.astype(np.int32),
+            block.values.map(operator.itemgetter(tokens)),
+        )
+        try:
+            example = truncation(example)
+        except InputError as error:
+            raise InputError(f"{describe_row(row)}: {error}") from error
+        learned = int(np.count_nonzero(example.weights))
+        new = len(example.inputs), len(example.targets), learned
+        for size, value in zip(sizes, new, strict=True):
+            size[number] = value
+    inputs, targets, counts = sizes
+    return dataclasses.replace(
+        index, input_lengths=inputs, target_lengths=targets, weight_counts=counts
+    )
 
 
 def _set_tasks(
@@ -187,20 +266,27 @@ def _check_ranges(
             )
 
 
+def _fits(index: ExampleIndex, limits: Limits) -> Bool[np.ndarray, "E"]:
+    """Returns which examples fit the maximum length."""
+    if limits.maximum_length is None:
+        return np.ones(len(index), bool)
+    lengths = np.maximum(index.input_lengths, index.target_lengths)
+    return lengths <= limits.maximum_length
+
+
 def _short_enough(
     index: ExampleIndex, limits: Limits, describe_row: DescribeRow
 ) -> Bool[np.ndarray, "E"]:
     """Returns which examples fit the maximum length, or raises at the first longer."""
-    lengths = np.maximum(index.input_lengths, index.target_lengths)
-    if limits.maximum_length is None:
-        return np.ones(len(index), bool)
-    short = lengths <= limits.maximum_length
+    short = _fits(index, limits)
     if limits.on_too_long == "error" and not short.all():
         first = int(np.argmin(short))
+        length = max(index.input_lengths[first], index.target_lengths[first])
         raise InputError(
-            f"{describe_row(int(index.rows[first]))}: {lengths[first]} tokens, "
-            f"expected at most {limits.maximum_length} (the model's positions minus "
-            'the prompt vectors); shorten it, or set on_too_long="skip" to leave such '
-            "rows out"
+            f"{describe_row(int(index.rows[first]))}: {length} tokens, expected at "
+            f"most {limits.maximum_length} (the model's positions minus the prompt "
+            "vectors); to remove the beginning of such rows, type "
+            "--gin.DataSource.on_too_long='\"truncate\"', and to leave them out "
+            "--gin.DataSource.on_too_long='\"skip\"'"
         )
     return short

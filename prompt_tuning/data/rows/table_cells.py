@@ -35,13 +35,20 @@ def check_encoding(path: Path) -> None:
 
 
 def read_record(
-    descriptor: int, span: RecordSpan, location: str, maximum: int = MAXIMUM_RECORD
+    descriptor: int, span: RecordSpan, location: str, maximum: int | None = None
 ) -> bytes:
     """Reads the bytes of a record from an open file.
+
+    Args:
+      descriptor: descriptor of the file.
+      span: position of the record.
+      location: file and line, for messages.
+      maximum: maximum number of bytes; None for `MAXIMUM_RECORD`.
 
     Raises:
       InputError: if the record is too long.
     """
+    maximum = MAXIMUM_RECORD if maximum is None else maximum
     if span.size > maximum:
         raise InputError(
             f"{location}: found a record of {span.size:,} bytes, expected one record "

@@ -267,7 +267,10 @@ def test_files_of_two_kinds_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"on_too_long": "cut"}, "on_too_long is 'cut', expected 'error' or 'skip'"),
+        (
+            {"on_too_long": "cut"},
+            "on_too_long is 'cut', expected one of 'error'",
+        ),
         ({"maximum_examples": 0}, "maximum_examples is 0, expected 1 or more"),
         ({"maximum_length": 0}, "maximum_length is 0, expected 1 or more"),
     ],

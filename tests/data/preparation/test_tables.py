@@ -4,23 +4,23 @@ import csv
 import io
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation import record_spans
-from prompt_tuning.data.preparation.input_files import (
-    InputFile,
-    find_input_files,
-    parse_row,
-)
+from prompt_tuning.data.preparation.input_files import find_input_files
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
+from prompt_tuning.data.rows import record_spans
+from prompt_tuning.data.rows.table_cells import parse_cells
 from tests.support.exhaustive import sample
 from tests.support.prepared_files import texts
 from tests.support.small_tokenizer import EOS
+
+
+def cells(content: bytes, location: str, delimiter: str = ",") -> list[str]:
+    return parse_cells(content, delimiter, True, location, "")
 
 
 def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
@@ -33,7 +33,7 @@ def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
     index = RecordIndex(tmp_path / "index")
     whole = table.read_bytes()
     return [
-        parse_row(file, whole[start : start + size], f"line {line}")
+        cells(whole[start : start + size], f"line {line}", file.delimiter)
         for _, start, size, line in index.read(np.arange(len(index))).tolist()
     ]
 
@@ -84,10 +84,9 @@ def test_rows_equal_the_csv_modules(tmp_path, suffix, delimiter):
 
 
 def test_a_record_of_two_rows_is_refused():
-    file = InputFile(Path("a.csv"), ("a", "b"))
     with pytest.raises(InputError, match="line 2: found more than one row"):
-        parse_row(file, b"a,b\rc,d\n", "line 2")
-    assert parse_row(file, b'a,"b\rc"\r\n', "line 2") == ["a", "b\rc"]
+        cells(b"a,b\rc,d\n", "line 2")
+    assert cells(b'a,"b\rc"\r\n', "line 2") == ["a", "b\rc"]
 
 
 def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):

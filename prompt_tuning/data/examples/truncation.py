@@ -1,0 +1,117 @@
+"""Examples cut to the maximum length of a model."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.examples.row_readers import Example
+
+TooLong = Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
+"""What becomes of an example that is too long; "truncate" is "truncate_left"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """Removes tokens from the beginning or the end of examples.
+
+    BOS, a text inserted after it, prompt vectors of a template, and the EOS that ends
+    the texts of an encoder-decoder are never removed.
+
+    Attributes:
+      maximum: maximum number of inputs, and of targets.
+      from_left: whether the beginning is removed, so that a completion keeps its end,
+        or else the end.
+      same_tokens: see `RowReader`.
+      predicts_first_token: see `DecoderOnlyRowReader`.
+      bos_id: id of BOS, or None.
+      inserted: number of tokens of a text that is inserted after BOS.
+      first_soft_id: first of the ids that represent prompt vectors; None if every id is
+        a token.
+    """
+
+    maximum: int
+    from_left: bool
+    same_tokens: bool
+    predicts_first_token: bool
+    bos_id: int | None
+    inserted: int = 0
+    first_soft_id: int | None = None
+
+    def __call__(self, example: Example) -> Example:
+        """Returns an example with at most `maximum` inputs and targets.
+
+        Raises:
+          InputError: if the tokens that are never removed are more, or no learned token
+            is left.
+        """
+        longest = max(len(example.inputs), len(example.targets))
+        if longest <= self.maximum:
+            return example
+        fixed = self._fixed(example.inputs, has_prompt=example.prefix_length > 0)
+        targets = inputs = self._positions(fixed, self.maximum)
+        if not self.same_tokens:
+            targets = self._positions(_last(len(example.targets)), self.maximum)
+        weights = example.weights[targets]
+        if self.same_tokens and not self.predicts_first_token:
+            weights[0] = 0
+        if not np.any(weights):
+            raise InputError(
+                f"{longest} tokens, of which the first {self.maximum} contain no "
+                "learned one: remove the beginning instead, by on_too_long "
+                "'truncate_left'"
+            )
+        return dataclasses.replace(
+            example,
+            inputs=example.inputs[inputs],
+            targets=example.targets[targets],
+            weights=weights,
+            prefix_length=int(np.count_nonzero(inputs < example.prefix_length)),
+            columns={name: x[targets] for name, x in example.columns.items()},
+        )
+
+    def cut_prompt(self, ids: Sequence[int], maximum: int) -> list[int]:
+        """Returns the ids of a prompt, of which at most `maximum` are kept.
+
+        Raises:
+          InputError: if the tokens that are never removed are more.
+        """
+        row = np.array(ids, np.int32)
+        return row[self._positions(self._fixed(row, has_prompt=True), maximum)].tolist()
+
+    def _fixed(
+        self, ids: Int32[np.ndarray, "n"], *, has_prompt: bool
+    ) -> Bool[np.ndarray, "n"]:
+        """Returns which inputs are never removed."""
+        fixed = np.zeros(len(ids), bool) if self.same_tokens else _last(len(ids))
+        if self.same_tokens and has_prompt and len(ids):
+            fixed[0] = ids[0] == self.bos_id
+        start = int(fixed[:1].any()) if self.same_tokens else 0
+        fixed[start : start + self.inserted] = True
+        if self.first_soft_id is not None:
+            fixed |= ids >= self.first_soft_id
+        return fixed
+
+    def _positions(
+        self, fixed: Bool[np.ndarray, "n"], maximum: int
+    ) -> Int64[np.ndarray, "m"]:
+        """Returns the positions that are kept, in order."""
+        if len(fixed) <= maximum:
+            return np.arange(len(fixed))
+        room = maximum - int(np.count_nonzero(fixed))
+        if room < 1:
+            raise InputError(
+                f"{len(fixed)} tokens, of which {maximum - room} cannot be removed, "
+                f"expected fewer than {maximum}"
+            )
+        others = np.flatnonzero(~fixed)
+        kept = others[-room:] if self.from_left else others[:room]
+        return np.sort(np.concatenate([np.flatnonzero(fixed), kept]))
+
+
+def _last(length: int) -> Bool[np.ndarray, "n"]:
+    """Returns a mask of the last of some tokens."""
+    return np.arange(length) == length - 1
