@@ -1,6 +1,7 @@
 """Kinds of input with rows, records, tokenizers and templates."""
 
 import functools
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,6 +119,37 @@ def read_lines(folder: Path) -> None:
     _load(str(folder / "rows.jsonl"))
 
 
+def write_data(name: str, text: str, folder: Path) -> None:
+    """Writes a file of text, and a tokenizer with a chat template."""
+    write_tokenizer(folder / "tokenizer", chat_template=CHAT)
+    (folder / name).write_text(text)
+
+
+def write_parquet(folder: Path) -> None:
+    """Writes conversations as parquet."""
+    arrow = importlib.import_module("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    rows = [{"messages": MESSAGES, "weight": 1.0}] * 3
+    parquet.write_table(arrow.Table.from_pylist(rows), folder / "rows.parquet")
+    write_tokenizer(folder / "tokenizer", chat_template=CHAT)
+
+
+def read_data(name: str, folder: Path) -> None:
+    """Loads the examples of a file of text, cut to a maximum length."""
+    source = DataSource(
+        files=str(folder / name), on_too_long="truncate", example_weight_key="weight"
+    )
+    model = ModelInterface(
+        architecture="decoder_only",
+        vocabulary_size=262,
+        tokenizer=load_tokenizer(folder / "tokenizer"),
+        maximum_length=24,
+    )
+    examples = load_examples(source, model)
+    for number in range(min(3, len(examples))):
+        examples[number]
+
+
 def write_table(name: str, text: str, folder: Path) -> None:
     """Writes a file of records, and a tokenizer."""
     write_tokenizer(folder / "tokenizer")
@@ -166,6 +198,25 @@ def write_prepared(folder: Path) -> None:
     prepare("records.jsonl", (), folder)
 
 
+PAIRS = 'prompt,completion,weight\n"a, b",c,1\n"line\nbreak",d,0.5\ne,f,2\n'
+TALK = {"messages": MESSAGES, "weight": 1.5}
+SHAREGPT = {
+    "system": "Be brief.",
+    "conversations": [
+        {"from": "human", "value": "Hello"},
+        {"from": "gpt", "value": "Hi"},
+    ],
+    "weight": 1,
+}
+ALPACA = {"instruction": "Add.", "input": "1 2", "output": "3", "weight": 1}
+DATA = (
+    ("pairs.csv", PAIRS, mutate_text),
+    ("pairs.tsv", PAIRS.replace(",", "\t"), mutate_text),
+    ("list.json", json.dumps([TALK] * 2), mutate_json),
+    ("messages.jsonl", json.dumps(TALK), mutate_json),
+    ("sharegpt.jsonl", json.dumps(SHAREGPT), mutate_json),
+    ("alpaca.jsonl", json.dumps(ALPACA), mutate_text),
+)
 TEMPLATE_OPTIONS = ("--chat", "--chat_template", "FOLDER/template.jinja")
 KINDS = [
     Kind(
@@ -200,6 +251,15 @@ KINDS = [
         write_lines,
         {"rows.jsonl": mutate_text},
         functools.partial(show, "rows.jsonl"),
+    ),
+    *(
+        Kind(
+            f"{name.replace('.', '-')}-rows",
+            functools.partial(write_data, name, text),
+            {name: mutation},
+            functools.partial(read_data, name),
+        )
+        for name, text, mutation in DATA
     ),
     Kind("prepare-jsonl", write_records, {"records.jsonl": mutate_text}, _prepare()),
     Kind(
@@ -242,6 +302,15 @@ KINDS = [
         _prepare("--force"),
     ),
 ]
+if importlib.util.find_spec("pyarrow") is not None:
+    KINDS.append(
+        Kind(
+            "parquet-rows",
+            write_parquet,
+            {"rows.parquet": mutate_bytes},
+            functools.partial(read_data, "rows.parquet"),
+        )
+    )
 if GPT2.is_dir():
     VOCABULARY = ("vocab.json", "merges.txt")
     KINDS.append(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Integer
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.data.rows.jsonl import JsonLine
 
@@ -108,7 +108,7 @@ class TokenColumns:
             if isinstance(value, bool) or not isinstance(value, accepted):
                 names = " or ".join(kind.__name__ for kind in accepted)
                 raise InputError(
-                    f"{line.location}: {key!r} is {value!r}, expected {names} "
+                    f"{line.location}: {key!r} is {shown(value)}, expected {names} "
                     f"({setting})"
                 )
             if role != "balance":
