@@ -25,7 +25,7 @@ HELP = "print rows of data as text, colored by what is learned"
 USES_JAX = False
 SEVERAL_PROCESSES = False
 DESCRIPTION = (
-    "Prints rows of an HDF5 or jsonl file as text. The color of a token shows its "
+    "Prints rows of HDF5 files or of files of text. The color of a token shows its "
     "type, and the color's intensity its loss weight; without a color terminal, marks "
     "show both."
 )
@@ -44,7 +44,12 @@ FIRST_ROWS = 3
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.description = DESCRIPTION
-    parser.add_argument("file", metavar="FILE", help="an HDF5 or jsonl file")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a data file (.hdf5, .jsonl, .json, .csv, .tsv, .parquet), a glob, or a "
+        "folder of such files",
+    )
     parser.add_argument(
         "--rows",
         nargs="+",
@@ -72,14 +77,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             f"--{name}_key",
             default=default,
             metavar="KEY",
-            help=f"key of the {name} in a jsonl line",
+            help=f"key or column of the {name}",
         )
+    parser.add_argument(
+        "--format",
+        choices=("auto", "pairs", "messages", "sharegpt", "alpaca"),
+        default="auto",
+        help="format of lines of text (default: recognized by their keys)",
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="render pairs with the tokenizer's chat template too",
+    )
+    parser.add_argument(
+        "--chat_template", metavar="FILE", help="use another template, in jinja2"
+    )
+    parser.add_argument(
+        "--chat_date",
+        metavar="DAY",
+        help="date for a chat template that uses the current date",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the rows and a legend."""
     from rich.console import Console
 
+    from prompt_tuning.data.rows.line_formats import FormatChoice
     from prompt_tuning.data.text.tokenizers import load_tokenizer
     from prompt_tuning.data.tools.row_display import display_row, open_rows
 
@@ -92,6 +117,9 @@ def run(options: argparse.Namespace) -> int:
         "prompt_key": options.prompt_key,
         "completion_key": options.completion_key,
         "add_eos": tokenizer is not None and tokenizer.eos_id is not None,
+        "choice": FormatChoice(
+            options.format, options.chat, options.chat_template, options.chat_date
+        ),
     }
     rows = open_rows(path, tokenizer, **keys)
     numbers = row_numbers(options.rows, len(rows))
