@@ -7,16 +7,17 @@ tokens, padding is masked, and each row has its own random key.
 import functools
 import itertools
 from collections.abc import Collection, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.generation.sampling import Sampler, greedy
+from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -86,33 +87,121 @@ def _continue_local_rows(
 ) -> Int[Array, "B new"]:
     """Generates the tokens of one device's rows; arguments as in `continue_rows`."""
     tokens, lengths, keys, prompt_ids = inputs
-    model = cast(LanguageModel, merge(graph, parameters))
-    rows = tokens.shape[0]
+    decoder = _Decoder(
+        cast(LanguageModel, merge(graph, parameters)), keys, sampler, stop_ids, pad_id
+    )
+    state = decoder.start(tokens, lengths, new_tokens, prompt_ids)
+    return decoder.advance(state, new_tokens).written
 
-    def choose(hidden, step, ended):  # hidden: [B, D], ended: [B]
-        step_keys = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys)
-        chosen = sampler(model.logits(hidden), step_keys)  # [B, V] -> [B]
-        chosen = jnp.where(ended, pad_id, chosen)
-        for stop_id in stop_ids:
+
+class Decoding(NamedTuple):
+    """Rows of which some tokens are generated.
+
+    Attributes:
+      step: number of generated tokens of each row.
+      written: generated tokens, `[B, new]`.
+      ended: whether each row has ended.
+      last: token that was generated last, of each row.
+      cache: keys and values of everything before the last token.
+    """
+
+    step: Int[Array, ""]
+    written: Int[Array, "B new"]
+    ended: Bool[Array, "B"]
+    last: Int[Array, "B"]
+    cache: Cache
+
+
+class _Decoder(NamedTuple):
+    """Generates token after token; attributes as in `continue_rows`."""
+
+    model: LanguageModel
+    keys: Key[Array, "B"]
+    sampler: Sampler
+    stop_ids: tuple[int, ...]
+    pad_id: int
+
+    def start(
+        self,
+        tokens: Int[Array, "B T"],
+        lengths: Int[Array, "B"],
+        new_tokens: int,
+        prompt_ids: Int[Array, "B"] | None,
+    ) -> Decoding:
+        """Processes the prompt and the rows, and generates the first token."""
+        rows = tokens.shape[0]
+        hidden, cache = self.model.prefill(tokens, lengths, new_tokens, prompt_ids)
+        first, ended = self._choose(hidden, jnp.array(0), jnp.zeros(rows, bool))
+        written = jnp.full((rows, new_tokens), self.pad_id, jnp.int32)
+        written = written.at[:, 0].set(first)
+        return Decoding(jnp.array(1), written, ended, first, cache)
+
+    def advance(self, state: Decoding, limit: int | Int[Array, ""]) -> Decoding:
+        """Generates tokens until every row has ended or has `limit` tokens."""
+
+        def unfinished(state):
+            every = collectives.true_everywhere(jnp.all(state.ended))
+            return (state.step < limit) & ~every
+
+        return jax.lax.while_loop(unfinished, self._generate_token, state)
+
+    def _generate_token(self, state: Decoding) -> Decoding:
+        hidden, cache = self.model.decode(state.last, state.cache)
+        chosen, ended = self._choose(hidden, state.step, state.ended)
+        written = state.written.at[:, state.step].set(chosen)
+        return Decoding(state.step + 1, written, ended, chosen, cache)
+
+    def _choose(self, hidden, step, ended):  # hidden: [B, D], ended: [B]
+        step_keys = jax.vmap(lambda key: jax.random.fold_in(key, step))(self.keys)
+        chosen = self.sampler(self.model.logits(hidden), step_keys)  # [B, V] -> [B]
+        chosen = jnp.where(ended, self.pad_id, chosen)
+        for stop_id in self.stop_ids:
             ended |= chosen == stop_id
         return chosen, ended
 
-    def unfinished(carry):
-        step, _, ended, _, _ = carry
-        return (step < new_tokens) & ~collectives.true_everywhere(jnp.all(ended))
 
-    def generate_token(carry):
-        step, written, ended, last, cache = carry
-        hidden, cache = model.decode(last, cache)
-        chosen, ended = choose(hidden, step, ended)
-        return step + 1, written.at[:, step].set(chosen), ended, chosen, cache
+_STATIC = ("graph", "sampler", "stop_ids", "pad_id")
 
-    hidden, cache = model.prefill(tokens, lengths, new_tokens, prompt_ids)
-    first, ended = choose(hidden, 0, jnp.zeros(rows, bool))
-    written = jnp.full((rows, new_tokens), pad_id, jnp.int32).at[:, 0].set(first)
-    # step, tokens [B, new], ended [B], last token [B], key/value cache
-    carry = (jnp.array(1), written, ended, first, cache)
-    return jax.lax.while_loop(unfinished, generate_token, carry)[1]
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "new_tokens"))
+def start_rows(
+    parameters: Parameters,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    keys: Key[Array, "B"],
+    prompt_ids: Int[Array, "B"] | None = None,
+    *,
+    graph: nnx.GraphDef,
+    new_tokens: int,
+    sampler: Sampler,
+    stop_ids: tuple[int, ...],
+    pad_id: int,
+) -> Decoding:
+    """Generates the first token of each row; arguments as in `continue_rows`."""
+    model = cast(LanguageModel, merge(graph, parameters))
+    decoder = _Decoder(model, keys, sampler, stop_ids, pad_id)
+    return decoder.start(tokens, lengths, new_tokens, prompt_ids)
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames="state")
+def advance_rows(
+    parameters: Parameters,
+    state: Decoding,
+    keys: Key[Array, "B"],
+    limit: int | Int[Array, ""],
+    *,
+    graph: nnx.GraphDef,
+    sampler: Sampler,
+    stop_ids: tuple[int, ...],
+    pad_id: int,
+) -> Decoding:
+    """Generates further tokens, until every row has `limit` of them or has ended.
+
+    Together with `start_rows` it computes what `continue_rows` does, in parts whose
+    tokens can be shown. Other arguments as in `continue_rows`.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    return _Decoder(model, keys, sampler, stop_ids, pad_id).advance(state, limit)
 
 
 def pad_rows(

@@ -29,6 +29,7 @@ def continue_all(
     sampler: Sampler = greedy,
     seed: int = 0,
     prompt_ids: Sequence[int] | None = None,
+    stop_ids: Sequence[int] = (),
     on_batch: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """Continues every row; the result does not depend on how rows are batched.
@@ -42,6 +43,7 @@ def continue_all(
       sampler: chooses the next token.
       seed: seed of sampling; each row draws with its own key.
       prompt_ids: prompt of each row if the model has several, else None.
+      stop_ids: further tokens of which each ends a row, next to the model's own.
       on_batch: called after each batch with its number of rows.
 
     Returns:
@@ -57,6 +59,7 @@ def continue_all(
     check_rows(model, rows, new_tokens)
     check_prompt_ids(model, prompt_ids, len(rows))
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    ends = (*model.stop_ids, *stop_ids)
     base = jax.random.key(seed)
     continuations: dict[int, list[int]] = {}
     size = min(batch_size, len(rows))
@@ -76,12 +79,12 @@ def continue_all(
             graph=model.graph,
             new_tokens=new_tokens,
             sampler=sampler,
-            stop_ids=model.stop_ids,
+            stop_ids=ends,
             pad_id=model.config.pad_id,
             layout=model.layout,
         )
         for index, row in zip(chosen, generated.tolist(), strict=False):
-            continuations[index] = strip_end(row, model.stop_ids)
+            continuations[index] = strip_end(row, ends)
         if on_batch is not None:
             on_batch(len(chosen))
     return [continuations[index] for index in range(len(rows))]
