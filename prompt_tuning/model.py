@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from prompt_tuning.data.rows.python_rows import data_files
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.generation.generator import Generator
 from prompt_tuning.generation.sampling import temperature_sampler
-from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.tools.inspection import input_vectors
@@ -194,10 +195,13 @@ class Model:
         texts: str | Sequence[str],
         *,
         new_tokens: int = 64,
-        temperature: float = 0.0,
+        temperature: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
         seed: int = 0,
         batch_size: int = 32,
         prompt_ids: Sequence[int] | None = None,
+        stream: Callable[[str], Any] | None = None,
     ) -> Any:
         """Continues texts.
 
@@ -205,9 +209,12 @@ class Model:
           texts: one text, or a list of them.
           new_tokens: maximum number of tokens to generate.
           temperature: sampling temperature; 0 is greedy.
+          top_k: number of most probable tokens to draw from; None for all.
+          top_p: probability of the most probable tokens to draw from; None for all.
           seed: seed of sampling.
           batch_size: number of texts that are continued together.
           prompt_ids: prompt of each text, for a model with several.
+          stream: called with each piece of the continuation of a single text.
 
         Returns:
           the continuation of one text, or a list of continuations.
@@ -215,19 +222,19 @@ class Model:
         Raises:
           InputError: if a text cannot be continued.
         """
-        rows = [texts] if isinstance(texts, str) else list(texts)
-        continuations = continue_texts(
-            self.prompted,
-            self.parameters,
-            rows,
-            new_tokens=new_tokens,
-            batch_size=batch_size,
-            sampler=temperature_sampler(temperature),
-            seed=seed,
-            prompt_ids=prompt_ids,
-            template=self.run.source.token_template(self.prompted.interface),
-        )
-        return continuations[0] if isinstance(texts, str) else continuations
+        single = isinstance(texts, str)
+        template = self.run.source.token_template(self.prompted.interface)
+        inputs = [texts] if single else texts
+        rows = [encode_given(self.prompted, text, template) for text in inputs]
+        sampler = temperature_sampler(temperature, top_k, top_p)
+        settings = (new_tokens, sampler, seed, batch_size)
+        generator = Generator(self.prompted, self.parameters, *settings)
+        if stream is not None:
+            return generator.stream_to(stream, rows, prompt_ids)
+        continuations = [
+            each.text for each in generator.continue_rows(rows, prompt_ids)
+        ]
+        return continuations[0] if single else continuations
 
     def predict(
         self,
@@ -247,19 +254,12 @@ class Model:
 
         Returns:
           `Prediction(label, probabilities)` of one input, or a list of them.
-
-        Raises:
-          InputError: if there are no labels, or an input cannot be used.
         """
         single = isinstance(inputs, str | Mapping)
+        several = [inputs] if single else list(inputs)
+        choices = {"labels": labels, "batch_size": batch_size, "prompt_id": prompt_id}
         predictions = predict_inputs(
-            self.run,
-            self.prompted,
-            self.parameters,
-            [inputs] if single else list(inputs),
-            labels=labels,
-            batch_size=batch_size,
-            prompt_id=prompt_id,
+            self.run, self.prompted, self.parameters, several, **choices
         )
         return predictions[0] if single else predictions
 
@@ -381,6 +381,10 @@ class TunedModel(Model):
         form = form or SUFFIXES.get(target.suffix, "peft")
         write_adapters(source, target, form, force=force)
         return target
+
+    def to_peft(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Saves what was trained as a PEFT adapter; see `save`."""
+        return self.save(folder, "peft", force=force)
 
     def _details(self) -> str:
         trained = self.trained

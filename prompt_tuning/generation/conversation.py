@@ -1,0 +1,78 @@
+"""Conversations with a model through the chat template of its tokenizer."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.text_encoder import TextEncoder
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
+
+PLACEHOLDER = "answer"
+"""Content of the answer that is rendered to find the text before and after it."""
+
+
+class ChatEncoder:
+    """Encodes conversations up to the next answer, as training encodes them.
+
+    Args:
+      tokenizer: tokenizer of the model.
+      template: its chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+        self._tokenizer, self._template = tokenizer, template
+        self._encode = TextEncoder(tokenizer)
+
+    def __call__(self, messages: Sequence[Message], location: str) -> list[int]:
+        """Returns the ids of a conversation and of what precedes its next answer.
+
+        Args:
+          messages: the conversation, ending with a turn of the user.
+          location: where it comes from, for messages.
+
+        Raises:
+          InputError: if the template does not accept it.
+        """
+        texts = [text for text, _ in self._render(messages, location)[:-1]]
+        (parts,) = self._encode([texts])
+        return [token for ids in parts for token in ids]
+
+    def turn_ends(self) -> list[int]:
+        """Returns the special token that the template writes after an answer, if any.
+
+        Raises:
+          InputError: if the template does not accept a conversation of two messages.
+        """
+        message = {"role": "user", "content": "question"}
+        answer, _ = self._render([message], "the chat template")[-1]
+        after = answer.rpartition(PLACEHOLDER)[2].strip()
+        ids = self._tokenizer.encode(after)
+        return ids[:1] if ids and _is_special(self._tokenizer, ids[0]) else []
+
+    def _render(
+        self, messages: Sequence[Message], location: str
+    ) -> list[tuple[str, int]]:
+        """Renders a conversation with a next answer, whose text is the last."""
+        answer = {"role": "assistant", "content": PLACEHOLDER}
+        texts = self._template.render([*messages, answer], location)
+        if PLACEHOLDER not in texts[-1][0]:
+            raise InputError(
+                f"{location}: the chat template of {self._template.origin} does not "
+                "end with the answer"
+            )
+        return list(texts)
+
+
+def _is_special(tokenizer: Tokenizer, token: int) -> bool:
+    """Returns whether a token is special, and so never a part of an answer's text."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return False
+    added = tokenizer.tokenizer.get_added_tokens_decoder().get(token)
+    return added is not None and added.special
+
+
+def first_turn(text: str, system: str | None) -> list[Message]:
+    """Returns the messages of a conversation that begins with a text."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]

@@ -1,0 +1,107 @@
+"""Sessions that a model answers texts in: each by itself, or as a conversation."""
+
+from collections.abc import Iterator, Sequence
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.generation.conversation import ChatEncoder, first_turn
+from prompt_tuning.generation.generator import Continuation, Generator
+from prompt_tuning.generation.text_generation import encode_given
+
+
+class TextSession:
+    """Continues texts, each by itself.
+
+    Args:
+      generator: generates tokens.
+      template: template of the run's data, whose only key each text replaces.
+      prompt_id: prompt of all texts if the model has several, else None.
+    """
+
+    hint = "Type a text for the model to continue. Ctrl-D ends."
+
+    def __init__(
+        self,
+        generator: Generator,
+        template: TokenTemplate | None = None,
+        prompt_id: int | None = None,
+    ):
+        self.generator = generator
+        self._template, self._prompt_id = template, prompt_id
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids that are continued for a text alone."""
+        return encode_given(self.generator.model, text, self._template)
+
+    def opening(self, text: str) -> str:
+        """Returns what a terminal shows of a text before its continuation."""
+        separate = self.generator.model.config.architecture == "encoder_decoder"
+        return f"{text} -> " if separate else text
+
+    def continue_texts(self, texts: Sequence[str]) -> list[Continuation]:
+        """Continues each text by itself."""
+        rows = [self.encode(text) for text in texts]
+        prompts = None if self._prompt_id is None else [self._prompt_id] * len(rows)
+        return self.generator.continue_rows(rows, prompts)
+
+    def answer(self, text: str) -> Iterator[str]:
+        """Yields the continuation of a text, piece by piece."""
+        return self.generator.stream(self.encode(text), self._prompt_id)
+
+    def reset(self) -> None:
+        """Does nothing: texts do not depend on each other."""
+
+
+class ChatSession(TextSession):
+    """Answers messages through a chat template; `answer` remembers the conversation.
+
+    Args:
+      generator: generates tokens.
+      encoder: encodes conversations.
+      system: system message, or None.
+      prompt_id: prompt of all texts if the model has several, else None.
+    """
+
+    hint = "Type a message. /reset starts a new conversation, Ctrl-D ends."
+
+    def __init__(
+        self,
+        generator: Generator,
+        encoder: ChatEncoder,
+        system: str | None = None,
+        prompt_id: int | None = None,
+    ):
+        super().__init__(generator, None, prompt_id)
+        self._encoder, self._system = encoder, system
+        self._messages: list[Message] = []
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a conversation that begins with a text."""
+        return self._encoder(first_turn(text, self._system), "the message")
+
+    def opening(self, text: str) -> str:
+        """Returns nothing: answers are shown alone."""
+        del text
+        return ""
+
+    def answer(self, text: str) -> Iterator[str]:
+        """Yields the answer to a message that follows those before, piece by piece."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        if not self._messages:
+            messages = first_turn(text, self._system)
+        row = self._encoder(messages, "the conversation")
+        answer = ""
+        try:
+            for piece in self.generator.stream(row, self._prompt_id):
+                answer += piece
+                # An answer that is interrupted remains as far as it was shown.
+                self._messages = [*messages, {"role": "assistant", "content": answer}]
+                yield piece
+        except InputError as problem:
+            hint = "; /reset starts a new conversation" if len(messages) > 2 else ""
+            raise InputError(f"{problem}{hint}") from problem
+
+    def reset(self) -> None:
+        """Forgets the conversation."""
+        self._messages = []

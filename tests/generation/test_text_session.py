@@ -1,0 +1,91 @@
+"""Sessions in which a model answers texts, and conversations through a template."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.chat_templates import chat_template_of
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.generation.conversation import ChatEncoder, first_turn
+from prompt_tuning.generation.generator import Generator
+from prompt_tuning.generation.text_session import ChatSession
+from tests.generation.test_text_generation import ROW, model_with
+from tests.support.dummies import LetterTokenizer
+from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> ChatEncoder:
+    folder = tmp_path_factory.mktemp("chat") / "tokenizer"
+    write_tokenizer(folder, chat_template=CHAT)
+    tokenizer = load_tokenizer(folder)
+    return ChatEncoder(tokenizer, chat_template_of(tokenizer))
+
+
+def text_of(encoder: ChatEncoder, ids: list[int]) -> str:
+    tokenizer = encoder._tokenizer
+    return "".join(
+        EOS if id == tokenizer.eos_id else tokenizer.decode([id]) for id in ids
+    )
+
+
+def test_a_conversation_is_rendered_up_to_its_next_answer(encoder):
+    messages = [
+        *first_turn("hi", "be kind"),
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "the end"},
+    ]
+    assert text_of(encoder, encoder(messages, "here")) == (
+        f"<|system|>\nbe kind{EOS}\n<|user|>\nhi{EOS}\n<|assistant|>\nhello{EOS}\n"
+        f"<|user|>\nthe end{EOS}\n<|assistant|>\n"
+    )
+    assert encoder.turn_ends() == [encoder._tokenizer.eos_id]
+
+
+def test_a_session_remembers_the_conversation_until_it_is_reset(encoder, monkeypatch):
+    rows, numbers = [], itertools.count(1)
+
+    def stream(self, row, prompt_id):
+        rows.append(row)
+        yield from ("it is ", str(next(numbers)))
+
+    monkeypatch.setattr(Generator, "stream", stream)
+    session = ChatSession(Generator(*model_with(64), 6), encoder, "short")
+    assert "".join(session.answer("a")) == "it is 1"
+    assert "".join(session.answer("b")) == "it is 2"
+    begin = f"<|system|>\nshort{EOS}\n<|user|>\n"
+    first, second = (text_of(encoder, row) for row in rows)
+    assert first == f"{begin}a{EOS}\n<|assistant|>\n"
+    assert second == f"{first}it is 1{EOS}\n<|user|>\nb{EOS}\n<|assistant|>\n"
+    session.reset()
+    "".join(session.answer("a"))
+    assert rows[2] == rows[0]
+
+
+class Numbers(LetterTokenizer):
+    """Decodes token ids as numbers."""
+
+    def decode(self, ids) -> str:
+        return "".join(f" {int(id)}" for id in ids)
+
+
+def test_the_reason_of_an_end_is_reported():
+    model, parameters = model_with(64)
+    model = dataclasses.replace(model, tokenizer=Numbers())
+    (whole,) = Generator(model, parameters, 6).continue_rows([ROW])
+    assert (whole.finish_reason, whole.input_tokens, whole.output_tokens) == (
+        "length",
+        len(ROW),
+        6,
+    )
+    third = int(whole.text.split()[2])
+    (stopped,) = Generator(model, parameters, 6, stop_ids=(third,)).continue_rows([ROW])
+    before = whole.text.split().index(str(third))
+    assert (stopped.finish_reason, stopped.output_tokens) == ("stop", before)
+    pieces = []
+    text = Generator(model, parameters, 6).stream_to(pieces.append, [ROW])
+    assert "".join(pieces) == text == whole.text
+    with pytest.raises(InputError, match="one text, and 2"):
+        Generator(model, parameters, 6).stream_to(pieces.append, [ROW, ROW])
