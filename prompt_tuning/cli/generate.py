@@ -173,8 +173,7 @@ def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":
     Raises:
       InputError: if they cannot be used.
     """
-    from prompt_tuning.data.text.chat_templates import chat_template_of
-    from prompt_tuning.generation.conversation import ChatEncoder
+    from prompt_tuning.generation.conversation import open_chat_encoder
     from prompt_tuning.generation.generator import Generator
     from prompt_tuning.generation.sampling import temperature_sampler
     from prompt_tuning.generation.text_session import ChatSession, TextSession
@@ -196,8 +195,8 @@ def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":
         generator = Generator(model, parameters, new_tokens, *settings)
         template = run.source.token_template(model.interface)
         return TextSession(generator, template, options.prompt_id)
-    tokenizer = model.needed_tokenizer()
-    encoder = ChatEncoder(tokenizer, chat_template_of(tokenizer))
+    choice = run.source.format_choice
+    encoder = open_chat_encoder(model.needed_tokenizer(), choice)
     ends = tuple(encoder.turn_ends())
     generator = Generator(model, parameters, new_tokens, *settings, stop_ids=ends)
     return ChatSession(generator, encoder, options.system, options.prompt_id)

@@ -35,8 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="*",
         metavar="FILE|TEXT",
-        help="a jsonl file with the run's prompt key, a .txt file with an input on "
-        "each line, - for standard input (also the default), or an input itself",
+        help="a file of records with the run's prompt key (.jsonl, .json, .csv, .tsv, "
+        ".parquet), a .txt file with an input on each line, - for standard input (also "
+        "the default), or an input itself",
     )
     add_config_option(parser)
     add_print_config_option(parser)
@@ -146,14 +147,17 @@ def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]
     Raises:
       InputError: if there is none, or a file cannot be read.
     """
-    from prompt_tuning.data.rows.input_lines import STANDARD_INPUT, read_inputs
+    from prompt_tuning.data.rows.input_lines import (
+        STANDARD_INPUT,
+        has_plain_texts,
+        read_inputs,
+    )
     from prompt_tuning.tuned.input_encoding import PROMPT_KEY, text_key
 
     if not options.inputs and sys.stdin.isatty():
         raise InputError("no input was given: name files, texts, or - to type texts")
     inputs = options.inputs or [STANDARD_INPUT]
-    only_jsonl = all(name.endswith(".jsonl") for name in inputs)
-    key = PROMPT_KEY if only_jsonl else text_key(source)
+    key = text_key(source) if has_plain_texts(inputs) else PROMPT_KEY
     lines = read_inputs(inputs, key, lambda: sys.stdin.buffer.read())
     return [[str(line.path), line.number, line.content] for line in lines]
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.rows.line_formats import FormatChoice
+from prompt_tuning.data.text.chat_templates import ChatTemplate, chat_template_of
 from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
@@ -64,6 +65,20 @@ class ChatEncoder:
         return list(texts)
 
 
+def open_chat_encoder(tokenizer: Tokenizer, choice: FormatChoice) -> ChatEncoder:
+    """Opens the chat template that a run's data is rendered with.
+
+    Args:
+      tokenizer: tokenizer of the model.
+      choice: the template, if the data does not use the tokenizer's.
+
+    Raises:
+      InputError: if there is no template, or it cannot be used.
+    """
+    template = chat_template_of(tokenizer, choice.chat_template, choice.date)
+    return ChatEncoder(tokenizer, template)
+
+
 def _is_special(tokenizer: Tokenizer, token: int) -> bool:
     """Returns whether a token is special, and so never a part of an answer's text."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
@@ -72,7 +87,7 @@ def _is_special(tokenizer: Tokenizer, token: int) -> bool:
     return added is not None and added.special
 
 
-def first_turn(text: str, system: str | None) -> list[Message]:
+def first_turn(text: str, system: str | None = None) -> list[Message]:
     """Returns the messages of a conversation that begins with a text."""
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]

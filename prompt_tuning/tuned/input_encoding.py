@@ -1,5 +1,6 @@
 """Encodes inputs without targets as training encodes the prompts of its data."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,13 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.tasks import Tasks
-from prompt_tuning.data.text.templates import TokenTemplate, parse_template
+from prompt_tuning.data.text.conversations import MESSAGES_KEY, read_messages
+from prompt_tuning.data.text.templates import parse_template
+from prompt_tuning.generation.conversation import (
+    ChatEncoder,
+    first_turn,
+    open_chat_encoder,
+)
 from prompt_tuning.generation.text_generation import (
     add_special_ids,
     check_rows,
@@ -76,12 +83,12 @@ def encode_inputs(
     Raises:
       InputError: if a line lacks a key or its text cannot be encoded.
     """
-    template = source.token_template(model.interface)
+    encode = _InputEncoder(model, source)
     tasks = None if prompt_id is not None else source.tasks(model.interface)
     several = prompt_id is not None or tasks is not None
     inputs = EncodedInputs([], [], [] if several else None, [], [])
     for line in lines:
-        text, row, record = _encode_line(model, source, template, line)
+        text, row, record = encode(line)
         task = prompt_id
         if tasks is not None:
             task, row = _select_prompt(tasks, line, row)
@@ -94,22 +101,38 @@ def encode_inputs(
     return inputs
 
 
-def _encode_line(
-    model: PromptedModel,
-    source: DataSource,
-    template: TokenTemplate | None,
-    line: JsonLine,
-) -> tuple[str, list[int], dict[str, Any]]:
-    """Returns the text of a line, its ids, and the keys that the text lacks."""
-    if template is None:
-        key = source.prompt_key or PROMPT_KEY
-        text = line.text(key, "DataSource.prompt_key")
-        others = {name: value for name, value in line.content.items() if name != key}
-        return text, encode_given(model, text), others
-    keys = template.template.keys
-    values = {key: line.text(key, "DataSource.template") for key in keys}
-    ids = add_special_ids(model, template.encode_prompt(values))
-    return "".join(template.template.render(values)), ids, dict(line.content)
+class _InputEncoder:
+    """Encodes the text or the conversation of a line."""
+
+    def __init__(self, model: PromptedModel, source: DataSource):
+        self._model, self._source = model, source
+        self._template = source.token_template(model.interface)
+        self._key = source.prompt_key or PROMPT_KEY
+
+    def __call__(self, line: JsonLine) -> tuple[str, list[int], dict[str, Any]]:
+        """Returns the text of a line, its ids, and the keys that the text lacks."""
+        if self._template is not None:
+            keys = self._template.template.keys
+            values = {key: line.text(key, "DataSource.template") for key in keys}
+            ids = add_special_ids(self._model, self._template.encode_prompt(values))
+            text = "".join(self._template.template.render(values))
+            return text, ids, dict(line.content)
+        if self._key not in line.content and MESSAGES_KEY in line.content:
+            messages = read_messages(line.content, MESSAGES_KEY, line.location)
+            if messages[-1]["role"] == "assistant":
+                messages = messages[:-1]  # an answer that is known already
+            text = messages[-1]["content"] if messages else ""
+            return text, self._chat(messages, line.location), dict(line.content)
+        text = line.text(self._key, "DataSource.prompt_key")
+        others = {name: x for name, x in line.content.items() if name != self._key}
+        if self._source.format_choice.renders_pairs:
+            return text, self._chat(first_turn(text), line.location), others
+        return text, encode_given(self._model, text), others
+
+    @functools.cached_property
+    def _chat(self) -> ChatEncoder:
+        choice = self._source.format_choice
+        return open_chat_encoder(self._model.needed_tokenizer(), choice)
 
 
 def _select_prompt(

@@ -1,21 +1,32 @@
 """Labels with probabilities for inputs without targets."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.rows.input_lines import lines_of
+from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.losses.class_objective import ClassObjective
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.tuning import PromptPair
+from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.tuned.input_encoding import encode_inputs
 from prompt_tuning.tuned.prediction import label_settings
 from scripts import skills
 from tests.support import dummies
-from tests.support.small_runs import LENGTH, UPPER, write_pairs
+from tests.support.small_runs import DECODER, LENGTH, UPPER, write_pairs
+from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 HELD_OUT = UPPER[32:36]
 INPUTS = [given for given, _ in HELD_OUT]
@@ -178,10 +189,28 @@ def test_inputs_that_cannot_be_used_are_refused(tuned, tmp_path, capsys, monkeyp
     other.write_text('{"text": "ab="}\n')
     message = refused(capsys, *tuned.options, other)
     assert f"{other}, line 1: found the keys ['text'], expected 'prompt'" in message
-    assert "no.jsonl is missing" in refused(capsys, *tuned.options, "no.jsonl")
+    assert "no.jsonl not found" in refused(capsys, *tuned.options, "no.jsonl")
     files_last = (*tuned.options, "--labels", "a", "b", other)
     assert "before --labels" in refused(capsys, *files_last)
     assert "new_tokens is for" in refused(capsys, *tuned.options, "a", "--new_tokens=3")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert "no input was given" in refused(capsys, *tuned.options)
+
+
+def test_inputs_of_a_run_on_conversations_are_rendered(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "model", chat_template=CHAT))
+    plan = mock.Mock(spec=RestorePlan, origin="folder")
+    model = PromptedModel(
+        dataclasses.replace(DECODER, vocabulary_size=tokenizer.vocabulary_size),
+        *(mock.Mock(), PromptPair(None), Prompting(), tokenizer, plan, dict),
+    )
+    turn = {"role": "user", "content": "hi"}
+    answered = [turn, {"role": "assistant", "content": "known"}]
+    inputs = ["hi", {"messages": [turn]}, {"messages": answered}]
+    encoded = encode_inputs(
+        model, DataSource(files="x.jsonl", chat=True), lines_of(inputs, "prompt")
+    )
+    user, assistant = map(tokenizer.encode, ["<|user|>\nhi", "\n<|assistant|>\n"])
+    assert encoded.rows == [[*user, tokenizer.eos_id, *assistant]] * 3
+    assert encoded.texts == ["hi"] * 3

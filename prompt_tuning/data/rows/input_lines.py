@@ -22,6 +22,16 @@ def is_input_file(argument: str) -> bool:
     )
 
 
+def has_plain_texts(arguments: Sequence[str]) -> bool:
+    """Returns whether some inputs are texts, rather than records with keys."""
+    return any(
+        not is_input_file(argument)
+        or argument == STANDARD_INPUT
+        or argument.lower().endswith(TEXT_SUFFIX)
+        for argument in arguments
+    )
+
+
 def read_inputs(
     arguments: Sequence[str], key: str, read_standard_input: Callable[[], bytes]
 ) -> list[JsonLine]:
