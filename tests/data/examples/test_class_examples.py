@@ -137,7 +137,7 @@ def test_a_token_budget_limits_all_rows_together():
 def test_examples_that_do_not_fit_with_each_label_are_refused_or_dropped(
     architecture, room, first
 ):
-    message = f"example {first} has 4 prompt tokens, and the longest label 3: expected"
+    message = f"example {first}: 4 prompt tokens, and the longest label 3: expected"
     with pytest.raises(InputError, match=message):
         table(architecture, maximum_length=room)
     remaining = table(architecture, maximum_length=room, skip_too_long=True)
