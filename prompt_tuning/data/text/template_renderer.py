@@ -39,6 +39,11 @@ MAXIMUM_GROWTH = 16
 for each byte of its messages.
 """
 
+MAXIMUM_MESSAGES = 1000
+"""Maximum number of messages of a conversation. It is rendered twice for each answer,
+so that its time grows with the square of their number.
+"""
+
 DATE_FUNCTION = "strftime_now"
 """Name of the function that gives a template the current date."""
 
@@ -96,6 +101,11 @@ class TemplateRenderer:
             allowed, or renders a message differently once another follows, so that the
             answer's text is not defined.
         """
+        if len(messages) > MAXIMUM_MESSAGES:
+            raise TemplateProblem(
+                f"{len(messages):,} messages, expected at most {MAXIMUM_MESSAGES:,}: "
+                "divide the conversation into several"
+            )
         limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(messages))
         texts: list[TypedText] = []
         rendered = ""

@@ -74,6 +74,11 @@ def test_a_template_that_changes_earlier_output_is_refused():
         chat(source).render(talk("hi", "yes"), "here")
 
 
+def test_the_number_of_messages_is_limited():
+    with pytest.raises(InputError, match="here: 1,002 messages, expected at most 1,0"):
+        chat(CHAT).render(talk("hi", "yes") * 501, "here")
+
+
 def test_errors_raised_by_a_template_are_reported():
     source = "{{ raise_exception('only users') }}"
     with pytest.raises(InputError, match="does not accept these messages: only users"):
