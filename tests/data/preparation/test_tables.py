@@ -127,3 +127,14 @@ def test_overlong_records_are_not_packed(tmp_path, monkeypatch):
     # A quote that stays open for more than 16 bytes.
     rows = [b'a,"bcdefg\n', b"hijk,lmnopq\n", b'r,"s"\n']
     assert records(tmp_path, b"".join(rows)) == rows
+
+
+def test_tasks_of_the_format_alpaca_are_pairs(tmp_path, tokenizer, make):
+    table = tmp_path / "alpaca.csv"
+    table.write_text("instruction,input,output\nAdd.,1 2,3\nName a color.,,red\n")
+    output = make(table, packing="single::drop")
+    prompts = ["Add.Ċ1 2", "Name a color."]
+    assert texts(output, tokenizer) == [
+        [(0, prompts[0]), (1, " 3"), (3, EOS)],
+        [(0, prompts[1]), (1, " red"), (3, EOS)],
+    ]
