@@ -252,7 +252,7 @@ def test_a_category_without_a_name_is_refused(decoder, tmp_path):
     [
         ({"labels": ["fe"]}, "expected at least two to rank"),
         ({"labels": "fe"}, "is 'fe', a str; expected a list"),
-        ({"labels": ["fe", "nu"]}, "example 1 has the completion 'se', which is none"),
+        ({"labels": ["fe", "nu"]}, "line 2: the completion is 'se', which is none"),
         ({"calibrate": ["n"]}, "there are no labels to calibrate"),
         ({"labels": LABELS, "calibrate": []}, "calibrate is empty"),
         ({"metrics": ["f1"]}, "has 'f1', expected some of perplexity, squad, rouge"),

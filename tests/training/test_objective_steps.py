@@ -289,7 +289,7 @@ def test_packing_is_refused_with_classes(files, tmp_path, capsys):
     [
         (
             ["yes", "nope"],
-            "line 2: the completion is 'no', which is none of the",
+            "line 4: the completion is 'no', which is none of the",
         ),
         (["yes", "no", "n" * 70], "the longest label 71: expected at most"),
     ],

@@ -163,7 +163,7 @@ def scan_rows(
       InputError: at the first row that cannot be used, or if no example is left.
     """
     parts, count, skipped = [], 0, 0
-    is_cut: list[Bool[np.ndarray, E]] = []
+    is_cut: list[np.ndarray] = []
     for block in rows.blocks():
         _check_ranges(block, limits.vocabulary_size, rows.describe)
         index = reader.scan(block, rows.describe)

@@ -33,7 +33,7 @@ def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
     index = RecordIndex(tmp_path / "index")
     whole = table.read_bytes()
     return [
-        cells(whole[start : start + size], f"line {line}", file.delimiter)
+        cells(whole[start : start + size], f"line {line}", delimiter.decode())
         for _, start, size, line in index.read(np.arange(len(index))).tolist()
     ]
 

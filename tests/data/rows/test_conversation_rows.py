@@ -1,6 +1,7 @@
 """Conversations that are trained on directly have the tokens that `prepare` writes."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def folder(tmp_path):
     return write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
 
 
-def load(folder, files, *, architecture="decoder_only", **settings):
+def load(folder, files, *, architecture: Any = "decoder_only", **settings):
     model = ModelInterface(
         architecture=architecture,
         vocabulary_size=262,

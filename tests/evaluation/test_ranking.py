@@ -1,0 +1,18 @@
+"""Messages about completions that are none of the labels."""
+
+import pytest
+
+from prompt_tuning.evaluation.ranking import space_hint
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "hint"),
+    [
+        (" desc", ["desc", "num"], """='[" desc", " num"]'"""),
+        ("desc", [" desc", " num"], """='["desc", "num"]'"""),
+        ("loc", ["desc", "num"], ""),
+    ],
+)
+def test_labels_that_differ_in_their_space_are_named(text, labels, hint):
+    assert space_hint(text, labels).endswith(hint)
+    assert bool(space_hint(text, labels)) == bool(hint)
