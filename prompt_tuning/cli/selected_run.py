@@ -89,7 +89,7 @@ def check_processes(options: argparse.Namespace, run: Run) -> None:
     if run.mesh is None and count > 1:
         raise InputError(
             f"{count} processes were started, but Run.mesh is None, so each would do "
-            "all of the work: set --gin.Run.mesh=@MeshShape()"
+            "all of the work: set --gin.Run.mesh='@MeshShape()'"
         )
 
 
@@ -109,7 +109,7 @@ def report_idle_devices(run: Run) -> list[str]:
     if run.mesh is not None or devices == 1:
         return []
     return [
-        f"{devices - 1} of {devices} devices are idle: --gin.Run.mesh=@MeshShape() "
+        f"{devices - 1} of {devices} devices are idle: --gin.Run.mesh='@MeshShape()' "
         "splits each batch among all of them"
     ]
 

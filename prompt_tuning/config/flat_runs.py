@@ -67,7 +67,7 @@ def flat_request(
       InputError: for an option that is missing or cannot be used.
     """
     check_training(choices)
-    directory = directory or choices.get("out") or default_directory(choices)
+    folder = Path(directory or choices.get("out") or default_directory(choices))
     implied = _implied(bindings)
     settings = _fields(choices, "Run") | _fields(choices, "DataSource")
     settings |= implied["Run"]
@@ -84,7 +84,7 @@ def flat_request(
         _model(choices, implied["Pretrained"]),
         methods,
         choices["train"],
-        directory=Path(directory),
+        directory=folder,
         evaluation=_evaluation(choices),
         learning_rate=_learning_rate(choices, method or decoder),
         optimizer=_optimizer(choices),

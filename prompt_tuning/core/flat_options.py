@@ -102,7 +102,7 @@ TABLE = (
     FlatOption(
         "train",
         DATA,
-        "training data: jsonl or HDF5 files",
+        "training data: files (jsonl, json, csv, tsv, parquet, HDF5), globs or folders",
         "train/DataSource.files",
         kind=list,
         macro="TRAIN_FILES",
@@ -111,12 +111,28 @@ TABLE = (
     FlatOption(
         "eval",
         DATA,
-        "held-out data",
+        "held-out data, in the same forms",
         "evaluation/DataSource.files",
         kind=list,
         macro="EVALUATION_FILES",
         default="no evaluation",
         metavar="FILE",
+    ),
+    FlatOption(
+        "format",
+        DATA,
+        "form of the lines; auto recognizes it by the keys",
+        "DataSource.format",
+        default="auto",
+        choices=("auto", "pairs", "messages", "sharegpt", "alpaca"),
+    ),
+    FlatOption(
+        "chat",
+        DATA,
+        "put pairs into the model's chat template too",
+        "DataSource.chat",
+        kind=bool,
+        default=False,
     ),
     FlatOption(
         "prompt_key",
@@ -153,10 +169,11 @@ TABLE = (
     FlatOption(
         "on_too_long",
         DATA,
-        "examples longer than the model's positions: stop, or leave them out",
+        "examples longer than the model's positions: stop, leave them out, or remove "
+        "their beginning (truncate) or their end",
         "DataSource.on_too_long",
         default="error",
-        choices=("error", "skip"),
+        choices=("error", "skip", "truncate", "truncate_left", "truncate_right"),
     ),
     FlatOption(
         "max_examples",
@@ -365,31 +382,3 @@ def list_losses() -> str:
     """Lists the losses, one a line, for help."""
     width = max(map(len, LOSSES))
     return "\n".join(f"  {name:{width}}  {text}" for name, text in LOSSES.items())
-
-
-_BY_SETTING = {option.setting: option for option in TABLE if option.setting}
-
-
-def how_to_set(setting: str, value: Any) -> str:
-    """Returns what to type on the command line to set a parameter.
-
-    Args:
-      setting: parameter as configs write it, such as "DataSource.on_too_long".
-      value: its value; in a text, names in capitals stand for the user's choice.
-    """
-    binding = f"--gin.{setting}={_quoted(repr(value))}"
-    option = _BY_SETTING.get(setting)
-    if option is None:
-        return binding
-    if option.kind is bool:
-        return f"{option.flag} or {binding}"
-    values = value if isinstance(value, list | tuple) else [value]
-    words = " ".join(_quoted(str(x)) for x in values)
-    return f"{option.flag} {words} or {binding}"
-
-
-def _quoted(text: str) -> str:
-    """Quotes a text for the shell, if needed."""
-    import shlex
-
-    return shlex.quote(text.replace("'", '"') if text[:1] == "'" else text)

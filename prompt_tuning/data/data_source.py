@@ -7,6 +7,7 @@ from typing import Literal
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.truncation import TooLong
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.data_files import contains_text, list_files
@@ -154,8 +155,9 @@ class DataSource:
         ):
             raise InputError(
                 "Prompting.prefix_attention lets prompt tokens attend to each other, "
-                "and this data asks to learn them: each would see its own target. Set "
-                "DataSource.use_token_type_ids = True and prompt_loss_weight = 0.0"
+                "and this data asks to learn them: each would see its own target. Give "
+                f"{how_to_set('DataSource.use_token_type_ids', True)} "
+                f"{how_to_set('DataSource.prompt_loss_weight', 0.0)}"
             )
 
     def _check_sizes(self) -> None:
@@ -165,8 +167,8 @@ class DataSource:
                 raise InputError(f"{name} is {size}, expected at least 1")
         if self.packed_length is not None and not self.packing:
             raise InputError(
-                f"packed_length is {self.packed_length}, but rows are not packed: set "
-                "DataSource.packing = True as well, or leave it out"
+                f"packed_length is {self.packed_length}, but rows are not packed: give "
+                f"{how_to_set('DataSource.packing', True)} as well, or leave it out"
             )
 
     def _check_encoder_decoder(self) -> None:
@@ -174,12 +176,14 @@ class DataSource:
         if not self.use_token_type_ids:
             raise InputError(
                 "use_token_type_ids is False, but an encoder-decoder model needs the "
-                "types to tell its input from its target: set it to True"
+                "types to tell its input from its target: give "
+                f"{how_to_set('DataSource.use_token_type_ids', True)}"
             )
         if self.prompt_loss_weight:
             raise InputError(
                 f"prompt_loss_weight is {self.prompt_loss_weight}, but an "
-                "encoder-decoder model never predicts prompt tokens: set it to 0"
+                "encoder-decoder model never predicts prompt tokens: give "
+                f"{how_to_set('DataSource.prompt_loss_weight', 0.0)}"
             )
         if not self.separate_articles:
             raise InputError(
@@ -267,7 +271,8 @@ class DataSource:
         if self.task_token is not None:
             raise InputError(
                 "DataSource.task_token is set, but every example begins with the "
-                "template: select the task by DataSource.prompt_id_key"
+                "template: select the task by "
+                f"{how_to_set('DataSource.prompt_id_key', 'KEY')}"
             )
         parsed = parse_template(self.template)
         template = TokenTemplate(
@@ -299,8 +304,10 @@ class DataSource:
         if not selects:
             raise InputError(
                 f"the model has {model.prompt_count} prompts, and the data does not "
-                "select one for each example: set DataSource.prompt_id_key to a jsonl "
-                f"key or an HDF5 data set ({PROMPT_IDS!r}), or DataSource.task_token"
+                "select one for each example: name the jsonl key or HDF5 data set "
+                f"({PROMPT_IDS!r}) by {how_to_set('DataSource.prompt_id_key', 'KEY')}; "
+                "or let the first token select it by "
+                f"{how_to_set('DataSource.task_token', 'index')}"
             )
         token = TaskToken(self._sentinel_end(model)) if by_token else None
         return Tasks(

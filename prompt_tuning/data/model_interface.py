@@ -5,6 +5,7 @@ import dataclasses
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
 
@@ -60,7 +61,8 @@ class ModelInterface:
         """
         if self.tokenizer is None:
             raise InputError(
-                f"{self.origin} has no tokenizer next to it; set "
-                "Pretrained.tokenizer to a tokenizer.json, a .model file or a folder"
+                f"{self.origin} has no tokenizer next to it; name a tokenizer.json, a "
+                ".model file or a folder by "
+                f"{how_to_set('Pretrained.tokenizer', 'PATH')}"
             )
         return self.tokenizer

@@ -19,6 +19,7 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.class_examples import label_example
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.evaluation.ranking import (
@@ -139,8 +140,9 @@ def evaluate_ensemble(
     """
     if not evaluation.labels and not evaluation.exact_match:
         raise InputError(
-            "prompts vote on answers, and this evaluation has none: set "
-            "Evaluation.labels, or Evaluation.exact_match = True"
+            "prompts vote on answers, and this evaluation has none: give "
+            f"{how_to_set('Evaluation.labels', ['LABEL', 'LABEL'])}, or "
+            f"{how_to_set('Evaluation.exact_match', True)}"
         )
     single = _with_single_prompt(model)
     examples = load_examples(evaluation.data, single.interface)

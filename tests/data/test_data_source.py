@@ -206,7 +206,7 @@ def test_the_frozen_model_reads_the_templates_text(files):
 def test_a_task_token_in_a_template_is_not_removed(files):
     model = opened(files.decoder, prompt=multitask, prompting=IN_TEMPLATE)
     data = source(files, template="{soft:4}{prompt}", task_token="index")
-    with pytest.raises(InputError, match=r"the task by DataSource.prompt_id_key"):
+    with pytest.raises(InputError, match=r"the task by --prompt_id_key KEY"):
         load_examples(data, model.interface)
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.examples.truncation import Truncation
@@ -77,8 +78,8 @@ class ClassExamples:
                 f"the longest label {self._longest}: expected at most "
                 f"{model.maximum_length} in a row (the model's positions minus the "
                 "prompt vectors), whichever the label; to remove the beginning of such "
-                "rows, type --gin.DataSource.on_too_long='\"truncate\"', and to leave "
-                "them out --gin.DataSource.on_too_long='\"skip\"'"
+                f"rows, type {how_to_set('DataSource.on_too_long', 'truncate')}, and "
+                f"to leave them out {how_to_set('DataSource.on_too_long', 'skip')}"
             )
         self._numbers = np.flatnonzero(fits)
         self._prompt_lengths = self._prompt_lengths[fits]

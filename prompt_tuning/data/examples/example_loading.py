@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
@@ -109,7 +110,8 @@ def _encoder_decoder_reader(
     if model.eos_id is None:
         raise InputError(
             "an encoder-decoder model ends its texts with EOS, and neither the "
-            "tokenizer nor the model's config defines its id: set eos_id"
+            "tokenizer nor the model's config defines its id: give it by "
+            f"{how_to_set('Pretrained.eos_id', NUMBER)}"
         )
     return EncoderDecoderRowReader(model.eos_id, model.bos_id, task_token)
 
@@ -156,7 +158,7 @@ def _check_conversations(source: DataSource) -> None:
     if source.task_token is not None:
         raise InputError(
             "DataSource.task_token is set, but a chat template begins each row: select "
-            "the task by DataSource.prompt_id_key"
+            f"the task by {how_to_set('DataSource.prompt_id_key', 'KEY')}"
         )
     if not source.add_eos:
         raise InputError(

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import (
     Example,
     ExampleIndex,
@@ -286,7 +287,7 @@ def _short_enough(
             f"{describe_row(int(index.rows[first]))}: {length} tokens, expected at "
             f"most {limits.maximum_length} (the model's positions minus the prompt "
             "vectors); to remove the beginning of such rows, type "
-            "--gin.DataSource.on_too_long='\"truncate\"', and to leave them out "
-            "--gin.DataSource.on_too_long='\"skip\"'"
+            f"{how_to_set('DataSource.on_too_long', 'truncate')}, and to leave them out "
+            f"{how_to_set('DataSource.on_too_long', 'skip')}"
         )
     return short

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.jsonl import RowEncoder, TypedRow
@@ -57,7 +58,9 @@ class JsonlRows:
         if add_eos and encoder.tokenizer.eos_id is None:
             raise InputError(
                 "the tokenizer defines no EOS to end a row with, nor does the model's "
-                "config: set Pretrained.eos_id, or DataSource.add_eos = False"
+                "config: give its number by "
+                f"{how_to_set('Pretrained.eos_id', NUMBER)}, "
+                f"or end rows without one by {how_to_set('DataSource.add_eos', False)}"
             )
         columns = columns or TokenColumns()
         self._column_names = tuple(columns.columns)

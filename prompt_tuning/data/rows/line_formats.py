@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import AlpacaEncoder, LineEncoder, RowEncoder
 from prompt_tuning.data.rows.text_records import read_records
@@ -134,7 +135,8 @@ def _open_template(
     if pairs.tokenizer.eos_id is None:
         raise InputError(
             "the tokenizer defines no EOS to end a conversation with, nor does the "
-            "model's config: set Pretrained.eos_id"
+            f"model's config: give its number by "
+            f"{how_to_set('Pretrained.eos_id', NUMBER)}"
         )
     try:
         chat = chat_template_of(pairs.tokenizer, choice.chat_template, choice.date)
@@ -145,7 +147,7 @@ def _open_template(
     if chat.uses_date and choice.chat_date is None:
         raise InputError(
             f"the chat template of {chat.origin} uses the current date, so rows would "
-            "differ when the run is resumed on another day: set a date with "
-            f"--gin.DataSource.chat_date='\"{datetime.date.today().isoformat()}\"'"
+            "differ when the run is resumed on another day: set a date by "
+            f"{how_to_set('DataSource.chat_date', datetime.date.today().isoformat())}"
         )
     return chat

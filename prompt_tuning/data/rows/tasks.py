@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 from prompt_tuning.data.rows.jsonl import JsonLine
 
@@ -130,7 +131,8 @@ class Tasks:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if is_integer and abs(value) <= MAXIMUM_INTEGER:
             return value
-        expected = "an integer; or set DataSource.prompt_id_names for names"
+        names = how_to_set("DataSource.prompt_id_names", ["NAME", "NAME"])
+        expected = f"an integer; or names, in order, by {names}"
         if self.names is not None:
             expected = f"one of {list(self.names)} or its number"
         raise InputError(

@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer, encode_consecutive
 
 _WORDS = r'"(?:[^"\\]|\\.)*"'
@@ -198,7 +199,8 @@ def soft_counts(template: Template, tokenizer: Tokenizer | None) -> list[int]:
                 raise InputError(
                     f"the template has {{soft:{json.dumps(part.words)}}} without a "
                     "count, and the model has no tokenizer to count its tokens: write "
-                    "the count before the words, or set Pretrained.tokenizer"
+                    "the count before the words, or name a tokenizer by "
+                    f"{how_to_set('Pretrained.tokenizer', 'PATH')}"
                 )
             count = len(tokenizer.encode(part.words or ""))
             if not count:
@@ -220,8 +222,8 @@ def check_length(counts: Sequence[int], length: int) -> None:
         raise InputError(
             f"DataSource.template has {sum(counts)} soft vectors "
             f"({' + '.join(map(str, counts)) or 'no soft part'}), but the prompt has "
-            f"{length}: set its length (PROMPT_LENGTH) to {sum(counts)}, or change the "
-            "template"
+            f"{length}: give --prompt_length {sum(counts)} or "
+            f"--gin.PROMPT_LENGTH={sum(counts)}, or change the template"
         )
 
 

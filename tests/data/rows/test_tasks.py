@@ -30,7 +30,7 @@ def test_a_line_gives_its_tasks_number_or_name():
     for value in ("mnli", True, 1.0, None, [1]):
         with pytest.raises(InputError, match=r"line 1: 'task' is .* one of \['boolq'"):
             named.parse(value, "line 1")
-        with pytest.raises(InputError, match="expected an integer; or set"):
+        with pytest.raises(InputError, match="expected an integer; or names, in order"):
             Tasks(3, "task").parse(value, "line 1")
 
 
