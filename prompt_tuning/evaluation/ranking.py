@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.buckets import round_up
@@ -243,10 +244,10 @@ def space_hint(text: str, labels: Sequence[str]) -> str:
     if text.strip() not in [label.strip() for label in labels]:
         return ""
     before = text[: len(text) - len(text.lstrip())]
-    wanted = ", ".join(f'"{before}{label.strip()}"' for label in labels)
+    wanted = [f"{before}{label.strip()}" for label in labels]
     return (
-        " (labels are compared with their leading space): set "
-        f"--gin.Evaluation.labels='[{wanted}]'"
+        " (labels are compared with their leading space): give "
+        f"{how_to_set('Evaluation.labels', wanted)}"
     )
 
 

@@ -287,7 +287,7 @@ def _short_enough(
             f"{describe_row(int(index.rows[first]))}: {length} tokens, expected at "
             f"most {limits.maximum_length} (the model's positions minus the prompt "
             "vectors); to remove the beginning of such rows, type "
-            f"{how_to_set('DataSource.on_too_long', 'truncate')}, and to leave them out "
-            f"{how_to_set('DataSource.on_too_long', 'skip')}"
+            f"{how_to_set('DataSource.on_too_long', 'truncate')}, and to leave them "
+            f"out {how_to_set('DataSource.on_too_long', 'skip')}"
         )
     return short

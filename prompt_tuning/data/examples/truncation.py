@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import Example
 
 TooLong = Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
@@ -61,8 +62,8 @@ class Truncation:
         if not np.any(weights):
             raise InputError(
                 f"{longest} tokens, of which the first {self.maximum} contain no "
-                "learned one: remove the beginning instead, by on_too_long "
-                "'truncate_left'"
+                "learned one: remove the beginning instead, by "
+                f"{how_to_set('DataSource.on_too_long', 'truncate_left')}"
             )
         return dataclasses.replace(
             example,
