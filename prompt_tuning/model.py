@@ -26,13 +26,13 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.python_rows import data_files
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.generation.generator import Generator
 from prompt_tuning.generation.sampling import temperature_sampler
 from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.tools.inspection import input_vectors
+from prompt_tuning.training.distillation import open_evaluator
 from prompt_tuning.training.loop import TrainingResult
 from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
 from prompt_tuning.tuned.prediction import predict_inputs
@@ -295,7 +295,9 @@ class Model:
                 evaluation = Evaluation(data=source, **of_evaluation)
             else:
                 evaluation = dataclasses.replace(given, data=source, **of_evaluation)
-            return Evaluator(self.prompted, evaluation)(self.parameters)
+            objective = self.run.objective
+            evaluator = open_evaluator(objective, self.prompted, evaluation)
+            return evaluator(self.parameters)
 
     def prompt_vectors(self) -> dict[str, Float[np.ndarray, "P D"]]:
         """Returns the prompt vectors by path, such as `decoder/prompt`.

@@ -88,6 +88,8 @@ def _format(value: float) -> str:
 def describe_examples(evaluator: Evaluator, resamples: int) -> str:
     """Describes the examples and the intervals of a table in one line."""
     parts = [f"{len(evaluator):,} examples", f"95 % of {resamples:,} bootstrap draws"]
+    if evaluator.loss_meaning is not None:
+        parts.append(f"loss is the {evaluator.loss_meaning}")
     if evaluator.skipped:
         parts.append(f"{evaluator.skipped:,} left out because they are too long")
     if evaluator.truncated:

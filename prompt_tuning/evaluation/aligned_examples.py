@@ -125,6 +125,8 @@ def _check_targets(
         raise InputError(
             f"example {index}: {name} would count {len(learned)} tokens, which differ "
             f"from the {len(expected)} that {other_name} counts, so they cannot be "
-            "compared: measure each alone, or learn completions only "
+            "compared: a text before a row changed how the row is encoded, or prompts "
+            "are learned too. Measure each alone; let completions begin with a space "
+            "or a line break; or learn completions only "
             "(DataSource.use_token_type_ids = True, prompt_loss_weight = 0.0)"
         )

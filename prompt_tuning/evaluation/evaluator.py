@@ -28,13 +28,19 @@ from prompt_tuning.evaluation.results import (
     split_by_category,
 )
 from prompt_tuning.evaluation.text_metrics import METRIC_NAMES, TEXT_METRICS
-from prompt_tuning.evaluation.token_outcomes import measure_tokens
+from prompt_tuning.evaluation.token_outcomes import (
+    CROSS_ENTROPY,
+    LOSS,
+    measure_tokens,
+    token_measure,
+)
 from prompt_tuning.generation.text_generation import (
     GENERATES,
     check_rows,
     continue_all,
     decode_continuations,
 )
+from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 Rows = list[list[int]]
@@ -54,6 +60,7 @@ class Evaluator:
         *,
         context_ids: Sequence[int] = (),
         examples: Examples | None = None,
+        objective: HeldOutObjective | None = None,
     ):
         """Opens the held-out files.
 
@@ -62,6 +69,8 @@ class Evaluator:
           evaluation: settings of the evaluation.
           context_ids: token ids of a text to insert before each example's input.
           examples: examples to use instead of all examples of the files.
+          objective: measured as `loss`, with the cross-entropy as `cross_entropy`;
+            None for the cross-entropy as `loss`.
 
         Raises:
           InputError: if the files cannot be used, or the completion of an example is
@@ -73,6 +82,8 @@ class Evaluator:
         if examples is None:
             examples = load_examples(data, model.interface, context_ids=context_ids)
         self._examples = examples
+        self._objective = objective
+        self._token_measure = token_measure(objective)
         self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
         self._ranker, self._gold = None, np.zeros(0, np.int64)
         if evaluation.labels:
@@ -95,8 +106,9 @@ class Evaluator:
 
         Returns:
           The metrics in `metric_names`: `loss` (mean nats per weighted token),
-          `accuracy` (of these tokens), and the others that the evaluation asks for,
-          most of them shares of the examples.
+          `cross_entropy` if the loss is another objective's, `accuracy` (of these
+          tokens), and the others that the evaluation asks for, most of them shares of
+          the examples.
         """
         metrics = self.measure(parameters).metrics
         return {name: metrics[name].value for name in self.metric_names}
@@ -105,7 +117,7 @@ class Evaluator:
     def metric_names(self) -> list[str]:
         """Names of the metrics, also in the log of training."""
         evaluation = self._evaluation
-        names = ["loss", "accuracy"]
+        names = [LOSS, *([CROSS_ENTROPY] if self._objective else []), "accuracy"]
         names += [PERPLEXITY] if PERPLEXITY in evaluation.metrics else []
         names += ["exact_match"] if evaluation.exact_match else []
         names += [
@@ -130,6 +142,11 @@ class Evaluator:
         """Number of tokens left out so that another model can be compared."""
         return self._examples.uncounted
 
+    @property
+    def loss_meaning(self) -> str | None:
+        """What `loss` is, if it is not the cross-entropy."""
+        return None if self._objective is None else self._objective.meaning
+
     def __len__(self) -> int:
         return len(self._examples)
 
@@ -148,7 +165,9 @@ class Evaluator:
 
     def measure(self, parameters: Parameters) -> EvaluationResult:
         """Computes all metrics, with the contribution of each example."""
-        tokens = measure_tokens(self._model, parameters, self._examples, self._plan)
+        tokens = measure_tokens(
+            self._model, parameters, self._examples, self._plan, self._token_measure
+        )
         metrics: dict[str, MetricSums] = dict(tokens.metrics())
         generated = self._generate(parameters) if self._evaluation.generates else None
         if generated is not None:

@@ -1,6 +1,9 @@
 """Loss and correctness of every learned token of held-out examples."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +15,12 @@ from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
-from prompt_tuning.models.scoring import token_losses
+from prompt_tuning.losses.objective import HeldOutObjective
+from prompt_tuning.models.scoring import held_out_losses, token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+LOSS, CROSS_ENTROPY = "loss", "cross_entropy"
+"""Names of metrics; a loss that is the cross-entropy is reported once, as `loss`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +33,7 @@ class TokenOutcomes:
       weight: loss weight of each token, `[t]`.
       nll: negative log likelihood of each token in nats, `[t]`.
       correct: whether no other token scored higher, `[t]`.
+      objective: loss of the training objective, `[t]`; None if it is `nll`.
     """
 
     examples: int
@@ -33,6 +41,7 @@ class TokenOutcomes:
     weight: Float[np.ndarray, "t"]
     nll: Float[np.ndarray, "t"]
     correct: Bool[np.ndarray, "t"]
+    objective: Float[np.ndarray, "t"] | None = None
 
     def metrics(
         self, chosen: Bool[np.ndarray, "t"] | None = None
@@ -43,21 +52,43 @@ class TokenOutcomes:
         """
         weight = self.weight if chosen is None else self.weight * chosen
         weights = self._example_sums(weight)
-        # A weighted sum and the sum of the weights of each example, [E, 2]
-        nats = np.stack([self._example_sums(weight * self.nll), weights], axis=1)
-        right = np.stack([self._example_sums(weight * self.correct), weights], axis=1)
-        return {
-            "loss": MetricSums(nats, ratio, lower_is_better=True),
+
+        def sums(values: np.ndarray) -> Float[np.ndarray, "E 2"]:
+            """Returns a weighted sum and the sum of the weights of each example."""
+            return np.stack([self._example_sums(weight * values), weights], axis=1)
+
+        nats = sums(self.nll)
+        cross_entropy = MetricSums(nats, ratio, lower_is_better=True)
+        losses = {LOSS: cross_entropy}
+        if self.objective is not None:
+            loss = MetricSums(sums(self.objective), ratio, lower_is_better=True)
+            losses = {LOSS: loss, CROSS_ENTROPY: cross_entropy}
+        return losses | {
             "perplexity": MetricSums(nats, exponential_ratio, lower_is_better=True),
-            "accuracy": MetricSums(right, ratio),
+            "accuracy": MetricSums(sums(self.correct), ratio),
         }
 
     def _example_sums(self, values: Float[np.ndarray, "t"]) -> Float[np.ndarray, "E"]:
         return np.bincount(self.example, values, minlength=self.examples)
 
 
+TokenMeasure = Callable[[Any, Any, Any], Any]
+"""Computes the losses of a batch; a jitted function is compiled once for each."""
+
+
+def token_measure(objective: HeldOutObjective | None) -> TokenMeasure:
+    """Returns the losses that `measure_tokens` computes, with an objective's or not."""
+    if objective is None:
+        return token_losses
+    return functools.partial(held_out_losses, objective)
+
+
 def measure_tokens(
-    model: PromptedModel, parameters: Parameters, examples: Examples, plan: BatchPlan
+    model: PromptedModel,
+    parameters: Parameters,
+    examples: Examples,
+    plan: BatchPlan,
+    measure: TokenMeasure = token_losses,
 ) -> TokenOutcomes:
     """Computes the loss of every example once.
 
@@ -66,17 +97,19 @@ def measure_tokens(
       parameters: all parameters in memory, by path.
       examples: examples that the plan refers to.
       plan: one pass over all examples.
+      measure: result of `token_measure`.
     """
     counts = examples.weight_counts
     starts = np.cumsum(counts) - counts
-    # Weight, nats, and correctness of all learned tokens, [3, t]
-    values = np.zeros((3, int(counts.sum())))
+    # Weight, then nats, correctness and the objective of all learned tokens, [k, t]
+    kinds = 3 if measure is token_losses else 4
+    values = np.zeros((kinds, int(counts.sum())))
     batches = stream_batches(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
     for index, batch in enumerate(batches):
-        losses = jax.device_get(score_batch(token_losses, model, parameters, batch))
-        arrays = np.stack([batch.loss_weights, losses.nll, losses.correct])  # [3, B, m]
+        losses = jax.device_get(score_batch(measure, model, parameters, batch))
+        arrays = np.stack([batch.loss_weights, *losses])  # [k, B, m]
         rows = plan.batch(index).rows
         # A row contains the learned tokens of its segments one after the other.
         for row, segments in enumerate(rows.reshape(len(rows), -1).tolist()):
@@ -86,7 +119,8 @@ def measure_tokens(
                 segment = arrays[:, row, offset : offset + count]
                 values[:, start : start + count] = segment
                 offset += count
+    weight, nll, correct, *objective = values
     example = np.repeat(np.arange(len(examples)), counts)
     return TokenOutcomes(
-        len(examples), example, values[0], values[1], values[2].astype(bool)
+        len(examples), example, weight, nll, correct.astype(bool), *objective
     )

@@ -13,10 +13,10 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.losses.cross_entropy import distillation_loss
+from prompt_tuning.losses.cross_entropy import TokenLoss, distillation_loss
 from prompt_tuning.losses.objective import (
+    HeldOutObjective,
     LossSums,
-    Objective,
     ObjectiveConfig,
     TeacherModel,
     learned_targets,
@@ -51,12 +51,14 @@ class ContextDistillation(ObjectiveConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(Objective):
+class Distillation(HeldOutObjective):
     """Divergence from a teacher's predictions; see `ContextDistillation`.
 
     Attributes:
       teacher: frozen model that shares the student's frozen parameters.
     """
+
+    meaning = "divergence from the frozen model that reads the context"
 
     teacher: TeacherModel
 
@@ -72,10 +74,24 @@ class Distillation(Objective):
         Raises:
           ValueError: if the parameters are not given.
         """
+        losses = self.token_losses(hidden, head, batch, parameters)
+        return token_sums(losses, batch.loss_weights, batch)
+
+    def token_losses(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> TokenLoss:
+        """Computes the divergence at each learned token; see `HeldOutObjective`.
+
+        Raises:
+          ValueError: if the parameters are not given.
+        """
         if parameters is None:
             raise ValueError("a teacher runs on the model's parameters: pass them")
         with jax.named_scope("teacher"):
             teacher_hidden = self.teacher.hidden(parameters, batch)
         targets = learned_targets(batch)
-        losses = distillation_loss(hidden, head, targets, teacher_hidden)
-        return token_sums(losses, batch.loss_weights, batch)
+        return distillation_loss(hidden, head, targets, teacher_hidden)

@@ -170,6 +170,35 @@ class Objective(ObjectiveConfig):
         return weight_sum(batch)
 
 
+class HeldOutObjective(Objective):
+    """An objective that evaluations measure too, as their `loss`.
+
+    With any other objective their `loss` is the cross-entropy.
+
+    Attributes:
+      meaning: what the loss is, for reports.
+    """
+
+    meaning: ClassVar[str]
+
+    @abc.abstractmethod
+    def token_losses(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: Float[Array, "V D"],
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> TokenLoss:
+        """Computes the loss at each of `batch.loss_positions`.
+
+        Args:
+          hidden: hidden states that predict the targets at these positions.
+          head: output head.
+          batch: one batch, without an accumulation axis.
+          parameters: all parameters of the model, for objectives with a teacher.
+        """
+
+
 def target_losses(
     hidden: Float[Array, "B m D"],
     head: Float[Array, "V D"],

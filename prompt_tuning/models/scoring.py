@@ -1,15 +1,20 @@
 """A model's losses on a batch."""
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.cross_entropy import TokenLoss
-from prompt_tuning.losses.objective import LossSums, Objective, target_losses
+from prompt_tuning.losses.objective import (
+    HeldOutObjective,
+    LossSums,
+    Objective,
+    target_losses,
+)
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 
@@ -30,6 +35,34 @@ def token_losses(
     """
     model = merge_model(graph, parameters)
     return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
+
+
+class HeldOutLosses(NamedTuple):
+    """Losses at a batch's learned positions, `[B, m]`.
+
+    Attributes:
+      nll: cross-entropy of the target, in nats.
+      correct: whether no token scores higher than the target.
+      objective: loss of the objective.
+    """
+
+    nll: Float[Array, "B m"]
+    correct: Bool[Array, "B m"]
+    objective: Float[Array, "B m"]
+
+
+def held_out_losses(
+    objective: HeldOutObjective,
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+) -> HeldOutLosses:
+    """Runs the model once for the cross-entropy and for an objective."""
+    model = merge_model(graph, parameters)
+    hidden, head = model.hidden(batch), model.head_kernel()
+    losses = target_losses(hidden, head, batch)
+    own = objective.token_losses(hidden, head, batch, parameters)
+    return HeldOutLosses(losses.nll, losses.correct, own.nll)
 
 
 def merge_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:

@@ -15,8 +15,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
 from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -96,12 +100,7 @@ def open_teacher(
             "a template puts vectors among the tokens: use another Prompting.placement"
         )
     assert isinstance(examples, Examples)  # a distillation has no candidate labels
-    after_bos = begin_with_bos(examples, model)
-    tokenizer = model.needed_tokenizer()
-    ids = tokenizer.encode(context)
-    if not after_bos and model.config.architecture == "decoder_only":
-        ids = [*encode_prompt(tokenizer, ""), *ids]
-    placement = "after_bos" if after_bos else "prefix"
+    ids, placement = tokens_before_rows(context, model, examples)
     teacher = make_teacher(model.config, ids, placement)
     shared = sorted(set(teacher.paths) & set(trained))
     if shared:
@@ -119,6 +118,66 @@ def open_teacher(
             f"{longest}, but the model has {positions} positions; shorten one of them"
         )
     return teacher
+
+
+def open_evaluator(
+    objective: ObjectiveConfig | None,
+    model: PromptedModel,
+    evaluation: Evaluation,
+    examples: Examples | None = None,
+) -> Evaluator:
+    """Opens an evaluation that measures a training objective if that is possible.
+
+    Args:
+      objective: objective of the run that the model belongs to.
+      model: evaluated model.
+      evaluation: settings of the evaluation.
+      examples: examples to use instead of all examples of the files.
+
+    Raises:
+      InputError: if the held-out data cannot be used.
+    """
+    if examples is None:
+        examples = load_examples(evaluation.data, model.interface)
+    return Evaluator(
+        model,
+        evaluation,
+        examples=examples,
+        objective=held_out_objective(objective, model, examples),
+    )
+
+
+def held_out_objective(
+    objective: ObjectiveConfig | None, model: PromptedModel, examples: Examples
+) -> HeldOutObjective | None:
+    """Builds an objective for held-out examples; None if it is not measured on them."""
+    if objective is None:
+        return None
+    prepared = objective.prepare(
+        lambda context: open_teacher(context, model, (), examples)
+    )
+    return prepared if isinstance(prepared, HeldOutObjective) else None
+
+
+def tokens_before_rows(
+    text: str, model: PromptedModel, examples: Examples
+) -> tuple[list[int], str]:
+    """Encodes a text that a model reads before rows.
+
+    Returns:
+      The tokens, and their placement: "after_bos" if rows begin with BOS; else
+      "prefix", with BOS before the text in a decoder-only model that expects it.
+
+    Raises:
+      InputError: if there is no tokenizer, or some rows begin with BOS and some do not.
+    """
+    tokenizer = model.needed_tokenizer()
+    ids = tokenizer.encode(text)
+    if begin_with_bos(examples, model):
+        return ids, "after_bos"
+    if model.config.architecture == "decoder_only":
+        ids = [*encode_prompt(tokenizer, ""), *ids]
+    return ids, "prefix"
 
 
 def make_teacher(
@@ -162,7 +221,7 @@ def begin_with_bos(examples: Examples, model: PromptedModel) -> bool:
     if len(firsts) > 1:
         raise InputError(
             f"of the first {count} examples some begin with BOS ({bos}) and some do "
-            "not: a ContextDistillation puts its context after BOS in all rows or in "
-            "none; prepare the rows again"
+            "not: a text is put after BOS in all rows or in none; prepare the rows "
+            "again"
         )
     return firsts.pop()

@@ -31,7 +31,7 @@ from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.training.distillation import open_teacher
+from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -194,7 +194,7 @@ class RunPlan:
         """
         if self.run.evaluation is None:
             return None
-        evaluator = Evaluator(self.model, self.run.evaluation)
+        evaluator = open_evaluator(self.run.objective, self.model, self.run.evaluation)
         if self.run.keep_best is not None:
             evaluator.check_metric(self.run.keep_best[0])
         return evaluator

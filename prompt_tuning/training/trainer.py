@@ -87,6 +87,10 @@ class Trainer:
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
         if self.model.ends is not None:
             rows.append(self.model.ends)
+        if self.evaluator is not None and self.evaluator.loss_meaning is not None:
+            rows.append(
+                f"loss, in training and evaluation: {self.evaluator.loss_meaning}"
+            )
         rows.append(f"{len(self.examples)} training examples")
         if self.examples.skipped:
             rows.append(f"{self.examples.skipped} left out because they are too long")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
+from jaxtyping import Array, Key
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
@@ -20,10 +21,18 @@ from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
+from prompt_tuning.losses.context_distillation import ContextDistillation
+from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.training.distillation import (
+    held_out_objective,
+    tokens_before_rows,
+)
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 NO_PROMPT = "no prompt"
@@ -39,6 +48,7 @@ class PlannedModel:
       evaluation: settings of its evaluation.
       read: returns all of its parameters.
       context_ids: token ids of a text to insert before each example's input.
+      objective: objective to measure; None for the cross-entropy alone.
     """
 
     name: str
@@ -46,6 +56,7 @@ class PlannedModel:
     evaluation: Evaluation
     read: Callable[[], Parameters]
     context_ids: Sequence[int] = ()
+    objective: ObjectiveConfig | None = None
 
     def examples(self) -> Examples:
         """Loads all examples of its files."""
@@ -59,6 +70,7 @@ class PlannedModel:
             self.evaluation,
             context_ids=self.context_ids,
             examples=examples,
+            objective=held_out_objective(self.objective, self.model, examples),
         )
         return ComparedModel(self.name, evaluator, self.read)
 
@@ -111,6 +123,7 @@ def open_comparison(
         planned.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
     for text in text_prompts:
         planned.append(_with_text(run, _without_tasks(evaluation), text))
+    planned = [dataclasses.replace(one, objective=run.objective) for one in planned]
     tables = align_examples([(one.name, one.examples()) for one in planned])
     return [one.open(table) for one, table in zip(planned, tables, strict=True)]
 
@@ -145,17 +158,61 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     """Plans the frozen model with a text before each input.
 
     Texts of pairs are joined before they are encoded; ids of HDF5 rows and of
-    conversations follow the ids of the text unchanged.
+    conversations follow the ids of the text unchanged. Rows of pairs whose first token
+    is learned, and rows that a teacher reads too, also stay unchanged: they follow the
+    embeddings of the text.
     """
     data, name = evaluation.data, f"text {text!r}"
     if not text:
         raise InputError("--text_prompt is empty; --baseline measures without a text")
+    distilled = isinstance(run.objective, ContextDistillation)
+    model = _open_frozen(run, None)
+    if data.template is None and (data.has_pairs or distilled):
+        examples = load_examples(data, model.interface)
+        if distilled or _learn_beginnings(data, examples, model):
+            model = _open_after_text(run, model, examples, text)
+            return PlannedModel(name, model, evaluation, model.read_parameters)
     if data.has_pairs:
         with_text = dataclasses.replace(data, template=_template(data, text))
         return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
-    model = _open_frozen(run, None)
     ids = model.needed_tokenizer().encode(text)
     return PlannedModel(name, model, evaluation, model.read_parameters, ids)
+
+
+def _learn_beginnings(
+    data: DataSource, examples: Examples, model: PromptedModel
+) -> bool:
+    """Tests whether any row is learned from its first token, apart from BOS.
+
+    Encoded after another text, such a row could have other tokens.
+    """
+    if model.config.architecture == "encoder_decoder":
+        return False
+    if data.prompt_loss_weight or not data.use_token_type_ids:
+        return True
+    return any(
+        example.prefix_length <= int(example.inputs[0] == model.interface.bos_id)
+        for example in (examples[index] for index in range(len(examples)))
+    )
+
+
+def _open_after_text(
+    run: Run, frozen: PromptedModel, examples: Examples, text: str
+) -> PromptedModel:
+    """Opens the frozen model with the embeddings of a text as its prompt."""
+    ids, placement = tokens_before_rows(text, frozen, examples)
+
+    def embed(key: Key[Array, ""], vocabulary: Vocabulary) -> SoftPrompt:
+        return SoftPrompt(
+            key,
+            vocabulary,
+            length=len(ids),
+            initializer=lambda key, shape, vocabulary: vocabulary.rows(ids),
+        )
+
+    tuning = Tuning(prompt=embed, prompting=Prompting(placement=placement))
+    key = jax.random.key(run.seed)
+    return open_pretrained(run.model, tuning, key=key, mesh=run.mesh)
 
 
 def _template(data: DataSource, text: str) -> str:

@@ -11,8 +11,12 @@ import numpy as np
 import optax
 import pytest
 
+from prompt_tuning.api import load, load_tuned
+from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
+from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
@@ -23,12 +27,13 @@ from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
+from prompt_tuning.tuned.comparison import open_comparison
 from scripts import skills
 from scripts.bench import hlo
 from tests.support import dummies
 from tests.support.chunks import chunked
 from tests.support.exhaustive import sample
-from tests.support.small_runs import logged, write_pairs
+from tests.support.small_runs import UPPER, logged, write_pairs
 
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3)]
 CONTEXT = [7, 4, 11, 9, 3]
@@ -183,6 +188,56 @@ def opened(files, directory, *bindings, **macros):
     run = plan_run(gin_files.read_run(["runs/first_prompt.gin"], named))
     objective: Any = run.objective(run.examples())
     return objective
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_an_evaluation_measures_the_divergence_and_the_cross_entropy(files, tmp_path):
+    directory = tmp_path / "run"
+    assert tune(files, directory, *DISTILL, **{"Run.steps": 2}) == 0
+    measured = [
+        {name.removeprefix("evaluation/"): x for name, x in line.items()}
+        for line in logged(directory)
+        if "evaluation/loss" in line
+    ][-1]
+
+    # Two passes over the same tokens: with the prompt, and frozen with the context.
+    rows = [
+        (
+            [skills.BOS_ID, *skills.encode(given)],
+            [*skills.encode(answer), skills.EOS_ID],
+        )
+        for given, answer in UPPER[32:]
+    ]
+    context = skills.encode("a text to stand for")
+    longer = [([*g[:1], *context, *g[1:]], answer) for g, answer in rows]
+    tuned = load_tuned(directory)
+    frozen = load(files.decoder)
+    batches = [make_batch(tuned.config, each) for each in (rows, longer)]
+    student, teacher = (
+        log_softmax(dummies.logits(model.parameters, batch, graph=model.graph))
+        for model, batch in zip((tuned, frozen), batches, strict=True)
+    )
+    real = np.array(batches[0].loss_weights) > 0
+    divergence = (np.exp(teacher) * (teacher - student)).sum(-1)
+    assert measured["loss"] == pytest.approx(divergence[real].mean(), rel=1e-4)
+    targets = np.concatenate([answer for _, answer in rows])
+    nats = -student[real][np.arange(len(targets)), targets]
+    assert measured["cross_entropy"] == pytest.approx(nats.mean(), rel=1e-4)
+
+    # `Run.keep_best` chooses by the divergence.
+    folder = directory / FOLDER / f"checkpoint_{measured.pop('step')}"
+    assert checkpoint_files.read_state(folder)["metrics"] == measured
+    assert tuned.evaluate() == pytest.approx(measured, rel=1e-5)
+    run = read_run_directory(directory)
+    assert run.evaluation is not None
+    texts = ["a text to stand for"]
+    _, with_text = open_comparison(run, run.evaluation, text_prompts=texts)
+    compared = with_text.evaluator(with_text.read())
+    assert compared["loss"] == pytest.approx(0, abs=1e-5)
 
 
 def write_bare_rows(path, rows):

@@ -6,11 +6,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
+from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.evaluation import aligned_examples
 from prompt_tuning.tuned.comparison import open_comparison
 from scripts import random_model, skills
@@ -32,13 +35,28 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-def write_rows(path: Path, rows=ROWS, given=GIVEN) -> Path:
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory) -> Path:
+    """A model whose tokenizer puts a space before each text, as sentencepiece does."""
+    folder = tmp_path_factory.mktemp("model") / "spaced"
+    random_model.write_random_model(folder, DECODER)
+    pieces = ["<pad>", "<eos>", "<bos>", "\u2581", *"abcdefnup:"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_rows(path: Path, rows=ROWS, given=GIVEN, encode=skills.encode) -> Path:
     ids = np.zeros((len(rows), 8), np.int32)
     types = np.full((len(rows), 8), 2, np.int32)
     for row, (text, first) in enumerate(zip(rows, given, strict=True)):
-        whole = [*skills.encode(text), EOS]
+        encoded = encode(text)
+        whole = [*encoded, EOS]
         ids[row, : len(whole)] = whole
-        types[row, : len(whole)] = [0] * first + [1] * (len(text) - first) + [3]
+        types[row, : len(whole)] = [0] * first + [1] * (len(encoded) - first) + [3]
     with h5py.File(path, "w") as file:
         file["input_ids"], file["token_type_ids"] = ids, types
     return path
@@ -105,6 +123,25 @@ def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
     of_lines = measured(opened(model, lines, prompt, **choices))
     of_rows = measured(opened(model, rows, prompt, **choices))
     for name, metric in of_lines.items():
+        np.testing.assert_allclose(metric, of_rows[name], rtol=1e-5)
+
+
+def test_a_text_before_empty_prompts_leaves_their_rows_unchanged(
+    spaced, prompt, tmp_path
+):
+    """After a text, "abc" would be encoded without its leading space."""
+    lines = write_pairs(tmp_path / "a.jsonl", [("", "abc"), ("", "fed")])
+    tokenizer = load_tokenizer(spaced)
+    assert len(tokenizer.encode("abc")) == 1 + len(tokenizer.encode_continuation("abc"))
+    rows = tmp_path / "rows.hdf5"
+    write_rows(rows, ["abc", "fed"], [0, 0], tokenizer.encode)
+    of_lines, of_rows = (
+        measured(opened(spaced, file, prompt, text_prompts=["up:"]))
+        for file in (lines, rows)
+    )
+    for name, metric in of_lines.items():
+        # The space, three letters and EOS.
+        assert metric[:, 1].tolist() == [5, 5]
         np.testing.assert_allclose(metric, of_rows[name], rtol=1e-5)
 
 
