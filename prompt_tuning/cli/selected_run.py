@@ -9,12 +9,12 @@ import jax
 from prompt_tuning import __version__, processes
 from prompt_tuning.cli.run_options import given_choices
 from prompt_tuning.config import gin_files, values_in_use
+from prompt_tuning.config.config_changes import relevant_lines
 from prompt_tuning.config.flat_choices import choices_in
 from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_summary import best_member
-from prompt_tuning.training.run_directory import relevant_lines
 
 PROCESS_OPTIONS = ("coordinator", "process", "texts", "gin_file", "bindings", "run")
 """Options that may differ between processes: paths of files with the same contents, and

@@ -17,22 +17,26 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, NotFiniteError, shown
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
 from prompt_tuning.sweep.sweep_step import States
-from prompt_tuning.training.loop import (
-    Recorder,
+from prompt_tuning.training.continuation import (
+    adopt_changes,
     resumed_message,
-    save_due,
     state_at,
-    stopped_message,
 )
+from prompt_tuning.training.loop import Recorder, save_due, stopped_message
 from prompt_tuning.training.metrics_log import MetricsLog
 from prompt_tuning.training.progress import Reporter
-from prompt_tuning.training.run_directory import IDENTITY_FILE, claim
+from prompt_tuning.training.run_directory import (
+    IDENTITY_FILE,
+    check_steps,
+    claim,
+)
 from prompt_tuning.training.signals import StopDue, stop_signals
 
 DIVERGED_FILE = "diverged.json"
@@ -74,7 +78,7 @@ def train_sweep(
       InputError: if a directory belongs to another run or sweep, or the members have no
         intact checkpoint of the same step.
     """
-    _claim(sweep, record or {})
+    changes = _claim(sweep, record or {})
     # One more than a run keeps: a kill may come between the saves of two members, and
     # the previous checkpoint of the one saved first must still exist.
     stores = [
@@ -88,6 +92,7 @@ def train_sweep(
     ]
     messages: list[str] = []
     done, diverged = common_step(sweep.members, stores, messages.append)
+    check_steps(sweep.directory, done, sweep.run.steps)
     if done:
         for store in stores:
             store.finish_deletion(done)
@@ -108,12 +113,21 @@ def train_sweep(
         stopping = resources.enter_context(stop_signals())
         for message in messages:
             reporter.say(message)
+        for member, store, recorder in zip(
+            sweep.members, stores, recorders, strict=True
+        ):
+            change, config = changes[member.name], member.config
+            adopt_changes(member.training, store, change, config, recorder, reporter)
         loop = _SweepLoop(sweep, recorders, reporter, stopping, diverged)
         return loop.run_from(states, done)
 
 
-def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
-    """Claims the directories, or checks that they belong to this sweep."""
+def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
+    """Claims the directories, or checks that they belong to this sweep.
+
+    Returns:
+      what differs from the config of each member's run, by its name.
+    """
     names = [member.name for member in sweep.members]
     file = sweep.directory / SWEEP_FILE
     if (sweep.directory / IDENTITY_FILE).exists():
@@ -130,16 +144,19 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> None:
             )
     frozen_model = sweep.members[0].training.fingerprint
     # Existing directories first: if one is refused, nothing has been created yet.
-    for member in sorted(
-        sweep.members,
-        key=lambda member: not (member.directory / IDENTITY_FILE).exists(),
-    ):
-        claim(member.directory, member.config, frozen_model, record)
+    changes = {
+        member.name: claim(member.directory, member.config, frozen_model, record)
+        for member in sorted(
+            sweep.members,
+            key=lambda member: not (member.directory / IDENTITY_FILE).exists(),
+        )
+    }
     if not file.exists():
         content = {
             "members": {m.name: {"varies": dict(m.varies)} for m in sweep.members}
         }
         replace_file(file, json.dumps(content, indent=1) + "\n")
+    return changes
 
 
 def common_step(

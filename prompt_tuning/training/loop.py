@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from prompt_tuning import processes
-from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
+from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.written_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.training.continuation import adopt_changes, resume
 from prompt_tuning.training.early_stopping import (
+    STOPPED_FILE,
     open_patience,
     record_stop,
 )
@@ -36,13 +34,15 @@ from prompt_tuning.training.progress import (
     python_reporter,
 )
 from prompt_tuning.training.recorder import Recorder, save_due
-from prompt_tuning.training.run_directory import claim, hold_run, open_store
+from prompt_tuning.training.run_directory import (
+    check_steps,
+    claim,
+    hold_run,
+    open_store,
+)
 from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.trainer import Trainer
-
-MAXIMUM_WORD = 2**32 - 1
-"""Maximum of a number of a random key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,16 @@ def train_held(
     make_reporter = make_reporter or functools.partial(python_reporter, run.steps)
     frozen_model = training.fingerprint
     processes.check_same("frozen parameters", lambda: [frozen_model])
-    processes.run_on_first(lambda: claim(directory, config, frozen_model, record or {}))
+    changes = ConfigChanges(
+        **processes.run_on_first(
+            lambda: vars(claim(directory, config, frozen_model, record or {}))
+        )
+    )
     store = open_store(run)
     messages: list[str] = []
     state = resume(training, store, messages.append)
     done = int(state.step)
+    check_steps(directory, done, run.steps)
     if done:
         store.finish_deletion(done)
     patience = open_patience(run, store.folder, done)
@@ -138,6 +143,7 @@ def train_held(
             reporter.say(message)
         recorder = Recorder(training, store, log, patience)
         watching = CallbackReporter(reporter, callbacks)
+        adopt_changes(training, store, changes, config, recorder, watching)
         return _Loop(
             training,
             recorder,
@@ -146,69 +152,9 @@ def train_held(
         ).run_from(state)
 
 
-def resume(
-    training: Trainer, store: CheckpointStore, say: Callable[[str], None]
-) -> TrainState:
-    """Returns the state of the newest complete checkpoint, else the initial state."""
-    newest = processes.run_on_first(lambda: store.latest_valid(on_damage=say))
-    if newest is None:
-        return training.start
-    say(resumed_message(newest, training.run.steps))
-    return state_at(training, store, newest)
-
-
-def resumed_message(step: int, steps: int) -> str:
-    """Message of a run that resumes from a checkpoint."""
-    if step < steps:
-        return f"resuming from step {step}"
-    return f"all {step} steps are already done"
-
-
 def stopped_message(step: int, steps: int) -> str:
     """Message of a run that a signal stopped."""
     return f"stopped at step {step} of {steps}; the same command resumes from there"
-
-
-def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState:
-    """Reads the state of a checkpoint.
-
-    Raises:
-      InputError: if it is damaged, or belongs to another run.
-    """
-    start = training.start
-    placement = training.model.placement
-    if placement is not None:
-        start = placement.abstract_tree(start)
-    trained, optimizer_state, extra = store.load(
-        step, start.optimizer_state, trained_template=start.trained
-    )
-    state = TrainState(
-        trained=trained,
-        optimizer_state=optimizer_state,
-        step=np.asarray(step, np.int32),
-        key=read_key(extra, training.start.key),
-    )
-    if placement is not None:
-        return placement.put_tree(state)
-    return jax.tree.map(_on_device, state)
-
-
-def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
-    """Reads a key of the same kind as another one.
-
-    Raises:
-      InputError: if the checkpoint has no such key.
-    """
-    stored = JsonObject("the state of the checkpoint", extra)
-    words = stored.integers("key", maximum=MAXIMUM_WORD)
-    expected = jax.eval_shape(jax.random.key_data, like).size
-    if len(words) != expected:
-        stored.refuse("key", f"{expected} numbers")
-    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))
-
-
-def _on_device(leaf: Any) -> jax.Array:
-    return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
 
 
 class _Loop:
@@ -228,6 +174,9 @@ class _Loop:
     def run_from(self, state: TrainState) -> TrainingResult:
         """Steps until the last step, a stop signal, or early stopping."""
         done, last = int(state.step), self._run.steps
+        if self._recorder.reason is None and processes.is_first():
+            # The run had stopped early, and continues with other settings.
+            (Path(self._run.directory) / STOPPED_FILE).unlink(missing_ok=True)
         pending = None
         for batch in self._recorder.meter.waiting(self._batches(done)):
             state, metrics = self._training.advance(state, batch)

@@ -107,6 +107,22 @@ class Recorder:
             store.save(*saved, extra, metrics=measured)
         return measured
 
+    def measure_again(self, step: int, state: TrainState) -> dict[str, float]:
+        """Evaluates a checkpoint with other settings than before.
+
+        Its metrics are replaced, and early stopping begins to count again.
+
+        Args:
+          step: step of the checkpoint.
+          state: state of the checkpoint.
+        """
+        measured = self._evaluate(step, state)
+        if processes.is_first():
+            self._store.replace_metrics(step, measured, without=EXTRA)
+        if self._patience is not None:
+            self._patience = self._patience.with_state({})
+        return measured
+
     def _extra(
         self, done: int, state: TrainState, measured: Mapping[str, float]
     ) -> dict[str, Any]:

@@ -2,26 +2,22 @@
 
 import contextlib
 import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.config.config_changes import ConfigChanges, compare_configs
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.run import CONFIG_FILE, Run
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
-from prompt_tuning.core.errors import InputError, differences, shown
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.processes.group import is_first, run_on_first
 
 IDENTITY_FILE = "run.json"
 LOCK_FILE = ".writer.lock"
-_COMPUTATION = re.compile(
-    r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
-    r"|Pretrained\.(weights|(encoder_)?rematerialization))\s*="
-)
 
 
 @contextlib.contextmanager
@@ -59,21 +55,25 @@ def _check_directory(directory: Path) -> None:
 
 def claim(
     directory: Path, config: str, frozen_model: str, record: dict[str, Any]
-) -> None:
+) -> ConfigChanges:
     """Claims a new directory for a run, or checks that an existing one is this run's.
 
     Args:
       directory: run directory; created if it is missing.
-      config: the operative config, compared as `decisive_lines` describes.
+      config: the operative config; see `compare_configs`.
       frozen_model: fingerprint of the frozen model.
       record: JSON that is stored with it.
+
+    Returns:
+      what differs from the config of an existing run; see `replace_config`.
 
     Raises:
       InputError: if the directory belongs to another config or model; it is then left
         unchanged.
     """
-    if check_owner(directory, config, frozen_model):
-        return
+    changes = check_owner(directory, config, frozen_model)
+    if changes is not None:
+        return changes
     content = {"frozen_model": frozen_model, **record}
     with reporting_disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -82,23 +82,45 @@ def claim(
             directory / IDENTITY_FILE,
             json.dumps(content, indent=2, sort_keys=True) + "\n",
         )
+    return ConfigChanges()
 
 
-def check_owner(directory: Path, config: str, frozen_model: str) -> bool:
+def replace_config(directory: Path, config: str) -> None:
+    """Replaces the config of a run that continues with allowed changes."""
+    with reporting_disk_errors(directory):
+        replace_file(directory / CONFIG_FILE, config)
+
+
+def check_owner(
+    directory: Path, config: str, frozen_model: str
+) -> ConfigChanges | None:
     """Checks that a directory is new or belongs to this run; writes nothing.
 
     Returns:
-      whether the run is in the directory already.
+      what differs from the config of the run in the directory; None if there is none.
 
     Raises:
       InputError: if the directory belongs to another config or model.
     """
     if (directory / IDENTITY_FILE).exists():
-        _check_config(directory, config)
+        changes = _check_config(directory, config)
         check_model(directory, frozen_model)
-        return True
+        return changes
     _check_directory(directory)
-    return False
+    return None
+
+
+def check_steps(directory: Path, done: int, steps: int) -> None:
+    """Checks that a run has not taken more steps than it is to take.
+
+    Raises:
+      InputError: if it has.
+    """
+    if done > steps:
+        raise InputError(
+            f"{directory} has taken {done} steps, more than Run.steps = {steps}, and "
+            "steps are not undone: train the shorter run in another Run.directory"
+        )
 
 
 def open_store(run: Run) -> CheckpointStore:
@@ -119,50 +141,21 @@ def open_store(run: Run) -> CheckpointStore:
     return store
 
 
-def _check_config(directory: Path, config: str) -> None:
+def _check_config(directory: Path, config: str) -> ConfigChanges:
     file = directory / CONFIG_FILE
     content = read_limited(file, MAXIMUM_BYTES) if file.exists() else b""
     # Bytes that are not UTF-8 differ from those of any config.
-    previous = content.decode(errors="replace")
-    differing = differences(decisive_lines(previous), decisive_lines(config))
-    if differing:
-        lines = "\n  ".join(differing)
+    changes = compare_configs(content.decode(errors="replace"), config)
+    if changes.learning:
+        lines = "\n  ".join(changes.learning)
         raise InputError(
-            f"{directory} belongs to a run with another config (- that run's, + this "
-            f"one's):\n  {lines}\nchoose another Run.directory, or resume that run "
-            f"with --gin_file {file}"
+            f"{directory} belongs to a run with another config, and what it has "
+            f"learned depends on these settings:\n  {lines}\nwith these, train in "
+            "another Run.directory, from the result of that run if "
+            f"--gin.Run.start_from='\"{directory}\"' is given; or resume that run with "
+            f"--gin_file {file}"
         )
-
-
-def relevant_lines(config: str) -> list[str]:
-    """A config's lines, without comments and without the run directory."""
-    # gin wraps long values; continuation lines are indented further.
-    # Without the first condition, a long run of spaces would take quadratic time.
-    whole = re.sub(r"(?<!\s)\s*\\?\n\s+", " ", config)
-    return [
-        line
-        for line in whole.splitlines()
-        if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
-    ]
-
-
-def decisive_lines(config: str) -> list[str]:
-    """The relevant lines without settings of where and in which order it computes.
-
-    A run can be resumed with other values of these: its results change only by
-    rounding.
-    """
-    lines = relevant_lines(config)
-    decisive = [line for line in lines if not _COMPUTATION.match(line)]
-    others = set(lines).difference(decisive)
-    # Macros that only the omitted lines use are omitted as well.
-    macros = _macros(others) - _macros(decisive)
-    return [line for line in decisive if line.partition(" = ")[0] not in macros]
-
-
-def _macros(lines: Iterable[str]) -> set[str]:
-    """The names of the macros that lines use."""
-    return {name for line in lines for name in re.findall(r"%([\w./]+)", line)}
+    return changes
 
 
 def check_model(directory: Path, frozen_model: str) -> None:

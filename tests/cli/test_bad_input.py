@@ -316,7 +316,8 @@ def test_a_directory_with_another_config(run, files, capsys):
     assert tune(files, run, PROMPT_LENGTH=5) == 2
     error = message(capsys)
     assert f"{run} belongs to a run with another config" in error
-    assert "-PROMPT_LENGTH = 4 +PROMPT_LENGTH = 5" in error
+    assert "PROMPT_LENGTH = 4, now 5 (used by SoftPrompt.length)" in error
+    assert f"--gin.Run.start_from='\"{run}\"'" in error
     assert snapshot(run) == before
 
 

@@ -8,8 +8,8 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_loop import read_diverged
 from prompt_tuning.sweep.sweep_summary import best_member
+from prompt_tuning.training.continuation import read_key
 from prompt_tuning.training.early_stopping import Patience
-from prompt_tuning.training.loop import read_key
 from prompt_tuning.training.metrics_log import MetricsLog, read_log
 from prompt_tuning.training.run_directory import recorded_model
 

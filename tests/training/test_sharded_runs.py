@@ -18,6 +18,7 @@ from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training import loop
+from prompt_tuning.training.continuation import state_at
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_directory import open_store
 from prompt_tuning.training.run_plan import open_run
@@ -137,7 +138,7 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
         training = open_run(
             dataclasses.replace(first, directory=str(directory), mesh=mesh)
         )
-        state = loop.state_at(training, open_store(training.run), 2)
+        state = state_at(training, open_store(training.run), 2)
         where, parameters = training.model.placement, state.trained
         if where is not None:
             assert (

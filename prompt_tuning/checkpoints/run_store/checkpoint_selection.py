@@ -38,7 +38,7 @@ def latest_valid_step(
       InputError: if there are checkpoints and all are damaged.
     """
     steps = steps_in(folder)
-    for step, _ in _intact(folder, steps[::-1], on_damage, check):
+    for step, _ in intact_states(folder, steps[::-1], on_damage, check):
         return step
     if steps:
         raise InputError(
@@ -72,7 +72,7 @@ def best_step(
     sign = 1 if direction == "min" else -1
     scored_steps = [
         (sign * state["metrics"][metric], step)
-        for step, state in _intact(folder, steps_in(folder), on_damage, check)
+        for step, state in intact_states(folder, steps_in(folder), on_damage, check)
         if metric in state["metrics"]
     ]
     return min(scored_steps)[1] if scored_steps else None
@@ -106,7 +106,7 @@ def best_or_latest(folder: Path, on_damage: OnDamage = _logger.warning) -> Path:
     return checkpoint_path(folder, latest if best is None else best)
 
 
-def _intact(
+def intact_states(
     folder: Path, steps: Sequence[int], on_damage: OnDamage, check: Check
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields step and state of each checkpoint that passes; reports the others."""

@@ -29,10 +29,12 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
     KeepBest,
     OnDamage,
     best_step,
+    intact_states,
     latest_valid_step,
 )
+from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
-from prompt_tuning.core.atomic_files import sync_path
+from prompt_tuning.core.atomic_files import replace_file, sync_path
 from prompt_tuning.core.errors import InputError, StorageError
 
 _logger = logging.getLogger(__name__)
@@ -197,6 +199,29 @@ class CheckpointStore:
     def latest_valid(self, on_damage: OnDamage = _logger.warning) -> int | None:
         """Returns the newest intact step, or None; see `latest_valid_step`."""
         return latest_valid_step(self.folder, on_damage)
+
+    def intact(self, on_damage: OnDamage = _logger.warning) -> list[int]:
+        """Returns the steps of all intact checkpoints, ascending."""
+        check = checkpoint_files.verify
+        states = intact_states(self.folder, self.steps(), on_damage, check)
+        return [step for step, _ in states]
+
+    def replace_metrics(
+        self, step: int, metrics: Mapping[str, float], without: str
+    ) -> None:
+        """Replaces what an intact checkpoint stores about its evaluation.
+
+        Args:
+          step: step of the checkpoint.
+          metrics: metrics measured at this step.
+          without: key of its `extra` to remove.
+        """
+        directory = checkpoint_path(self.folder, step)
+        state = checkpoint_files.read_state(directory)
+        extra = {k: value for k, value in state["extra"].items() if k != without}
+        state |= self._state(step, metrics, extra)
+        with self._reporting_disk_errors(step):
+            replace_file(directory / checkpoint_files.STATE_FILE, sealed(state))
 
     def best(self, on_damage: OnDamage = _logger.warning) -> int | None:
         """Returns the step with the best metric, or None; see `best_step`."""

@@ -1,0 +1,195 @@
+"""What differs between the config of a run and the config that it is continued with.
+
+A run may be continued with other settings as long as they change nothing that it has
+learned: where and in which order it computes, how long it trains, and what it logs,
+saves and measures.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from prompt_tuning.core.errors import MAXIMUM_LINES, shortened
+
+MEASUREMENT = "Run.evaluation"
+CHOSEN_BY = "Run.keep_best"
+STEPS = "Run.steps"
+_FREE = re.compile(
+    r"Run\.(steps|log_every|save_every|keep_last|keep_best|evaluate_every"
+    r"|early_stopping|evaluation)"
+)
+"""Settings of a run that change nothing that it learns."""
+_COMPUTATION = re.compile(
+    r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
+    r"|Pretrained\.(weights|(encoder_)?rematerialization))"
+)
+"""Settings of where and in which order a run computes: they change its results only by
+rounding."""
+_FROM_PYTHON = "@optimizer_from_python"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigChanges:
+    """Changes of a run's config.
+
+    Attributes:
+      learning: a line for each setting that determines what the run learns, with its
+        value before and now.
+      steps: whether the number of steps differs.
+      measurement: whether the run is measured in another way.
+      others: whether any other setting differs that the run may change.
+    """
+
+    learning: tuple[str, ...] = ()
+    steps: bool = False
+    measurement: bool = False
+    others: bool = False
+
+    @property
+    def any_allowed(self) -> bool:
+        """Whether the run's config is to be replaced."""
+        return self.steps or self.measurement or self.others
+
+
+def compare_configs(before: str, after: str) -> ConfigChanges:
+    """Compares the operative configs of a run.
+
+    Without a schedule that depends on it, the number of steps may change: `Run.steps`
+    may then have a macro that nothing else uses.
+    """
+    old, new = _Config.parse(before), _Config.parse(after)
+    measuring = (old.measured | new.measured) - (old.learned | new.learned)
+    settings, others = old.learning(measuring), new.learning(measuring)
+    lines = [
+        _describe(name, settings, others, new)
+        for name in {**settings, **others}
+        if settings.get(name) != others.get(name)
+    ]
+    counts = {STEPS: old.resolved(STEPS)}, {STEPS: new.resolved(STEPS)}
+    steps = counts[0] != counts[1]
+    if steps and not lines and any(_FROM_PYTHON in x for x in others.values()):
+        line = _describe(STEPS, *counts, new)
+        lines = [f"{line}: an optimizer from Python may have a schedule of the steps"]
+    return ConfigChanges(
+        learning=tuple(lines[:MAXIMUM_LINES]),
+        steps=steps,
+        measurement=old.measuring(measuring) != new.measuring(measuring),
+        others=old.free() != new.free(),
+    )
+
+
+def relevant_lines(config: str) -> list[str]:
+    """Returns a config's lines, without comments and without the run directory."""
+    # gin wraps long values; continuation lines are indented further.
+    # Without the first condition, a long run of spaces would take quadratic time.
+    whole = re.sub(r"(?<!\s)\s*\\?\n\s+", " ", config)
+    return [
+        line
+        for line in whole.splitlines()
+        if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+    """The values of a config, as text, by name; macros are names without a dot."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, config: str) -> "_Config":
+        parts = (line.partition(" = ") for line in relevant_lines(config))
+        return cls({name: value for name, _, value in parts})
+
+    @property
+    def measured(self) -> set[str]:
+        """The factories that the evaluation uses."""
+        return self._reached([self.values.get(MEASUREMENT, "")])
+
+    @property
+    def learned(self) -> set[str]:
+        """The factories that anything else uses."""
+        return self._reached(
+            value
+            for name, value in self.values.items()
+            if _factory(name) == "Run" and name != MEASUREMENT
+        )
+
+    def learning(self, measuring: Collection[str]) -> dict[str, str]:
+        """Returns the settings that determine what the run learns.
+
+        Args:
+          measuring: factories that only evaluations use.
+        """
+        chosen = {
+            name: value
+            for name, value in self.values.items()
+            if not _COMPUTATION.fullmatch(name)
+            and not _FREE.fullmatch(name)
+            and _factory(name) not in measuring
+        }
+        # Macros that only the omitted settings use are omitted as well.
+        omitted = [value for name, value in self.values.items() if name not in chosen]
+        unused = _macros(omitted) - _macros(chosen.values())
+        return {name: value for name, value in chosen.items() if name not in unused}
+
+    def measuring(self, factories: Collection[str]) -> dict[str, str]:
+        """Returns the settings of the evaluation and of the best checkpoint.
+
+        Args:
+          factories: factories that only evaluations use.
+        """
+        return {
+            name: self.resolved(name)
+            for name in self.values
+            if _factory(name) in factories or name in (MEASUREMENT, CHOSEN_BY)
+        }
+
+    def free(self) -> dict[str, str]:
+        """Returns the settings of the run that change nothing that it learns."""
+        names = filter(_FREE.fullmatch, self.values)
+        return {name: self.resolved(name) for name in names}
+
+    def resolved(self, name: str) -> str:
+        """Returns a value with the macro that it may be."""
+        value = self.values.get(name, "")
+        return self.values.get(value[1:], value) if value.startswith("%") else value
+
+    def users(self, macro: str) -> list[str]:
+        """Returns the settings that a macro determines."""
+        return [n for n, value in self.values.items() if macro in _macros([value])]
+
+    def _reached(self, values: Iterable[str]) -> set[str]:
+        """Returns the factories that values refer to, also through other values."""
+        reached: set[str] = set()
+        pending = list(values)
+        while pending:
+            value = pending.pop()
+            names = {*re.findall(r"@([\w./]+)", value), *_macros([value])} - reached
+            reached |= names
+            pending += [
+                inner
+                for name, inner in self.values.items()
+                if name in names or _factory(name) in names
+            ]
+        return reached
+
+
+def _factory(name: str) -> str:
+    """Returns the scope and factory of a setting; the empty text for a macro."""
+    return name.rpartition(".")[0]
+
+
+def _macros(values: Iterable[str]) -> set[str]:
+    """Returns the names of the macros that values use."""
+    return {name for value in values for name in re.findall(r"%([\w./]+)", value)}
+
+
+def _describe(
+    name: str, before: Mapping[str, str], after: Mapping[str, str], config: _Config
+) -> str:
+    """Describes a setting that differs, and what uses it if it is a macro."""
+    old, new = (each.get(name, "not set") for each in (before, after))
+    users = [user for user in config.users(name) if "." not in name]
+    used = f" (used by {', '.join(users)})" if users else ""
+    return shortened(f"{name} = {shortened(old)}, now {shortened(new)}{used}", 600)

@@ -1,0 +1,117 @@
+"""Continues a run from its checkpoints, also with other settings of some kinds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prompt_tuning import processes
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
+from prompt_tuning.config.config_changes import ConfigChanges
+from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.training.progress import Reporter
+from prompt_tuning.training.recorder import Recorder
+from prompt_tuning.training.run_directory import replace_config
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.trainer import Trainer
+
+MAXIMUM_WORD = 2**32 - 1
+"""Maximum of a number of a random key."""
+
+
+def resume(
+    training: Trainer, store: CheckpointStore, say: Callable[[str], None]
+) -> TrainState:
+    """Returns the state of the newest complete checkpoint, else the initial state."""
+    newest = processes.run_on_first(lambda: store.latest_valid(on_damage=say))
+    if newest is None:
+        return training.start
+    say(resumed_message(newest, training.run.steps))
+    return state_at(training, store, newest)
+
+
+def resumed_message(step: int, steps: int) -> str:
+    """Message of a run that resumes from a checkpoint."""
+    if step < steps:
+        return f"resuming from step {step}"
+    return f"all {step} steps are already done"
+
+
+def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState:
+    """Reads the state of a checkpoint.
+
+    Raises:
+      InputError: if it is damaged, or belongs to another run.
+    """
+    start = training.start
+    placement = training.model.placement
+    if placement is not None:
+        start = placement.abstract_tree(start)
+    trained, optimizer_state, extra = store.load(
+        step, start.optimizer_state, trained_template=start.trained
+    )
+    state = TrainState(
+        trained=trained,
+        optimizer_state=optimizer_state,
+        step=np.asarray(step, np.int32),
+        key=read_key(extra, training.start.key),
+    )
+    if placement is not None:
+        return placement.put_tree(state)
+    return jax.tree.map(_on_device, state)
+
+
+def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
+    """Reads a key of the same kind as another one.
+
+    Raises:
+      InputError: if the checkpoint has no such key.
+    """
+    stored = JsonObject("the state of the checkpoint", extra)
+    words = stored.integers("key", maximum=MAXIMUM_WORD)
+    expected = jax.eval_shape(jax.random.key_data, like).size
+    if len(words) != expected:
+        stored.refuse("key", f"{expected} numbers")
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))
+
+
+def _on_device(leaf: Any) -> jax.Array:
+    return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
+
+
+def adopt_changes(
+    training: Trainer,
+    store: CheckpointStore,
+    changes: ConfigChanges,
+    config: str,
+    recorder: Recorder,
+    reporter: Reporter,
+) -> None:
+    """Applies changed settings of a run to its directory, which the caller holds.
+
+    If the evaluation differs, all checkpoints are measured again, so that the best one
+    is chosen among comparable values; early stopping counts from there. The config is
+    replaced last: after a kill, the same command repeats the rest.
+
+    Args:
+      training: the opened run, with the new settings.
+      store: its checkpoints.
+      changes: what differs; see `claim`.
+      config: the new operative config.
+      recorder: measures the checkpoints.
+      reporter: shows the new metrics.
+    """
+    if changes.measurement and training.evaluator is not None:
+        steps = processes.run_on_first(lambda: store.intact(reporter.say))
+        if steps:
+            reporter.say("the evaluation has changed: measuring the checkpoints again")
+        for step in steps:
+            state = state_at(training, store, step)
+            reporter.evaluated(step, recorder.measure_again(step, state))
+    if changes.any_allowed:
+        directory = Path(training.run.directory)
+        processes.run_on_first(lambda: replace_config(directory, config))
