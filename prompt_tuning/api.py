@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.configured import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.python_runs import TuneRequest, remove, tune_request
-from prompt_tuning.config.run import CONFIG_FILE
 from prompt_tuning.config.values_in_use import operative_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.model import Model, TunedModel

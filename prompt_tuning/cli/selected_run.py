@@ -10,9 +10,10 @@ from prompt_tuning import __version__, processes
 from prompt_tuning.cli.run_options import given_choices
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.config_changes import relevant_lines
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import choices_in
 from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
-from prompt_tuning.config.run import CONFIG_FILE, Run
+from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_summary import best_member
 

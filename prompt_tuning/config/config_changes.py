@@ -7,8 +7,16 @@ saves and measures.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from prompt_tuning.config.config_values import (
+    config_lines,
+    config_values,
+    factory_of,
+    macros_in,
+    resolved,
+)
+from prompt_tuning.config.recorded_paths import is_path, locate_text
 from prompt_tuning.core.errors import MAXIMUM_LINES, shortened
 
 MEASUREMENT = "Run.evaluation"
@@ -51,11 +59,18 @@ class ConfigChanges:
         return self.steps or self.measurement or self.others
 
 
-def compare_configs(before: str, after: str) -> ConfigChanges:
+def compare_configs(
+    before: str, after: str, locate: Callable[[str], str] = str
+) -> ConfigChanges:
     """Compares the operative configs of a run.
 
     Without a schedule that depends on it, the number of steps may change: `Run.steps`
     may then have a macro that nothing else uses.
+
+    Args:
+      before: config in the run directory.
+      after: config that the run is to continue with.
+      locate: returns the path of a file of `before` from here.
     """
     old, new = _Config.parse(before), _Config.parse(after)
     measuring = (old.measured | new.measured) - (old.learned | new.learned)
@@ -63,8 +78,9 @@ def compare_configs(before: str, after: str) -> ConfigChanges:
     lines = [
         _describe(name, settings, others, new)
         for name in {**settings, **others}
-        if settings.get(name) != others.get(name)
+        if _differ(settings.get(name), others.get(name), new.is_path(name), locate)
     ]
+    measures = old.measuring(measuring), new.measuring(measuring)
     counts = {STEPS: old.resolved(STEPS)}, {STEPS: new.resolved(STEPS)}
     steps = counts[0] != counts[1]
     if steps and not lines and any(_FROM_PYTHON in x for x in others.values()):
@@ -73,20 +89,20 @@ def compare_configs(before: str, after: str) -> ConfigChanges:
     return ConfigChanges(
         learning=tuple(lines[:MAXIMUM_LINES]),
         steps=steps,
-        measurement=old.measuring(measuring) != new.measuring(measuring),
+        measurement=any(
+            _differ(measures[0].get(name), measures[1].get(name), is_path(name), locate)
+            for name in {**measures[0], **measures[1]}
+        ),
         others=old.free() != new.free(),
     )
 
 
 def relevant_lines(config: str) -> list[str]:
-    """Returns a config's lines, without comments and without the run directory."""
-    # gin wraps long values; continuation lines are indented further.
-    # Without the first condition, a long run of spaces would take quadratic time.
-    whole = re.sub(r"(?<!\s)\s*\\?\n\s+", " ", config)
+    """Returns a config's bindings without the run directory, in which it may move."""
     return [
         line
-        for line in whole.splitlines()
-        if line and not line.startswith(("#", "Run.directory", "RUN_DIRECTORY"))
+        for line in config_lines(config)
+        if not line.startswith(("Run.directory", "RUN_DIRECTORY"))
     ]
 
 
@@ -98,8 +114,7 @@ class _Config:
 
     @classmethod
     def parse(cls, config: str) -> "_Config":
-        parts = (line.partition(" = ") for line in relevant_lines(config))
-        return cls({name: value for name, _, value in parts})
+        return cls(config_values("\n".join(relevant_lines(config))))
 
     @property
     def measured(self) -> set[str]:
@@ -112,7 +127,7 @@ class _Config:
         return self._reached(
             value
             for name, value in self.values.items()
-            if _factory(name) == "Run" and name != MEASUREMENT
+            if factory_of(name) == "Run" and name != MEASUREMENT
         )
 
     def learning(self, measuring: Collection[str]) -> dict[str, str]:
@@ -126,11 +141,11 @@ class _Config:
             for name, value in self.values.items()
             if not _COMPUTATION.fullmatch(name)
             and not _FREE.fullmatch(name)
-            and _factory(name) not in measuring
+            and factory_of(name) not in measuring
         }
         # Macros that only the omitted settings use are omitted as well.
         omitted = [value for name, value in self.values.items() if name not in chosen]
-        unused = _macros(omitted) - _macros(chosen.values())
+        unused = macros_in(omitted) - macros_in(chosen.values())
         return {name: value for name, value in chosen.items() if name not in unused}
 
     def measuring(self, factories: Collection[str]) -> dict[str, str]:
@@ -142,7 +157,7 @@ class _Config:
         return {
             name: self.resolved(name)
             for name in self.values
-            if _factory(name) in factories or name in (MEASUREMENT, CHOSEN_BY)
+            if factory_of(name) in factories or name in (MEASUREMENT, CHOSEN_BY)
         }
 
     def free(self) -> dict[str, str]:
@@ -151,13 +166,16 @@ class _Config:
         return {name: self.resolved(name) for name in names}
 
     def resolved(self, name: str) -> str:
-        """Returns a value with the macro that it may be."""
-        value = self.values.get(name, "")
-        return self.values.get(value[1:], value) if value.startswith("%") else value
+        """Returns a value, or that of the macro that it refers to."""
+        return resolved(self.values, name)
+
+    def is_path(self, name: str) -> bool:
+        """Tests whether a setting or macro is a path."""
+        return is_path(name) or any(map(is_path, self.users(name)))
 
     def users(self, macro: str) -> list[str]:
         """Returns the settings that a macro determines."""
-        return [n for n, value in self.values.items() if macro in _macros([value])]
+        return [n for n, value in self.values.items() if macro in macros_in([value])]
 
     def _reached(self, values: Iterable[str]) -> set[str]:
         """Returns the factories that values refer to, also through other values."""
@@ -165,24 +183,23 @@ class _Config:
         pending = list(values)
         while pending:
             value = pending.pop()
-            names = {*re.findall(r"@([\w./]+)", value), *_macros([value])} - reached
+            names = {*re.findall(r"@([\w./]+)", value), *macros_in([value])} - reached
             reached |= names
             pending += [
                 inner
                 for name, inner in self.values.items()
-                if name in names or _factory(name) in names
+                if name in names or factory_of(name) in names
             ]
         return reached
 
 
-def _factory(name: str) -> str:
-    """Returns the scope and factory of a setting; the empty text for a macro."""
-    return name.rpartition(".")[0]
-
-
-def _macros(values: Iterable[str]) -> set[str]:
-    """Returns the names of the macros that values use."""
-    return {name for value in values for name in re.findall(r"%([\w./]+)", value)}
+def _differ(
+    before: str | None, after: str | None, path: bool, locate: Callable[[str], str]
+) -> bool:
+    """Tests whether values differ, and are not paths of the same files."""
+    if before == after or not path or before is None or after is None:
+        return before != after
+    return locate_text(before, locate) != locate_text(after, str)
 
 
 def _describe(

@@ -23,6 +23,7 @@ from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.flat_choices import Choices, option_bindings
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
+from prompt_tuning.config.recorded_paths import locate_in_gin
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 
@@ -117,6 +118,7 @@ class GivenConfig:
         for file in self.files:
             with explained(f"the config {shortened(file)}"):
                 gin.parse_config_file(file)
+                locate_in_gin(file)
         for binding in self.bindings:
             with explained(_option(binding)):
                 gin.parse_config(binding)

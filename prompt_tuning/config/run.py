@@ -18,9 +18,6 @@ from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding.mesh import MeshShape
 
-CONFIG_FILE = "config.gin"
-"""The config in a run directory."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:

@@ -8,15 +8,16 @@ from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.config_changes import ConfigChanges, compare_configs
+from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
-from prompt_tuning.config.run import CONFIG_FILE, Run
+from prompt_tuning.config.recorded_paths import RecordedPaths, with_header
+from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.processes.group import is_first, run_on_first
 
-IDENTITY_FILE = "run.json"
 LOCK_FILE = ".writer.lock"
 
 
@@ -77,7 +78,7 @@ def claim(
     content = {"frozen_model": frozen_model, **record}
     with reporting_disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        replace_file(directory / CONFIG_FILE, config)
+        replace_file(directory / CONFIG_FILE, with_header(config))
         replace_file(
             directory / IDENTITY_FILE,
             json.dumps(content, indent=2, sort_keys=True) + "\n",
@@ -88,7 +89,7 @@ def claim(
 def replace_config(directory: Path, config: str) -> None:
     """Replaces the config of a run that continues with allowed changes."""
     with reporting_disk_errors(directory):
-        replace_file(directory / CONFIG_FILE, config)
+        replace_file(directory / CONFIG_FILE, with_header(config))
 
 
 def check_owner(
@@ -145,7 +146,9 @@ def _check_config(directory: Path, config: str) -> ConfigChanges:
     file = directory / CONFIG_FILE
     content = read_limited(file, MAXIMUM_BYTES) if file.exists() else b""
     # Bytes that are not UTF-8 differ from those of any config.
-    changes = compare_configs(content.decode(errors="replace"), config)
+    before = content.decode(errors="replace")
+    paths = RecordedPaths.read(directory, before)
+    changes = compare_configs(before, config, paths.locate)
     if changes.learning:
         lines = "\n  ".join(changes.learning)
         raise InputError(

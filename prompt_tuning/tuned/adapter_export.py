@@ -13,8 +13,9 @@ from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
-from prompt_tuning.config.run import CONFIG_FILE, Run
+from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge

@@ -10,7 +10,7 @@ import pytest
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import Command, load_commands, main
 from prompt_tuning.config import gin_files, shipped_configs
-from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE
 from tests.support.small_runs import (
     LENGTH,
     UPPER,

@@ -8,7 +8,7 @@ import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import shipped_configs
-from prompt_tuning.training.run_directory import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE
 from tests.support.small_runs import trained_prompt, tune
 
 FOLDER = Path(__file__).parents[2] / "configs"

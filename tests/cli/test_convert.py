@@ -14,7 +14,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
-from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.adapters import batch_of, our_logits, restored

@@ -17,7 +17,7 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.cli import sweep as command
 from prompt_tuning.cli.main import build_parser, main, split_bindings
-from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, train_sweep
 from prompt_tuning.sweep.sweep_plot import running_mean

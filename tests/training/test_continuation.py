@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,10 +10,10 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
 from prompt_tuning.config.config_changes import compare_configs
-from prompt_tuning.config.run import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE
 from tests.support.small_runs import UPPER, logged, trained_prompt, tune, write_pairs
 
-CONSTANT = {"adafactor.learning_rate": 0.1, "Run.save_every": 2}
+CONSTANT: dict[str, Any] = {"adafactor.learning_rate": 0.1, "Run.save_every": 2}
 
 
 @pytest.fixture(scope="module")
