@@ -1,4 +1,4 @@
-"""What differs between the config of a run and the config that it is continued with.
+"""Compares the config of a run with the config that it is continued with.
 
 A run may be continued with other settings as long as they change nothing that it has
 learned: where and in which order it computes, how long it trains, and what it logs,

@@ -16,7 +16,7 @@ def config_lines(config: str) -> list[str]:
     # gin wraps long values; continuation lines are indented further.
     # Without the first condition, a long run of spaces would take quadratic time.
     whole = re.sub(r"(?<![ \t])[ \t]*\\?\n[ \t]+", " ", config)
-    return [line for line in whole.splitlines() if line and line[0] != "#"]
+    return [line for line in whole.splitlines() if line.strip() and line[0] != "#"]
 
 
 def config_values(config: str) -> dict[str, str]:

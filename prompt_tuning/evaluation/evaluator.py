@@ -144,7 +144,7 @@ class Evaluator:
 
     @property
     def loss_meaning(self) -> str | None:
-        """What `loss` is, if it is not the cross-entropy."""
+        """Meaning of `loss` for reports; None if it is the cross-entropy."""
         return None if self._objective is None else self._objective.meaning
 
     def __len__(self) -> int:

@@ -176,7 +176,7 @@ class HeldOutObjective(Objective):
     With any other objective their `loss` is the cross-entropy.
 
     Attributes:
-      meaning: what the loss is, for reports.
+      meaning: meaning of the loss, for reports.
     """
 
     meaning: ClassVar[str]

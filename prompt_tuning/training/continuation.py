@@ -108,7 +108,10 @@ def adopt_changes(
     if changes.measurement and training.evaluator is not None:
         steps = processes.run_on_first(lambda: store.intact(reporter.say))
         if steps:
-            reporter.say("the evaluation has changed: measuring the checkpoints again")
+            reporter.say(
+                "the evaluation has changed: measuring the checkpoints again "
+                "(prompt-tuning evaluate --run measures without changing the run)"
+            )
         for step in steps:
             state = state_at(training, store, step)
             reporter.evaluated(step, recorder.measure_again(step, state))
