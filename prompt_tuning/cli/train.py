@@ -59,10 +59,10 @@ def run(options: argparse.Namespace) -> int:
         report_idle_devices,
     )
     from prompt_tuning.config import values_in_use
-    from prompt_tuning.processes.group import is_first
+    from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.progress import make_reporter
-    from prompt_tuning.training.run_directory import hold_run
+    from prompt_tuning.training.run_directory import check_resumable, hold_run
     from prompt_tuning.training.run_plan import open_run
 
     run = read_run(options, trains=True)
@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     # Held from here on, so that a second command is refused before it reads the model.
     with hold_run(run.directory):
+        run_on_first(lambda: check_resumable(run, values_in_use.complete_config()))
         training = open_run(run)
         print_lines(console, training.report(), *report_idle_devices(run))
         outcome = train_held(

@@ -16,6 +16,7 @@ from prompt_tuning.config.config_values import (
     macros_in,
     resolved,
 )
+from prompt_tuning.config.configured import default_text
 from prompt_tuning.config.recorded_paths import is_path, locate_text
 from prompt_tuning.core.errors import MAXIMUM_LINES, shortened
 
@@ -60,7 +61,11 @@ class ConfigChanges:
 
 
 def compare_configs(
-    before: str, after: str, locate: Callable[[str], str] = str
+    before: str,
+    after: str,
+    locate: Callable[[str], str] = str,
+    *,
+    complete: bool = True,
 ) -> ConfigChanges:
     """Compares the operative configs of a run.
 
@@ -71,14 +76,18 @@ def compare_configs(
       before: config in the run directory.
       after: config that the run is to continue with.
       locate: returns the path of a file of `before` from here.
+      complete: whether both configs have all values; if not, those that are in one of
+        them are not compared.
     """
-    old, new = _Config.parse(before), _Config.parse(after)
+    new = _Config.parse(after)
+    old = _Config.parse(before).with_new_settings(new)
     measuring = (old.measured | new.measured) - (old.learned | new.learned)
     settings, others = old.learning(measuring), new.learning(measuring)
     lines = [
         _describe(name, settings, others, new)
         for name in {**settings, **others}
-        if _differ(settings.get(name), others.get(name), new.is_path(name), locate)
+        if (complete or (name in settings and name in others))
+        and _differ(settings.get(name), others.get(name), new.is_path(name), locate)
     ]
     measures = old.measuring(measuring), new.measuring(measuring)
     counts = {STEPS: old.resolved(STEPS)}, {STEPS: new.resolved(STEPS)}
@@ -115,6 +124,22 @@ class _Config:
     @classmethod
     def parse(cls, config: str) -> "_Config":
         return cls(config_values("\n".join(relevant_lines(config))))
+
+    def with_new_settings(self, later: "_Config") -> "_Config":
+        """Returns the config with settings that its version did not have yet.
+
+        Args:
+          later: config whose defaults keep what earlier versions did.
+        """
+        factories = set(map(factory_of, self.values)) - {""}
+        added = {
+            name: value
+            for name, value in later.values.items()
+            if name not in self.values
+            and factory_of(name) in factories
+            and value == default_text(name)
+        }
+        return _Config({**self.values, **added})
 
     @property
     def measured(self) -> set[str]:

@@ -147,6 +147,22 @@ def factory_signature(factory: Any) -> inspect.Signature:
     return inspect.signature(factory)
 
 
+def default_text(name: str) -> str | None:
+    """Returns the default of a setting as a config writes it; None if it has none.
+
+    Args:
+      name: name of the setting, such as `train/DataSource.buckets`.
+    """
+    from prompt_tuning.config.factories import FACTORIES
+
+    factory, _, parameter = name.rpartition("/")[2].partition(".")
+    if factory not in FACTORIES:
+        return None
+    found = factory_signature(factory_named(factory)).parameters.get(parameter)
+    has_default = found is not None and found.default is not inspect.Parameter.empty
+    return repr(found.default) if found is not None and has_default else None
+
+
 @functools.cache
 def parameter_names(name: str) -> tuple[str, ...]:
     """Returns the parameters of a factory that a user may set."""

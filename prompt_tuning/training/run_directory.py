@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.config_changes import ConfigChanges, compare_configs
 from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
@@ -111,6 +112,23 @@ def check_owner(
     return None
 
 
+def check_resumable(run: Run, config: str) -> None:
+    """Checks the settings that a run is to continue with, before its model is read.
+
+    Args:
+      run: the run.
+      config: config whose values may be incomplete; missing ones are not compared.
+
+    Raises:
+      InputError: if the directory belongs to another config, or the run has taken more
+        steps than it is to take.
+    """
+    directory = Path(run.directory)
+    if (directory / IDENTITY_FILE).exists():
+        _check_config(directory, config, complete=False)
+        check_steps(directory, max(steps_in(directory / FOLDER), default=0), run.steps)
+
+
 def check_steps(directory: Path, done: int, steps: int) -> None:
     """Checks that a run has not taken more steps than it is to take.
 
@@ -142,13 +160,15 @@ def open_store(run: Run) -> CheckpointStore:
     return store
 
 
-def _check_config(directory: Path, config: str) -> ConfigChanges:
+def _check_config(
+    directory: Path, config: str, *, complete: bool = True
+) -> ConfigChanges:
     file = directory / CONFIG_FILE
     content = read_limited(file, MAXIMUM_BYTES) if file.exists() else b""
     # Bytes that are not UTF-8 differ from those of any config.
     before = content.decode(errors="replace")
     paths = RecordedPaths.read(directory, before)
-    changes = compare_configs(before, config, paths.locate)
+    changes = compare_configs(before, config, paths.locate, complete=complete)
     if changes.learning:
         lines = "\n  ".join(changes.learning)
         raise InputError(

@@ -13,14 +13,18 @@ from prompt_tuning.config.config_changes import compare_configs
 from prompt_tuning.config.config_values import CONFIG_FILE
 from tests.support.small_runs import UPPER, logged, trained_prompt, tune, write_pairs
 
-CONSTANT: dict[str, Any] = {"adafactor.learning_rate": 0.1, "Run.save_every": 2}
+
+def of_steps(steps: int) -> dict[str, Any]:
+    """Returns the settings of a run at a constant rate."""
+    rate = {"adafactor.learning_rate": 0.1, "Run.save_every": 2}
+    return rate | {"Run.steps": steps}
 
 
 @pytest.fixture(scope="module")
 def finished(files, tmp_path_factory) -> Path:
     """A run of four steps."""
     directory = tmp_path_factory.mktemp("finished") / "run"
-    assert tune(files, directory, **CONSTANT, **{"Run.steps": 4}) == 0
+    assert tune(files, directory, **of_steps(4)) == 0
     return directory
 
 
@@ -46,10 +50,10 @@ def arrays(directory: Path) -> dict[Path, bytes]:
 def test_more_steps_end_with_the_bits_of_a_run_that_took_them_at_once(
     files, run, tmp_path, capsys
 ):
-    assert tune(files, run, **CONSTANT, **{"Run.steps": 6}) == 0
+    assert tune(files, run, **of_steps(6)) == 0
     assert "resuming from step 4" in capsys.readouterr().out
     whole = tmp_path / "whole"
-    assert tune(files, whole, **CONSTANT, **{"Run.steps": 6}) == 0
+    assert tune(files, whole, **of_steps(6)) == 0
     assert trained_prompt(run, 6) == trained_prompt(whole, 6)
     extended, at_once = (
         [line["loss"] for line in logged(directory) if "loss" in line]
@@ -61,7 +65,7 @@ def test_more_steps_end_with_the_bits_of_a_run_that_took_them_at_once(
 
 def test_fewer_steps_than_were_taken_are_refused(files, run, capsys):
     before = snapshot(run)
-    assert tune(files, run, **CONSTANT, **{"Run.steps": 3}) == 2
+    assert tune(files, run, **of_steps(3)) == 2
     assert "has taken 4 steps, more than Run.steps = 3" in capsys.readouterr().err
     assert snapshot(run) == before
 
@@ -72,14 +76,14 @@ def test_another_evaluation_measures_the_checkpoints_again(
     learned = arrays(run)
     others = write_pairs(tmp_path / "others.jsonl", UPPER[:3])
     changes = {"EVALUATION_FILES": str(others), "Run.keep_best": ("accuracy", "max")}
-    choices = CONSTANT | {"Run.steps": 4, "Run.log_every": 3, "Run.keep_last": 3}
-    assert tune(files, run, **choices, **changes) == 0
+    choices: dict[str, Any] = of_steps(4) | {"Run.log_every": 3, "Run.keep_last": 3}
+    assert tune(files, run, **(choices | changes)) == 0
     assert "measuring the checkpoints again" in capsys.readouterr().out
     assert arrays(run) == learned
 
     alone = tmp_path / "alone"
-    again = {"Run.evaluate_every": 2}
-    assert tune(files, alone, **choices, **changes, **again) == 0
+    every = {"Run.evaluate_every": 2}
+    assert tune(files, alone, **(choices | changes | every)) == 0
     for step in steps_in(run / FOLDER):
         states = [
             checkpoint_files.read_state(directory / FOLDER / f"checkpoint_{step}")
@@ -90,7 +94,7 @@ def test_another_evaluation_measures_the_checkpoints_again(
     assert best[0] == best[1]
     # The same command again changes nothing.
     before = snapshot(run)
-    assert tune(files, run, **choices, **changes) == 0
+    assert tune(files, run, **(choices | changes)) == 0
     assert "again" not in capsys.readouterr().out
     assert snapshot(run) == before
 
@@ -135,6 +139,17 @@ def test_settings_that_may_change(old, new, steps, measurement):
     assert changes.learning == ()
     assert (changes.steps, changes.measurement) == (steps, measurement)
     assert changes.any_allowed
+
+
+def test_settings_of_a_later_version_have_their_defaults():
+    """A run of an earlier version did not have them."""
+    later = CONFIG + "train/DataSource.joiner = ''\nRun.start_from = None\n"
+    assert not compare_configs(CONFIG, later).any_allowed
+    assert compare_configs(CONFIG, later).learning == ()
+    other = later.replace("joiner = ''", "joiner = ' '")
+    assert compare_configs(CONFIG, other).learning == (
+        "train/DataSource.joiner = not set, now ' '",
+    )
 
 
 @pytest.mark.parametrize(
