@@ -8,7 +8,7 @@ import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import shipped_configs
-from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.config.config_values import CONFIG_FILE, config_values
 from tests.support.small_runs import trained_prompt, tune
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -70,7 +70,7 @@ def test_the_printed_config_trains_the_same_run(files, tmp_path, capsys):
     assert trained_prompt(tmp_path / "again", 2) == trained_prompt(tmp_path / "run", 2)
     # The config that the run keeps has the same values.
     (saved,) = {(tmp_path / "run" / CONFIG_FILE).read_text()}
-    assert set(saved.splitlines()) == set(printed.splitlines())
+    assert config_values(saved) == config_values(printed)
     for command in ("evaluate", "generate"):
         shown = output(capsys, command, "--run", tmp_path / "run", "--print_config")
         assert "Run.steps = 2" in shown
