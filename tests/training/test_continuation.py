@@ -75,14 +75,17 @@ def test_another_evaluation_measures_the_checkpoints_again(
 ):
     learned = arrays(run)
     others = write_pairs(tmp_path / "others.jsonl", UPPER[:3])
-    changes = {"EVALUATION_FILES": str(others), "Run.keep_best": ("accuracy", "max")}
+    changes: dict[str, Any] = {
+        "EVALUATION_FILES": str(others),
+        "Run.keep_best": ("accuracy", "max"),
+    }
     choices: dict[str, Any] = of_steps(4) | {"Run.log_every": 3, "Run.keep_last": 3}
     assert tune(files, run, **(choices | changes)) == 0
     assert "measuring the checkpoints again" in capsys.readouterr().out
     assert arrays(run) == learned
 
     alone = tmp_path / "alone"
-    every = {"Run.evaluate_every": 2}
+    every: dict[str, Any] = {"Run.evaluate_every": 2}
     assert tune(files, alone, **(choices | changes | every)) == 0
     for step in steps_in(run / FOLDER):
         states = [
