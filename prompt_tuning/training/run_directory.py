@@ -175,8 +175,8 @@ def _check_config(
             f"{directory} belongs to a run with another config, and what it has "
             f"learned depends on these settings:\n  {lines}\nwith these, train in "
             "another Run.directory, from the result of that run if "
-            f"--gin.Run.start_from='\"{directory}\"' is given; or resume that run with "
-            f"--gin_file {file}"
+            f"--gin.Run.start_from='\"{directory}\"' is given; or resume that run by "
+            f"prompt-tuning train --run {directory}"
         )
     return changes
 
