@@ -67,8 +67,9 @@ def tune(
       learning_rate: number or schedule; by default the method's recipe: Adafactor at
         0.3 for prompts, AdamW at 0.001 for LoRA, 0.01 for IA3, 0.02 for prefixes.
       optimizer: settings such as `adamw()`, or any optax transformation.
-      objective: settings such as `TokenObjective(label_smoothing=0.1)`, or a function
-        `(logits [B, m, V], targets [B, m]) -> losses [B, m]`.
+      objective: settings such as `TokenObjective(label_smoothing=0.1)`, a function
+        `(logits [B, m, V], targets [B, m]) -> losses [B, m]`, or an object with the
+        methods `sums` and `divisor` of `Objective`.
       evaluation: held-out data in the forms of `data`, or settings of `Evaluation`.
       directory: run directory; None for a temporary one.
       callbacks: functions called with the step and its logged metrics; a run stops

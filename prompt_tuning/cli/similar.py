@@ -30,7 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="PROMPT",
-        help="a prompt file, run directory, checkpoint or PEFT folder",
+        help="a prompt file, run directory (of a sweep, its best member), checkpoint "
+        "or PEFT folder; folders without a prompt are skipped",
     )
     parser.add_argument(
         "--query",
@@ -60,7 +61,6 @@ def run(options: argparse.Namespace) -> int:
     """Prints how similar the prompts are, and draws it if asked to."""
     from rich.console import Console
 
-    from prompt_tuning.adapters.prompt_files import read_prompt
     from prompt_tuning.cli.console import print_lines, print_table
     from prompt_tuning.prompts.tools.similarity import (
         average_similarity,
@@ -70,9 +70,8 @@ def run(options: argparse.Namespace) -> int:
     )
 
     _check_options(options)
-    paths = _select_prompts(options)
+    paths, prompts = _read_prompts(_select_prompts(options), options.query)
     names = short_names(paths)
-    prompts = [read_prompt(path) for path in paths]
     check_widths(names, prompts)
     similarities = {
         "average": average_similarity(prompts),
@@ -123,6 +122,36 @@ def _select_prompts(options: argparse.Namespace) -> list[Path]:
     if len(paths) < 2:
         raise InputError("there is nothing to compare: name at least two prompts")
     return paths
+
+
+def _read_prompts(
+    paths: Sequence[Path], query: Path | None
+) -> "tuple[list[Path], list[np.ndarray]]":
+    """Reads the prompts, and reports folders that are skipped because they have none.
+
+    Raises:
+      InputError: if the query or a file is not a prompt, or fewer than two are.
+    """
+    import sys
+
+    from prompt_tuning.adapters.prompt_files import read_prompt
+    from prompt_tuning.sweep.sweep_summary import best_member
+
+    read = []
+    for path in paths:
+        chosen = best_member(path) or path
+        try:
+            read.append((chosen, read_prompt(chosen)))
+        except InputError as problem:
+            if path == query or not path.is_dir():
+                raise
+            print(f"skipped: {problem}", file=sys.stderr)
+    if len(read) < 2:
+        raise InputError(
+            f"there is nothing to compare: only {len(read)} of {len(paths)} paths "
+            "contain a prompt"
+        )
+    return [path for path, _ in read], [prompt for _, prompt in read]
 
 
 def _table_of_all(

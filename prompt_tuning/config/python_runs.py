@@ -20,6 +20,7 @@ from prompt_tuning.config.written_config import stand_in
 from prompt_tuning.core.errors import InputError, nearest
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import is_files, write_rows
+from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 
@@ -232,10 +233,14 @@ def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:
     """Returns an objective's settings; a function is put into the run afterwards."""
     if isinstance(objective, Configured):
         return objective
+    if isinstance(objective, LossFunctions):
+        replacements["objective"] = objective
+        return stand_in(objective)
     if not callable(objective):
         raise InputError(
-            f"objective is {objective!r}, expected settings such as TokenObjective() "
-            "or a function (logits, targets) -> losses"
+            f"objective is {objective!r}, expected settings such as TokenObjective(), "
+            "a function (logits, targets) -> losses, or an object with the methods "
+            "sums and divisor"
         )
     replacements["objective"] = FunctionObjective(
         function=cast(LossFunction, objective)

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
-from prompt_tuning import losses
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
-from prompt_tuning.core.errors import InputError, kind_of
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.losses.foreign_objective import foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
@@ -42,7 +42,8 @@ class Run:
         `start_from` too. Schedules start again in any case, because each run counts its
         own steps.
       data: training files; None for a run that is only evaluated.
-      objective: training objective; the mean cross-entropy of the tokens if None.
+      objective: training objective, or any object with the methods `sums` and
+        `divisor` of one; the mean cross-entropy of the tokens if None.
       evaluation: measurements during and after training; None for no evaluation.
       steps: optimizer steps of the whole run.
       accumulate: micro-batches of `data.batch_size` rows per step.
@@ -157,11 +158,8 @@ class Run:
         if objective is None:
             return
         if not isinstance(objective, ObjectiveConfig):
-            raise InputError(
-                f"Run.objective is {objective!r}, {kind_of(objective)}; "
-                f"expected {' or '.join(f'@{name}()' for name in losses.FACTORIES)} or "
-                "None"
-            )
+            objective = foreign_objective(objective)
+            object.__setattr__(self, "objective", objective)
         if self.data is not None and self.data.packing:
             objective.check_packing()
 

@@ -26,6 +26,7 @@ def run_config(run: Run) -> str:
 def stand_in(value: Any) -> Configured:
     """Returns the settings that stand for an object that a config cannot hold."""
     factory = "optimizer_from_python" if _is_optimizer(value) else "ObjectiveFromPython"
+    value = getattr(value, "wrapped", value)
     name = getattr(value, "__name__", None) or f"{kind_of(value)}"
     return Configured(factory, {"description": name})
 

@@ -1,5 +1,7 @@
 """Commands that compare prompts, and that map a prompt to another model."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import main
 from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
 from prompt_tuning.prompts.tools.recycling import METHODS
+from prompt_tuning.sweep.sweep_summary import BEST_FILE
+from tests.adapters.test_prompt_files import write_adapter
 
 # Vectors along one axis, along another, and between them, of different lengths.
 ALONG = np.array([[2.0, 0, 0], [2.0, 0, 0]], "f4")
@@ -45,6 +49,30 @@ def test_the_nearest_prompts_of_each_are_shown(prompts, capsys):
     assert "similarity of mean vectors" in printed
     assert "│ along   │ between 0.707" in printed
     assert "│ between │ across 0.707" in printed
+
+
+def test_folders_without_a_prompt_are_skipped_and_a_sweep_is_its_best(
+    prompts, capsys, tmp_path
+):
+    (tmp_path / "empty").mkdir()
+    lora = write_adapter(tmp_path / "lora", peft_type="LORA")
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    for name, vectors in (("rate=1", BETWEEN), ("rate=2", ACROSS)):
+        write_adapter(sweep / name, vectors, num_virtual_tokens=len(vectors))
+    (sweep / BEST_FILE).write_text(json.dumps({"directory": "rate=2"}))
+    folders = [str(tmp_path / "empty"), str(lora), str(sweep)]
+    assert main(["similar", *folders, *prompts("along")]) == 0
+    printed, problems = capsys.readouterr()
+    # The best member is at a right angle to the other prompt.
+    assert "along 0.000" in printed and "rate=2" in printed
+    first, second = problems.splitlines()
+    assert first.startswith(f"skipped: {tmp_path / 'empty'} does not contain a prompt")
+    assert second.startswith(f"skipped: {lora} ")
+    query = ["--query", str(lora)]
+    assert main(["similar", *prompts("along", "across"), *query]) == 2
+    assert main(["similar", str(lora), *prompts("along")]) == 2
+    assert "only 1 of 2 paths" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
