@@ -121,6 +121,12 @@ def read_alpaca(content: Mapping[str, Any], location: str) -> tuple[str, str]:
         value = content.get(key)
         if value is None and key == INPUT_KEY:
             value = ""
+        if key not in content and key != INPUT_KEY:
+            raise InputError(
+                f"{location}: found the keys {shown(sorted(content))}, expected "
+                f"{key!r}: a line of the format alpaca has the keys instruction, input "
+                "and output"
+            )
         if not isinstance(value, str):
             raise InputError(
                 f"{location}: {key!r} is {shown(value)}, expected a text: a line of "
