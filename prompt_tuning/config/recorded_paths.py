@@ -28,7 +28,8 @@ from prompt_tuning.core.typed_json import parse_json, read_limited
 HEADER = "# Relative paths start at "
 DIRECTORY = "Run.directory"
 PATHS = (
-    *("Pretrained.checkpoint", "Pretrained.tokenizer", "DataSource.files"),
+    *("Pretrained.checkpoint", "Pretrained.tokenizer"),
+    *("DataSource.files", "DataSource.chat_template"),
     *("Evaluation.category_names", "Run.start_from", "from_file.path"),
 )
 """Settings whose texts are paths."""

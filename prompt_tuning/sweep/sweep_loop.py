@@ -29,6 +29,7 @@ from prompt_tuning.training.continuation import (
     resumed_message,
     state_at,
 )
+from prompt_tuning.training.data_record import data_record
 from prompt_tuning.training.loop import Recorder, save_due, stopped_message
 from prompt_tuning.training.metrics_log import MetricsLog
 from prompt_tuning.training.progress import Reporter
@@ -145,7 +146,12 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
     frozen_model = sweep.members[0].training.fingerprint
     # Existing directories first: if one is refused, nothing has been created yet.
     changes = {
-        member.name: claim(member.directory, member.config, frozen_model, record)
+        member.name: claim(
+            member.directory,
+            member.config,
+            frozen_model,
+            data_record(member.training.run) | record,
+        )
         for member in sorted(
             sweep.members,
             key=lambda member: not (member.directory / IDENTITY_FILE).exists(),

@@ -42,7 +42,7 @@ def check_data(record: Mapping[str, Any], file: Path) -> None:
     now = record.get(FIELD)
     if before is not None and now is not None and before != now:
         raise InputError(
-            f"{file.parent} belongs to a run with other training data: it was started "
-            f"with {shown(before)}, and its glob or folder now stands for {shown(now)}; "
+            f"{file.parent} belongs to a run that was started with the training files "
+            f"{shown(before)}, and its glob or folder now stands for {shown(now)}; "
             "restore the files, or choose another Run.directory"
         )

@@ -21,6 +21,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.training.continuation import adopt_changes, resume
+from prompt_tuning.training.data_record import data_record
 from prompt_tuning.training.early_stopping import (
     STOPPED_FILE,
     open_patience,
@@ -119,10 +120,11 @@ def train_held(
     config = run_config(run) if config is None else config
     make_reporter = make_reporter or functools.partial(python_reporter, run.steps)
     frozen_model = training.fingerprint
+    record = data_record(run) | (record or {})
     processes.check_same("frozen parameters", lambda: [frozen_model])
     changes = ConfigChanges(
         **processes.run_on_first(
-            lambda: vars(claim(directory, config, frozen_model, record or {}))
+            lambda: vars(claim(directory, config, frozen_model, record))
         )
     )
     store = open_store(run)

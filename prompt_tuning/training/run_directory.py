@@ -18,6 +18,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.processes.group import is_first, run_on_first
+from prompt_tuning.training.data_record import check_data
 
 LOCK_FILE = ".writer.lock"
 
@@ -70,11 +71,12 @@ def claim(
       what differs from the config of an existing run; see `replace_config`.
 
     Raises:
-      InputError: if the directory belongs to another config or model; it is then left
-        unchanged.
+      InputError: if the directory belongs to another config or model, or to a run on
+        other files; it is then left unchanged.
     """
     changes = check_owner(directory, config, frozen_model)
     if changes is not None:
+        check_data(record, directory / IDENTITY_FILE)
         return changes
     content = {"frozen_model": frozen_model, **record}
     with reporting_disk_errors(directory):
