@@ -135,6 +135,20 @@ TABLE = (
         default=False,
     ),
     FlatOption(
+        "chat_template",
+        DATA,
+        "file of another chat template",
+        "DataSource.chat_template",
+        metavar="FILE",
+    ),
+    FlatOption(
+        "chat_date",
+        DATA,
+        "date for a chat template that uses the current date",
+        "DataSource.chat_date",
+        metavar="DAY",
+    ),
+    FlatOption(
         "prompt_key",
         DATA,
         "jsonl key of the input",

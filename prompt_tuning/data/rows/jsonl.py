@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.data.text.conversations import read_alpaca
@@ -86,7 +87,7 @@ class JsonLine:
             keys = shown(sorted(self.content))
             option = setting
             if setting.endswith("_key"):
-                option = f"--gin.{setting}='\"KEY\"'"
+                option = how_to_set(setting, "KEY")
             raise InputError(
                 f"{self.location}: found the keys {keys}, expected {key!r}; name the "
                 f"key with {option}"
