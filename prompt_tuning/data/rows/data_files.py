@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 TEXT_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -42,9 +43,13 @@ def list_files(files: Files, split: str | None = "train") -> list[Path]:
     if not several:
         raise InputError("data files: the list is empty, expected at least one file")
     paths: list[Path] = []
+    matched: set[Path] = set()
     for name in several:
         expanded = _expand(Path(name), split)
-        repeated = set(expanded) & set(paths) if len(expanded) > 1 else set()
+        # A list may name a file twice, but no glob or folder adds one to it unseen.
+        if expanded != [Path(name)]:
+            matched.update(expanded)
+        repeated = matched.intersection(expanded, paths)
         if repeated:
             raise InputError(
                 f"data files {shown(str(name))}: {min(repeated)} is named before, so "
@@ -155,7 +160,8 @@ def _prepared_files(folder: Path, split: str) -> list[Path]:
         raise InputError(
             f"data folder {folder} has no {split}_*.hdf5, expected the {split} split "
             f"of a folder that prompt-tuning prepare wrote; it has {names}. Prepare "
-            f"it with --{split} SHARE, name the files, or set DataSource.split"
+            f"it with --{split} SHARE, name the files, or choose another split, for "
+            f"example by {how_to_set('evaluation/DataSource.split', 'test')}"
         )
     count = max(counts)
     if len(counts) > 1 or sorted(shards) != list(range(1, count + 1)):

@@ -68,8 +68,11 @@ def test_names_that_stand_for_no_data_are_refused(tmp_path, made, name, message)
 
 def test_no_file_is_read_twice(tmp_path):
     folder = touch(tmp_path, "a.jsonl", "b.jsonl")
-    with pytest.raises(InputError, match=r"b.jsonl is named before, so its rows would"):
-        list_files([f"{folder}/b.jsonl", f"{folder}/*.jsonl"])
+    single, glob = f"{folder}/b.jsonl", f"{folder}/*.jsonl"
+    for both in ([single, glob], [glob, single], [single, f"{folder}/b*"]):
+        with pytest.raises(InputError, match=r"b.jsonl is named before, so its rows w"):
+            list_files(both)
+    assert names([single, single]) == ["b.jsonl", "b.jsonl"]
 
 
 def test_files_are_of_one_kind(tmp_path):
