@@ -67,7 +67,7 @@ class ClassExamples:
         self._truncation: Truncation | None = getattr(examples, "truncation", None)
         self.truncated = getattr(examples, "truncated", 0)
         if self._truncation is not None:
-            self._truncate_prompts(model.maximum_length)
+            self._truncate_prompts(self._truncation)
         if model.architecture == "decoder_only" and not model.predicts_first_token:
             _check_prompts(self._prompt_lengths)
         fits = self._fits(model.maximum_length)
@@ -128,17 +128,27 @@ class ClassExamples:
         """Maximum number of targets of a row with nonzero loss weight."""
         return np.full(len(self), self._longest, np.int64)
 
-    def _truncate_prompts(self, maximum_length: int | None) -> None:
-        """Shortens the prompts, so that the longest label follows each."""
-        if maximum_length is None:
-            return
-        room = maximum_length
+    def _truncate_prompts(self, truncation: Truncation) -> None:
+        """Shortens the prompts, so that the longest label follows each.
+
+        Raises:
+          InputError: if the tokens of a prompt that are never removed are too many.
+        """
+        room = truncation.maximum
         if self._architecture == "decoder_only":
             room -= self._longest
-        self.truncated = max(
-            self.truncated, int(np.count_nonzero(self._prompt_lengths > room))
-        )
-        self._prompt_lengths = np.minimum(self._prompt_lengths, max(room, 0))
+        too_long = np.flatnonzero(self._prompt_lengths > room).tolist()
+        for number in too_long:
+            prompt = prompt_part(self._examples[number], self._architecture)
+            try:
+                truncation.cut_prompt(prompt.tolist(), room)
+            except InputError as error:
+                location = _location(self._examples, number)
+                raise InputError(
+                    f"{location}: with the longest label, the prompt has {error}"
+                ) from error
+        self.truncated = max(self.truncated, len(too_long))
+        self._prompt_lengths = np.minimum(self._prompt_lengths, room)
 
     @property
     def _longest(self) -> int:

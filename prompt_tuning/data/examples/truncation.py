@@ -60,10 +60,11 @@ class Truncation:
         if self.same_tokens and not self.predicts_first_token:
             weights[0] = 0
         if not np.any(weights):
+            other = "truncate_right" if self.from_left else "truncate_left"
             raise InputError(
-                f"{longest} tokens, of which the first {self.maximum} contain no "
-                "learned one: remove the beginning instead, by "
-                f"{how_to_set('DataSource.on_too_long', 'truncate_left')}"
+                f"{longest} tokens, and the {self.maximum} that are left contain no "
+                "learned one: remove others instead, by "
+                f"{how_to_set('DataSource.on_too_long', other)}"
             )
         return dataclasses.replace(
             example,

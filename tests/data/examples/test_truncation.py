@@ -110,6 +110,9 @@ def test_classes_leave_room_for_the_longest_label(rows):
     assert first == [BOS, 14, 20, EOS] and second == [BOS, 14, 30, 31, 32, EOS]
     assert examples.input_lengths.tolist() == [6, 6]
     assert [row.inputs.tolist()[:2] for row in examples[1]] == [[BOS, 10]] * 2
+    long = [[20, EOS], [30, 31, 32, 33, EOS]]
+    with pytest.raises(InputError, match=r"a\.hdf5, row 0: with the longest label"):
+        ClassExamples(cut(rows, "truncate", 6), long, [0, 0], model)
 
 
 def test_the_message_about_a_long_row_names_the_options(rows):
