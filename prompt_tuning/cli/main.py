@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
-from prompt_tuning.cli import COMMANDS, environment, launch
+from prompt_tuning.cli import COMMANDS, completion, environment, launch
 from prompt_tuning.cli.option_types import OptionParser
 from prompt_tuning.cli.unknown_options import describe_unknown, find_subparser
 from prompt_tuning.core.errors import (
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands = load_commands()
     parser = build_parser(commands)
+    completion.complete(parser)
     if any("\0" in argument for argument in arguments):
         parser.error("an argument has a zero byte, which no name or text can have")
     _print_any_text()

@@ -1,0 +1,52 @@
+"""Completes commands, options and their values in the shell, by argcomplete."""
+
+import argparse
+import os
+from collections.abc import Callable, Iterable
+
+from prompt_tuning.config.methods import METHODS
+from prompt_tuning.config.shipped_configs import list_configs
+from prompt_tuning.core.flat_options import LOSSES
+
+REQUESTED = "_ARGCOMPLETE"
+"""Variable that the shell sets while it asks for completions."""
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answers the shell and exits, if it asks for completions.
+
+    Args:
+      parser: parser of all commands.
+    """
+    if REQUESTED not in os.environ:
+        return
+    import argcomplete
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, subparser in action.choices.items():
+                _add_completers(command, subparser)
+    argcomplete.autocomplete(parser)
+
+
+def _add_completers(command: str, parser: argparse.ArgumentParser) -> None:
+    """Adds the values of options; argcomplete completes all others as files."""
+    names: dict[str, Callable[[str], Iterable[str]]] = {"gin_file": _configs_and_files}
+    if command == "configs":
+        names["name"] = lambda _: list_configs()
+    if "run_options" in parser._defaults:
+        names |= {"method": lambda _: METHODS, "loss": lambda _: LOSSES}
+    for action in parser._actions:
+        if action.dest in names:
+            # argcomplete reads this attribute, and passes more by name.
+            setattr(action, "completer", _completer(names[action.dest]))  # noqa: B010
+
+
+def _completer(names: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
+    return lambda prefix, **_: list(names(prefix))
+
+
+def _configs_and_files(prefix: str) -> list[str]:
+    from argcomplete.completers import FilesCompleter
+
+    return [*list_configs(), *FilesCompleter(("gin",))(prefix)]
