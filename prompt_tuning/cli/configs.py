@@ -12,6 +12,10 @@ from prompt_tuning.config.shipped_configs import list_configs, read_config
 HELP = "list the configs that come with the package, or print one"
 USES_JAX = False
 SEVERAL_PROCESSES = False
+NEXT_STEP = """\
+Print one with: prompt-tuning configs NAME
+A run needs none of them: prompt-tuning train --model PATH --train FILE --method lora
+(`prompt-tuning train --help` lists the methods and settings)"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         lines.append(f"{folder}/")
         lines += [_wrap(f"{name:{indent}}{sentences[name]}", indent) for name in names]
         lines.append("")
-    print(*lines, "Print one with: prompt-tuning configs NAME", sep="\n")
+    print(*lines, NEXT_STEP, sep="\n")
     return 0
 
 

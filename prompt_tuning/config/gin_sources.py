@@ -8,6 +8,7 @@ then reads the same texts, and opens and imports nothing itself.
 
 import ast
 import dataclasses
+import difflib
 import io
 import itertools
 import math
@@ -20,6 +21,7 @@ from typing import Any
 from gin import config as gin_config
 from gin import config_parser
 
+from prompt_tuning.config.shipped_configs import list_configs
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER, read_limited
 
@@ -347,7 +349,9 @@ def _find(name: str, origin: str) -> str:
     if any(map(os.path.isdir, paths)):
         raise InputError(f"{short} is a folder, expected a gin file{origin}")
     searched = " or ".join(str(folder) for folder in folders if folder)
+    near = difflib.get_close_matches(name[:200], list_configs(), n=1, cutoff=0.7)
+    question = f"; did you mean {near[0]}?" if near else ""
     raise InputError(
-        f"{short} is missing{origin}\nnames are searched in the working directory and "
-        f"in {searched or 'no other folder'}"
+        f"{short} is missing{question}{origin}\nnames are searched in the working "
+        f"directory and in {searched or 'no other folder'}"
     )

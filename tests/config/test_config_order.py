@@ -44,3 +44,8 @@ def test_two_files_that_exclude_each_other_are_refused():
 def test_files_that_agree_are_accepted_in_any_order():
     for name in ("models/checkpoint.gin", "data/packed.gin"):
         assert read_run([name, RUN], BINDINGS).directory == "run"
+
+
+def test_a_misspelt_config_is_answered_with_the_nearest():
+    with pytest.raises(InputError, match=r"missing; did you mean adapters/lora\.gin\?"):
+        read_run([RUN, "adapters/lore.gin"], BINDINGS)
