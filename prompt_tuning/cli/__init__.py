@@ -24,7 +24,7 @@ To add a command `example`:
 """
 
 COMMANDS = {
-    "Tune": ("train", "sweep", "memory", "configs"),
+    "Tune": ("train", "sweep", "memory", "configs", "runs"),
     "Evaluate and use": ("evaluate", "predict", "generate", "convert"),
     "Examine prompts": ("inspect", "similar", "recycle"),
     "Prepare data": ("prepare", "token_types", "show"),

@@ -4,12 +4,13 @@ They are the checks that `gin_files.read_run` repeats, and those of the paths th
 reads. Most mistakes on the command line are found here.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.factory_outlines import outline
-from prompt_tuning.config.gin_values import known_value
+from prompt_tuning.config.gin_values import known_value, replace_macros
 from prompt_tuning.config.parsed_config import GivenConfig, registered
 from prompt_tuning.config.values_in_use import (
     Values,
@@ -45,17 +46,42 @@ def check_config(
     Raises:
       InputError: for the first mistake.
     """
-    config = GivenConfig.read(files, bindings, allow_imports=False)
-    named = FACTORIES.keys() & config.sources.words | {"Run"}
-    factories = {name: outline(name) for name in sorted(named)}
-    with registered(factories):
-        config.parse(factories)
+    with _parsed(files, bindings):
         if not allow_unused:
             check_used(unused_bindings(bindings))
         values = complete_values(omitted)
         for parameter, check in PATHS.items():
             for path in _bound(values, *parameter):
                 check(path)
+
+
+def read_values(files: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the values of a config by factory and parameter, for display.
+
+    Factories that several scopes configure have the values of one of them. References
+    are kept.
+
+    Raises:
+      InputError: if the config cannot be read.
+    """
+    with _parsed(files, ()):
+        return {
+            selector.rpartition(".")[2]: {
+                name: replace_macros(value, scope) for name, value in parameters.items()
+            }
+            for (scope, selector), parameters in complete_values().items()
+        }
+
+
+@contextlib.contextmanager
+def _parsed(files: Sequence[str], bindings: Sequence[str]) -> Iterator[None]:
+    """Parses a config with outlines, which are registered while the context lasts."""
+    config = GivenConfig.read(files, bindings, allow_imports=False)
+    named = FACTORIES.keys() & config.sources.words | {"Run"}
+    factories = {name: outline(name) for name in sorted(named)}
+    with registered(factories):
+        config.parse(factories)
+        yield
 
 
 def _bound(values: Values, factory: str, parameter: str) -> Iterator[Any]:
