@@ -116,7 +116,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
-    check_options(options, trains=False)
+    check_options(options, trains=False, unread=["data", "evaluation"])
 
 
 def run(options: argparse.Namespace) -> int:

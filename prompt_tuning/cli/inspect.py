@@ -5,6 +5,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.run_options import check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_prompt_option,
@@ -32,6 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens shown for each vector (5)",
     )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses mistakes in the config and missing files."""
+    check_options(options, trains=False, unread=["data", "evaluation"])
 
 
 def run(options: argparse.Namespace) -> int:

@@ -37,6 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def is_one_of_several(options: argparse.Namespace) -> bool:
+    """Returns whether the options make the command one of several processes."""
+    explicit = any(getattr(options, name, None) is not None for name in FLAGS)
+    return explicit or getattr(options, "distributed", False)
+
+
 def run_in_processes(
     options: argparse.Namespace, command: Callable[[], int], *, resumes: bool
 ) -> int:
@@ -51,11 +57,11 @@ def run_in_processes(
     Raises:
       InputError: if the options contradict each other, or the processes cannot connect.
     """
-    values = {name: getattr(options, name, None) for name in FLAGS}
-    explicit = any(value is not None for value in values.values())
-    automatic = getattr(options, "distributed", False)
-    if not explicit and not automatic:
+    if not is_one_of_several(options):
         return command()
+    values = {name: getattr(options, name) for name in FLAGS}
+    explicit = any(value is not None for value in values.values())
+    automatic = options.distributed
     if explicit and automatic:
         raise InputError(
             "--distributed detects what --coordinator, --processes and --process set: "

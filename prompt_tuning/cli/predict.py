@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.run_options import check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_print_config_option,
@@ -80,6 +81,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="number of the prompt for all inputs, from 0, of a run with several "
         "prompts; by default each line selects its own",
     )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses mistakes in the config and missing files."""
+    check_options(options, trains=False, unread=["data", "evaluation"])
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,9 +2,11 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
+from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import integer, number
 from prompt_tuning.config.flat_choices import (
     check_frozen,
@@ -19,16 +21,22 @@ from prompt_tuning.core.flat_options import (
     GROUPS,
     METHOD,
     MODEL,
+    OPTIONS,
     TABLE,
     FlatOption,
     list_losses,
 )
+from prompt_tuning.sweep.best_member import best_member
 
 CONFIG_FILE = "config.gin"
 TRAINS = GROUPS
 """Groups of options of a command that opens a run as `train` does."""
 EVALUATES = (MODEL, DATA, EVALUATION)
 GENERATES = (MODEL,)
+RECORDED_PATHS = ("model", "data", "evaluation")
+"""Fields of `Run` whose values have paths."""
+MODEL_OF_OPTIONS = "Run.model = @Pretrained()"
+"""A binding that every run without a config has."""
 UNTRAINED = ("train", "prompt_id_key", "eval_every")
 """Options of `EVALUATES` that only training has a use for."""
 
@@ -89,15 +97,24 @@ def given_choices(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def check_options(options: argparse.Namespace, *, trains: bool) -> None:
-    """Checks the options of a run without a config, before JAX is imported.
+def check_options(
+    options: argparse.Namespace,
+    *,
+    trains: bool,
+    unread: Collection[str] = (),
+    varied: Sequence[str] | None = None,
+) -> None:
+    """Checks the options of a command that reads a run, before JAX is imported.
 
     Args:
       options: parsed options of the command.
       trains: see `selected_run.read_run`.
+      unread: fields of `Run` that the command does not use, such as "data".
+      varied: bindings of a member of a sweep.
 
     Raises:
-      InputError: for options that are missing or contradict each other.
+      InputError: for options that are missing or contradict each other, and for what
+        can be found in a config and in file names.
     """
     choices = given_choices(options)
     directory = getattr(options, "run", None)
@@ -110,3 +127,46 @@ def check_options(options: argparse.Namespace, *, trains: bool) -> None:
             f"--run {directory} continues that run in its directory; to start another "
             f"run from its config, give --gin_file {config} --out DIRECTORY instead"
         )
+    # Several processes report a mistake together, and modules may need JAX.
+    if not options.allow_gin_imports and not launch.is_one_of_several(options):
+        _check_config(options, unread, varied)
+
+
+def _check_config(
+    options: argparse.Namespace, unread: Collection[str], varied: Sequence[str] | None
+) -> None:
+    """Checks names, types and paths; see `early_checks`."""
+    from prompt_tuning.config.early_checks import check_config, check_paths
+
+    directory, files = getattr(options, "run", None), list(options.gin_file)
+    bindings = [*options.bindings, *(varied or ())]
+    alone = directory is None and not files
+    named, bindings = choices_in(bindings, macros=alone)
+    choices = given_choices(options) | named
+    check_paths({OPTIONS[name].setting: value for name, value in choices.items()})
+    if alone:
+        check_config([], [MODEL_OF_OPTIONS, *bindings], allow_unused=True)
+        return
+    if directory is not None:
+        files = [str(find_run_directory(directory) / CONFIG_FILE), *files]
+        # Paths that a run recorded may be relative to another directory.
+        unread = RECORDED_PATHS
+    check_config(
+        files,
+        bindings,
+        choices=choices,
+        omitted=unread,
+        allow_unused=varied is not None,
+    )
+
+
+def find_run_directory(name: str) -> Path:
+    """Returns a run directory; for a sweep's directory, that of its best member.
+
+    Raises:
+      InputError: if it is not the directory of a run.
+    """
+    directory = best_member(Path(name)) or Path(name)
+    if not (directory / CONFIG_FILE).exists():
+        raise InputError(f"{directory} is not a run directory: it has no {CONFIG_FILE}")
+    return directory

@@ -2,20 +2,17 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
 from prompt_tuning import __version__, processes
-from prompt_tuning.cli.run_options import given_choices
+from prompt_tuning.cli.run_options import find_run_directory, given_choices
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.config_changes import relevant_lines
-from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import choices_in
 from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.sweep_summary import best_member
 
 PROCESS_OPTIONS = ("coordinator", "process", "texts", "gin_file", "bindings", "run")
 """Options that may differ between processes: paths of files with the same contents, and
@@ -53,27 +50,13 @@ def read_run(
             files, bindings, directory, choices=choices, **permissions
         )
     if directory_of_run is not None:
-        folder = Path(directory_of_run)
-        folder = best_member(folder) or folder
-        check_run_directory(folder)
+        folder = find_run_directory(directory_of_run)
         return gin_files.read_run_directory(
             folder, bindings, files, choices=choices, allow_imports=imports
         )
     if trains:
         return read_flat_run(choices, bindings, directory, **permissions)
     return read_frozen_run(choices, bindings, **permissions)
-
-
-def check_run_directory(directory: Path) -> None:
-    """Checks that a directory is one of a run.
-
-    Raises:
-      InputError: if it has no config.
-    """
-    if not (directory / CONFIG_FILE).exists():
-        raise InputError(
-            f"{directory} has no {CONFIG_FILE}, so it is not a run directory"
-        )
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:

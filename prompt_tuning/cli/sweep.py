@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
-    check_options(options, trains=True)
+    check_options(options, trains=True, varied=_variations(options)[0].lines)
 
 
 def run(options: argparse.Namespace) -> int:

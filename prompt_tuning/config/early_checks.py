@@ -10,6 +10,7 @@ from typing import Any
 
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.factory_outlines import outline
+from prompt_tuning.config.flat_choices import Choices
 from prompt_tuning.config.gin_values import known_value, replace_macros
 from prompt_tuning.config.parsed_config import GivenConfig, registered
 from prompt_tuning.config.values_in_use import (
@@ -21,9 +22,9 @@ from prompt_tuning.config.values_in_use import (
 from prompt_tuning.data.rows.data_files import contains_text
 from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 
-PATHS: Mapping[tuple[str, str], Callable[[Any], object]] = {
-    ("Pretrained", "checkpoint"): find_checkpoint,
-    ("DataSource", "files"): contains_text,
+PATHS: Mapping[str, Callable[[Any], object]] = {
+    "Pretrained.checkpoint": find_checkpoint,
+    "DataSource.files": contains_text,
 }
 """Checks of the paths that factories are given, in this order."""
 
@@ -32,6 +33,7 @@ def check_config(
     files: Sequence[str],
     bindings: Sequence[str],
     *,
+    choices: Choices | None = None,
     omitted: Collection[str] = (),
     allow_unused: bool = False,
 ) -> None:
@@ -40,19 +42,35 @@ def check_config(
     Args:
       files: gin files.
       bindings: bindings that override them.
+      choices: options that override them too.
       omitted: fields of `Run` that the command does not use, such as "data".
       allow_unused: see `read_run`.
 
     Raises:
       InputError: for the first mistake.
     """
-    with _parsed(files, bindings):
+    with _parsed(files, bindings, choices):
         if not allow_unused:
             check_used(unused_bindings(bindings))
         values = complete_values(omitted)
         for parameter, check in PATHS.items():
-            for path in _bound(values, *parameter):
+            for path in _bound(values, *parameter.split(".")):
                 check(path)
+
+
+def check_paths(values: Mapping[str, Any]) -> None:
+    """Checks paths that are given by options.
+
+    Args:
+      values: values by parameter, such as "train/DataSource.files".
+
+    Raises:
+      InputError: for the first path that cannot be used.
+    """
+    for parameter, check in PATHS.items():
+        for name, value in values.items():
+            if name.rpartition("/")[2] == parameter:
+                check(value)
 
 
 def read_values(files: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -74,9 +92,11 @@ def read_values(files: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _parsed(files: Sequence[str], bindings: Sequence[str]) -> Iterator[None]:
+def _parsed(
+    files: Sequence[str], bindings: Sequence[str], choices: Choices | None = None
+) -> Iterator[None]:
     """Parses a config with outlines, which are registered while the context lasts."""
-    config = GivenConfig.read(files, bindings, allow_imports=False)
+    config = GivenConfig.read(files, bindings, choices=choices, allow_imports=False)
     named = FACTORIES.keys() & config.sources.words | {"Run"}
     factories = {name: outline(name) for name in sorted(named)}
     with registered(factories):

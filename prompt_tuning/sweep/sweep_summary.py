@@ -13,13 +13,11 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_selection import KeepBest, best_step
 from prompt_tuning.core.atomic_files import replace_file
-from prompt_tuning.core.file_names import path_within
-from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.sweep.best_member import BEST_FILE
 from prompt_tuning.sweep.sweep_loop import SWEEP_FILE, read_diverged
 from prompt_tuning.sweep.sweep_run import Sweep
 from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
 
-BEST_FILE = "best.json"
 EVALUATION = "evaluation/"
 TRAINING_LOSS: KeepBest = ("train loss", "min")
 
@@ -143,18 +141,6 @@ def write_summary(directory: Path, summary: SweepSummary) -> None:
         replace_file(directory / BEST_FILE, json.dumps(best, indent=1) + "\n")
     else:
         (directory / BEST_FILE).unlink(missing_ok=True)
-
-
-def best_member(directory: Path) -> Path | None:
-    """The run directory of a sweep's best member; None without a sweep.
-
-    Raises:
-      InputError: if the file that names it is damaged, or names another folder.
-    """
-    file = directory / BEST_FILE
-    if not file.exists():
-        return None
-    return path_within(directory, read_object(file).value("directory"), str(file))
 
 
 def summary_table(summary: SweepSummary) -> Table:

@@ -26,7 +26,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
-from prompt_tuning.sweep.sweep_summary import best_member
+from prompt_tuning.sweep.best_member import best_member
 from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
 from prompt_tuning.tuned.export_adapters import (
     convert_for_peft,

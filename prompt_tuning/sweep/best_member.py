@@ -1,0 +1,20 @@
+"""The best member of a finished sweep, by the file that names it."""
+
+from pathlib import Path
+
+from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.typed_json import read_object
+
+BEST_FILE = "best.json"
+
+
+def best_member(directory: Path) -> Path | None:
+    """The run directory of a sweep's best member; None without a sweep.
+
+    Raises:
+      InputError: if the file that names it is damaged, or names another folder.
+    """
+    file = directory / BEST_FILE
+    if not file.exists():
+        return None
+    return path_within(directory, read_object(file).value("directory"), str(file))
