@@ -143,7 +143,10 @@ def _check_config(
     alone = directory is None and not files
     named, bindings = choices_in(bindings, macros=alone)
     choices = given_choices(options) | named
-    check_paths({OPTIONS[name].setting: value for name, value in choices.items()})
+    if getattr(options, "print_config", False):
+        unread = RECORDED_PATHS  # a config is printed before its files exist
+    else:
+        check_paths({OPTIONS[name].setting: x for name, x in choices.items()})
     if alone:
         check_config([], [MODEL_OF_OPTIONS, *bindings], allow_unused=True)
         return
