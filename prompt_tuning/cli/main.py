@@ -32,7 +32,7 @@ GIN_PREFIX = "--gin."
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
 DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."
 NEXT_STEP = """\
-Start with: prompt-tuning train --model PATH --train train.jsonl --eval dev.jsonl
+Start with: prompt-tuning train --model PATH --train FILE --eval FILE
 `prompt-tuning COMMAND --help` lists the options of a command.
 """
 

@@ -234,7 +234,7 @@ def test_the_package_runs_as_a_module():
 def test_no_command_prints_the_help(capsys):
     assert main([]) == 2
     printed = capsys.readouterr().err
-    assert "Start with: prompt-tuning train --gin_file runs/first_prompt.gin" in printed
+    assert "Start with: prompt-tuning train --model PATH --train FILE" in printed
 
 
 def test_every_command_is_listed_in_one_line(capsys):
@@ -247,12 +247,19 @@ def test_every_command_is_listed_in_one_line(capsys):
         assert f"  {name:11}  {command.HELP}" in lines
 
 
-@pytest.mark.parametrize("flag", ["--stepz=3", "--gin.Run.steps", "--gin_fil=x"])
-def test_an_unknown_flag_is_an_error(flag, capsys):
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--stepz=3", "unrecognized arguments: --stepz=3; did you mean --steps"),
+        ("--gin_fil=x", "unrecognized arguments: --gin_fil=x; did you mean --gin_file"),
+        ("--gin.Run.steps", "--gin.Run.steps has no '=': write --gin.Run.steps=VALUE"),
+    ],
+)
+def test_an_unknown_flag_is_an_error(flag, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["train", flag])
     assert stopped.value.code == 2
-    assert "unrecognized arguments: " + flag in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").rglob("*.gin"))
