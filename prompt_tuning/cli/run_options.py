@@ -8,6 +8,7 @@ from typing import Any
 
 from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import (
     check_frozen,
     check_training,
@@ -28,7 +29,6 @@ from prompt_tuning.core.flat_options import (
 )
 from prompt_tuning.sweep.best_member import best_member
 
-CONFIG_FILE = "config.gin"
 TRAINS = GROUPS
 """Groups of options of a command that opens a run as `train` does."""
 EVALUATES = (MODEL, DATA, EVALUATION)

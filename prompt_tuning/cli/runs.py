@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.cli.run_options import CONFIG_FILE
 from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
 
 HELP = "list runs with their steps and best metric"
