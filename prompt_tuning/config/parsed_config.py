@@ -23,7 +23,7 @@ from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.flat_choices import Choices, option_bindings
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
-from prompt_tuning.config.recorded_paths import locate_in_gin
+from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 
@@ -122,6 +122,8 @@ class GivenConfig:
         for binding in self.bindings:
             with explained(_option(binding)):
                 gin.parse_config(binding)
+        if any(map(is_run_config, self.files)):
+            _override_scopes(self.bindings)
         _check_macros(self.bindings)
         with explained(self.label):
             check_values(factories)
@@ -136,6 +138,23 @@ class GivenConfig:
 def _add_search_paths() -> None:
     for folder in filter(Path.is_dir, CONFIG_FOLDERS):
         gin.add_config_file_search_path(str(folder))
+
+
+def _override_scopes(bindings: Sequence[str]) -> None:
+    """Lets bindings without a scope override values that have one.
+
+    A run writes the values of every scope to its config, also those that were given
+    without a scope.
+    """
+    names = [binding.partition("=")[0].strip() for binding in bindings]
+    for name in names:
+        if "." not in name or "/" in name:
+            continue
+        key = gin_config.ParsedBindingKey.parse(name)
+        value = gin_config._CONFIG["", key.complete_selector][key.arg_name]
+        for (scope, selector), values in gin_config._CONFIG.items():
+            if selector == key.complete_selector and f"{scope}/{name}" not in names:
+                values.update({key.arg_name: value} if key.arg_name in values else {})
 
 
 def register(factories: Factories) -> None:

@@ -26,11 +26,11 @@ from prompt_tuning.config.gin_sources import MAXIMUM_BYTES, is_text
 from prompt_tuning.core.typed_json import parse_json, read_limited
 
 HEADER = "# Relative paths start at "
-DIRECTORY = "Run.directory"
+DIRECTORY, FILES = "Run.directory", "DataSource.files"
 PATHS = (
     *("Pretrained.checkpoint", "Pretrained.tokenizer"),
-    *("DataSource.files", "DataSource.chat_template"),
-    *("Evaluation.category_names", "Run.start_from", "from_file.path"),
+    *(FILES, "DataSource.chat_template", "Evaluation.category_names"),
+    *("Run.start_from", "from_file.path"),
 )
 """Settings whose texts are paths."""
 
@@ -127,6 +127,12 @@ class RecordedPaths:
         return self.directory.parents[len(parts) - 1] if ends else None
 
 
+def is_run_config(file: str) -> bool:
+    """Tests whether a file is the config that a run wrote to its directory."""
+    path = Path(file)
+    return path.name == CONFIG_FILE and (path.parent / IDENTITY_FILE).is_file()
+
+
 def locate_in_gin(file: str) -> None:
     """Locates the paths of a config that gin has just parsed, if it is a run's.
 
@@ -134,7 +140,7 @@ def locate_in_gin(file: str) -> None:
       file: path of the config.
     """
     directory = Path(file).parent
-    if not ((directory / IDENTITY_FILE).is_file() and Path(file).name == CONFIG_FILE):
+    if not is_run_config(file):
         return
     holders = _path_holders()
     recorded = [owner[key] for name, owner, key in holders if name == DIRECTORY]
@@ -161,7 +167,9 @@ def _path_holders() -> list[tuple[str, dict[str, Any], str]]:
             if isinstance(value, gin_config.ConfigurableReference):
                 # A macro: the setting may still be overridden by its name.
                 owner, key = gin_config._CONFIG.get(value.config_key, {}), "value"
-            if key in owner:
+            # The names of categories are a list, or a file that contains them.
+            single = isinstance(owner.get(key), str)
+            if single or (key in owner and name == FILES):
                 holders.append((name, owner, key))
     return holders
 

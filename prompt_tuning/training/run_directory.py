@@ -140,7 +140,8 @@ def check_steps(directory: Path, done: int, steps: int) -> None:
     if done > steps:
         raise InputError(
             f"{directory} has taken {done} steps, more than Run.steps = {steps}, and "
-            "steps are not undone: train the shorter run in another Run.directory"
+            "steps are not undone: train the shorter run in another directory "
+            "(--out DIRECTORY, or --gin.Run.directory='\"DIRECTORY\"')"
         )
 
 
@@ -175,10 +176,11 @@ def _check_config(
         lines = "\n  ".join(changes.learning)
         raise InputError(
             f"{directory} belongs to a run with another config, and what it has "
-            f"learned depends on these settings:\n  {lines}\nwith these, train in "
-            "another Run.directory, from the result of that run if "
-            f"--gin.Run.start_from='\"{directory}\"' is given; or resume that run by "
-            f"prompt-tuning train --run {directory}"
+            f"learned depends on these settings:\n  {lines}\n"
+            "To train with them, choose another directory (--out DIRECTORY, or "
+            "--gin.Run.directory='\"DIRECTORY\"'); the new run may start from the "
+            f"result of this one (--gin.Run.start_from='\"{directory}\"'). To resume "
+            f"this one unchanged: prompt-tuning train --run {directory}"
         )
     return changes
 

@@ -73,6 +73,15 @@ def test_paths_stay_as_they_are_in_the_same_directory(project):
     assert paths(read_run_directory((project / RUN).absolute())) == relative
 
 
+def test_a_value_without_a_scope_overrides_those_of_all_scopes(project):
+    given = ["DataSource.batch_size = 4", "train/DataSource.buckets = 2"]
+    run = read_run_directory(Path(RUN), [*given, "DataSource.buckets = 3"])
+    assert run.data is not None and run.evaluation is not None
+    held_out = run.evaluation.data
+    assert (run.data.batch_size, held_out.batch_size) == (4, 4)
+    assert (run.data.buckets, held_out.buckets) == (2, 3)
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_a_project_may_be_moved(project, tmp_path, monkeypatch, header):
     if not header:
