@@ -11,6 +11,8 @@ To add a command `example`:
      so, it gets the options of `launch.py`;
    - `add_options(parser)`: adds its options; those that several commands have are in
      `shared_options.py`;
+   - `check(options)`, if it can find mistakes without JAX: it is called before JAX is
+     imported, and raises what `run` does;
    - `run(options) -> int`: does the work and returns the exit code. Input that cannot
      be used raises `core.errors.InputError`, which becomes exit code 2.
 
