@@ -13,6 +13,9 @@ from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import kind_of
 
+CHANGED_DEFAULTS = ("buckets",)
+"""Fields that are always written, because an earlier version had another default."""
+
 
 def run_config(run: Run) -> str:
     """Writes a run's fields as a config that reads back as the same run.
@@ -66,5 +69,7 @@ def _described(value: Any) -> Any:
 
 
 def _is_default(field: dataclasses.Field, value: Any) -> bool:
+    if field.name in CHANGED_DEFAULTS:
+        return False
     default = field.default
     return default is not dataclasses.MISSING and (default is value or default == value)

@@ -37,7 +37,8 @@ class DataSource:
         replaces `batch_size`: batches of shorter rows hold more rows. `batch_size`
         then applies only to rows that are generated from or ranked.
       buckets: maximum number of lengths that rows are padded to. The lengths are chosen
-        to minimize padding; each of them is compiled once.
+        to minimize padding; each of them is compiled once. None for as many as save
+        more time in every pass over the data than a share of their compilation takes.
       packing: whether a row holds several examples, each of which attends only to
         itself and its prompt. All batches then have the same shape, and `batch_size`
         counts packed rows.
@@ -102,7 +103,7 @@ class DataSource:
     split: Literal["train", "dev", "test"] | None = None
     batch_size: int = 32
     batch_tokens: int | None = None
-    buckets: int = 8
+    buckets: int | None = None
     packing: bool = False
     packed_length: int | None = None
     use_token_type_ids: bool = True

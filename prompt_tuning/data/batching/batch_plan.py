@@ -15,6 +15,8 @@ from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.buckets import (
+    MAXIMUM_BUCKETS,
+    SAVED_BATCHES,
     assign_buckets,
     choose_tops,
     largest_pair,
@@ -257,7 +259,7 @@ class BucketPlan(BatchPlan):
         seed: int,
         shuffle: bool = True,
         same_tokens: bool,
-        buckets: int = 8,
+        buckets: int | None = None,
         rows_per_example: int = 1,
         maximum_length: int | None = None,
         accumulate: int = 1,
@@ -278,7 +280,8 @@ class BucketPlan(BatchPlan):
             than `batch_size` to reduce the number of empty rows.
           same_tokens: whether the inputs are also the targets (decoder-only), so that
             both are padded to the same length.
-          buckets: maximum number of shapes of batches.
+          buckets: maximum number of shapes of batches; None for as many as are worth
+            their compilation, see `buckets.SAVED_BATCHES`.
           rows_per_example: number of rows of an example, one for each of its classes;
             `batch_size` then counts examples, and `batch_tokens` all their rows.
           maximum_length: maximum length to pad to: the model's positions minus the
@@ -290,7 +293,7 @@ class BucketPlan(BatchPlan):
           InputError: if there are no examples, or an argument is out of range.
         """
         check_lengths(input_lengths, maximum_length)
-        if buckets < 1:
+        if buckets is not None and buckets < 1:
             raise InputError(f"buckets is {buckets}, expected at least 1")
         sharing = Sharing(accumulate, row_parts)
         super().__init__(
@@ -303,9 +306,10 @@ class BucketPlan(BatchPlan):
         rows = self._limit(largest_pair(lengths, maximum_length)) * accumulate
         tops = choose_tops(
             lengths,
-            count=min(buckets, -(-len(lengths) // rows)),
+            count=min(buckets or MAXIMUM_BUCKETS, -(-len(lengths) // rows)),
             costs=(TOKEN_COST, TARGET_COST) if same_tokens else (1, 1),
             maximum_length=maximum_length,
+            saved_examples=SAVED_BATCHES * rows if buckets is None else 0,
         )
         self._buckets = self._make_buckets(tops, assign_buckets(lengths, tops))
 

@@ -23,6 +23,14 @@ MINIMUM_GAIN = 200
 """A bucket must save at least this fraction (1 / 200) of the total cost, to be worth
 the compilation of another step."""
 
+MAXIMUM_BUCKETS = 8
+"""Maximum number of buckets if their number is chosen automatically."""
+
+SAVED_BATCHES = 4
+"""If the number of buckets is chosen automatically, each must save at least the time of
+this many batches of the longest examples in every pass over the data. To compile a step
+takes as long as 20 to 50 such batches, and a run makes several passes."""
+
 
 def round_up(number: int) -> int:
     """Rounds up to a multiple of 8."""
@@ -35,6 +43,7 @@ def choose_tops(
     count: int,
     costs: tuple[int, int],
     maximum_length: int | None = None,
+    saved_examples: int = 0,
 ) -> Int64[np.ndarray, "b 2"]:
     """Chooses at most `count` pairs of lengths to pad to that leave little padding.
 
@@ -48,6 +57,8 @@ def choose_tops(
       count: maximum number of pairs.
       costs: cost of one position of the first and of the second kind.
       maximum_length: maximum of both lengths, which no example exceeds.
+      saved_examples: number of examples of the longest pair whose cost each further
+        pair must save.
 
     Returns:
       Pairs in order of cost; every example fits in the last. Lengths are multiples of
@@ -56,9 +67,10 @@ def choose_tops(
     rounded = _round_up_all(lengths, maximum_length)
     search, candidates = _build_search(rounded, np.array(costs))
     chosen = [len(candidates) - 1]
+    worthwhile = saved_examples * int(search.costs[-1])
     while len(chosen) < count:
         added, saved = search.best_addition(chosen)
-        if saved * MINIMUM_GAIN < search.minimum():
+        if saved * MINIMUM_GAIN < search.minimum() or saved < worthwhile:
             break
         chosen.append(added)
     chosen = _exchange(search, chosen)

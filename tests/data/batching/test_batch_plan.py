@@ -36,6 +36,15 @@ def padding_share(plan, lengths):
     return 1 - lengths.sum() / padded
 
 
+@pytest.mark.parametrize(("examples", "shapes"), [(69, 1), (70, 2)])
+def test_a_second_shape_must_save_four_long_batches(examples, shapes):
+    # Half of the rows take 1/13 of the cost of the others: padded alone, `examples`
+    # short rows save 12/13 of `examples / 16` batches of long rows.
+    lengths = np.repeat([8, 104], examples)
+    assert len(decoder_plan(lengths, lengths).shapes()) == shapes
+    assert len(decoder_plan(lengths, lengths, buckets=2).shapes()) == 2
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(
     "size",
@@ -70,7 +79,7 @@ def test_evaluation_batches_have_no_more_rows_than_the_data():
 
 @pytest.mark.parametrize("batch_tokens", [304, 2048, 4096])
 def test_batches_stay_within_a_token_budget(batch_tokens):
-    plan = decoder_plan(batch_tokens=batch_tokens)
+    plan = decoder_plan(batch_tokens=batch_tokens, buckets=8)
     by_length = {}
     for batch in plan.one_pass():
         rows = len(batch.rows)
@@ -154,7 +163,8 @@ def test_inputs_and_targets_are_padded_separately():
         ({"buckets": 8}, 0.125),
         ({"buckets": 12}, 0.085),
         ({"batch_tokens": 4096, "buckets": 12}, 0.085),
-        ({"shuffle": False}, 0.125),
+        ({"shuffle": False, "buckets": 8}, 0.125),
+        ({}, 0.14),
     ],
 )
 def test_few_shapes_leave_little_padding(choices, most_padding):
