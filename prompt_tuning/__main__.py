@@ -5,17 +5,20 @@ import signal
 import sys
 from typing import Any
 
-INTERRUPTED = 130
-"""Exit code that shells use for SIGINT."""
+from prompt_tuning.core.interrupts import INTERRUPTED, acknowledging
+
+PATIENCE = 0.5
+"""Seconds that a command has to stop before Ctrl-C is acknowledged."""
 
 
 def main() -> int:
     """Runs the command; Ctrl-C ends it with one line, even during imports."""
     sys.unraisablehook = _report_unraisable
     try:
-        from prompt_tuning.cli.main import main as run_command
+        with acknowledging("prompt-tuning: stopping", after=PATIENCE):
+            from prompt_tuning.cli.main import main as run_command
 
-        return run_command()
+            return run_command()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _report_interrupt()

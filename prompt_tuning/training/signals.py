@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from prompt_tuning import processes
+from prompt_tuning.core.interrupts import acknowledging
 
 StopDue = Callable[[int], bool]
 """Whether to stop now, given the number of steps done; call it after every step."""
@@ -15,6 +16,8 @@ StopDue = Callable[[int], bool]
 def stop_signals() -> Iterator[StopDue]:
     """Makes SIGTERM and SIGINT request a stop instead of ending the process.
 
+    A second SIGINT ends it at once.
+
     Several processes all stop after the same step, whichever of them got the signal.
     """
     if processes.count() > 1:
@@ -22,7 +25,10 @@ def stop_signals() -> Iterator[StopDue]:
             yield _agreed
         return
     event = threading.Event()
-    with _on_signals([signal.SIGTERM, signal.SIGINT], event.set):
+    with (
+        _on_signals([signal.SIGTERM, signal.SIGINT], event.set),
+        acknowledging("stopping after this step"),
+    ):
         yield lambda _: event.is_set()
 
 

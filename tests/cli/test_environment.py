@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import prompt_tuning
+from prompt_tuning.core.interrupts import AGAIN
 from tests.support.small_runs import COMPILATION_CACHE
 
 ROOT = str(Path(prompt_tuning.__file__).parents[1])
@@ -87,5 +88,7 @@ INTERRUPT = """
 def test_interrupted(files, interrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = start(INTERRUPT, interrupted, *arguments(files, "memory"))
-    assert (done.returncode, done.stderr) == (130, "prompt-tuning: interrupted\n")
+    # Only a command that takes a while to stop says so.
+    lines = [x for x in done.stderr.splitlines() if not x.endswith(AGAIN)]
+    assert (done.returncode, lines) == (130, ["prompt-tuning: interrupted"])
     assert list(tmp_path.iterdir()) == []

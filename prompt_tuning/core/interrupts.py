@@ -1,0 +1,71 @@
+"""Ctrl-C that is acknowledged at once, even while the compiler runs.
+
+Python runs the handler of a signal between two instructions of the main thread, which
+may have to wait for the compiler for many seconds. A thread learns of a signal at once,
+from the file descriptor that Python's C handler writes to.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+INTERRUPTED = 130
+"""Exit code that shells use for SIGINT."""
+AGAIN = "press Ctrl-C again to stop at once"
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+@contextlib.contextmanager
+def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
+    """Acknowledges the first Ctrl-C within by a message, and ends at the second one.
+
+    What the first one does is up to its handler. The second one ends the process
+    without any cleanup.
+
+    Args:
+      message: what happens after the first Ctrl-C.
+      after: seconds for which the message waits; none is printed if the block has ended
+        by then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    watcher = threading.Thread(
+        target=_watch, args=(receiver, message, after), daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(sender)
+        watcher.join()
+        os.close(receiver)
+
+
+def _watch(receiver: int, message: str, after: float) -> None:
+    """Reads the numbers of signals until the other end is closed."""
+    count = 0
+    while numbers := os.read(receiver, 64):
+        count += numbers.count(signal.SIGINT)
+        if count > 1:
+            _end()
+        # Readable if another signal came, or if the block has ended.
+        if count and message and not select.select([receiver], [], [], after)[0]:
+            print(f"{message}; {AGAIN}", file=sys.stderr, flush=True)
+            message = ""
+
+
+def _end() -> None:
+    """Ends the process; a progress bar may have hidden the cursor."""
+    if sys.__stderr__ is not None and sys.__stderr__.isatty():
+        sys.__stderr__.write(f"{_SHOW_CURSOR}\n")
+        sys.__stderr__.flush()
+    os._exit(INTERRUPTED)
