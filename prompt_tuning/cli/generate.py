@@ -14,6 +14,7 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
+from prompt_tuning.core.activity import rename
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def _read_texts(options: argparse.Namespace) -> list[str] | None:
     if sys.stdin.isatty():
         if sys.stdout.isatty() and not options.json and count() == 1:
             return None
+        rename(None)
         print("reading texts, one on each line; Ctrl-D ends", file=sys.stderr)
     texts = [line.rstrip("\n") for line in sys.stdin]
     if not texts:

@@ -19,6 +19,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
+from prompt_tuning.cli.activity_display import shown_activity
 from prompt_tuning.cli.option_types import OptionParser
 from prompt_tuning.cli.unknown_options import describe_unknown, find_subparser
 from prompt_tuning.core.errors import (
@@ -85,15 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_problem(options, problem, 2)
     if not command.USES_JAX:
         return _run(command, options)
-    set_up_process()
-    warnings.showwarning = _show_warning
-    resumes = getattr(command, "RESUMES", False)
-    try:
-        return launch.run_in_processes(
-            options, lambda: _run(command, options), resumes=resumes
-        )
-    except InputError as problem:
-        return _print_problem(options, problem, 2)
+    with shown_activity():
+        set_up_process()
+        warnings.showwarning = _show_warning
+        resumes = getattr(command, "RESUMES", False)
+        try:
+            return launch.run_in_processes(
+                options, lambda: _run(command, options), resumes=resumes
+            )
+        except InputError as problem:
+            return _print_problem(options, problem, 2)
 
 
 def _run(command: Command, options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ USES_JAX = True
 SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Compile the step of a run for its largest batch, under several rematerialization "
-    "policies, and print what each device has to hold: frozen and trained parameters, "
-    "optimizer state, and activations as the compiler counts them. Nothing is run "
-    "unless --time is given. The exit code is 1 if the run does not fit as it is "
-    "configured."
+    "policies, the configured one first, and print what each device has to hold: "
+    "frozen and trained parameters, optimizer state, and activations as the compiler "
+    "counts them. Nothing is run unless --time is given. The exit code is 1 if the run "
+    "does not fit as it is configured."
 )
 USAGE = """
   prompt-tuning memory --model PATH --train FILE [OPTION ...]
@@ -40,6 +41,7 @@ UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", 1)
     for binary in ("", "i")
 }
+COLUMNS = ("activations", "host memory", "total", "fits")
 UNUSED = "memory"
 """Stands for the run directory, which is neither read nor written."""
 
@@ -67,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="policies",
         action="append",
         choices=POLICIES,
-        help="show only this policy and the configured one; may be repeated. By "
+        help="show only the configured policy and this one; may be repeated. By "
         f"default {', '.join(SHOWN)}",
     )
     parser.add_argument(
@@ -87,7 +89,6 @@ def check(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the table; returns 1 if the run does not fit as it is configured."""
     from rich.console import Console
-    from rich.table import Table
 
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import read_run
@@ -100,21 +101,25 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     print_lines(console, *describe(estimate, estimate.argument_bytes(), limit))
     timer = StepTimer(estimate) if options.time else None
-    table = Table("policy", caption="* as the run is configured")
-    columns = ["activations", "host memory", "total", "fits"]
-    for name in columns + ["step"] * options.time:
-        table.add_column(name, justify="right")
+    heading = table_row("policy", *COLUMNS, *["step"] * options.time)
+    print_lines(console, "", heading.replace("│", "┃"))
     totals = []
     for name, policy in policies_to_show(estimate, options.policies or SHOWN):
-        needed = estimate.step_bytes(policy)
-        row = cells(needed, limit)
-        if timer is not None:
-            row.append(f"{1000 * timer.seconds(policy):,.0f} ms")
-        table.add_row(name, *row)
+        with activity(f"compiling the step with policy {name.removesuffix(' *')}"):
+            needed = estimate.step_bytes(policy)
+            row = cells(needed, limit)
+            if timer is not None:
+                row.append(f"{1000 * timer.seconds(policy):,.0f} ms")
+        print_lines(console, table_row(name, *row))
         totals.append(needed.total)
-    console.print(table)
+    print_lines(console, "* as the run is configured")
     # The configured policy comes first.
     return 0 if limit is None or totals[0] <= limit else 1
+
+
+def table_row(name: str, *cells: str) -> str:
+    """Formats a row whose width does not depend on the rows below it."""
+    return " │ ".join([f"│ {name:<20}", *(f"{cell:>11}" for cell in cells)]) + " │"
 
 
 def policies_to_show(

@@ -16,6 +16,7 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
+from prompt_tuning.core.activity import displayed_by, rename
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ USES_JAX = True
 SEVERAL_PROCESSES = True
 
 NEW_TOKENS = 64
+PREDICTING = "predicting"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +166,8 @@ def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]
         raise InputError("no input was given: name files, texts, or - to type texts")
     inputs = options.inputs or [STANDARD_INPUT]
     key = text_key(source) if has_plain_texts(inputs) else PROMPT_KEY
+    # Nothing is drawn while texts are typed.
+    rename(None)
     lines = read_inputs(inputs, key, lambda: sys.stdin.buffer.read())
     return [[str(line.path), line.number, line.content] for line in lines]
 
@@ -217,5 +221,10 @@ def _progress(rows: int) -> Iterator[Callable[[int], None]]:
         transient=True,
         disable=not (console.is_terminal and is_first()),
     ) as progress:
-        task = progress.add_task("predicting", total=rows)
-        yield lambda count: progress.advance(task, count)
+        task = progress.add_task(PREDICTING, total=rows)
+
+        def rename(name: str | None) -> None:
+            progress.update(task, description=name or PREDICTING)
+
+        with displayed_by(rename):
+            yield lambda count: progress.advance(task, count)

@@ -17,6 +17,7 @@ from prompt_tuning.checkpoints.fingerprint import sampled
 from prompt_tuning.checkpoints.restore_plan import RestorePlan, plan_restore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.checkpoints.stored_tensors import PartReader
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Build, Parameters, describe, named_key, split
@@ -73,6 +74,7 @@ class PromptedModel:
         """Layout of the model on a mesh; None on one device."""
         return None if self.placement is None else self.placement.layout
 
+    @activity("reading the model")
     def read_parameters(self, reuse: Mapping[str, Array] | None = None) -> Parameters:
         """Restores or initializes all parameters that are not streamed, by path.
 
@@ -211,6 +213,7 @@ class PromptedModel:
         return self.interface.require_tokenizer()
 
 
+@activity("opening the model")
 def open_pretrained(
     source: Pretrained,
     tuning: Tuning | None = None,
