@@ -10,7 +10,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
-from prompt_tuning.data.batching.buckets import round_up
+from prompt_tuning.data.batching.length_groups import group_by_length
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_examples import (
     ClassExamples,
@@ -100,29 +100,24 @@ def completion_nats(
       prompt_ids: whether the examples choose among several prompts.
       on_batch: called after each batch with its number of examples.
     """
-    # Sorted by length, for little padding and few compiled shapes.
-    order = np.argsort([len(example.inputs) for example in examples], kind="stable")
     nats = np.zeros(len(examples))
     most = max(int(np.count_nonzero(example.weights)) for example in examples)
-    if model.layout is not None:
-        batch_size = model.layout.round_up_rows(batch_size)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        filled = np.full(batch_size, FILLING)
-        filled[: len(rows)] = rows
-        longest = max(len(examples[row].inputs) for row in rows)
-        length = round_up(longest)
-        if model.maximum_length is not None:
-            length = min(length, model.maximum_length)
+    for filled, length in group_by_length(
+        [len(example.inputs) for example in examples],
+        batch_size=batch_size,
+        maximum_length=model.maximum_length,
+        row_parts=model.interface.rows.parts,
+    ):
         targets = length if model.config.architecture == "decoder_only" else most
         planned = PlannedBatch(filled, length, targets, most)
         batch = build_batch(
             examples, planned, model.config.pad_id, prompt_ids=prompt_ids
         )
         batch_nats = score_batch(row_nll, model, parameters, batch)
-        nats[rows] = np.asarray(batch_nats)[: len(rows)]
+        real = filled != FILLING
+        nats[filled[real]] = np.asarray(batch_nats)[real]
         if on_batch is not None:
-            on_batch(len(rows))
+            on_batch(int(real.sum()))
     return nats
 
 

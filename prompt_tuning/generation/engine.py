@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Int, Key
 
+from prompt_tuning.core.activity import rename
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.generation.sampling import Sampler, greedy
 from prompt_tuning.models.cache import Cache
@@ -129,6 +130,8 @@ class _Decoder(NamedTuple):
         prompt_ids: Int[Array, "B"] | None,
     ) -> Decoding:
         """Processes the prompt and the rows, and generates the first token."""
+        sizes = " x ".join(map(str, tokens.shape))
+        rename(f"compiling the generation ({sizes} + {new_tokens})")
         rows = tokens.shape[0]
         hidden, cache = self.model.prefill(tokens, lengths, new_tokens, prompt_ids)
         first, ended = self._choose(hidden, jnp.array(0), jnp.zeros(rows, bool))

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
 
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batch_plan import FILLING
+from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
 from prompt_tuning.generation.engine import continue_rows, pad_rows, strip_end
@@ -58,31 +60,35 @@ def continue_all(
     model.weight_storage.reject_streamed(GENERATES)
     check_rows(model, rows, new_tokens)
     check_prompt_ids(model, prompt_ids, len(rows))
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     ends = (*model.stop_ids, *stop_ids)
     base = jax.random.key(seed)
     continuations: dict[int, list[int]] = {}
-    size = min(batch_size, len(rows))
-    if model.layout is not None:
-        size = model.layout.round_up_rows(size)
-    for start in range(0, len(rows), size or 1):
-        chosen = order[start : start + size]
-        # The last batch repeats a row, so that every batch has the same shape.
-        filled = [*chosen, *chosen[-1:] * (size - len(chosen))]
-        tokens, lengths = _padded(model, [rows[index] for index in filled])
-        generated = continue_rows(
-            parameters,
-            tokens,
-            lengths,
-            jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.array(filled)),
-            None if prompt_ids is None else jnp.array([prompt_ids[i] for i in filled]),
-            graph=model.graph,
-            new_tokens=new_tokens,
-            sampler=sampler,
-            stop_ids=ends,
-            pad_id=model.config.pad_id,
-            layout=model.layout,
+    for group in _batches(model, rows, batch_size):
+        chosen = group.rows[group.rows != FILLING].tolist()
+        # Rows without an example repeat another one.
+        filled = [*chosen, *chosen[-1:] * (len(group.rows) - len(chosen))]
+        tokens, lengths = pad_rows(
+            [rows[index] for index in filled], model.config.pad_id, group.length
         )
+        keys = jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.array(filled))
+        prompts = None
+        if prompt_ids is not None:
+            prompts = jnp.array([prompt_ids[index] for index in filled])
+        # Only a shape that is compiled is shown.
+        with activity():
+            generated = continue_rows(
+                parameters,
+                tokens,
+                lengths,
+                keys,
+                prompts,
+                graph=model.graph,
+                new_tokens=new_tokens,
+                sampler=sampler,
+                stop_ids=ends,
+                pad_id=model.config.pad_id,
+                layout=model.layout,
+            )
         for index, row in zip(chosen, generated.tolist(), strict=False):
             continuations[index] = strip_end(row, ends)
         if on_batch is not None:
@@ -90,15 +96,22 @@ def continue_all(
     return [continuations[index] for index in range(len(rows))]
 
 
-def _padded(
-    model: PromptedModel, rows: Sequence[Sequence[int]]
-) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
-    """Pads rows to one of few lengths, at most the model's maximum length."""
-    longest = max(1, *(len(row) for row in rows))
-    length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+def _batches(
+    model: PromptedModel, rows: Sequence[Sequence[int]], batch_size: int
+) -> list[LengthGroup]:
+    """Divides rows into batches of few lengths, multiples of 16 if the model has room.
+
+    Coarser lengths than in training let separate calls share compiled programs.
+    """
     room = model.maximum_length
-    length = length if room is None else min(length, room)
-    return pad_rows(rows, model.config.pad_id, length)
+    lengths = -(-np.array([len(row) for row in rows]) // LENGTH_MULTIPLE)
+    lengths = LENGTH_MULTIPLE * np.maximum(lengths, 1)
+    return group_by_length(
+        lengths if room is None else np.minimum(lengths, room),
+        batch_size=batch_size,
+        maximum_length=room,
+        row_parts=model.interface.rows.parts,
+    )
 
 
 def check_rows(

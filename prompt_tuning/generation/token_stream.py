@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.generation.engine import (
     advance_rows,
@@ -75,9 +76,11 @@ def stream_tokens(
     # The key of the first row in `continue_all`.
     keys = jax.random.fold_in(jax.random.key(seed), 0)[None]
     chosen = None if prompt_ids is None else jnp.array(prompt_ids)
-    state = start_rows(
-        parameters, tokens, lengths, keys, chosen, new_tokens=new_tokens, **settings
-    )
+    # Only a shape that is compiled is shown.
+    with activity():
+        state = start_rows(
+            parameters, tokens, lengths, keys, chosen, new_tokens=new_tokens, **settings
+        )
     shown = 0
     while True:
         step, ended = int(state.step), bool(np.asarray(state.ended).all())
