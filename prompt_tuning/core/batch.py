@@ -68,3 +68,9 @@ class Batch:
     example_weights: Any = None
     real_rows: Any = None
     columns: Any = dataclasses.field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Describes the shape, such as "32 x 48" or, with targets, "32 x 48 + 16"."""
+        sizes = " x ".join(map(str, self.tokens.shape))
+        same = self.targets.shape == self.tokens.shape
+        return sizes if same else f"{sizes} + {self.targets.shape[-1]}"

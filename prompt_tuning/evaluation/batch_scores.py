@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
+from prompt_tuning.core.activity import activity, rename
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -36,8 +37,19 @@ def score_rows(
       parameters: all parameters of the model.
       batch: one batch, without an accumulation axis.
     """
+    rename(f"compiling the evaluation ({batch.describe()})")
     run = map_rows(layout, graph, functools.partial(function, graph))
     return run(parameters, batch)
+
+
+def compile_scores(
+    function: BatchFunction[Scores],
+    model: PromptedModel,
+    parameters: Parameters,
+    batch: Batch,
+) -> None:
+    """Compiles `score_rows` for the shapes of its arguments."""
+    score_rows.lower(function, model.graph, model.layout, parameters, batch).compile()
 
 
 def score_batch(
@@ -50,4 +62,6 @@ def score_batch(
     if model.weight_storage.streamed:
         everything = model.weight_storage.with_streamed(parameters)
         return stream_over_batches(model.graph, function).forward({}, everything, batch)
-    return score_rows(function, model.graph, model.layout, parameters, batch)
+    # Only a shape that is compiled renames it.
+    with activity():
+        return score_rows(function, model.graph, model.layout, parameters, batch)

@@ -2,10 +2,13 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.plan_batches import plan_batches
@@ -31,6 +34,7 @@ from prompt_tuning.evaluation.text_metrics import METRIC_NAMES, TEXT_METRICS
 from prompt_tuning.evaluation.token_outcomes import (
     CROSS_ENTROPY,
     LOSS,
+    compile_scores_ahead,
     measure_tokens,
     token_measure,
 )
@@ -78,6 +82,7 @@ class Evaluator:
         """
         self._model, self._evaluation = model, evaluation
         self._context_ids = list(context_ids)
+        self._ahead: list[Future[Any]] = []
         data = evaluation.data
         if examples is None:
             examples = load_examples(data, model.interface, context_ids=context_ids)
@@ -163,8 +168,31 @@ class Evaluator:
                 "another"
             )
 
+    def compile_ahead(self, executor: Executor, parameters: Parameters) -> None:
+        """Compiles the program that measures tokens in another thread.
+
+        Args:
+          executor: runs the compiler.
+          parameters: shapes of all parameters.
+        """
+        self._ahead = compile_scores_ahead(
+            executor,
+            self._model,
+            parameters,
+            self._examples,
+            self._plan,
+            self._token_measure,
+        )
+
     def measure(self, parameters: Parameters) -> EvaluationResult:
         """Computes all metrics, with the contribution of each example."""
+        with activity("evaluating"):
+            return self._measure(parameters)
+
+    def _measure(self, parameters: Parameters) -> EvaluationResult:
+        while self._ahead:
+            if not (program := self._ahead.pop()).cancelled():
+                program.result()
         tokens = measure_tokens(
             self._model, parameters, self._examples, self._plan, self._token_measure
         )

@@ -3,17 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from prompt_tuning.core.compiled_step import abstract
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
-from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.batching.batches import read_first_batches, stream_batches
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.batch_scores import score_batch
+from prompt_tuning.evaluation.batch_scores import compile_scores, score_batch
 from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.models.scoring import held_out_losses, token_losses
@@ -81,6 +83,22 @@ def token_measure(objective: HeldOutObjective | None) -> TokenMeasure:
     if objective is None:
         return token_losses
     return functools.partial(held_out_losses, objective)
+
+
+def compile_scores_ahead(
+    executor: Executor,
+    model: PromptedModel,
+    parameters: Parameters,
+    examples: Examples,
+    plan: BatchPlan,
+    measure: TokenMeasure,
+) -> list[Future[Any]]:
+    """Compiles the programs of `measure_tokens` in another thread."""
+    batches = read_first_batches(
+        examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
+    )
+    compile_for = functools.partial(compile_scores, measure, model, parameters)
+    return [executor.submit(compile_for, abstract(batch)) for batch in batches]
 
 
 def measure_tokens(

@@ -18,6 +18,7 @@ import numpy as np
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.config_changes import ConfigChanges
+from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, NotFiniteError, shown
 from prompt_tuning.core.typed_json import read_object
@@ -105,6 +106,7 @@ def train_sweep(
     )
     with contextlib.ExitStack() as resources:
         reporter = resources.enter_context(make_reporter(done))
+        resources.enter_context(displayed_by(reporter.doing))
         recorders = []
         for member, store in zip(sweep.members, stores, strict=True):
             log = MetricsLog(member.directory, done)

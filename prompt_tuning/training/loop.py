@@ -17,10 +17,12 @@ import jax
 from prompt_tuning import processes
 from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.written_config import run_config
+from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.training.continuation import adopt_changes, resume
+from prompt_tuning.training.compile_ahead import compiling_ahead
 from prompt_tuning.training.data_record import data_record
 from prompt_tuning.training.early_stopping import (
     STOPPED_FILE,
@@ -137,9 +139,11 @@ def train_held(
     patience = open_patience(run, store.folder, done)
     with (
         make_reporter(done) as reporter,
+        displayed_by(reporter.doing),
         contextlib.closing(open_log(directory, done)) as log,
         stop_signals() as stopping,
         contextlib.closing(store),
+        compiling_ahead(training, state, run.steps),
     ):
         for message in messages:
             reporter.say(message)

@@ -8,10 +8,17 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+TRAINING = "training"
+REFRESHES = 2
+"""Refreshes of a bar in each second; each takes milliseconds of a processor."""
+COMPILING = "compiling"
+"""Beginning of the names of stages that compile."""
 
 
 @runtime_checkable
@@ -34,22 +41,29 @@ class Reporter(Protocol):
         """Shows the metrics of an evaluation."""
         ...
 
+    def doing(self, name: str | None) -> None:
+        """Shows the long stage that has begun; None if there is none any more."""
+        ...
+
 
 class LiveReporter:
     """A rich progress bar with the newest metrics next to it."""
 
     def __init__(self, console: Console, steps: int, done: int):
+        self._newest = ""
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[newest]}"),
             console=console,
+            refresh_per_second=REFRESHES,
         )
         self._task = self._progress.add_task(
-            "training", total=steps, completed=done, newest=""
+            TRAINING, total=steps, completed=done, newest=""
         )
 
     def __enter__(self) -> "LiveReporter":
@@ -71,7 +85,13 @@ class LiveReporter:
         """Moves the bar."""
         self._progress.update(self._task, completed=step)
         if metrics is not None:
-            self._progress.update(self._task, newest=brief(metrics))
+            self._newest = brief(metrics)
+            self._progress.update(self._task, newest=self._newest)
+
+    def doing(self, name: str | None) -> None:
+        """Shows the stage before the bar; there is no space for metrics then."""
+        newest = "" if name else self._newest
+        self._progress.update(self._task, description=name or TRAINING, newest=newest)
 
 
 class LineReporter:
@@ -79,6 +99,7 @@ class LineReporter:
 
     def __init__(self, console: Console, steps: int):
         self._console, self._steps = console, steps
+        self._named: set[str] = set()
 
     def __enter__(self) -> "LineReporter":
         return self
@@ -98,6 +119,12 @@ class LineReporter:
         """Prints the step's metrics."""
         if metrics is not None:
             self.say(f"step {step}/{self._steps}  {brief(metrics)}")
+
+    def doing(self, name: str | None) -> None:
+        """Prints what is compiled, once."""
+        if name is not None and name.startswith(COMPILING) and name not in self._named:
+            self._named.add(name)
+            self.say(name)
 
 
 def make_reporter(console: Console, steps: int, done: int) -> Reporter:
@@ -125,6 +152,9 @@ class QuietReporter:
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Does nothing."""
 
+    def doing(self, name: str | None) -> None:
+        """Does nothing."""
+
 
 class NotebookReporter(QuietReporter):
     """A bar in the output of a notebook's cell, updated where metrics are logged."""
@@ -133,6 +163,7 @@ class NotebookReporter(QuietReporter):
         from IPython.display import HTML, display
 
         self._html, self._steps, self._evaluation = HTML, steps, ""
+        self._done, self._newest, self._doing = done, "", ""
         self._handle: Any = display(HTML(""), display_id=True)
         self.advance(done, {})
 
@@ -146,13 +177,24 @@ class NotebookReporter(QuietReporter):
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Moves the bar."""
+        self._done = step
         if metrics is not None or step == self._steps:
-            self._handle.update(
-                self._html(
-                    f"<progress value='{step}' max='{self._steps}'></progress> "
-                    f"{step}/{self._steps} {brief(metrics or {})}{self._evaluation}"
-                )
+            self._newest = brief(metrics or {})
+            self._update()
+
+    def doing(self, name: str | None) -> None:
+        """Shows the stage after the bar."""
+        self._doing = f" ({name})" if name else ""
+        self._update()
+
+    def _update(self) -> None:
+        self._handle.update(
+            self._html(
+                f"<progress value='{self._done}' max='{self._steps}'></progress> "
+                f"{self._done}/{self._steps} {self._newest}{self._evaluation}"
+                f"{self._doing}"
             )
+        )
 
 
 Callback = Callable[[int, Mapping[str, float]], Any]
@@ -185,6 +227,10 @@ class CallbackReporter:
         """Calls the functions with the metrics as `evaluation/NAME`."""
         self._reporter.evaluated(step, metrics)
         self._call(step, {f"evaluation/{name}": x for name, x in metrics.items()})
+
+    def doing(self, name: str | None) -> None:
+        """Passes the name on."""
+        self._reporter.doing(name)
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Calls the functions where metrics were logged."""

@@ -19,6 +19,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
 from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.data.batching.batch_plan import BatchPlan
@@ -52,10 +53,11 @@ def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     # Checkpoint, tokenizer, prompts, parameter groups: described, not read.
     plan = plan_run(run)
     # Data, and what is computed from it.
-    examples = plan.examples()
-    objective = plan.objective(examples)
-    batch_plan = plan.batch_plan(examples)
-    evaluator = plan.evaluator()
+    with activity("reading the data"):
+        examples = plan.examples()
+        objective = plan.objective(examples)
+        batch_plan = plan.batch_plan(examples)
+        evaluator = plan.evaluator()
     # A run with checkpoints resumes from them and needs no other starting point.
     resumes = processes.run_on_first(lambda: holds_checkpoints(run.directory))
     transfer = None if resumes else plan.transfer()
@@ -67,7 +69,7 @@ def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
         model=plan.model,
         frozen=frozen,
         start=plan.start(parameters, transfer),
-        step=plan.step(objective),
+        step=plan.step(objective, batch_plan),
         examples=examples,
         batch_plan=batch_plan,
         evaluator=evaluator,
@@ -247,8 +249,8 @@ class RunPlan:
         check_storable(start.trained, start.optimizer_state)
         return start if placement is None else placement.put_tree(start)
 
-    def step(self, objective: Objective) -> Step:
-        """Builds the compiled training step."""
+    def step(self, objective: Objective, batch_plan: BatchPlan) -> Step:
+        """Builds the training step, which is compiled for each shape of batch."""
         model = self.model
         if model.weight_storage.streamed:
             return StreamedStep(
@@ -264,4 +266,5 @@ class RunPlan:
             dropout=model.drops,
             objective=objective,
             placement=model.placement,
+            shapes=len(batch_plan.shapes()),
         )

@@ -312,6 +312,7 @@ def compile_step(
     dropout: bool,
     objective: Objective = NATS_PER_WEIGHT,
     placement: Placement | None = None,
+    shapes: int | None = None,
 ) -> CompiledStep:
     """Compiles `train_step`; the step donates its `state`.
 
@@ -321,6 +322,7 @@ def compile_step(
       dropout: whether dropout is active.
       objective: the training objective.
       placement: the parameters' shardings on a mesh; None on one device.
+      shapes: number of shapes of the batches, which is shown; None if unknown.
     """
     step = functools.partial(
         train_step,
@@ -330,4 +332,4 @@ def compile_step(
         objective=objective,
         placement=placement,
     )
-    return CompiledStep(step)
+    return CompiledStep(step, shapes)

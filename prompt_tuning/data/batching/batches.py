@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -147,21 +147,52 @@ def stream_batches(
     import grain
 
     def read(index: int) -> Batch:
-        batch = build_batch(
-            examples,
-            plan.batch(index),
-            pad_id,
-            prompt_ids=examples.has_prompt_ids,
-            columns=examples.columns,
-        )
-        if plan.accumulate == 1:
-            return batch
-        return _split_micro_batches(batch, plan.accumulate)
+        return read_batch(examples, plan, index, pad_id=pad_id)
 
     options = grain.ReadOptions(num_threads=prefetch, prefetch_buffer_size=prefetch)
     order = grain.MapDataset.range(start, stop).map(read)
     with contextlib.closing(iter(order.to_iter_dataset(options))) as batches:
         yield from batches
+
+
+def read_batch(
+    examples: Examples | ClassExamples, plan: BatchPlan, index: int, *, pad_id: int
+) -> Batch:
+    """Reads one batch of a plan; see `stream_batches`."""
+    batch = build_batch(
+        examples,
+        plan.batch(index),
+        pad_id,
+        prompt_ids=examples.has_prompt_ids,
+        columns=examples.columns,
+    )
+    if plan.accumulate == 1:
+        return batch
+    return _split_micro_batches(batch, plan.accumulate)
+
+
+def read_first_batches(
+    examples: Examples | ClassExamples,
+    plan: BatchPlan,
+    start: int,
+    stop: int,
+    *,
+    pad_id: int,
+) -> Iterator[Batch]:
+    """Yields one batch of each shape, in the order in which a plan uses the shapes.
+
+    Arguments as in `stream_batches`. Shapes that do not occur within two epochs are
+    left out.
+    """
+    seen, shapes = set(), len(plan.shapes())
+    for index in range(start, min(stop, start + 2 * plan.batches_per_epoch)):
+        if len(seen) == shapes:
+            return
+        planned = plan.batch(index)
+        lengths = (planned.input_length, planned.target_length, planned.positions)
+        if (shape := (planned.rows.shape, *lengths)) not in seen:
+            seen.add(shape)
+            yield read_batch(examples, plan, index, pad_id=pad_id)
 
 
 def _split_micro_batches(batch: Batch, accumulate: int) -> Batch:

@@ -9,6 +9,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batch_plan import BucketPlan, PlannedBatch
 from prompt_tuning.data.batching.batches import (
     build_batch,
+    read_first_batches,
     real_token_share,
     stream_batches,
 )
@@ -227,7 +228,7 @@ def test_every_weighted_token_occurs_once_per_pass(tuning):
 @needs_shared
 def test_buckets_leave_little_padding(tuning):
     """Without trimming the file's 1,024 tokens, only 13 % are real."""
-    plan = plan_of(tuning, batch_size=4)
+    plan = plan_of(tuning, batch_size=4, buckets=8)
     batches = [build_batch(tuning, planned, 0) for planned in plan.one_pass()]
     real = sum(real_token_share(batch) * batch.tokens.size for batch in batches)
     assert round(real) == 12034 + 837 + 99
@@ -282,3 +283,14 @@ def test_closing_the_stream_stops_its_threads(tuning):
     for thread in started:
         thread.join(timeout=5)
         assert not thread.is_alive()
+
+
+@needs_shared
+def test_one_batch_of_each_shape_is_read_in_the_order_of_use(tuning):
+    plan = plan_of(tuning, batch_size=4, buckets=4)
+    count = plan.batches_per_epoch
+    lengths = [plan.batch(index).input_length for index in range(3, 3 + count)]
+    batches = read_first_batches(tuning, plan, 3, 1000, pad_id=0)
+    read = [batch.tokens.shape[1] for batch in batches]
+    assert read == list(dict.fromkeys(lengths))
+    assert 2 <= len(read) == len(plan.shapes())

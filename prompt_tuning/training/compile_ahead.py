@@ -1,0 +1,56 @@
+"""Compiles the programs of a run in a thread, while its first steps run.
+
+The shapes of all batches are known from the plan, and the compiler does not need
+Python, so that the shapes that come later are compiled while the others are trained.
+Programs are compiled one after another, in the order of their first use.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from prompt_tuning import processes
+from prompt_tuning.core.compiled_step import CompiledStep, abstract
+from prompt_tuning.data.batching.batches import read_first_batches
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.trainer import Trainer
+
+
+@contextlib.contextmanager
+def compiling_ahead(training: Trainer, state: TrainState, stop: int) -> Iterator[None]:
+    """Compiles what the steps up to `stop` and the evaluation need.
+
+    Several processes, meshes and streamed weights compile each program when it is
+    needed. At the end a program that is being compiled is waited for.
+
+    Args:
+      training: the opened run.
+      state: the state before the next step.
+      stop: number of steps of the run.
+    """
+    step, done = training.step, int(state.step)
+    if (
+        done >= stop
+        or not isinstance(step, CompiledStep)
+        or training.model.placement is not None
+        or processes.count() > 1
+    ):
+        yield
+        return
+    executor = ThreadPoolExecutor(1, "compiling")
+    try:
+        batches = read_first_batches(
+            training.examples,
+            training.batch_plan,
+            done,
+            stop,
+            pad_id=training.model.config.pad_id,
+        )
+        state, frozen = abstract((state, training.frozen))
+        for batch in batches:
+            step.compile_ahead(executor, state, frozen, batch)
+        if training.evaluator is not None:
+            training.evaluator.compile_ahead(executor, state.trained | frozen)
+        yield
+    finally:
+        executor.shutdown(cancel_futures=True)
