@@ -21,8 +21,8 @@ from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.training.continuation import adopt_changes, resume
 from prompt_tuning.training.compile_ahead import compiling_ahead
+from prompt_tuning.training.continuation import adopt_changes, resume
 from prompt_tuning.training.data_record import data_record
 from prompt_tuning.training.early_stopping import (
     STOPPED_FILE,
