@@ -32,9 +32,9 @@ def compilations():
     """Returns a list that gets the name of each function that is compiled."""
     names = []
 
-    def listen(event: str, _: float, **details: str) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILED:
-            names.append(details["fun_name"])
+            names.append(kwargs["fun_name"])
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield names
@@ -47,7 +47,7 @@ def test_what_was_compiled_ahead_is_not_compiled_again(compilations):
     state = jnp.zeros(())
     with ThreadPoolExecutor(1) as executor:
         for batch in batches:
-            step.compile_ahead(executor, *abstract((state, frozen)), batch)
+            step.compile_ahead(executor, abstract(state), abstract(frozen), batch)
     ahead = compilations.count("jit(add)")
     for batch in batches:
         state, _ = step(state, frozen, batch)
@@ -76,7 +76,7 @@ def test_a_compilation_that_was_canceled_is_done_when_it_is_needed():
     with ThreadPoolExecutor(1) as executor:
         waiting = threading.Event()
         executor.submit(waiting.wait)
-        step.compile_ahead(executor, *abstract((state, frozen)), batch)
+        step.compile_ahead(executor, abstract(state), abstract(frozen), batch)
         executor.shutdown(wait=False, cancel_futures=True)
         waiting.set()
     state, _ = step(state, frozen, batch)
