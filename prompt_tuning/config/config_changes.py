@@ -34,6 +34,8 @@ _COMPUTATION = re.compile(
 )
 """Settings of where and in which order a run computes: they change its results only by
 rounding."""
+EARLIER_DEFAULTS = {"DataSource.buckets": "8"}
+"""Defaults of earlier versions, which did not always write them to the config."""
 _FROM_PYTHON = "@optimizer_from_python"
 
 
@@ -129,16 +131,16 @@ class _Config:
         """Returns the config with settings that its version did not have yet.
 
         Args:
-          later: config whose defaults keep what earlier versions did.
+          later: config whose defaults keep what earlier versions did, but for
+            `EARLIER_DEFAULTS`.
         """
-        factories = set(map(factory_of, self.values)) - {""}
-        added = {
-            name: value
-            for name, value in later.values.items()
-            if name not in self.values
-            and factory_of(name) in factories
-            and value == default_text(name)
-        }
+        factories, added = set(map(factory_of, self.values)) - {""}, {}
+        for name, value in later.values.items():
+            if name in self.values or factory_of(name) not in factories:
+                continue
+            earlier = EARLIER_DEFAULTS.get(name.rpartition("/")[2])
+            if earlier is not None or value == default_text(name):
+                added[name] = value if earlier is None else earlier
         return _Config({**self.values, **added})
 
     @property

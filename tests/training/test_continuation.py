@@ -155,6 +155,16 @@ def test_settings_of_a_later_version_have_their_defaults():
     )
 
 
+def test_a_setting_whose_default_has_changed_had_the_earlier_one():
+    """The number of buckets was 8, and determines the batches."""
+    now = CONFIG + "train/DataSource.buckets = None\n"
+    assert compare_configs(CONFIG, now).learning == (
+        "train/DataSource.buckets = 8, now None",
+    )
+    same = CONFIG + "train/DataSource.buckets = 8\n"
+    assert not compare_configs(CONFIG, same).learning
+
+
 @pytest.mark.parametrize(
     ("config", "old", "new", "line"),
     [
