@@ -21,6 +21,7 @@ from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, NotFiniteError, shown
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
@@ -135,7 +136,8 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
     file = sweep.directory / SWEEP_FILE
     if (sweep.directory / IDENTITY_FILE).exists():
         raise InputError(
-            f"{sweep.directory} belongs to a single run; choose another Run.directory"
+            f"{sweep.directory} belongs to a single run; choose another directory: "
+            f"{how_to_set('Run.directory', 'DIRECTORY')}"
         )
     if file.exists():
         previous = list(read_object(file).nested("members").values)
@@ -143,7 +145,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
             raise InputError(
                 f"{sweep.directory} belongs to a sweep with other members: found "
                 f"{shown(', '.join(previous))}; this one has {', '.join(names)}. "
-                "Choose another Run.directory"
+                f"Choose another directory: {how_to_set('Run.directory', 'DIRECTORY')}"
             )
     frozen_model = sweep.members[0].training.fingerprint
     # Existing directories first: if one is refused, nothing has been created yet.

@@ -9,6 +9,7 @@ from typing import Any
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 
 FIELD = "data_files"
@@ -44,5 +45,6 @@ def check_data(record: Mapping[str, Any], file: Path) -> None:
         raise InputError(
             f"{file.parent} belongs to a run that was started with the training files "
             f"{shown(before)}, and its glob or folder now stands for {shown(now)}; "
-            "restore the files, or choose another Run.directory"
+            "restore the files, or choose another directory, "
+            f"{how_to_set('Run.directory', 'DIRECTORY')}"
         )

@@ -16,6 +16,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.processes.group import is_first, run_on_first
 from prompt_tuning.training.data_record import check_data
@@ -140,8 +141,8 @@ def check_steps(directory: Path, done: int, steps: int) -> None:
     if done > steps:
         raise InputError(
             f"{directory} has taken {done} steps, more than Run.steps = {steps}, and "
-            "steps are not undone: train the shorter run in another directory "
-            "(--out DIRECTORY, or --gin.Run.directory='\"DIRECTORY\"')"
+            "steps are not undone: train the shorter run in another directory, "
+            f"{how_to_set('Run.directory', 'DIRECTORY')}"
         )
 
 
@@ -177,10 +178,11 @@ def _check_config(
         raise InputError(
             f"{directory} belongs to a run with another config, and what it has "
             f"learned depends on these settings:\n  {lines}\n"
-            "To train with them, choose another directory (--out DIRECTORY, or "
-            "--gin.Run.directory='\"DIRECTORY\"'); the new run may start from the "
-            f"result of this one (--gin.Run.start_from='\"{directory}\"'). To resume "
-            f"this one unchanged: prompt-tuning train --run {directory}"
+            "To train with them, choose another directory by "
+            f"{how_to_set('Run.directory', 'DIRECTORY')}; the new run may start from "
+            "the result of this one by "
+            f"{how_to_set('Run.start_from', str(directory))}. To resume this one "
+            f"unchanged: prompt-tuning train --run {directory}"
         )
     return changes
 
@@ -196,7 +198,7 @@ def check_model(directory: Path, frozen_model: str) -> None:
         raise InputError(
             f"{directory} belongs to a run with another frozen_model: found the "
             f"fingerprint {shown(recorded)}, and this run's is {frozen_model}; choose "
-            "another Run.directory"
+            f"another directory, {how_to_set('Run.directory', 'DIRECTORY')}"
         )
 
 

@@ -22,6 +22,7 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, named_key
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
@@ -85,7 +86,7 @@ def plan_run(run: Run) -> "RunPlan":
     """
     if not run.directory:
         raise InputError(
-            "Run.directory is empty: set it to the folder that keeps the run"
+            f"the run has no directory: give {how_to_set('Run.directory', 'DIRECTORY')}"
         )
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
