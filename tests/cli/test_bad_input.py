@@ -282,7 +282,8 @@ def test_a_missing_include(refused, tmp_path):
     config = tmp_path / "mine.gin"
     config.write_text("Run.seed = 1\ninclude 'models/mine.gin'\n")
     message = refused(None, f"--gin_file={config}")
-    assert f'models/mine.gin is missing In file "{config}", line 2' in message
+    assert "models/mine.gin is missing" in message
+    assert f'In file "{config}", line 2' in message
 
 
 def test_macros_without_a_value(capsys):
@@ -370,9 +371,8 @@ def test_all_checkpoints_are_damaged(run, tmp_path, capsys):
 
 def test_a_directory_that_is_not_a_run(tmp_path, capsys):
     assert main(["inspect", "--run", str(tmp_path)]) == 2
-    assert f"{tmp_path} has no config.gin, so it is not a run directory" in message(
-        capsys
-    )
+    expected = f"{tmp_path} is not a run directory: it has no config.gin"
+    assert expected in message(capsys)
 
 
 def test_a_prompt_of_a_different_width(run, tmp_path, capsys):
@@ -425,9 +425,12 @@ print(json.dumps(found))
 def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> list[str]:
     """Messages of a separate process, in which no hook checks argument types."""
     start = ["train", "--gin_file", "runs/first_prompt.gin"]
-    macros = ("MODEL", "TRAIN_FILES", "EVALUATION_FILES")
-    start += [f"--gin.{name}='missing'" for name in macros]
-    start += [f"--gin.RUN_DIRECTORY='{directory}'"]
+    # Paths are checked before the values of settings are.
+    data = directory.with_name("data.jsonl")
+    data.touch()
+    macros = {"TRAIN_FILES": data, "EVALUATION_FILES": data, "RUN_DIRECTORY": directory}
+    macros["MODEL"] = "bundled:skills-decoder"
+    start += [f"--gin.{name}='{value}'" for name, value in macros.items()]
     done = subprocess.run(
         [sys.executable, "-c", ONE_AFTER_THE_OTHER],
         input=json.dumps([[*start, f"--gin.{binding}"] for binding in bindings]),
