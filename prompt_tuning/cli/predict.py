@@ -189,11 +189,16 @@ def _predict(
     model, parameters = load_tuned(run, options.prompt)
     inputs = encode_inputs(model, source, lines, options.prompt_id)
     if evaluation is None:
-        size = options.batch_size or source.batch_size
         new_tokens = NEW_TOKENS if options.new_tokens is None else options.new_tokens
         with _progress(len(lines)) as advance:
             outputs = generate_outputs(
-                model, parameters, inputs, new_tokens, size, advance
+                model,
+                parameters,
+                source,
+                inputs,
+                new_tokens=new_tokens,
+                batch_size=options.batch_size,
+                on_batch=advance,
             )
         answers = [{"output": output} for output in outputs]
     else:

@@ -8,6 +8,7 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.text.conversations import MESSAGES_KEY, read_messages
@@ -146,14 +147,36 @@ def _select_prompt(
     return int(number), rest.tolist()
 
 
-def check_lengths(model: PromptedModel, inputs: EncodedInputs, new_tokens: int) -> None:
-    """Checks that every answer fits after its input, before anything runs.
+def fit_inputs(
+    model: PromptedModel, source: DataSource, inputs: EncodedInputs, new_tokens: int
+) -> list[list[int]]:
+    """Returns rows after each of which an answer fits.
+
+    Longer ones are cut if the data's are (`DataSource.on_too_long`), as in evaluation.
+
+    Args:
+      model: model that reads them.
+      source: settings of the run's data.
+      inputs: the inputs.
+      new_tokens: maximum number of tokens of an answer.
 
     Raises:
-      InputError: for the first one that does not.
+      InputError: for the first row that is too long.
     """
+    decoder_only = model.config.architecture == "decoder_only"
+    truncation = truncation_of(
+        model.interface,
+        source.on_too_long,
+        same_tokens=decoder_only,
+        has_template=source.template is not None,
+    )
+    rows = []
     for location, row in zip(inputs.locations, inputs.rows, strict=True):
         try:
+            if truncation is not None and truncation.maximum > new_tokens:
+                row = truncation.cut_prompt(row, truncation.maximum - new_tokens)
             check_rows(model, [row], new_tokens)
         except InputError as problem:
             raise InputError(f"{location}: {problem}") from problem
+        rows.append(row)
+    return rows

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.rows.input_lines import lines_of
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
@@ -19,8 +20,8 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.input_encoding import (
     PROMPT_KEY,
     EncodedInputs,
-    check_lengths,
     encode_inputs,
+    fit_inputs,
     text_key,
 )
 
@@ -126,9 +127,9 @@ def predict_labels(
       InputError: if an input is too long.
     """
     ranker = LabelRanker(model, evaluation)
-    check_lengths(model, inputs, ranker.answer_length)
-    ranker.check_room([])
-    ranking = ranker.rank(parameters, inputs.rows, inputs.prompt_ids, on_batch)
+    rows = fit_inputs(model, evaluation.data, inputs, ranker.answer_length)
+    ranker.check_room(rows)
+    ranking = ranker.rank(parameters, rows, inputs.prompt_ids, on_batch)
     return [
         Prediction(ranker.labels[answer], dict(zip(ranker.labels, each, strict=True)))
         for answer, each in zip(
@@ -140,24 +141,28 @@ def predict_labels(
 def generate_outputs(
     model: PromptedModel,
     parameters: Parameters,
+    source: DataSource,
     inputs: EncodedInputs,
+    *,
     new_tokens: int,
-    batch_size: int,
+    batch_size: int | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Continues each input greedily; arguments as in `continue_all`.
+    """Continues each input greedily, read with the settings of the run's data.
+
+    Other arguments are as in `continue_all`.
 
     Raises:
       InputError: if an input is too long.
     """
-    check_lengths(model, inputs, new_tokens)
+    rows = fit_inputs(model, source, inputs, new_tokens)
     continuations = continue_all(
         model,
         parameters,
-        inputs.rows,
+        rows,
         new_tokens=new_tokens,
-        batch_size=batch_size,
+        batch_size=batch_size or source.batch_size,
         prompt_ids=inputs.prompt_ids,
         on_batch=on_batch,
     )
-    return decode_continuations(model, inputs.rows, continuations)
+    return decode_continuations(model, rows, continuations)

@@ -185,6 +185,12 @@ def test_inputs_that_cannot_be_used_are_refused(tuned, tmp_path, capsys, monkeyp
     long = tmp_path / "long.txt"
     long.write_text("ab=\n" + "a" * (60 - LENGTH) + "\n")
     assert f"{long}, line 2: a row of" in refused(capsys, *tuned.options, long)
+    cut = "--gin.DataSource.on_too_long='truncate_left'"
+    # The positions that remain after the prompt, the longest label and EOS, and BOS.
+    kept = "a" * (64 - LENGTH - max(map(len, LABELS)) - 1 - 1)
+    _, whole = predicted(capsys, *tuned.options, long, cut)
+    (end,) = predicted(capsys, *tuned.options, kept)
+    assert whole["probabilities"] == pytest.approx(end["probabilities"], rel=1e-4)
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "ab="}\n')
     message = refused(capsys, *tuned.options, other)

@@ -15,7 +15,7 @@ from prompt_tuning.data.examples.row_splitting import (
     keep_whole_rows,
     split_at_separators,
 )
-from prompt_tuning.data.examples.truncation import Truncation
+from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.data_files import contains_text
@@ -80,17 +80,13 @@ def load_examples(
         source.on_too_long,
         source.maximum_examples,
     )
-    truncation = None
-    if model.maximum_length is not None and source.on_too_long.startswith("truncate"):
-        truncation = Truncation(
-            model.maximum_length,
-            source.on_too_long != "truncate_right",
-            reader.same_tokens,
-            model.predicts_first_token or bool(context_ids),
-            model.bos_id,
-            len(context_ids),
-            None if template is None else model.vocabulary_size,
-        )
+    truncation = truncation_of(
+        model,
+        source.on_too_long,
+        same_tokens=reader.same_tokens,
+        has_template=template is not None,
+        inserted=len(context_ids),
+    )
     scanned = scan_rows(rows, reader, limits, tasks, truncation)
     return Examples(
         rows,

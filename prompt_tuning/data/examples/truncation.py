@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int32, Int64
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.model_interface import ModelInterface
 
 TooLong = Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
 """What becomes of an example that is too long; "truncate" is "truncate_left"."""
@@ -117,3 +118,33 @@ class Truncation:
 def _last(length: int) -> Bool[np.ndarray, "n"]:
     """Returns a mask of the last of some tokens."""
     return np.arange(length) == length - 1
+
+
+def truncation_of(
+    model: ModelInterface,
+    on_too_long: str,
+    *,
+    same_tokens: bool,
+    has_template: bool,
+    inserted: int = 0,
+) -> Truncation | None:
+    """Returns how the settings of some data cut long examples; None if they do not.
+
+    Args:
+      model: properties of the model that reads it.
+      on_too_long: setting of the data.
+      same_tokens: see `RowReader`.
+      has_template: whether the data has a template.
+      inserted: number of tokens of a text that is inserted after BOS.
+    """
+    if model.maximum_length is None or not on_too_long.startswith("truncate"):
+        return None
+    return Truncation(
+        model.maximum_length,
+        on_too_long != "truncate_right",
+        same_tokens,
+        model.predicts_first_token or inserted > 0,
+        model.bos_id,
+        inserted,
+        model.vocabulary_size if has_template else None,
+    )
