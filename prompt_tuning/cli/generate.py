@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
     session = _open_session(run, options)
     if texts is None:
         run_session(session)
-    elif len(texts) == 1 and not options.json and sys.stdout.isatty():
+    elif len(texts) == 1 and not options.json and _at_terminal():
         show(session, texts[0])
     else:
         continuations = session.continue_texts(texts)
@@ -154,12 +154,10 @@ def _read_texts(options: argparse.Namespace) -> list[str] | None:
     Raises:
       InputError: if there are none.
     """
-    from prompt_tuning.processes.group import count
-
     if options.texts:
         return options.texts
     if sys.stdin.isatty():
-        if sys.stdout.isatty() and not options.json and count() == 1:
+        if _at_terminal() and not options.json:
             return None
         rename(None)
         print("reading texts, one on each line; Ctrl-D ends", file=sys.stderr)
@@ -167,6 +165,13 @@ def _read_texts(options: argparse.Namespace) -> list[str] | None:
     if not texts:
         raise InputError("no text was given, as an argument or on standard input")
     return texts
+
+
+def _at_terminal() -> bool:
+    """Returns whether the output of the only process is a terminal."""
+    from prompt_tuning.processes.group import count
+
+    return sys.stdout.isatty() and count() == 1
 
 
 def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":

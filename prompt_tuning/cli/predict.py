@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.option_types import integer
-from prompt_tuning.cli.run_options import check_options
+from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_print_config_option,
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 HELP = "label new inputs with a tuned prompt, with probabilities"
 USES_JAX = True
 SEVERAL_PROCESSES = True
+USAGE = """
+  prompt-tuning predict [FILE|TEXT ...] --run DIRECTORY [OPTION ...]
+  prompt-tuning predict [FILE|TEXT ...] --model PATH --labels LABEL ... [OPTION ...]
+  prompt-tuning predict [FILE|TEXT ...] --gin_file FILE [--gin.NAME=VALUE ...]"""
 
 NEW_TOKENS = 64
 PREDICTING = "predicting"
@@ -34,6 +38,7 @@ PREDICTING = "predicting"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
+    parser.usage = USAGE
     parser.add_argument(
         "inputs",
         nargs="*",
@@ -83,11 +88,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="number of the prompt for all inputs, from 0, of a run with several "
         "prompts; by default each line selects its own",
     )
+    add_run_options(parser, GENERATES)
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses mistakes in the config and missing files."""
+    """Refuses options that cannot be used, before JAX is imported."""
     check_options(options, trains=False, unread=["data", "evaluation"])
+    _check_options(options)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,7 +111,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     evaluation = label_settings(run, options.labels)
     source = run.source if evaluation is None else evaluation.data
-    _check_options(options, has_labels=evaluation is not None)
+    if evaluation is not None and options.new_tokens is not None:
+        raise InputError(
+            "--new_tokens is for generated text, but the run has labels: leave it out, "
+            "or use prompt-tuning generate"
+        )
     # Process 0 sends what it reads to the others as JSON.
     read = run_on_first(lambda: _read_inputs(options, source))
     lines = [JsonLine(Path(path), number, content) for path, number, content in read]
@@ -123,8 +134,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options(options: argparse.Namespace, *, has_labels: bool) -> None:
-    """Refuses options that contradict each other, before anything is read.
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuses options that contradict each other.
 
     Raises:
       InputError: with what to change.
@@ -136,11 +147,6 @@ def _check_options(options: argparse.Namespace, *, has_labels: bool) -> None:
         raise InputError(
             f"--labels takes all that follows, and {files[0]} is a file: name files "
             "and texts before --labels"
-        )
-    if has_labels and options.new_tokens is not None:
-        raise InputError(
-            "--new_tokens is for generated text, but the run has labels: leave it out, "
-            "or use prompt-tuning generate"
         )
     if options.batch_size is not None and options.batch_size < 1:
         raise InputError(f"--batch_size is {options.batch_size}, expected at least 1")

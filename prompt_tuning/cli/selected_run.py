@@ -14,7 +14,10 @@ from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 
-PROCESS_OPTIONS = ("coordinator", "process", "texts", "gin_file", "bindings", "run")
+PROCESS_OPTIONS = (
+    *("coordinator", "process", "gin_file", "bindings", "run"),
+    *("texts", "inputs", "output"),
+)
 """Options that may differ between processes: paths of files with the same contents, and
 values that process 0 sends to the others."""
 

@@ -1,5 +1,6 @@
 """Commands from arguments to output, on tiny models."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_a_text_continues_the_same_alone_and_in_a_batch(run, monkeypatch, capsys
     options = ("generate", "--run", run, "--new_tokens", 8)
     alone = [output(capsys, *options, text) for text in texts]
     assert output(capsys, *options, *texts) == "".join(alone)
-    monkeypatch.setattr("sys.stdin", [f"{text}\n" for text in texts])
+    lines = io.StringIO("".join(f"{text}\n" for text in texts))
+    monkeypatch.setattr("sys.stdin", lines)
     assert output(capsys, *options) == "".join(alone)
     assert all(map(str.startswith, alone, texts))
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
+from prompt_tuning.data.rows.jsonl import JsonLine, LineEncoder
 from prompt_tuning.data.text.chat_templates import chat_template_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.generation.conversation import ChatEncoder, first_turn
@@ -69,6 +72,25 @@ class Numbers(LetterTokenizer):
 
     def decode(self, ids) -> str:
         return "".join(f" {int(id)}" for id in ids)
+
+
+def test_the_tokens_before_an_answer_are_those_of_training(
+    encoder,
+):
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "the end"},
+        {"role": "assistant", "content": "bye"},
+    ]
+    tokenizer = encoder._tokenizer
+    rows = ConversationEncoder(
+        "messages", chat_template_of(tokenizer), LineEncoder(tokenizer)
+    )
+    line = JsonLine(Path("x.jsonl"), 1, {"messages": messages})
+    ((ids, types),) = rows.rows([line], True)
+    last = len(ids) - 1 - types[::-1].tolist().index(0)
+    assert encoder(messages[:-1], "here") == ids[: last + 1].tolist()
 
 
 def test_the_reason_of_an_end_is_reported():

@@ -113,13 +113,14 @@ def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[Jso
     Raises:
       InputError: at a line that is too long or not UTF-8.
     """
-    for number, line in enumerate(stream, start=1):
+    lines = iter(lambda: stream.readline(MAXIMUM_LINE + 1), b"")
+    for number, line in enumerate(lines, start=1):
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if len(line) > MAXIMUM_LINE:
             raise InputError(
-                f"{path}, line {number}: {len(line):,} bytes, expected at most "
-                f"{MAXIMUM_LINE:,}"
+                f"{path}, line {number}: {len(line):,} bytes or more, expected at "
+                f"most {MAXIMUM_LINE:,}"
             )
         try:
             text = line.decode("utf-8").rstrip("\r\n")
