@@ -100,6 +100,10 @@ class FirstStep:
             self.say(FIRST_STEP_DONE)
         self._reporter.advance(step, metrics)
 
+    def doing(self, name: str | None) -> None:
+        """Forwards the name of the stage."""
+        self._reporter.doing(name)
+
 
 def words(seed: int) -> skills.Splits:
     """Draws the words for tuning, for choosing a checkpoint, and for testing."""
