@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import textwrap
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from prompt_tuning.core.flat_options import (
 )
 from prompt_tuning.sweep.best_member import best_member
 
+HELP_WIDTH = 79
+"""Columns of text in help that argparse does not wrap."""
 TRAINS = GROUPS
 """Groups of options of a command that opens a run as `train` does."""
 EVALUATES = (MODEL, DATA, EVALUATION)
@@ -57,9 +60,10 @@ def add_run_options(
     parser.set_defaults(run_options=names)
     if METHOD in groups:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.description = textwrap.fill(parser.description or "", HELP_WIDTH)
         parser.epilog = (
             f"methods:\n{list_methods()}\n\nlosses:\n{list_losses()}\n\n"
-            f"{parser.epilog or ''}"
+            f"{textwrap.fill(parser.epilog or '', HELP_WIDTH)}"
         )
 
 
