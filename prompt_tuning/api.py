@@ -4,6 +4,7 @@ Everything goes through the configuration and the run directories of the command
 so that either can continue what the other began.
 """
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from prompt_tuning.config.configured import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.python_runs import TuneRequest, remove, tune_request
 from prompt_tuning.config.values_in_use import operative_config
+from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.model import Model, TunedModel
 from prompt_tuning.training.loop import train
@@ -116,8 +118,9 @@ def _tune(
 ) -> TunedModel:
     """Opens and trains a run; data files of one that cannot be opened are removed."""
     try:
-        run = request.read()
-        trainer = open_run(run, reuse=base.loaded)
+        with shown_activity() if progress else contextlib.nullcontext():
+            run = request.read()
+            trainer = open_run(run, reuse=base.loaded)
     except BaseException:
         remove(request.written)
         raise

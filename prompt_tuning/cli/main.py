@@ -20,9 +20,9 @@ from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
-from prompt_tuning.cli.activity_display import shown_activity
 from prompt_tuning.cli.option_types import OptionParser
 from prompt_tuning.cli.unknown_options import describe_unknown, find_subparser
+from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import (
     InputError,
     NotFiniteError,
