@@ -135,7 +135,7 @@ def _read_prompts(
     import sys
 
     from prompt_tuning.adapters.prompt_files import read_prompt
-    from prompt_tuning.sweep.sweep_summary import best_member
+    from prompt_tuning.sweep.best_member import best_member
 
     read = []
     for path in paths:
