@@ -9,7 +9,7 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import main
 from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
 from prompt_tuning.prompts.tools.recycling import METHODS
-from prompt_tuning.sweep.sweep_summary import BEST_FILE
+from prompt_tuning.sweep.best_member import BEST_FILE
 from tests.adapters.test_prompt_files import write_adapter
 
 # Vectors along one axis, along another, and between them, of different lengths.
