@@ -151,10 +151,10 @@ def with_prompt(run: Run, prompt: Path, skill: str) -> tuple[Reading, float]:
     words = skill_tuning.words(0).test
     given = [skills.prompt_text(None, word) for word in words]
     expected = [skills.apply(skill, word) for word in words]
-    answers = quickstart.answers(model, parameters, given)
+    answers = skill_tuning.answers(model, parameters, given)
     return (
         read(model, parameters, run.evaluation.data),
-        quickstart.exact_match(answers, expected),
+        skill_tuning.exact_match(answers, expected),
     )
 
 

@@ -428,8 +428,12 @@ def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> lis
     # Paths are checked before the values of settings are.
     data = directory.with_name("data.jsonl")
     data.touch()
-    macros = {"TRAIN_FILES": data, "EVALUATION_FILES": data, "RUN_DIRECTORY": directory}
-    macros["MODEL"] = "bundled:skills-decoder"
+    macros = {
+        "MODEL": "bundled:skills-decoder",
+        "TRAIN_FILES": data,
+        "EVALUATION_FILES": data,
+        "RUN_DIRECTORY": directory,
+    }
     start += [f"--gin.{name}='{value}'" for name, value in macros.items()]
     done = subprocess.run(
         [sys.executable, "-c", ONE_AFTER_THE_OTHER],

@@ -39,7 +39,7 @@ def test_a_bundled_model_has_at_most_4_mb(name):
 
 @pytest.mark.exhaustive
 def test_a_prompt_elicits_a_skill_that_no_name_elicits(tmp_path, monkeypatch):
-    monkeypatch.setattr(quickstart, "TEST_WORDS", 100)
+    monkeypatch.setattr(skill_tuning, "TEST_WORDS", 100)
     sizes = ["STEPS = 100", "BATCH_SIZE = 32", "Run.evaluate_every = 50"]
     outcome = skill_tuning.tune_and_measure(
         Console(quiet=True), "decoder", "tail", 0, tmp_path, sizes
