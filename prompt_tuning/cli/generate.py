@@ -14,7 +14,7 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
-from prompt_tuning.core.activity import rename
+from prompt_tuning.core.activity import clear
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _read_texts(options: argparse.Namespace) -> list[str] | None:
     if sys.stdin.isatty():
         if _at_terminal() and not options.json:
             return None
-        rename(None)
+        clear()
         print("reading texts, one on each line; Ctrl-D ends", file=sys.stderr)
     texts = [line.rstrip("\n") for line in sys.stdin]
     if not texts:

@@ -9,12 +9,13 @@ second Ctrl-C.
 """
 
 import argparse
+import functools
 import importlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -81,28 +82,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser.error(describe_unknown(unknown, subparser))
     check = getattr(command, "check", None)
     if check is not None:
-        try:
-            check(options)
-        except InputError as problem:
-            return _print_problem(options, problem, 2)
+        code = _run(command, options, lambda: check(options))
+        if code != 0:
+            return code
+    run = functools.partial(_run, command, options, lambda: command.run(options))
     if not command.USES_JAX:
-        return _run(command, options)
+        return run()
     with shown_activity():
         set_up_process()
         warnings.showwarning = _show_warning
         resumes = getattr(command, "RESUMES", False)
         try:
-            return launch.run_in_processes(
-                options, lambda: _run(command, options), resumes=resumes
-            )
+            return launch.run_in_processes(options, run, resumes=resumes)
         except InputError as problem:
             return _print_problem(options, problem, 2)
 
 
-def _run(command: Command, options: argparse.Namespace) -> int:
-    """Runs a command; an expected error becomes a message and an exit code."""
+def _run(
+    command: Command, options: argparse.Namespace, function: Callable[[], int | None]
+) -> int:
+    """Calls a function; an expected error becomes a message and an exit code."""
     try:
-        return command.run(options)
+        return function() or 0
     except InputError as problem:
         return _print_problem(options, problem, 2)
     except (NotFiniteError, StorageError) as problem:

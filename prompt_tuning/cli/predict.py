@@ -16,7 +16,7 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
-from prompt_tuning.core.activity import displayed_by, rename
+from prompt_tuning.core.activity import clear, displayed_by
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]
     inputs = options.inputs or [STANDARD_INPUT]
     key = text_key(source) if has_plain_texts(inputs) else PROMPT_KEY
     # Nothing is drawn while texts are typed.
-    rename(None)
+    clear()
     lines = read_inputs(inputs, key, lambda: sys.stdin.buffer.read())
     return [[str(line.path), line.number, line.content] for line in lines]
 

@@ -13,6 +13,7 @@ Display = Callable[[str | None], None]
 
 _display: ContextVar[Display | None] = ContextVar("display", default=None)
 _name: ContextVar[str | None] = ContextVar("name", default=None)
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def displayed_by(display: Display | None) -> Iterator[None]:
 @contextlib.contextmanager
 def activity(name: str | None = None) -> Iterator[None]:
     """Names what happens within; None if only a call of `rename` within names it."""
-    before = _name.get()
+    before, token = _name.get(), _inside.set(True)
     if name is not None:
         rename(name)
     try:
@@ -36,13 +37,24 @@ def activity(name: str | None = None) -> Iterator[None]:
     finally:
         if _name.get() != before:
             rename(before)
+        _inside.reset(token)
 
 
 def rename(name: str | None) -> None:
-    """Renames the current stage until the enclosing `activity` ends.
+    """Renames the current stage until the enclosing `activity` ends; else does nothing.
 
     A function that `jax.jit` traces calls this to tell that it is about to be compiled.
     """
+    if _inside.get():
+        _show(name)
+
+
+def clear() -> None:
+    """Shows no stage until the next one begins."""
+    _show(None)
+
+
+def _show(name: str | None) -> None:
     _name.set(name)
     display = _display.get()
     if display is not None:

@@ -153,6 +153,7 @@ def raising(problem: Exception):
 )
 def test_machine_errors(problem, code, words, capsys, monkeypatch):
     command = command_line.load_commands()["memory"]
+    monkeypatch.delattr(command, "check")
     monkeypatch.setattr(command, "run", raising(problem))
     assert main(["memory"]) == code
     printed = capsys.readouterr().err
@@ -161,21 +162,30 @@ def test_machine_errors(problem, code, words, capsys, monkeypatch):
 
 def test_other_errors_are_not_hidden(monkeypatch):
     command = command_line.load_commands()["memory"]
+    monkeypatch.delattr(command, "check")
     monkeypatch.setattr(command, "run", raising(RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
         main(["memory"])
 
 
+@pytest.fixture
+def data(tmp_path) -> list[str]:
+    """Options of a model and of data that exist."""
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n')
+    return ["--model=bundled:skills-decoder", f"--train={file}"]
+
+
 @pytest.mark.parametrize(
     "coordinator", ["", ":1", "host:", "host:99999", "host:" + "9" * 5000, "host:１"]
 )
-def test_an_invalid_address(coordinator, capsys):
+def test_an_invalid_address(coordinator, data, capsys):
     options = [f"--coordinator={coordinator}", "--processes=2", "--process=0"]
-    assert main(["train", *options]) == 2
+    assert main(["train", *data, *options]) == 2
     assert "expected the HOST:PORT" in capsys.readouterr().err
 
 
-def test_a_silence_limit_that_is_too_long(capsys):
+def test_a_silence_limit_that_is_too_long(data, capsys):
     options = ["--coordinator=a:1", "--processes=2", "--process=0", "--silence=1e9"]
-    assert main(["train", *options]) == 2
+    assert main(["train", *data, *options]) == 2
     assert "at most 86,400" in capsys.readouterr().err

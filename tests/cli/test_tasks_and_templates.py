@@ -64,5 +64,8 @@ def test_a_text_is_inserted_into_the_template_of_its_run(files, tmp_path, capsys
     assert output_of(
         capsys, "generate", "--run", run, "--new_tokens=3", "a"
     ).startswith("a")
-    assert main(["train", *arguments, *bound(TEMPLATE="{soft:2}{prompt}")]) == 2
+    arguments += bound(
+        TEMPLATE="{soft:2}{prompt}", RUN_DIRECTORY=str(tmp_path / "other")
+    )
+    assert main(["train", *arguments]) == 2
     assert "2 soft vectors (2), but the prompt has 4" in capsys.readouterr().err

@@ -320,5 +320,5 @@ def test_another_frozen_model_gives_a_warning(make, prompt_run, files, tmp_path)
 
 
 def test_a_run_without_a_directory_is_refused(make):
-    with pytest.raises(InputError, match=r"Run\.directory is empty"):
+    with pytest.raises(InputError, match="the run has no directory"):
         open_run(dataclasses.replace(make(Path("nowhere")), directory=""))
