@@ -98,7 +98,5 @@ def test_every_parameter_of_a_network_has_a_gradient(network):
 def test_a_network_needs_a_width_and_a_prompt(network):
     with pytest.raises(InputError, match="hidden_width is 0, expected at least 1"):
         network(KEY, VOCABULARY, hidden_width=0)
-    with pytest.raises(
-        InputError, match=r"inner makes an? .*Array.*such as SoftPrompt"
-    ):
+    with pytest.raises(InputError, match=r"inner makes an? .*Array.*such as Soft"):
         network(KEY, VOCABULARY, inner=lambda key, vocabulary: jnp.zeros((P, D)))
