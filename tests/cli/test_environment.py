@@ -10,6 +10,7 @@ import pytest
 
 import prompt_tuning
 from prompt_tuning.core.interrupts import AGAIN
+from tests.support.exhaustive import sample
 from tests.support.small_runs import COMPILATION_CACHE
 
 ROOT = str(Path(prompt_tuning.__file__).parents[1])
@@ -39,7 +40,7 @@ RUN = "import sys; from prompt_tuning.__main__ import main; sys.exit(main())"
 
 @pytest.mark.parametrize(
     ("platform", "command"),
-    [("cuda", "train"), ("gpu", "generate"), ("nonsense", "memory")],
+    sample(1, [("cuda", "train"), ("gpu", "generate"), ("nonsense", "memory")]),
 )
 def test_an_unavailable_platform(files, platform, command, tmp_path, monkeypatch):
     if platform in ("cuda", "gpu") and Path("/dev/nvidia0").exists():
@@ -76,14 +77,17 @@ INTERRUPT = """
 
 @pytest.mark.parametrize(
     "interrupted",
-    [
-        # Modules that are being imported.
-        "prompt_tuning.cli.main",
-        "jax._src.core",
-        "prompt_tuning.models.decoder_only",
-        # A function that runs while a program is compiled.
-        "compile_or_get_cached",
-    ],
+    sample(
+        1,
+        [
+            # Modules that are being imported.
+            "prompt_tuning.cli.main",
+            "jax._src.core",
+            "prompt_tuning.models.decoder_only",
+            # A function that runs while a program is compiled.
+            "compile_or_get_cached",
+        ],
+    ),
 )
 def test_interrupted(files, interrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

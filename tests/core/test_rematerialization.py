@@ -101,7 +101,7 @@ def assert_same(actual, expected):
 
 @pytest.mark.parametrize(
     ("how", "family"),
-    sample(2, [*((how, "llama") for how in HOWS), ("attention", "t5_gated")]),
+    sample(1, [*((how, "llama") for how in HOWS), ("attention", "t5_gated")]),
 )
 def test_no_policy_changes_a_number_and_dropout_draws_the_same_masks(how, family):
     assert_same(outcome(deep(dummies.FAMILIES[family], HOWS[how])), plain(family))

@@ -133,7 +133,7 @@ def test_an_isolated_prompt_has_the_same_result_shared_and_joined():
     assert abs(seeing[0].loss - shared[0].loss) > 1e-3
 
 
-@pytest.mark.parametrize("way", ["llama shared", "t5 joined", "t5 isolated"])
+@pytest.mark.parametrize("way", sample(1, ["llama shared", "t5 joined", "t5 isolated"]))
 def test_rematerialization_does_not_change_results(way):
     config, prompting = WAYS[way]
     batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))

@@ -127,6 +127,7 @@ def endless(files, directory: Path) -> list[str]:
     return training(files, directory, Run__steps=10**6, Run__save_every=5, **macros)
 
 
+@pytest.mark.exhaustive
 def test_sigterm_to_one_stops_all_after_the_same_step(files, start, tmp_path):
     started = start(*[endless(files, tmp_path / "run")] * 2)
     started.wait_for(lambda: (tmp_path / "run" / FOLDER / "checkpoint_5").is_dir())
@@ -168,6 +169,7 @@ def test_processes_with_different_settings_are_refused_on_each(files, start, tmp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_processes_with_different_data_are_refused_on_each(files, start, tmp_path):
     directories = [tmp_path / "one", tmp_path / "other"]
     for folder, pairs in zip(directories, (UPPER[:16], UPPER[1:17]), strict=True):

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
@@ -21,6 +22,7 @@ FULL = [
 ]
 
 
+@pytest.mark.exhaustive
 def test_one_process_resumes_from_a_checkpoint_of_two(files, tmp_path):
     directory = tmp_path / "run"
     choices = {"Run__checkpoint_form": "orbax", "Run__steps": 4, "Run__save_every": 2}

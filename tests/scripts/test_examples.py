@@ -13,6 +13,7 @@ EXAMPLES = Path(examples.__file__).parent
 CHECKOUT = EXAMPLES.parents[1]
 
 
+@pytest.mark.exhaustive
 def test_first_prompt_learns_to_drop_the_first_letter(capsys):
     first_prompt.main()
     lines = capsys.readouterr().out.splitlines()
