@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
 from prompt_tuning.core.errors import InputError
@@ -77,7 +78,8 @@ class Run:
     start_from: str | None = None
     keep_optimizer_state: bool = True
     data: DataSource | None = None
-    objective: ObjectiveConfig | None = None
+    # Another object is replaced by a `ForeignObjective`.
+    objective: ObjectiveConfig | Any = None
     evaluation: Evaluation | None = None
     steps: int = 1000
     accumulate: int = 1

@@ -1,7 +1,7 @@
 """Scores of one batch: computed on one device, on a mesh, or with streamed weights."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -45,7 +45,7 @@ def score_rows(
 def compile_scores(
     function: BatchFunction[Scores],
     model: PromptedModel,
-    parameters: Parameters,
+    parameters: Mapping[str, jax.ShapeDtypeStruct],
     batch: Batch,
 ) -> None:
     """Compiles `score_rows` for the shapes of its arguments."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int64
 
@@ -168,7 +169,9 @@ class Evaluator:
                 "another"
             )
 
-    def compile_ahead(self, executor: Executor, parameters: Parameters) -> None:
+    def compile_ahead(
+        self, executor: Executor, parameters: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> None:
         """Compiles the program that measures tokens in another thread.
 
         Args:

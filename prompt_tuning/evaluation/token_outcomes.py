@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -88,7 +88,7 @@ def token_measure(objective: HeldOutObjective | None) -> TokenMeasure:
 def compile_scores_ahead(
     executor: Executor,
     model: PromptedModel,
-    parameters: Parameters,
+    parameters: Mapping[str, jax.ShapeDtypeStruct],
     examples: Examples,
     plan: BatchPlan,
     measure: TokenMeasure,

@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import prompt_tuning as pt
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
@@ -209,7 +210,14 @@ def test_inputs_of_a_run_on_conversations_are_rendered(tmp_path):
     plan = mock.Mock(spec=RestorePlan, origin="folder")
     model = PromptedModel(
         dataclasses.replace(DECODER, vocabulary_size=tokenizer.vocabulary_size),
-        *(mock.Mock(), PromptPair(None), Prompting(), tokenizer, plan, dict),
+        *(
+            mock.Mock(spec=nnx.GraphDef),
+            PromptPair(None),
+            Prompting(),
+            tokenizer,
+            plan,
+            dict,
+        ),
     )
     turn = {"role": "user", "content": "hi"}
     answered = [turn, {"role": "assistant", "content": "known"}]
