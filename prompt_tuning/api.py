@@ -92,7 +92,7 @@ def tune(
             base,
             tune_request(
                 base.settings,
-                [method] if isinstance(method, Configured) else list(method),
+                list(method) if isinstance(method, list | tuple) else [method],
                 data,
                 directory=Path(temporary or directory or ""),
                 evaluation=evaluation,

@@ -233,7 +233,15 @@ BAD = {
         "row 0 of the data",
     ),
     "no method": (lambda: pt.tune(MODEL, [], PAIRS), "no method"),
-    "not a method": (lambda: pt.tune(MODEL, [3], PAIRS), "a method is 3"),
+    "not a method": (lambda: pt.tune(MODEL, [3], PAIRS), "method 3 is an int"),
+    "a method's name": (
+        lambda: pt.tune(MODEL, "lora", PAIRS),
+        r"method 'lora' is a str.*LoRA\(rank=8\)",
+    ),
+    "labels": (
+        lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, labels=["a", "b"]),
+        r"evaluation=Evaluation\(data=..., labels=...\)",
+    ),
     "too long": (
         lambda: pt.tune(MODEL, pt.SoftPrompt(length=0), PAIRS),
         "length is 0",

@@ -45,15 +45,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "texts",
         nargs="*",
         metavar="TEXT",
-        help="texts to continue; if none is given, lines of standard input, which a "
-        "terminal answers one by one",
+        help="texts to continue; if none is given, the lines of standard input, or "
+        "texts typed at a terminal, each answered at once",
     )
     parser.add_argument(
         "--chat",
         action="store_true",
         help="send each text as a user's message, rendered with the chat template of "
-        "the tokenizer's folder; on a terminal without texts, the conversation "
-        "continues until Ctrl-D",
+        "the run, or of the tokenizer's folder; on a terminal without texts, the "
+        "conversation continues until Ctrl-D",
     )
     parser.add_argument(
         "--system", metavar="TEXT", help="system message before the first (with --chat)"

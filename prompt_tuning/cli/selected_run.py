@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
@@ -13,6 +14,7 @@ from prompt_tuning.config.flat_choices import choices_in
 from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.tuned.prediction import label_settings
 
 PROCESS_OPTIONS = (
     *("coordinator", "process", "gin_file", "bindings", "run"),
@@ -60,6 +62,15 @@ def read_run(
     if trains:
         return read_flat_run(choices, bindings, directory, **permissions)
     return read_frozen_run(choices, bindings, **permissions)
+
+
+def next_command(run: Run, directory: str | Path) -> str:
+    """Returns the command that uses a trained run: with labels, or with texts."""
+    if label_settings(run) is not None:
+        return f"prompt-tuning predict --run {directory} FILE"
+    data = run.source
+    chat = " --chat" if data.is_text and not data.has_pairs else ""
+    return f"prompt-tuning generate --run {directory}{chat} TEXT"
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:

@@ -57,8 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE,VALUE,...",
-        help="values that differ between members: the prompt (PROMPT_LENGTH=5,20), its "
-        "initializer, the optimizer (adafactor.learning_rate=0.1,0.3), the seed "
+        help="values that differ between members: an option "
+        "(learning_rate=0.001,0.003), a macro (PROMPT_LENGTH=5,20) or a parameter "
         "(Run.seed=0,1,2); several --vary give every combination, and "
         "--vary NAME,NAME=(VALUE,VALUE),(VALUE,VALUE) changes values together",
     )
@@ -190,13 +190,14 @@ def _report_results(console: "Console", sweep: "Sweep") -> None:
     import importlib.util
 
     from prompt_tuning.cli.console import print_lines, print_table
+    from prompt_tuning.cli.selected_run import next_command
     from prompt_tuning.sweep.sweep_summary import (
         summarize,
         summary_table,
         write_summary,
     )
 
-    directory = sweep.directory
+    directory, run = sweep.directory, sweep.run
     summary = summarize(sweep)
     write_summary(directory, summary)
     print_table(console, summary_table(summary))
@@ -215,5 +216,5 @@ def _report_results(console: "Console", sweep: "Sweep") -> None:
         print_lines(
             console,
             f"best: {best}",
-            f"next: prompt-tuning generate --run {best} TEXT",
+            f"next: {next_command(run, best)}",
         )

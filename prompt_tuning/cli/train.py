@@ -24,7 +24,7 @@ RESUMES = True
 USAGE = """
   prompt-tuning train --model PATH --train FILE [--eval FILE] [OPTION ...]
   prompt-tuning train --gin_file FILE [--gin.NAME=VALUE ...] [OPTION ...]
-  prompt-tuning train --run DIRECTORY"""
+  prompt-tuning train --run DIRECTORY [--steps N] [OPTION ...]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         metavar="DIRECTORY",
-        help="continue the run in this directory, with the config that it was "
-        "started with",
+        help="continue the run in this directory with its config; further options, "
+        "such as more --steps, change what does not affect what it has learned",
     )
     add_print_config_option(parser)
     add_dry_run_option(parser)
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import (
         check_processes,
+        next_command,
         print_config,
         read_run,
         report_idle_devices,
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         print_lines(
             console,
             f"{how}; the run is in {run.directory}",
-            f"next: prompt-tuning generate --run {run.directory} TEXT",
+            f"next: {next_command(run, run.directory)}",
         )
     return 0
 

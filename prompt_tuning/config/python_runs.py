@@ -17,7 +17,7 @@ from prompt_tuning.config.methods import ADAPTER_RATE, PROMPT_RATE, RATES
 from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import check_used, unused_bindings
 from prompt_tuning.config.written_config import stand_in
-from prompt_tuning.core.errors import InputError, nearest
+from prompt_tuning.core.errors import InputError, kind_of, nearest, shown
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import is_files, write_rows
 from prompt_tuning.losses.foreign_objective import LossFunctions
@@ -26,6 +26,8 @@ from prompt_tuning.prompts.projection_adapters import AdapterSpec
 
 PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
 ATTACHED = ("prompt", "decoder_prompt", "adapters", "groups")
+MEASURES = ("labels", "exact_match")
+"""Fields of `Evaluation` that users look for in `tune`."""
 SET_BY_TUNE = ("model", "prompt", "adapters", "groups", "objective", "data")
 
 
@@ -141,6 +143,11 @@ def _sort_settings(
     of_run += ["groups"]
     of_data = [n for n in parameter_names("DataSource") if n != "files"]
     for name in settings:
+        if name in MEASURES:
+            raise InputError(
+                f"tune has no argument {name!r}: give "
+                f"evaluation=Evaluation(data=..., {name}=...)"
+            )
         if name not in of_run and name not in of_data:
             raise InputError(
                 f"tune has no argument {name!r}{nearest(name, [*of_run, *of_data])}"
@@ -160,7 +167,8 @@ def attachments(methods: Sequence[Any]) -> dict[str, Any]:
     for method in methods:
         if not isinstance(method, Configured):
             raise InputError(
-                f"a method is {method!r}, expected one such as SoftPrompt(length=20)"
+                f"the method {shown(method)} is {kind_of(method)}, expected one such "
+                "as SoftPrompt(length=20) or LoRA(rank=8)"
             )
     prompts = [method for method in methods if method.name in prompt_names()]
     adapters = [method for method in methods if _is_adapter(method)]

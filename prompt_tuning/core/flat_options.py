@@ -215,7 +215,8 @@ TABLE = (
     FlatOption(
         "rank",
         METHOD,
-        "rank of LoRA, or of multitask_factorized",
+        "rank of LoRA (its alpha is 16; --gin.LoRA.alpha=N), or of "
+        "multitask_factorized",
         "LoRA.rank",
         kind=int,
         macro="RANK",
