@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
 from prompt_tuning.core.errors import InputError
@@ -10,7 +10,7 @@ from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.losses.foreign_objective import foreign_objective
+from prompt_tuning.losses.foreign_objective import LossFunctions, foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
@@ -18,6 +18,12 @@ from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding.mesh import MeshShape
+
+if TYPE_CHECKING:
+    GivenObjective = ObjectiveConfig
+else:
+    # A run replaces other objects by a `ForeignObjective` when it is created.
+    GivenObjective = ObjectiveConfig | LossFunctions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +84,7 @@ class Run:
     start_from: str | None = None
     keep_optimizer_state: bool = True
     data: DataSource | None = None
-    # Another object is replaced by a `ForeignObjective`.
-    objective: ObjectiveConfig | Any = None
+    objective: GivenObjective | None = None
     evaluation: Evaluation | None = None
     steps: int = 1000
     accumulate: int = 1
