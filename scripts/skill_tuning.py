@@ -16,7 +16,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.loop import train
-from prompt_tuning.training.progress import Reporter, make_reporter
+from prompt_tuning.training.progress import ForwardingReporter, Reporter, make_reporter
 from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 from scripts import skills
@@ -72,37 +72,19 @@ def tune_and_measure(
     }
 
 
-class FirstStep:
+class FirstStep(ForwardingReporter):
     """A reporter that also prints a line after the first step."""
 
     def __init__(self, reporter: Reporter):
-        self._reporter, self._announced = reporter, False
-
-    def __enter__(self) -> "FirstStep":
-        self._reporter.__enter__()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._reporter.__exit__(*exception)
-
-    def say(self, text: str) -> None:
-        """Forwards the message."""
-        self._reporter.say(text)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Forwards the evaluation."""
-        self._reporter.evaluated(step, metrics)
+        super().__init__(reporter)
+        self._announced = False
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Forwards the step."""
         if not self._announced:
             self._announced = True
             self.say(FIRST_STEP_DONE)
-        self._reporter.advance(step, metrics)
-
-    def doing(self, name: str | None) -> None:
-        """Forwards the name of the stage."""
-        self._reporter.doing(name)
+        super().advance(step, metrics)
 
 
 def words(seed: int) -> skills.Splits:

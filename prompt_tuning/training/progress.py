@@ -201,18 +201,13 @@ Callback = Callable[[int, Mapping[str, float]], Any]
 """Called with a step and its logged metrics; a true result stops the run."""
 
 
-class CallbackReporter:
-    """Calls functions with logged metrics, next to another reporter.
+class ForwardingReporter:
+    """Forwards everything to another reporter; base of those that add something."""
 
-    Attributes:
-      stopped: whether one of them returned true.
-    """
+    def __init__(self, reporter: Reporter):
+        self._reporter = reporter
 
-    def __init__(self, reporter: Reporter, callbacks: Sequence[Callback]):
-        self._reporter, self._callbacks = reporter, callbacks
-        self.stopped = False
-
-    def __enter__(self) -> "CallbackReporter":
+    def __enter__(self) -> "Reporter":
         self._reporter.__enter__()
         return self
 
@@ -220,23 +215,44 @@ class CallbackReporter:
         self._reporter.__exit__(*exception)
 
     def say(self, text: str) -> None:
-        """Passes the message on."""
+        """Forwards the message."""
         self._reporter.say(text)
 
+    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Forwards the step."""
+        self._reporter.advance(step, metrics)
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Calls the functions with the metrics as `evaluation/NAME`."""
+        """Forwards the evaluation."""
         self._reporter.evaluated(step, metrics)
-        self._call(step, {f"evaluation/{name}": x for name, x in metrics.items()})
 
     def doing(self, name: str | None) -> None:
-        """Passes the name on."""
+        """Forwards the name of the stage."""
         self._reporter.doing(name)
+
+
+class CallbackReporter(ForwardingReporter):
+    """Calls functions with logged metrics, after another reporter shows them.
+
+    Attributes:
+      stopped: whether one of them returned true.
+    """
+
+    def __init__(self, reporter: Reporter, callbacks: Sequence[Callback]):
+        super().__init__(reporter)
+        self._callbacks = callbacks
+        self.stopped = False
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Calls the functions where metrics were logged."""
-        self._reporter.advance(step, metrics)
+        super().advance(step, metrics)
         if metrics is not None:
             self._call(step, metrics)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Calls the functions with the metrics as `evaluation/NAME`."""
+        super().evaluated(step, metrics)
+        self._call(step, {f"evaluation/{name}": x for name, x in metrics.items()})
 
     def _call(self, step: int, metrics: Mapping[str, float]) -> None:
         for callback in self._callbacks:
