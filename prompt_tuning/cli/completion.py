@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 
+from prompt_tuning.cli.option_types import find_subparsers
 from prompt_tuning.config.methods import METHODS
 from prompt_tuning.config.shipped_configs import list_configs
 from prompt_tuning.core.flat_options import LOSSES
@@ -22,10 +23,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
         return
     import argcomplete
 
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command, subparser in action.choices.items():
-                _add_completers(command, subparser)
+    for command, subparser in find_subparsers(parser).items():
+        _add_completers(command, subparser)
     argcomplete.autocomplete(parser)
 
 

@@ -21,8 +21,8 @@ from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
-from prompt_tuning.cli.option_types import OptionParser
-from prompt_tuning.cli.unknown_options import describe_unknown, find_subparser
+from prompt_tuning.cli.option_types import OptionParser, find_subparsers
+from prompt_tuning.cli.unknown_options import GIN_PREFIX, describe_unknown
 from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import (
     InputError,
@@ -31,7 +31,6 @@ from prompt_tuning.core.errors import (
     shortened,
 )
 
-GIN_PREFIX = "--gin."
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
 DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."
 NEXT_STEP = """\
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.bindings = bindings
     command = commands[options.command]
     if unknown:
-        subparser = find_subparser(parser, options.command)
+        subparser = find_subparsers(parser)[options.command]
         subparser.error(describe_unknown(unknown, subparser))
     check = getattr(command, "check", None)
     if check is not None:

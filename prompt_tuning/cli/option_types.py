@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NoReturn
 
 from prompt_tuning.core.errors import shortened, shown
@@ -59,6 +60,16 @@ def number(text: str) -> float:
             f"found {shown(text)}, expected a finite number"
         )
     return value
+
+
+def find_subparsers(
+    parser: argparse.ArgumentParser,
+) -> Mapping[str, argparse.ArgumentParser]:
+    """Returns the parsers of a program's commands, by command name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return action.choices
+    return {}
 
 
 class OptionParser(argparse.ArgumentParser):

@@ -23,16 +23,6 @@ SYNONYMS = {
 """Names of options in other programs and in configs."""
 
 
-def find_subparser(
-    parser: argparse.ArgumentParser, command: str
-) -> argparse.ArgumentParser:
-    """Returns the parser of a command."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return action.choices[command]
-    raise LookupError(command)
-
-
 def describe_unknown(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
     """Describes arguments that a command does not have.
 

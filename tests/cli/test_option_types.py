@@ -6,19 +6,13 @@ import pytest
 
 from prompt_tuning.cli import main as command_line
 from prompt_tuning.cli.main import build_parser, main
-from prompt_tuning.cli.option_types import Integer, integer, number
+from prompt_tuning.cli.option_types import Integer, find_subparsers, integer, number
 
 
 def numeric_options() -> list[tuple[str, argparse.Action]]:
-    parser = build_parser()
-    (commands,) = (
-        action
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
     return [
         (name, action)
-        for name, subparser in commands.choices.items()
+        for name, subparser in find_subparsers(build_parser()).items()
         for action in subparser._actions
         if action.type in (int, float, number) or isinstance(action.type, Integer)
     ]
