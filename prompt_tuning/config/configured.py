@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prompt_tuning.core.errors import InputError, nearest
+from prompt_tuning.core.errors import InputError, did_you_mean
 
 GIVEN_BY_THE_RUN = ("self", "key", "vocabulary")
 """Parameters of a prompt class that the run passes and a user never sets."""
@@ -99,7 +99,7 @@ class Configurable:
         for name in parameters:
             if name not in known:
                 raise InputError(
-                    f"{self.name} has no parameter {name!r}{nearest(name, known)}"
+                    f"{self.name} has no parameter {name!r}{did_you_mean(name, known)}"
                 )
             if name in given:
                 raise InputError(f"{self.name} is given {name!r} twice")
@@ -136,7 +136,7 @@ def factory_named(name: str) -> Any:
 
     factories = import_factories()
     if name not in factories:
-        raise InputError(f"there is no setting {name!r}{nearest(name, factories)}")
+        raise InputError(f"there is no setting {name!r}{did_you_mean(name, factories)}")
     return factories[name]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prompt_tuning.config.configured import Configured
-from prompt_tuning.core.errors import InputError, nearest
+from prompt_tuning.core.errors import InputError, did_you_mean
 from prompt_tuning.core.flat_options import OPTIONS
 
 DEFAULT = "soft"
@@ -261,7 +261,7 @@ def find_method(name: str) -> Method:
     """
     if name not in METHODS:
         raise InputError(
-            f"--method {name} is unknown{nearest(name.lower(), METHODS)} "
+            f"--method {name} is unknown{did_you_mean(name.lower(), METHODS)} "
             "(`prompt-tuning train --help` lists them)"
         )
     return METHODS[name]

@@ -6,11 +6,10 @@ Everything is checked that needs no factory to be called. The factories may be o
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,10 +249,10 @@ def _explain(problem: Exception) -> str:
         )
     if isinstance(problem, ValueError) and "n't have a parameter" in text:
         name, parameter = re.findall(r"'([\w.]+)'", text)[:2]
-        return shortened(text) + _nearest(parameter, _parameters(name))
+        return _with_nearest(text, parameter, _parameters(name))
     if "No configurable matching" in text:
         name = re.findall(r"'([^']*)'", text)[0]
-        return shortened(text) + _nearest(name, sorted(FACTORIES))
+        return _with_nearest(text, name, FACTORIES)
     return shortened(text, MAXIMUM_TEXT) + _callee(problem)
 
 
@@ -270,9 +269,10 @@ def _parameters(name: str) -> list[str]:
     return [name for name in names if name not in GIVEN_BY_THE_RUN]
 
 
-def _nearest(name: str, expected: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name[:100], expected, n=3) or sorted(expected)
-    return f"\nexpected {' or '.join(near)}"
+def _with_nearest(text: str, name: str, known: Iterable[str]) -> str:
+    """Adds the nearest names to the first line of gin's text."""
+    first, newline, location = shortened(text).partition("\n")
+    return f"{first.rstrip('.')}{did_you_mean(name, known)}{newline}{location}"
 
 
 def _unbound_macros() -> str:

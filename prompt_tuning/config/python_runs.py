@@ -17,7 +17,7 @@ from prompt_tuning.config.methods import ADAPTER_RATE, PROMPT_RATE, RATES
 from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import check_used, unused_bindings
 from prompt_tuning.config.written_config import stand_in
-from prompt_tuning.core.errors import InputError, kind_of, nearest, shown
+from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import is_files, write_rows
 from prompt_tuning.losses.foreign_objective import LossFunctions
@@ -149,9 +149,8 @@ def _sort_settings(
                 f"evaluation=Evaluation(data=..., {name}=...)"
             )
         if name not in of_run and name not in of_data:
-            raise InputError(
-                f"tune has no argument {name!r}{nearest(name, [*of_run, *of_data])}"
-            )
+            near = did_you_mean(name, [*of_run, *of_data])
+            raise InputError(f"tune has no argument {name!r}{near}")
     return (
         {name: value for name, value in settings.items() if name in of_run},
         {name: value for name, value in settings.items() if name in of_data},

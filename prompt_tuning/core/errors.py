@@ -88,10 +88,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {' or '.join(near)}?"
     return f"; expected {' or '.join(names)}" if names else ""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Ends a message about an unknown name with the known names nearest to it."""
-    names = list(known)
-    close = difflib.get_close_matches(name[:MAXIMUM_SHOWN], names, n=3) or sorted(names)
-    return f"; expected {' or '.join(close)}"

@@ -253,9 +253,9 @@ def test_a_fresh_adapter_without_a_group(refused):
 @pytest.mark.parametrize(
     ("binding", "problem", "expected"),
     [
-        ("Run.stepz=3", "Run.stepz=3 cannot be used", "expected steps"),
-        ("Rum.steps=3", "No configurable matching 'Rum'", "expected Run"),
-        ("Run.prompt=@SoftPromt", "SoftPromt", "expected SoftPrompt"),
+        ("Run.stepz=3", "Run.stepz=3 cannot be used", "did you mean steps"),
+        ("Rum.steps=3", "No configurable matching 'Rum'", "did you mean Run"),
+        ("Run.prompt=@SoftPromt", "SoftPromt", "did you mean SoftPrompt"),
         ("MODEL=folder", "--gin.MODEL=folder cannot be used", "text needs quotes"),
         ("MODEL=/a/folder", "MODEL = /a/folder", "text needs quotes"),
         ("CLASS_LABELS=['a'", "--gin.CLASS_LABELS=['a' cannot be used", ""),

@@ -37,8 +37,8 @@ def test_a_correct_config_passes(bindings):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("SoftPrompt.lenght = 3", "expected length"),
-        ("SoftPromt.length = 3", "expected SoftPrompt"),
+        ("SoftPrompt.lenght = 3", "did you mean length"),
+        ("SoftPromt.length = 3", "did you mean SoftPrompt"),
         ("STEP = 3", "did you mean STEPS"),
         ("Run.steps = '3'", "Run.steps is '3', a str; expected int"),
         ("STEPS = '3'", "Run.steps is '3', a str; expected int"),

@@ -239,7 +239,7 @@ def test_an_option_that_a_config_replaces_is_refused(choice, value, typed):
         ({}, "nothing to train was given"),
         ({"model": "m"}, "--train is missing"),
         ({"train": ["a"]}, "--model is missing"),
-        ({"method": "lroa"}, "--method lroa is unknown; expected lora"),
+        ({"method": "lroa"}, "--method lroa is unknown; did you mean lora"),
         ({"method": "ia3", "rank": 3}, "--rank has no effect on --method ia3"),
         ({"method": "text"}, "--method text needs --prompt_text TEXT"),
         ({"loss": "class_hinge"}, "needs --labels"),
