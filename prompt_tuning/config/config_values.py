@@ -31,12 +31,12 @@ def resolved(values: Mapping[str, str], name: str) -> str:
     return values.get(value[1:], value) if value.startswith("%") else value
 
 
-def literal(text: str) -> Any:
-    """Parses a number, a text, or a list of them; None for anything else."""
+def literal(text: str, default: Any = None) -> Any:
+    """Parses a number, a text, or a list of them; the default for anything else."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+        return default
 
 
 def factory_of(name: str) -> str:

@@ -1,12 +1,12 @@
 """Checks the options of the flat command line, before anything heavy is imported."""
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from prompt_tuning.config.methods import DEFAULT, METHODS, find_method
+from prompt_tuning.config.config_values import literal
+from prompt_tuning.config.methods import DEFAULT, METHODS, Method, find_method
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.flat_options import METHOD, OPTIONS, TABLE
 
@@ -41,10 +41,9 @@ def check_training(choices: Choices) -> None:
             raise InputError(f"{option.flag} is missing: {option.help}")
     name = choices.get("method", DEFAULT)
     method = find_method(name)
-    used = {given.option for given in method.options()}
     for option in TABLE:
-        given = option.group == METHOD and option.name != "method"
-        if given and option.name in choices and option.name not in used:
+        depends = option.group == METHOD and option.name != "method"
+        if depends and option.name in choices and not _uses(method, option.name):
             users = [n for n, m in METHODS.items() if _uses(m, option.name)]
             raise InputError(
                 f"{option.flag} has no effect on --method {name}; it is an option of "
@@ -79,7 +78,7 @@ def check_frozen(choices: Choices) -> None:
         raise InputError(NO_MODEL)
 
 
-def _uses(method: Any, option: str) -> bool:
+def _uses(method: Method, option: str) -> bool:
     return any(given.option == option for given in method.options())
 
 
@@ -131,7 +130,8 @@ def choices_in(
         left, _, value = binding.partition("=")
         if left.strip() in names:
             name = names[left.strip()]
-            choices[name] = _as_option(name, _value(value.strip()))
+            text = value.strip()
+            choices[name] = _as_option(name, literal(text, default=text))
         elif macros and "." not in left:
             name = left.strip()
             raise InputError(
@@ -140,14 +140,6 @@ def choices_in(
         else:
             others.append(binding)
     return choices, others
-
-
-def _value(text: str) -> Any:
-    """Returns a literal, and any other text as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
 
 
 def _as_option(name: str, value: Any) -> Any:
