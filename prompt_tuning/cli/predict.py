@@ -17,6 +17,7 @@ from prompt_tuning.cli.shared_options import (
     add_run_option,
 )
 from prompt_tuning.core.activity import clear, displayed_by
+from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,7 +101,6 @@ def check(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes a line of JSON for each input."""
     from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
-    from prompt_tuning.core.atomic_files import write_file
     from prompt_tuning.data.rows.jsonl import JsonLine
     from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.tuned.prediction import label_settings
@@ -150,9 +150,8 @@ def _check_options(options: argparse.Namespace) -> None:
         )
     if options.batch_size is not None and options.batch_size < 1:
         raise InputError(f"--batch_size is {options.batch_size}, expected at least 1")
-    output = options.output
-    if output is not None and output.exists() and not options.force:
-        raise InputError(f"--output {output} already exists; --force replaces it")
+    if options.output is not None:
+        check_replaceable(options.output, force=options.force)
 
 
 def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]:
