@@ -7,12 +7,12 @@ from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.rows.data_files import TEXT_SUFFIXES, list_files
-from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, parse_lines
+from prompt_tuning.data.rows.jsonl import JsonLine, numbered_lines, parse_lines
+from prompt_tuning.data.rows.record_spans import BYTE_ORDER_MARK
 from prompt_tuning.data.rows.text_records import read_records
 
 TEXT_SUFFIX = ".txt"
 STANDARD_INPUT = "-"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def is_input_file(argument: str) -> bool:
@@ -90,7 +90,7 @@ def _read_file(
     if argument == STANDARD_INPUT:
         content = read_standard_input()
         stream = io.BytesIO(content)
-        if content.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+        if content.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
             yield from parse_lines(stream, path)
         else:
             yield from _text_lines(stream, path, key)
@@ -113,18 +113,11 @@ def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[Jso
     Raises:
       InputError: at a line that is too long or not UTF-8.
     """
-    lines = iter(lambda: stream.readline(MAXIMUM_LINE + 1), b"")
-    for number, line in enumerate(lines, start=1):
-        if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
-        if len(line) > MAXIMUM_LINE:
-            raise InputError(
-                f"{path}, line {number}: {len(line):,} bytes or more, expected at "
-                f"most {MAXIMUM_LINE:,}"
-            )
+    for number, location, line in numbered_lines(stream, path):
+        content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         try:
-            text = line.decode("utf-8").rstrip("\r\n")
+            text = content.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
+            raise InputError(f"{location}: {error}") from error
         if text.strip():
             yield JsonLine(path, number, {key: text})

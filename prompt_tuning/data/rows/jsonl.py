@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -159,10 +158,20 @@ def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
       stream: contents of the file.
       path: name of the file, for messages.
     """
-    for number in itertools.count(1):
-        line = stream.readline(MAXIMUM_LINE + 1)
-        if not line:
-            return
+    for number, location, line in numbered_lines(stream, path):
+        yield JsonLine(path, number, _parse_object(location, line))
+
+
+def numbered_lines(
+    stream: io.BufferedIOBase, path: Path
+) -> Iterator[tuple[int, str, bytes]]:
+    """Yields the number, location and content of the lines that are not empty.
+
+    Raises:
+      InputError: at a line that is too long.
+    """
+    lines = iter(lambda: stream.readline(MAXIMUM_LINE + 1), b"")
+    for number, line in enumerate(lines, start=1):
         location = f"{path}, line {number}"
         if len(line) > MAXIMUM_LINE:
             raise InputError(
@@ -170,7 +179,7 @@ def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
                 f"{MAXIMUM_LINE:,}"
             )
         if line.strip():
-            yield JsonLine(path, number, _parse_object(location, line))
+            yield number, location, line
 
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ MAXIMUM_RECORD = 1 << 26
 """Maximum size of a record in bytes, which bounds the memory that one needs."""
 
 _READ_SIZE = 1 << 20
-_UTF8_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RecordSpan(NamedTuple):
@@ -129,8 +129,8 @@ class _LineReader:
             while last and not last.endswith(b"\n"):
                 last = self._read_part(_READ_SIZE)
         self.number += 1
-        if self.number == 1 and content.startswith(_UTF8_MARK):
-            start, content = len(_UTF8_MARK), content[len(_UTF8_MARK) :]
+        if self.number == 1 and content.startswith(BYTE_ORDER_MARK):
+            start, content = len(BYTE_ORDER_MARK), content[len(BYTE_ORDER_MARK) :]
         return _Line(self.number, start, self.at, content)
 
     def back_to(self, line: _Line) -> int:
