@@ -1,6 +1,8 @@
 """The run that the options of a command select."""
 
 import argparse
+import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,13 +66,30 @@ def read_run(
     return read_frozen_run(choices, bindings, **permissions)
 
 
-def next_command(run: Run, directory: str | Path) -> str:
-    """Returns the command that uses a trained run: with labels, or with texts."""
-    if label_settings(run) is not None:
-        return f"prompt-tuning predict --run {directory} FILE"
-    data = run.source
-    chat = " --chat" if data.is_text and not data.has_pairs else ""
-    return f"prompt-tuning generate --run {directory}{chat} TEXT"
+@dataclasses.dataclass(frozen=True)
+class NextCommand:
+    """The command that uses a run after training: with labels, or with texts.
+
+    Attributes:
+      command: name of the command.
+      arguments: its arguments after the run.
+    """
+
+    command: str
+    arguments: str
+
+    @classmethod
+    def of(cls, run: Run) -> "NextCommand":
+        """Chooses the command by the run's data, whose first record it may read."""
+        if label_settings(run) is not None:
+            return cls("predict", "FILE")
+        chat = run.source.is_text and not run.source.has_pairs
+        return cls("generate", "--chat TEXT" if chat else "TEXT")
+
+    def line(self, directory: str | Path) -> str:
+        """Returns the message that names the command, for a run directory."""
+        folder = shlex.quote(str(directory))
+        return f"next: prompt-tuning {self.command} --run {folder} {self.arguments}"
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:

@@ -19,6 +19,7 @@ from prompt_tuning.core.errors import InputError, NotFiniteError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from prompt_tuning.cli.selected_run import NextCommand
     from prompt_tuning.config.run import Run
     from prompt_tuning.sweep.sweep_run import Sweep
 
@@ -97,18 +98,19 @@ def run(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace, console: "Console") -> int:
     """Trains all members in directories that are held."""
     from prompt_tuning.cli.console import print_lines
-    from prompt_tuning.cli.selected_run import report_idle_devices
+    from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
     from prompt_tuning.sweep.sweep_loop import train_sweep
     from prompt_tuning.training.progress import make_reporter
 
     sweep = prepare(options)
+    next_command = NextCommand.of(sweep.run)
     print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
     outcome = train_sweep(
         sweep,
         record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
         make_reporter=lambda done: make_reporter(console, sweep.run.steps, done),
     )
-    _report_results(console, sweep)
+    _report_results(console, sweep, next_command)
     if len(outcome.diverged) == len(sweep.members):
         name, why = list(outcome.diverged.items())[-1]
         raise NotFiniteError(
@@ -185,19 +187,20 @@ def _print_configs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report_results(console: "Console", sweep: "Sweep") -> None:
+def _report_results(
+    console: "Console", sweep: "Sweep", next_command: "NextCommand"
+) -> None:
     """Writes the summary and the curves, and prints the table."""
     import importlib.util
 
     from prompt_tuning.cli.console import print_lines, print_table
-    from prompt_tuning.cli.selected_run import next_command
     from prompt_tuning.sweep.sweep_summary import (
         summarize,
         summary_table,
         write_summary,
     )
 
-    directory, run = sweep.directory, sweep.run
+    directory = sweep.directory
     summary = summarize(sweep)
     write_summary(directory, summary)
     print_table(console, summary_table(summary))
@@ -213,8 +216,4 @@ def _report_results(console: "Console", sweep: "Sweep") -> None:
         print_lines(console, f"curves: {directory / CURVES_FILE}")
     if summary.best is not None:
         best = directory / summary.best
-        print_lines(
-            console,
-            f"best: {best}",
-            f"next: {next_command(run, best)}",
-        )
+        print_lines(console, f"best: {best}", next_command.line(best))

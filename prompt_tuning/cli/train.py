@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import (
+        NextCommand,
         check_processes,
-        next_command,
         print_config,
         read_run,
         report_idle_devices,
@@ -79,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
     with hold_run(run.directory):
         run_on_first(lambda: check_resumable(run, values_in_use.complete_config()))
         training = open_run(run)
+        # Now, because the data's files may be gone when training ends.
+        next_command = NextCommand.of(run)
         print_lines(console, training.report(), *report_idle_devices(run))
         outcome = train_held(
             training,
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         print_lines(
             console,
             f"{how}; the run is in {run.directory}",
-            f"next: {next_command(run, run.directory)}",
+            next_command.line(run.directory),
         )
     return 0
 

@@ -1,5 +1,6 @@
 """Commands whose options configure a run, as a user types them."""
 
+import pkgutil
 import subprocess
 import sys
 import time
@@ -157,3 +158,25 @@ def test_a_config_takes_options_too(words, tmp_path, capsys):
     assert not Path(tmp_path / "run").exists()
     message = refused(capsys, "train", *words, *options, "--method", "lora")
     assert "--gin_file adapters/lora.gin" in message
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_data_that_vanish_during_training_do_not_fail_the_run(
+    command, words, tmp_path, monkeypatch, capsys
+):
+    name = {
+        "train": "training.loop.train_held",
+        "sweep": "sweep.sweep_loop.train_sweep",
+    }
+    train = pkgutil.resolve_name(f"prompt_tuning.{name[command]}")
+
+    def train_and_delete(*arguments, **options):
+        outcome = train(*arguments, **options)
+        (tmp_path / "train data.jsonl").unlink()
+        return outcome
+
+    monkeypatch.setattr(f"prompt_tuning.{name[command]}", train_and_delete)
+    vary = ["--vary", "seed=0,1"] if command == "sweep" else []
+    sizes = ["--steps", "1", "--batch_size", "4", "--prompt_length", "2"]
+    assert main([command, *words, *sizes, *vary, "--out", "my run"]) == 0
+    assert "next: prompt-tuning generate --run 'my run" in capsys.readouterr().out
