@@ -11,8 +11,11 @@ pass needs runs over `K` numbers instead of `S` (Dao et al. 2022, appendix B.2).
 
 Shapes: `R` rows of queries with `Q` positions; `N` rows of keys, each shared by
 `r = R / N` rows of queries; `H` query heads, of which `h = H / G` share each of the `G`
-key/value heads. Scores have the *source layout* `[N, G, r, h, Q, S]`; numbers that
-belong to queries have the *query layout* `[R, Q, H]`.
+key/value heads. Queries are `[G, R, h, Q, K]`, keys and values `[G, N, S, K]`, and
+scores `[G, N, r, h, Q, S]`. In this order every product is a batched matrix product of
+its operands as they lie in memory, whether a source is shared or not: all queries that
+attend to the same keys are adjacent. `groups_first` rearranges positions once per block
+instead.
 """
 
 import functools
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
@@ -34,7 +37,7 @@ MASKED_SCORE = -1e10
 
 
 class KeyValues(NamedTuple):
-    """Keys and values of one source: `[R, S, G, K]`, or `[N, S, G, K]` if shared.
+    """Keys and values of one source: `[G, R, S, K]`, or `[G, N, S, K]` if shared.
 
     In a shared source each row of keys serves `R / N` consecutive rows of queries; with
     `N = 1` it serves all rows. Keys and values of all blocks are stacked on a leading
@@ -43,6 +46,18 @@ class KeyValues(NamedTuple):
 
     keys: Array
     values: Array
+
+    @classmethod
+    def from_heads(
+        cls, keys: Float[Array, "R S G K"], values: Float[Array, "R S G K"]
+    ) -> "KeyValues":
+        """Rearranges the heads of all positions."""
+        return cls(keys.transpose(2, 0, 1, 3), values.transpose(2, 0, 1, 3))
+
+    @property
+    def groups(self) -> int:
+        """Number of key/value heads `G`."""
+        return self.keys.shape[-4]
 
 
 class AttentionSource(NamedTuple):
@@ -56,15 +71,30 @@ class AttentionSource(NamedTuple):
     bias: Float[Array, "#R H Q S"] | None
 
 
+def groups_first(
+    x: Shaped[Array, "R S _ K"], groups: int
+) -> Shaped[Array, "G R _ S K"]:
+    """Rearranges heads `[R, S, G * h, K]` for attention, to `[G, R, h, S, K]`."""
+    rows, length, heads, width = x.shape
+    x = x.reshape(rows, length, groups, heads // groups, width)
+    return x.transpose(2, 0, 3, 1, 4)
+
+
+def positions_first(x: Shaped[Array, "G R h S K"]) -> Shaped[Array, "R S _ K"]:
+    """Inverts `groups_first`."""
+    groups, rows, heads, length, width = x.shape
+    return x.transpose(1, 3, 0, 2, 4).reshape(rows, length, groups * heads, width)
+
+
 def attend(
-    query: Float[Array, "R Q H K"],
+    query: Float[Array, "G R h Q K"],
     sources: Sequence[AttentionSource],
     *,
     scale: float,
     dropout_rate: float = 0.0,
     key: Key[Array, ""] | None = None,
     first_row: Int[Array, ""] | int = 0,
-) -> Float[Array, "R Q H K"]:
+) -> Float[Array, "G R h Q K"]:
     """Computes `softmax([q·k of every source] * scale + bias) · [v of every source]`.
 
     This is grouped-query attention if a source has fewer heads `G` than the query. The
@@ -100,7 +130,8 @@ class _DropoutDraws(NamedTuple):
 
 def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
     """Numbers each (row, head) pair as the whole batch does, whatever the mesh."""
-    rows, _, heads, _ = query.shape
+    groups, rows, in_group, _, _ = query.shape
+    heads = groups * in_group
     first, total = collectives.head_range(heads)
     row = first_row + jnp.arange(rows)  # [R]
     return row[:, None] * total + first + jnp.arange(heads)  # [R, H]
@@ -109,12 +140,12 @@ def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
 def _drop_weights(
     e: Array, rate: float, draws: _DropoutDraws | None, source: int
 ) -> Array:
-    """Applies dropout to a source's weights, `[N, G, r, h, Q, S]`."""
+    """Applies dropout to a source's weights, `[G, N, r, h, Q, S]`."""
     if draws is None or rate == 0.0:
         return e
-    n, groups, rows, heads, query_count, key_count = e.shape
-    # [R, H] -> [N, r, G, h] -> [N, G, r, h]
-    number = draws.heads.reshape(n, rows, groups, heads).transpose(0, 2, 1, 3)
+    groups, n, rows, heads, query_count, key_count = e.shape
+    # [R, H] -> [N, r, G, h] -> [G, N, r, h]
+    number = draws.heads.reshape(n, rows, groups, heads).transpose(2, 0, 1, 3)
     # [Q, S]: number of each score within its head.
     within = jnp.arange(query_count)[:, None] * key_count + jnp.arange(key_count)
     index = DropoutIndex(number[..., None, None], within)
@@ -128,22 +159,20 @@ def _attend(scale, rate, query, sources, draws):
 
 def _forward(scale, rate, query, sources, draws):
     """Computes the output, and the residuals of the backward pass."""
-    # Of each source, [N, G, r, h, Q, S] with its own N and S.
+    by_query = query.shape[:-1]  # [G, R, h, Q]
+    # Of each source, [G, N, r, h, Q, S] with its own N and S.
     scores = [_scores(query, source, scale) for source in sources]
-    # [R, Q, H]: the maximum over the keys of all sources.
+    # [G, R, h, Q]: the maximum over the keys of all sources.
     highest = functools.reduce(
-        jnp.maximum, [_to_query_layout(s.max(-1), query) for s in scores]
+        jnp.maximum, [s.max(-1).reshape(by_query) for s in scores]
     )
     exponentials = [
-        jnp.exp(s - _to_source_layout(highest, s.shape)[..., None]).astype(query.dtype)
-        for s in scores
+        jnp.exp(s - _over_keys(highest, s)).astype(query.dtype) for s in scores
     ]
-    totals = [
-        _to_query_layout(e.sum(-1, dtype=jnp.float32), query) for e in exponentials
-    ]
-    # [R, Q, H, 1]: one over the softmax denominator.
+    totals = [e.sum(-1, dtype=jnp.float32).reshape(by_query) for e in exponentials]
+    # [G, R, h, Q, 1]: one over the softmax denominator.
     inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
-    # Of each source, [R, Q, H, K], not yet divided by the denominator.
+    # Of each source, [G, R, h, Q, K], not yet divided by the denominator.
     weighted_values = [
         _sum_over_keys(
             _drop_weights(e, rate, draws, i), source.key_values.values, query
@@ -151,7 +180,7 @@ def _forward(scale, rate, query, sources, draws):
         for i, (e, source) in enumerate(zip(exponentials, sources, strict=True))
     ]
     summed = functools.reduce(jnp.add, weighted_values)
-    output = (summed * inverse).astype(query.dtype)  # [R, Q, H, K]
+    output = (summed * inverse).astype(query.dtype)  # [G, R, h, Q, K]
     return output, (query, sources, draws, exponentials, inverse, output)
 
 
@@ -174,8 +203,8 @@ def _backward_rule(scale, rate, residuals, cotangent):
         return None, None, None
     # With p = e * inverse and output o = p·v, softmax passes back to each score
     #   ds = p * (do·v - do·o) = e * (weighted·v - weighted·o).
-    weighted = cotangent.astype(jnp.float32) * inverse  # [R, Q, H, K]
-    # weighted·o is the same for all keys of a query: [R, Q, H].
+    weighted = cotangent.astype(jnp.float32) * inverse  # [G, R, h, Q, K]
+    # weighted·o is the same for all keys of a query: [G, R, h, Q].
     shared = jnp.sum(weighted * output.astype(jnp.float32), axis=-1)
     weighted = weighted.astype(query.dtype)
     drop = [
@@ -192,10 +221,10 @@ def _backward_rule(scale, rate, residuals, cotangent):
 
 def _source_backward(scale, query, weighted, shared, source, drop, e, trains_bias):
     """Computes the gradients of the query and of one source."""
-    keys, values = source.key_values  # [N, S, G, K] each
+    keys, values = source.key_values  # [G, N, S, K] each
     # The forward pass dropped the weights; the same mask drops their gradient.
-    d_weight = drop(_query_key_products(weighted, values))  # [N, G, r, h, Q, S]
-    d_score = e * (d_weight - _to_source_layout(shared, e.shape)[..., None])
+    d_weight = drop(_query_key_products(weighted, values))  # [G, N, r, h, Q, S]
+    d_score = e * (d_weight - _over_keys(shared, e))
     d_bias = None
     if trains_bias:
         # The bias is added after scaling, so its gradient is taken before it.
@@ -213,41 +242,40 @@ _attend.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
-    """Computes the masked scores of one source, `[N, G, r, h, Q, S]`, in float32."""
+    """Computes the masked scores of one source, `[G, N, r, h, Q, S]`, in float32."""
     scores = _query_key_products(query, source.key_values.keys) * scale
     if source.bias is not None:
         scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
     if source.mask is not None:
         mask = source.mask
-        rows = (1, 1) if len(mask) == 1 else (scores.shape[0], scores.shape[2])
-        # [1 or R, 1, 1 or Q, S] -> [1 or N, 1, 1 or r, 1, 1 or Q, S]
-        mask = mask.reshape(rows[0], 1, rows[1], 1, *mask.shape[2:])
-        scores = jnp.where(mask, scores, MASKED_SCORE)
+        rows = (1, 1) if len(mask) == 1 else scores.shape[1:3]
+        # [1 or R, 1, 1 or Q, S] -> [1 or N, 1 or r, 1, 1 or Q, S]
+        scores = jnp.where(mask.reshape(*rows, *mask.shape[1:]), scores, MASKED_SCORE)
     return scores
 
 
 def _bias_of_scores(bias: Array, scores: Array) -> Array:
     """Reshapes a bias `[1 or R, H, Q, S]` to broadcast against a source's scores."""
-    n, groups, rows, heads, *_ = scores.shape
+    groups, n, rows, heads, *_ = scores.shape
     lead = (1, 1) if len(bias) == 1 else (n, rows)
     split = bias.reshape(*lead, groups, heads, *bias.shape[2:])  # [N, r, G, h, Q, S]
-    return jnp.moveaxis(split, 1, 2)  # [N, G, r, h, Q, S]
+    return jnp.moveaxis(split, 2, 0)  # [G, N, r, h, Q, S]
 
 
 def _bias_gradient(d_score: Array, bias: Array) -> Array:
     """Computes the gradient of a bias, summed over rows if all rows share it."""
-    by_rows = jnp.moveaxis(d_score, 2, 1)  # [N, r, G, h, Q, S]
     if len(bias) == 1:
-        by_rows = by_rows.sum((0, 1))
+        d_score = d_score.sum((1, 2), keepdims=True)
+    by_rows = jnp.moveaxis(d_score, 0, 2)  # [N, r, G, h, Q, S]
     return by_rows.reshape(bias.shape).astype(bias.dtype)
 
 
-def _group_queries(query: Array, keys: Array) -> Array:
-    """Reshapes `[R, Q, H, K]` to `[N, r, Q, G, h, K]`, grouped as `keys` are shared."""
-    rows, length, heads, width = query.shape
-    n, groups = keys.shape[0], keys.shape[2]
+def _by_keys(query: Array, keys: Array) -> Array:
+    """Reshapes `[G, R, h, Q, K]` to `[G, N, r, h, Q, K]`, as rows share `keys`."""
+    groups, rows, *rest = query.shape
+    n = keys.shape[1]
     check_groups(rows, n)
-    return query.reshape(n, rows // n, length, groups, heads // groups, width)
+    return query.reshape(groups, n, rows // n, *rest)
 
 
 def check_groups(rows: int, n: int) -> None:
@@ -264,45 +292,37 @@ def check_groups(rows: int, n: int) -> None:
 
 
 def _query_key_products(query: Array, keys: Array) -> Array:
-    """Multiplies every query with every key: `[N, G, r, h, Q, S]`, in float32."""
+    """Multiplies every query with every key: `[G, N, r, h, Q, S]`, in float32."""
     return jnp.einsum(
-        "nrqghk,nsgk->ngrhqs",
-        _group_queries(query, keys),
+        "gnrhqk,gnsk->gnrhqs",
+        _by_keys(query, keys),
         keys,
         preferred_element_type=jnp.float32,
     )
 
 
 def _sum_over_keys(weights: Array, values: Array, query: Array) -> Array:
-    """Sums values over keys, with weights `[N, G, r, h, Q, S]`: `[R, Q, H, K]`."""
+    """Sums values over keys, with weights `[G, N, r, h, Q, S]`: `[G, R, h, Q, K]`."""
     summed = jnp.einsum(
-        "ngrhqs,nsgk->nrqghk", weights, values, preferred_element_type=jnp.float32
+        "gnrhqs,gnsk->gnrhqk", weights, values, preferred_element_type=jnp.float32
     )
     return summed.reshape(query.shape)
 
 
 def _sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:
-    """Sums queries over queries, with weights `[N, G, r, h, Q, S]`: `[N, S, G, K]`."""
+    """Sums queries over queries, with weights `[G, N, r, h, Q, S]`: `[G, N, S, K]`."""
     summed = jnp.einsum(
-        "ngrhqs,nrqghk->nsgk",
+        "gnrhqs,gnrhqk->gnsk",
         weights,
-        _group_queries(query, keys),
+        _by_keys(query, keys),
         preferred_element_type=jnp.float32,
     )
     return summed.astype(keys.dtype)
 
 
-def _to_query_layout(x: Array, query: Array) -> Array:
-    """Rearranges one number per query, from `[N, G, r, h, Q]` to `[R, Q, H]`."""
-    # [N, G, r, h, Q] -> [N, r, Q, G, h] -> [R, Q, H]
-    return x.transpose(0, 2, 4, 1, 3).reshape(query.shape[:3])
-
-
-def _to_source_layout(x: Array, shape: tuple[int, ...]) -> Array:
-    """Inverts `_to_query_layout`, for scores of a shape `[N, G, r, h, Q, S]`."""
-    n, groups, rows, heads, length = shape[:5]
-    # [R, Q, H] -> [N, r, Q, G, h] -> [N, G, r, h, Q]
-    return x.reshape(n, rows, length, groups, heads).transpose(0, 3, 1, 4, 2)
+def _over_keys(x: Array, scores: Array) -> Array:
+    """Reshapes one number per query, `[G, R, h, Q]`, to `[G, N, r, h, Q, 1]`."""
+    return x.reshape(*scores.shape[:-1], 1)
 
 
 def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:

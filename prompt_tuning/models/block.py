@@ -14,7 +14,14 @@ from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.core.rematerialization import ATTENTION, named
-from prompt_tuning.models.attention import AttentionSource, KeyValues, attend, rotate
+from prompt_tuning.models.attention import (
+    AttentionSource,
+    KeyValues,
+    attend,
+    groups_first,
+    positions_first,
+    rotate,
+)
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.sharding import collectives
@@ -62,11 +69,17 @@ class Attention(nnx.Module):
         """Projects to queries; on a mesh, for the heads of this device."""
         return self.query(x).reshape(*x.shape[:-1], -1, self.head_width)
 
-    def keys_values(self, x: Float[Array, "*lead D"]) -> KeyValues:
+    def keys_and_values(
+        self, x: Float[Array, "*lead D"]
+    ) -> tuple[Float[Array, "*lead G K"], Float[Array, "*lead G K"]]:
         """Projects to keys and values; on a mesh, for the heads of this device."""
         shape = (*x.shape[:-1], -1, self.head_width)
         keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
-        return KeyValues(*map(collectives.local_groups, (keys, values)))
+        return collectives.local_groups(keys), collectives.local_groups(values)
+
+    def source(self, x: Float[Array, "R S D"]) -> KeyValues:
+        """Projects rows to the keys and values that attention reads."""
+        return KeyValues.from_heads(*self.keys_and_values(x))
 
     def attend_and_project(
         self,
@@ -86,10 +99,10 @@ class Attention(nnx.Module):
         Returns:
           the output at all positions of all streams.
         """
-        # Of each stream, [R, Q, H, K].
+        # Of each stream, [G, R, h, Q, K].
         attended = [
             attend(
-                query,
+                groups_first(query, stream_sources[0].key_values.groups),
                 stream_sources,
                 scale=self.scale,
                 dropout_rate=self.dropout_rate,
@@ -100,7 +113,8 @@ class Attention(nnx.Module):
                 zip(queries, sources, first_rows, strict=True)
             )
         ]
-        flat = named(flatten_streams(attended), ATTENTION)  # [n, H, K]
+        # [n, H, K]
+        flat = named(flatten_streams(list(map(positions_first, attended))), ATTENTION)
         return self.out(flat.reshape(len(flat), -1))  # [n, H * K] -> [n, D]
 
 
@@ -186,24 +200,23 @@ class Block(nnx.Module):
         for before, output in zip(computed, encoded, strict=True):
             if before is None:
                 assert self.cross_attention is not None and output is not None
-                before = self.cross_attention.keys_values(output)  # [B, S, G, K]
+                before = self.cross_attention.source(output)
             key_values.append(before)
         return tuple(key_values)
 
     def _attend_to_self(self, x, angles, views, past, key):
         normed = collectives.copy_to_shards(self.self_attention_norm(x), "heads")
         query = self.self_attention.queries(normed)  # [n, H, K]
-        key_values = self.self_attention.keys_values(normed)  # [n, G, K] each
+        keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
         if angles is not None:
-            query = rotate(query, angles)
-            key_values = KeyValues(rotate(key_values.keys, angles), key_values.values)
+            query, keys = rotate(query, angles), rotate(keys, angles)
         query = named(query, "query")
         # Of each stream, [R, Q, G, K].
         keys, values = (
             split_streams(named(part, name), views)
-            for part, name in zip(key_values, ("keys", "values"), strict=True)
+            for part, name in ((keys, "keys"), (values, "values"))
         )
-        own = tuple(map(KeyValues, keys, values))
+        own = tuple(map(KeyValues.from_heads, keys, values))
         # Each stream attends to what ran before, to earlier streams and to itself.
         sources = [
             [

@@ -25,7 +25,7 @@ class Cache:
     Attributes:
       next_positions: position of each row's first new token, `[B]`.
       past: prefilled keys and values, as a new token attends to them.
-      generated: buffer for new tokens, `[L, B, capacity, G, K]`.
+      generated: buffer for new tokens, `[L, G, B, capacity, K]`.
       step: number of new tokens read.
       cross: the encoder's output, empty in a decoder-only model.
     """
@@ -49,9 +49,9 @@ class Cache:
         """Returns a cache without new tokens, with a buffer for `capacity` of them."""
         shape = (
             config.layers,
+            collectives.local_group_count(config.key_value_heads),
             next_positions.shape[0],
             capacity,
-            collectives.local_group_count(config.key_value_heads),
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
@@ -59,7 +59,7 @@ class Cache:
 
     def contexts(self) -> tuple[Context, ...]:
         """Returns all keys that a new token attends to, except its own."""
-        columns = jnp.arange(self.generated.keys.shape[2])  # [capacity]
+        columns = jnp.arange(self.generated.keys.shape[3])  # [capacity]
         written = (columns < self.step)[None, None, None]  # [1, 1, 1, capacity]
         positions = self.next_positions[:, None] + columns  # [B, capacity]
         return (*self.past, Context(self.generated, written, None, positions))
@@ -69,10 +69,10 @@ class Cache:
         return Stream(embedded, (self.next_positions + self.step)[:, None], None)
 
     def append(self, key_values: KeyValues) -> "Cache":
-        """Returns the cache with one more token, whose keys are `[L, B, 1, G, K]`."""
+        """Returns the cache with one more token, whose keys are `[L, G, B, 1, K]`."""
         generated = KeyValues(
             *(
-                jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=2)
+                jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=3)
                 for buffer, new in zip(self.generated, key_values, strict=True)
             )
         )

@@ -61,7 +61,7 @@ class EncoderPrefix(NamedTuple):
     """Result of running a prompt through the encoder ahead of the text.
 
     Attributes:
-      key_values: keys and values in the encoder's blocks, `[L, N, P, G, K]`.
+      key_values: keys and values in the encoder's blocks, `[L, G, N, P, K]`.
       cross: keys and values of its output in the decoder's blocks, of the same shape.
     """
 

@@ -57,9 +57,9 @@ class _Prefixed:
         )
         # Each device of a mesh keeps the key/value heads that its queries read.
         shard = collectives.local_prefix_groups(whole)  # [L, 2, P, G, K]
-        keys, values = shard[:, 0, None], shard[:, 1, None]  # [L, 1, P, G, K]
+        by_group = shard.transpose(1, 0, 3, 2, 4)[:, :, :, None]  # [2, L, G, 1, P, K]
         positions = jnp.arange(self.prompt.length)[None]
-        return (Context(KeyValues(keys, values), None, None, positions),)
+        return (Context(KeyValues(*by_group), None, None, positions),)
 
 
 class PrefixEncoder(_Prefixed, Encoder):

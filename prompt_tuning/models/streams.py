@@ -103,7 +103,7 @@ class Context(NamedTuple):
     """Keys and values of all blocks, computed earlier, as a stream attends to them.
 
     Attributes:
-      key_values: `[L, N, S, G, K]`; `N` is `R`, or less if rows share them. Or an
+      key_values: `[L, G, N, S, K]`; `N` is `R`, or less if rows share them. Or an
         encoder's output `[N, S, D]`, from which each block computes its own.
       mask: see `Stream.context_mask`.
       rows: see `Stream.context_rows`.
@@ -139,11 +139,11 @@ class AttentionView(NamedTuple):
 
 
 def _select_rows(
-    part: Shaped[Array, "N S *rest"], rows: Array
-) -> Shaped[Array, "R _ *rest"]:
+    part: Shaped[Array, "G N S K"], rows: Array
+) -> Shaped[Array, "G R _ K"]:
     """Selects rows of `N` for each of `R` rows; several are concatenated on `S`."""
-    selected = part[rows]  # [R, S, ...] or [R, n, S, ...]
-    return selected.reshape(len(rows), -1, *part.shape[2:])  # [R, S or n * S, ...]
+    selected = part[:, rows]  # [G, R, S, K] or [G, R, n, S, K]
+    return selected.reshape(len(part), len(rows), -1, part.shape[-1])
 
 
 class StreamView(NamedTuple):

@@ -220,7 +220,7 @@ class Stack(nnx.Module):
     def cross_keys_values(self, encoded: Float[Array, "B S D"]) -> KeyValues:
         """Computes every block's keys and values of an encoder's output.
 
-        They have shape `[L, B, S, G, K]`.
+        They have shape `[L, G, B, S, K]`.
         """
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
@@ -231,7 +231,7 @@ class Stack(nnx.Module):
             whole = parameter_gathering.gather_parameters(
                 move_to_device(parameters), axes
             )
-            return cast(Attention, merge(graph, whole)).keys_values(encoded)
+            return cast(Attention, merge(graph, whole)).source(encoded)
 
         if _gathers_weights(axes) or any_on_host(parameters):
             project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)

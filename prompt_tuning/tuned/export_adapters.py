@@ -150,6 +150,7 @@ def _convert_to_prefix(model: LanguageModel) -> Adapter:
             "PEFT has no deep prompts, and this one cannot become a key/value prefix: "
             "it is not in a decoder-only model, or does not run before the text"
         )
-    # [L, 1, P, G, K] each; the prompt is the only row.
+    # [L, G, 1, P, K] each; the prompt is the only row.
     pair = np.stack([np.asarray(x, np.float32) for x in context.key_values], axis=1)
-    return Adapter(kind=PREFIX, parameters={PREFIX_PATH: pair[:, :, 0]})
+    by_position = pair[:, :, :, 0].swapaxes(2, 3)  # [L, 2, P, G, K]
+    return Adapter(kind=PREFIX, parameters={PREFIX_PATH: by_position})
