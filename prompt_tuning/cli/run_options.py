@@ -12,6 +12,7 @@ from prompt_tuning.cli.option_types import integer, number
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import (
     check_frozen,
+    check_sizes,
     check_training,
     choices_in,
 )
@@ -21,12 +22,12 @@ from prompt_tuning.core.flat_options import (
     DATA,
     EVALUATION,
     GROUPS,
+    LOSSES,
     METHOD,
     MODEL,
     OPTIONS,
     TABLE,
     FlatOption,
-    list_losses,
 )
 from prompt_tuning.sweep.best_member import best_member
 
@@ -62,9 +63,15 @@ def add_run_options(
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.description = textwrap.fill(parser.description or "", HELP_WIDTH)
         parser.epilog = (
-            f"methods:\n{list_methods()}\n\nlosses:\n{list_losses()}\n\n"
+            f"methods:\n{list_methods()}\n\nlosses:\n{_list_losses()}\n\n"
             f"{textwrap.fill(parser.epilog or '', HELP_WIDTH)}"
         )
+
+
+def _list_losses() -> str:
+    """Lists the losses, one a line."""
+    width = max(map(len, LOSSES))
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in LOSSES.items())
 
 
 def _is_used(option: FlatOption) -> bool:
@@ -147,6 +154,7 @@ def _check_config(
     alone = directory is None and not files
     named, bindings = choices_in(bindings, macros=alone)
     choices = given_choices(options) | named
+    check_sizes(choices)
     if getattr(options, "print_config", False):
         unread = RECORDED_PATHS  # a config is printed before its files exist
     else:

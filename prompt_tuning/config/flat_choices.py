@@ -27,6 +27,20 @@ NO_MODEL = (
 )
 
 
+def check_sizes(choices: Choices) -> None:
+    """Checks that no number is too small.
+
+    Raises:
+      InputError: for the first one that is.
+    """
+    for name, value in choices.items():
+        option = OPTIONS[name]
+        if option.kind is int and isinstance(value, int) and value < option.minimum:
+            raise InputError(
+                f"{option.flag} is {value}, expected at least {option.minimum}"
+            )
+
+
 def check_training(choices: Choices) -> None:
     """Checks the options of a run that is configured by them alone.
 

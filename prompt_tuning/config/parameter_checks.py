@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.flat_options import TABLE
 
 MAXIMUM_LENGTH = 100_000
 """Maximum of lengths, ranks and counts that trained parameters have as an axis."""
@@ -23,6 +24,12 @@ MAXIMA = {
     "vocabulary_size": 100 * MAXIMUM_ROWS,
 }
 """Maximum of every parameter that memory is allocated by, by its name."""
+MINIMA = {
+    option.setting.rpartition("/")[2]: option.minimum
+    for option in TABLE
+    if option.setting and option.kind is int
+}
+"""Minimum of the parameters that options set, such as "Run.steps"."""
 
 
 def check_parameter(factory: Callable[..., Any], name: str, value: Any) -> None:
@@ -34,11 +41,16 @@ def check_parameter(factory: Callable[..., Any], name: str, value: Any) -> None:
     hints, label = _hints(factory), f"{factory.__name__}.{name}"
     if name in hints:
         check_value(label, value, hints[name])
-        _check_size(label, value, MAXIMA.get(name))
+        if isinstance(value, int):
+            _check_size(label, value, MINIMA.get(label), MAXIMA.get(name))
 
 
-def _check_size(label: str, value: Any, maximum: int | None) -> None:
-    if maximum is not None and isinstance(value, int) and value > maximum:
+def _check_size(
+    label: str, value: int, minimum: int | None, maximum: int | None
+) -> None:
+    if minimum is not None and value < minimum:
+        raise InputError(f"{label} is {value}, expected at least {minimum}")
+    if maximum is not None and value > maximum:
         raise InputError(f"{label} is {value:,}, expected at most {maximum:,}")
 
 

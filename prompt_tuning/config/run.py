@@ -129,6 +129,8 @@ class Run:
         check_fields(self)
         for name, minimum in (
             ("steps", 1),
+            ("seed", 0),
+            ("data_seed", 0),
             ("accumulate", 1),
             ("evaluate_every", 0),
             ("save_every", 0),
@@ -137,7 +139,7 @@ class Run:
             ("early_stopping", 0),
         ):
             value = getattr(self, name)
-            if value < minimum:
+            if value is not None and value < minimum:
                 raise InputError(f"Run.{name} is {value}, expected at least {minimum}")
         if self.checkpoint_form not in FORMS:
             raise InputError(

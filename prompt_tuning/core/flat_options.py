@@ -31,6 +31,7 @@ class FlatOption:
         default depends on other options.
       choices: values that are accepted; empty for all.
       metavar: name of the value in help.
+      minimum: smallest value of an integer.
     """
 
     name: str
@@ -42,6 +43,7 @@ class FlatOption:
     default: Any = None
     choices: tuple[str, ...] = ()
     metavar: str | None = None
+    minimum: int = 1
 
     @property
     def flag(self) -> str:
@@ -337,6 +339,7 @@ TABLE = (
         "Run.seed",
         kind=int,
         default=0,
+        minimum=0,
     ),
     FlatOption(
         "labels",
@@ -363,6 +366,7 @@ TABLE = (
         "Run.evaluate_every",
         kind=int,
         default=0,
+        minimum=0,
     ),
     FlatOption(
         "out",
@@ -380,6 +384,7 @@ TABLE = (
         "Run.save_every",
         kind=int,
         default=100,
+        minimum=0,
     ),
     FlatOption(
         "log_every",
@@ -391,9 +396,3 @@ TABLE = (
     ),
 )
 OPTIONS: Mapping[str, FlatOption] = {option.name: option for option in TABLE}
-
-
-def list_losses() -> str:
-    """Lists the losses, one a line, for help."""
-    width = max(map(len, LOSSES))
-    return "\n".join(f"  {name:{width}}  {text}" for name, text in LOSSES.items())

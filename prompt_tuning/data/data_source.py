@@ -162,7 +162,8 @@ class DataSource:
             )
 
     def _check_sizes(self) -> None:
-        for name in ("batch_size", "batch_tokens", "buckets", "packed_length"):
+        sizes = ("batch_size", "batch_tokens", "buckets", "packed_length")
+        for name in (*sizes, "maximum_examples"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise InputError(f"{name} is {size}, expected at least 1")

@@ -140,6 +140,24 @@ def test_an_unknown_option_shows_the_usage_of_its_command(capsys):
     assert "prompt-tuning generate --run" in refused(capsys, "generate", "--foo")
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["--steps", "0"], "--steps is 0, expected at least 1"),
+        (["--batch_size", "-3"], "--batch_size is -3, expected at least 1"),
+        (["--eval_every", "-1"], "--eval_every is -1, expected at least 0"),
+        (["--seed", "-1"], "--seed is -1, expected at least 0"),
+        (["--gin.STEPS=0"], "--steps is 0, expected"),
+        (
+            ["--gin_file", "runs/first_prompt.gin", "--gin.STEPS=0"],
+            "Run.steps is 0, expected at least 1",
+        ),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(typed, expected, words, capsys):
+    assert expected in refused(capsys, "train", *words, *typed)
+
+
 def test_a_missing_option_is_refused_before_jax_is_imported():
     code = (
         "import sys; from prompt_tuning.cli.main import main\n"

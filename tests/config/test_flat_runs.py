@@ -1,6 +1,7 @@
 """Options without a config: the same run as Python's and as the shipped config's."""
 
 import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -181,6 +182,17 @@ def test_the_defaults_in_help_are_those_of_the_settings():
     given = [given for method in METHODS.values() for given in method.options()]
     lengths = {item.default for item in given if item.option == "prompt_length"}
     assert lengths == {OPTIONS["prompt_length"].default}
+
+
+def test_the_minima_are_those_of_the_settings():
+    model = factory_named("Pretrained")(checkpoint="x")
+    run = functools.partial(factory_named("Run"), model=model, directory="x")
+    for option in TABLE:
+        factory, _, parameter = option.setting.rpartition(".")
+        if factory == "Run" and option.kind is int:
+            run(**{parameter: option.minimum})
+            with pytest.raises(InputError, match=f"{parameter} is"):
+                run(**{parameter: option.minimum - 1})
 
 
 def test_the_learning_rates_in_help_are_those_of_the_methods():
