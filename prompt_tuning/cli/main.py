@@ -30,6 +30,7 @@ from prompt_tuning.core.errors import (
     StorageError,
     shortened,
 )
+from prompt_tuning.core.interrupts import is_output_closed
 
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
 DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."
@@ -109,6 +110,8 @@ def _run(
         return _print_problem(options, problem, 1)
     # What follows is caused by the machine, wherever a command meets it.
     except OSError as problem:
+        if isinstance(problem, BrokenPipeError) and is_output_closed():
+            raise
         code = 1 if problem.errno in environment.EXHAUSTED else 2
         return _print_problem(options, environment.describe(problem), code)
     except MemoryError as problem:

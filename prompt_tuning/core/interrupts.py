@@ -1,4 +1,4 @@
-"""Ctrl-C that is acknowledged at once, even while the compiler runs.
+"""Ctrl-C that is acknowledged at once, and output that nothing reads.
 
 Python runs the handler of a signal between two instructions of the main thread, which
 may have to wait for the compiler for many seconds. A thread learns of a signal at once,
@@ -48,6 +48,13 @@ def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
         os.close(sender)
         watcher.join()
         os.close(receiver)
+
+
+def is_output_closed() -> bool:
+    """Returns whether standard output is a pipe that nothing reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _watch(receiver: int, message: str, after: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import prompt_tuning
+from prompt_tuning.__main__ import OUTPUT_CLOSED
 from prompt_tuning.core.interrupts import AGAIN
 from tests.support.exhaustive import sample
 from tests.support.small_runs import COMPILATION_CACHE
@@ -52,6 +53,24 @@ def test_an_unavailable_platform(files, platform, command, tmp_path, monkeypatch
     assert "this machine has" in done.stderr and "of cpu" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["configs"], ["configs", "runs/first_prompt"]],
+)
+def test_output_that_nothing_reads_ends_the_command_quietly(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "prompt_tuning", *words],
+        env=os.environ | {"PYTHONPATH": ROOT},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (OUTPUT_CLOSED, b"")
 
 
 INTERRUPT = """
