@@ -25,10 +25,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         choices=("peft", "checkpoint", "npy", "safetensors", "t5x"),
-        help="the form to write; by default chosen by TARGET's suffix, else a "
-        "checkpoint to start runs from if SOURCE is a PEFT folder, and a PEFT folder "
-        "if it is not. npy and safetensors hold a single array, t5x is a folder with "
-        "the names of google-research/prompt-tuning",
+        help="the form to write: npy and safetensors hold a single array, t5x is a "
+        "folder with the names of google-research/prompt-tuning (default: by TARGET's "
+        "suffix, else a checkpoint to start runs from if SOURCE is a PEFT folder, and "
+        "a PEFT folder if it is not)",
     )
     parser.add_argument(
         "--merge",
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task_type",
         choices=("CAUSAL_LM", "SEQ_2_SEQ_LM"),
-        help="task type recorded in a PEFT folder; by default chosen by the model",
+        help="task type recorded in a PEFT folder (default: by the model)",
     )
     parser.add_argument(
         "--only",

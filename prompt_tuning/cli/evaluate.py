@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--vote",
         choices=("majority", "mean"),
         help="how several prompts vote: majority takes the answer of most prompts, and "
-        "the likelier one of a tie (the default); mean takes the answer with the "
-        "greatest mean log-probability",
+        "the likelier one of a tie; mean takes the answer with the greatest mean "
+        "log-probability (default: majority)",
     )
     parser.add_argument(
         "--baseline",

@@ -73,7 +73,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--new_tokens",
         type=integer,
         metavar="N",
-        help=f"maximum number of new tokens ({NEW_TOKENS}, with --chat "
+        help=f"maximum number of new tokens (default: {NEW_TOKENS}; with --chat "
         f"{CHAT_TOKENS} or half of the model's positions)",
     )
     parser.add_argument(
@@ -81,7 +81,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         type=number,
         default=0.0,
         metavar="T",
-        help="0 is greedy (the default)",
+        help="temperature of sampling; 0 takes the most probable token",
     )
     parser.add_argument(
         "--top_k",
@@ -97,14 +97,14 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "P (needs --temperature)",
     )
     parser.add_argument(
-        "--seed", type=integer, default=0, metavar="N", help="seed of sampling (0)"
+        "--seed", type=integer, default=0, metavar="N", help="seed of sampling"
     )
     parser.add_argument(
         "--batch_size",
         type=integer,
         default=32,
         metavar="N",
-        help="texts continued at once (32)",
+        help="texts continued at once",
     )
     parser.add_argument(
         "--prompt_id",

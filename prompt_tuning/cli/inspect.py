@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=integer,
         default=5,
         metavar="N",
-        help="tokens shown for each vector (5)",
+        help="tokens shown for each vector",
     )
 
 

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=number,
         default=25.0,
         metavar="SECONDS",
-        help="time without a heartbeat after which a process counts as dead (25)",
+        help="time without a heartbeat after which a process counts as dead",
     )
 
 

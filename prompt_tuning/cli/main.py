@@ -21,7 +21,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from prompt_tuning import __version__
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
-from prompt_tuning.cli.option_types import OptionParser, find_subparsers
+from prompt_tuning.cli.option_types import OptionParser, find_subparsers, state_defaults
 from prompt_tuning.cli.unknown_options import GIN_PREFIX, describe_unknown
 from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import (
@@ -211,6 +211,7 @@ def build_parser(
         command.add_options(subparser)
         if command.SEVERAL_PROCESSES:
             launch.add_options(subparser)
+        state_defaults(subparser)
     return parser
 
 

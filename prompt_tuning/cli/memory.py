@@ -61,16 +61,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
         metavar="SIZE",
-        help="memory of each device, such as 80GB or 16GiB; by default what the device "
-        "reports, and on a CPU the machine's",
+        help="memory of each device, such as 80GB or 16GiB (default: what the device "
+        "reports, and on a CPU the machine's)",
     )
     parser.add_argument(
         "--policy",
         dest="policies",
         action="append",
         choices=POLICIES,
-        help="show only the configured policy and this one; may be repeated. By "
-        f"default {', '.join(SHOWN)}",
+        help="show only the configured policy and this one; may be repeated "
+        f"(default: {', '.join(SHOWN)})",
     )
     parser.add_argument(
         "--time",

@@ -72,6 +72,16 @@ def find_subparsers(
     return {}
 
 
+def state_defaults(parser: argparse.ArgumentParser) -> None:
+    """Adds to the help of options the defaults that are numbers or texts."""
+    for action in parser._actions:
+        default, text = action.default, action.help or ""
+        plain = isinstance(default, int | float | str) and not isinstance(default, bool)
+        if plain and default not in ("", argparse.SUPPRESS):
+            shown = f"{default:g}" if isinstance(default, float) else default
+            action.help = f"{text} (default: {shown})"
+
+
 class OptionParser(argparse.ArgumentParser):
     """Parser whose messages do not repeat long values."""
 

@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILE|TEXT",
         help="a file of records with the run's prompt key (.jsonl, .json, .csv, .tsv, "
-        ".parquet), a .txt file with an input on each line, - for standard input (also "
-        "the default), or an input itself",
+        ".parquet), a .txt file with an input on each line, - for standard input, or "
+        "an input itself (default: -)",
     )
     add_config_option(parser)
     add_print_config_option(parser)
@@ -56,9 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="labels to choose from, written as in the completions; by default those "
-        "of the run (Evaluation.labels, or of an objective that compares classes). A "
-        "run without labels writes generated text",
+        help="labels to choose from, written as in the completions (default: those of "
+        "the run; without any, generated text is written)",
     )
     parser.add_argument(
         "--output",
@@ -73,21 +72,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--new_tokens",
         type=integer,
         metavar="N",
-        help=f"maximum number of new tokens of generated text ({NEW_TOKENS})",
+        help=f"maximum number of new tokens of generated text (default: {NEW_TOKENS})",
     )
     parser.add_argument(
         "--batch_size",
         type=integer,
         metavar="N",
-        help="rows computed at once; there is a row for each input and label (the "
-        "batch size of the run's data)",
+        help="rows computed at once; there is a row for each input and label "
+        "(default: the batch size of the run's data)",
     )
     parser.add_argument(
         "--prompt_id",
         type=integer,
         metavar="N",
         help="number of the prompt for all inputs, from 0, of a run with several "
-        "prompts; by default each line selects its own",
+        "prompts (default: each line selects its own)",
     )
     add_run_options(parser, GENERATES)
 

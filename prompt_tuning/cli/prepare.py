@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=Integer(MAXIMUM_WORKERS),
         metavar="N",
-        help="number of processes (one per core)",
+        help="number of processes (default: one per core)",
     )
     _add_packing_options(parser.add_argument_group("sequences"))
     _add_record_options(parser.add_argument_group("records"))
@@ -87,17 +87,17 @@ def _add_packing_options(group) -> None:
         "--length",
         type=Integer(MAXIMUM_LENGTH),
         default=Preparation.length,
-        help="tokens per sequence (%(default)s)",
+        help="tokens per sequence",
     )
     group.add_argument(
         "--packing",
         choices=PACKINGS,
         default=Preparation.packing,
         metavar="PACKING",
-        help="full: split examples where a sequence ends (the default). greedy: pack "
-        "as many whole examples as fit. single: one example per sequence. The last two "
-        "need a suffix for examples longer than a sequence: ::drop, ::truncate_left "
-        "or ::truncate_right, as in greedy::drop",
+        help="full: split examples where a sequence ends. greedy: pack as many whole "
+        "examples as fit. single: one example per sequence. The last two need a suffix "
+        "for examples longer than a sequence: ::drop, ::truncate_left or "
+        "::truncate_right, as in greedy::drop",
     )
     for name, effect in (
         ("packing", "what is packed as one example"),
@@ -107,7 +107,7 @@ def _add_packing_options(group) -> None:
             f"--{name}_boundary",
             choices=("line", "pair"),
             default="line",
-            help=f"{effect}: a line with all its turns (the default), or each pair",
+            help=f"{effect}: a line with all its turns, or each pair",
         )
     group.add_argument(
         "--keep_prompt_only",
@@ -166,7 +166,7 @@ def _add_reading_options(group) -> None:
         "--on_malformed",
         choices=("error", "skip"),
         default="error",
-        help="if a record or a file cannot be used: error (the default) stops the "
+        help="if a record or a file cannot be used: error stops the "
         "command, which then writes nothing; skip counts it and lists it in "
         "skipped.jsonl",
     )
@@ -189,8 +189,8 @@ def _add_text_options(group) -> None:
         "--no_space_separator",
         dest="space_separator",
         action="store_false",
-        help="keep the spaces of the data; by default exactly one space separates a "
-        "prompt from its completion, and starts a completion without a prompt",
+        help="keep the spaces of the data (default: exactly one space separates a "
+        "prompt from its completion, and starts a completion without a prompt)",
     )
     _add_chat_options(group)
     group.add_argument(
@@ -243,7 +243,7 @@ def _add_split_options(group) -> None:
         "--seed",
         type=integer,
         default=Splits.seed,
-        help="seed of the shuffle and the splits (%(default)s)",
+        help="seed of the shuffle and the splits",
     )
 
 

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("v2v_linear", "v2v_mlp", "linear_combination"),
         default="v2v_linear",
-        help="v2v_linear: a linear map of embeddings by least squares (the default); "
+        help="v2v_linear: a linear map of embeddings by least squares; "
         "v2v_mlp: a network; linear_combination: each vector as a combination of "
         "tokens",
     )
@@ -62,14 +62,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=integer,
         default=1000,
         metavar="N",
-        help="shared tokens to skip at the start of the vocabulary (1000)",
+        help="shared tokens to skip at the start of the vocabulary",
     )
     parser.add_argument(
         "--words",
         type=integer,
         default=4000,
         metavar="N",
-        help="shared tokens to use after the skipped ones (4000)",
+        help="shared tokens to use after the skipped ones",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace FILE if it exists"

@@ -68,6 +68,14 @@ def add_run_options(
         )
 
 
+def add_table_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Adds single options, whose values are their defaults if they are not given."""
+    for name in names:
+        option = OPTIONS[name]
+        arguments = {"default": option.default, "help": option.help}
+        parser.add_argument(option.flag, **_arguments(option) | arguments)
+
+
 def _list_losses() -> str:
     """Lists the losses, one a line."""
     width = max(map(len, LOSSES))

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[Path("runs")],
         metavar="FOLDER",
-        help="run directories, or folders of them, such as a sweep (runs)",
+        help="run directories, or folders of them, such as a sweep (default: runs)",
     )
 
 

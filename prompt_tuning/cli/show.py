@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import number
+from prompt_tuning.cli.run_options import add_table_options
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
 
@@ -39,6 +40,11 @@ SHADES = (
 """Two shades per type, used alternately to distinguish neighboring tokens."""
 
 FIRST_ROWS = 3
+TEXT_OPTIONS = (
+    *("prompt_key", "completion_key", "format"),
+    *("chat", "chat_template", "chat_date"),
+)
+"""Options of files of text."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,37 +73,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=number,
         default=0.0,
         metavar="W",
-        help="loss weight of prompt tokens (0, as in the shipped runs)",
+        help="loss weight of prompt tokens",
     )
     parser.add_argument(
         "--tokens", action="store_true", help="print a table with one token per line"
     )
-    for name, default in (("prompt", "prompt"), ("completion", "completion")):
-        parser.add_argument(
-            f"--{name}_key",
-            default=default,
-            metavar="KEY",
-            help=f"key or column of the {name}",
-        )
-    parser.add_argument(
-        "--format",
-        choices=("auto", "pairs", "messages", "sharegpt", "alpaca"),
-        default="auto",
-        help="format of lines of text (default: recognized by their keys)",
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="render pairs with the tokenizer's chat template too",
-    )
-    parser.add_argument(
-        "--chat_template", metavar="FILE", help="use another template, in jinja2"
-    )
-    parser.add_argument(
-        "--chat_date",
-        metavar="DAY",
-        help="date for a chat template that uses the current date",
-    )
+    add_table_options(parser, TEXT_OPTIONS)
 
 
 def run(options: argparse.Namespace) -> int:

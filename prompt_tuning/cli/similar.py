@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=integer,
         default=5,
         metavar="N",
-        help="prompts shown for each, without --query (5)",
+        help="prompts shown for each, without --query",
     )
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw a heat map as PNG"

@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--at_once",
         type=integer,
         metavar="N",
-        help="members whose gradients are computed at once, group after group; by "
-        "default all on an accelerator, and on a CPU as many as its caches hold",
+        help="members whose gradients are computed at once, group after group "
+        "(default: all on an accelerator, and on a CPU as many as its caches hold)",
     )
     parser.add_argument(
         "--vary",

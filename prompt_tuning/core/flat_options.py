@@ -153,7 +153,7 @@ TABLE = (
     FlatOption(
         "prompt_key",
         DATA,
-        "jsonl key of the input",
+        "key or column of the input",
         "DataSource.prompt_key",
         default="prompt",
         metavar="KEY",
@@ -161,7 +161,7 @@ TABLE = (
     FlatOption(
         "completion_key",
         DATA,
-        "jsonl key of the text to learn",
+        "key or column of the text to learn",
         "DataSource.completion_key",
         default="completion",
         metavar="KEY",
@@ -177,7 +177,7 @@ TABLE = (
     FlatOption(
         "prompt_id_key",
         DATA,
-        "jsonl key of an example's task, for multitask methods",
+        "key or column of an example's task, for multitask methods",
         "DataSource.prompt_id_key",
         macro="PROMPT_ID_KEY",
         metavar="KEY",

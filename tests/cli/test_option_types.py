@@ -1,6 +1,7 @@
 """Numbers, names and other values of options that no command can use."""
 
 import argparse
+import re
 
 import pytest
 
@@ -25,6 +26,17 @@ def refused(capsys, *arguments: str) -> str:
     printed = capsys.readouterr().err
     assert "Traceback" not in printed
     return printed
+
+
+def test_help_states_every_default_in_one_form():
+    for name, subparser in find_subparsers(build_parser()).items():
+        for action in subparser._actions:
+            text = action.help or ""
+            where = name, action.option_strings or action.dest
+            assert not re.search(r"(the|by|By) default|\(\d+\)$", text), where
+            assert text.count("(default: ") <= 1, where
+            if isinstance(action.default, int) and not isinstance(action.default, bool):
+                assert f"(default: {action.default})" in text, where
 
 
 def test_all_numeric_options_have_bounds():
