@@ -95,14 +95,14 @@ def _merge(
         return np.ascontiguousarray(array)
     wide = array.astype(np.float32)
     for part in adapted:
-        index, count = part.part
-        columns = wide.T if leaf == "weight" and not part.in_first else wide
-        # A view of the projection's columns, which the adapters change.
-        view = np.split(columns, count, axis=-1)[index]
+        whole = wide.T if leaf == "weight" and not part.in_first else wide  # a view
+        columns = part.part.columns(whole.shape[-1])
+        own = whole[..., columns]
         change = _change_kernel if leaf == "weight" else _change_bias
         # A LoRA reads the input before IA3 scales it.
         for adapter in sorted(adapters, key=lambda x: not _scales_input(x, part)):
-            change(view, part, module, adapter)
+            change(own, part, module, adapter)
+        whole[..., columns] = own
     return wide.astype(array.dtype)
 
 

@@ -59,11 +59,11 @@ class StoredTensor:
 
 
 class Transform(abc.ABC):
-    """A rearrangement of a stored array, without a copy."""
+    """A rearrangement of a stored array."""
 
     @abc.abstractmethod
     def __call__(self, stored: np.ndarray) -> np.ndarray:
-        """Transforms a complete array; returns a view."""
+        """Transforms a complete array; returns a view where possible."""
 
     @abc.abstractmethod
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
@@ -99,27 +99,90 @@ transpose = Transpose()
 
 
 @dataclasses.dataclass(frozen=True)
+class RowsFrom(Transform):
+    """Skips the first rows of a table.
+
+    Attributes:
+      first: number of skipped rows.
+    """
+
+    first: int
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the other rows."""
+        return stored[self.first :]
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the block at its offset in the stored table."""
+        rows, *others = block
+        stored = slice(rows.start + self.first, rows.stop + self.first)
+        return tensor.read((stored, *others))
+
+
+@dataclasses.dataclass(frozen=True)
 class FusedPart(Transform):
-    """Takes one of several equal parts that are fused on the last axis.
+    """Takes the columns of one of several projections that are stored as one.
+
+    The columns are stored in equal groups, each with the columns of all parts one after
+    the other: with one group the parts are contiguous; GPT-NeoX has a group for each
+    head.
 
     Attributes:
       index: index of the part.
-      parts: number of parts.
+      shares: relative sizes of the parts.
+      groups: number of groups.
+      in_first: whether arrays are stored `[in, out]` instead of `[out, in]`.
     """
 
-    index: int
-    parts: int
+    index: int = 0
+    shares: tuple[int, ...] = (1,)
+    groups: int = 1
+    in_first: bool = True
 
     def __call__(self, stored: np.ndarray) -> np.ndarray:
-        """Returns the part; raises `ValueError` if the last axis is not divisible."""
-        return np.split(stored, self.parts, axis=-1)[self.index]
+        """Returns the part, of shape `[..., columns]`.
+
+        Raises:
+          ValueError: if the number of columns is not divisible.
+        """
+        whole = self._oriented(stored)
+        grouped = whole.reshape(*whole.shape[:-1], self.groups, -1)
+        first, last = self._bounds(grouped.shape[-1])
+        return grouped[..., first:last].reshape(*whole.shape[:-1], -1)
+
+    def columns(self, count: int) -> np.ndarray:
+        """Returns the indices of the part among `count` fused columns."""
+        return FusedPart(self.index, self.shares, self.groups)(np.arange(count))
 
     def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
-        """Reads the block at its offset in the fused array."""
+        """Reads the groups that the block needs, and returns it."""
         *others, last = block
-        first = self.index * (tensor.shape[-1] // self.parts)
-        columns = slice(first + last.start, first + last.stop)
-        return tensor.read((*others, columns))
+        total = tensor.shape[-1 if self.in_first else 0]
+        size = total // self.groups
+        first, stop = self._bounds(size)
+        width = stop - first
+        start, end = last.start // width, -(-last.stop // width)
+        stored = slice(start * size, end * size)
+        if self.groups == 1:  # nothing but the block
+            stored = slice(first + last.start, first + last.stop)
+        needed = (*others, stored) if self.in_first else (stored, *others[::-1])
+        array = self._oriented(tensor.read(needed))
+        if self.groups == 1:
+            return array
+        grouped = array.reshape(*array.shape[:-1], end - start, size)[..., first:stop]
+        flat = grouped.reshape(*array.shape[:-1], -1)
+        return flat[..., last.start - start * width : last.stop - start * width]
+
+    def _oriented(self, stored: np.ndarray) -> np.ndarray:
+        return stored if self.in_first else stored.T
+
+    def _bounds(self, size: int) -> tuple[int, int]:
+        """Returns the range of the part within a group of `size` columns."""
+        unit, rest = divmod(size, sum(self.shares))
+        if rest:
+            raise ValueError(f"{size} columns are not in the ratio {self.shares}")
+        before = sum(self.shares[: self.index])
+        return unit * before, unit * (before + self.shares[self.index])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +192,7 @@ class Recipe:
     Attributes:
       sources: names of the stored arrays: one, or one per layer.
       stacked: whether they are stacked on a leading axis `L`.
-      transform: transform applied to each stored array; must return a view.
+      transform: transform applied to each stored array.
     """
 
     sources: tuple[str, ...]

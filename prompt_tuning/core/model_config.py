@@ -1,8 +1,7 @@
 """Configuration of a frozen model, as named choices.
 
-One description covers the decoder-only families (Llama, Qwen2, GPT-2) and the
-encoder-decoder family (T5 1.0 and 1.1). They differ only in the norm, the positions,
-the feed-forward layer, the biases and the head.
+One description covers all decoder-only and encoder-decoder families of `families`. They
+differ only in the choices below.
 """
 
 import dataclasses
@@ -15,13 +14,26 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.quantization import QUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
-Norm = Literal["rms", "layer"]
+Norm = Literal["rms", "rms_plus_one", "layer"]
+NormPlacement = Literal["before", "after", "around"]
+QueryKeyNorm = Literal["none", "head", "width"]
 Positions = Literal["rotary", "learned", "relative"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-Biases = Literal["none", "qkv", "all"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
+Biases = Literal["none", "qkv", "attention", "mlp", "all"]
+
+QKV, MLP = ("query", "key", "value"), ("gate", "up", "down")
+BIASED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "qkv": QKV,
+    "attention": (*QKV, "out"),
+    "mlp": MLP,
+    "all": (*QKV, "out", *MLP),
+}
+"""Projections that have a bias."""
 
 MAXIMUM_SIZE = 2**24
 """Maximum size of an axis of a parameter, such as the vocabulary."""
@@ -33,35 +45,6 @@ FLOAT16_REASON = (
     "float16 overflows at 65,504, which T5's residual stream and a prompt trained at "
     "learning rate 0.3 both pass; use bfloat16 or float32"
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RotaryScaling:
-    """Scaling of a model's rotary frequencies for longer contexts (Llama 3.1).
-
-    Wavelengths above `original_positions / low_frequency_factor` are stretched by
-    `factor`, those below `original_positions / high_frequency_factor` are unchanged,
-    and those between are interpolated. Two factors of 0 stretch all wavelengths
-    ("linear").
-
-    Attributes:
-      factor: divisor of the low frequencies.
-      low_frequency_factor: see above.
-      high_frequency_factor: see above.
-      original_positions: context length that the model was first trained with.
-    """
-
-    factor: float
-    low_frequency_factor: float = 0.0
-    high_frequency_factor: float = 0.0
-    original_positions: int = 1
-
-    def __post_init__(self):
-        check_fields(self)
-        if not self.factor > 0:
-            raise InputError(
-                f"RotaryScaling.factor is {self.factor}, expected a positive number"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,24 +63,50 @@ class ModelConfig:
       heads: number of query heads `H`.
       key_value_heads: number of key/value heads `G`, of which `H` is a multiple.
       head_width: `K`.
-      norm: root-mean-square (scale only) or layer norm (scale and bias).
+      norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
+        `layers.Norm`), or layer norm (scale and bias).
       norm_epsilon: added to the mean square.
+      norm_placement: norm before each sublayer, after it (OLMo 2: Team OLMo 2024,
+        section 3.2), or both (Gemma 2: Gemma Team 2024, section 2); always before the
+        sum with the residual stream.
+      query_key_norm: norm of queries and keys before the rotary embedding: none, of
+        each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
+      parallel: whether attention and the feed-forward layer read the same hidden states
+        and are added together (GPT-NeoX: Black et al. 2022, section 2.1).
       positions: rotary on queries and keys, a learned table added to the input, or
         T5's relative position bias on the scores.
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
       rotary_scaling: scaling of the rotary frequencies, or None.
+      rotary_width: number of leading elements of each head that are rotated; None for
+        all (partial rotary: GPT-NeoX, Phi-3).
+      unrotated_layers: numbers of the layers without rotary embedding (SmolLM3; Yang et
+        al. 2025, "Rope to Nope").
+      window: number of positions that a token in `windowed_layers` attends to, itself
+        included; None without such layers (Beltagy et al. 2020, section 3.1).
+      windowed_layers: numbers of the layers in which attention is limited to a window.
+      window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
+        None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       relative_buckets: number of buckets of the relative position bias.
       relative_maximum_distance: distance from which all keys share the last bucket.
       activation: activation function of the feed-forward layer.
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
-      biases: which projections have a bias.
+      biases: which projections have a bias; see `BIASED`.
       tied_head: whether the head is the embedding table.
       scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
         tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
+      attention_multiplier: factor of attention scores instead of `K ** -0.5`, if set.
+      attention_soft_cap: `c` of scores `c * tanh(scores / c)`; None for no cap (Gemma
+        2).
+      logit_soft_cap: the same for logits.
+      embedding_multiplier: factor of token vectors; prompt vectors are not multiplied
+        (Gemma).
+      input_multiplier: factor of all input vectors (Granite).
+      residual_multiplier: factor of each sublayer's output (Granite).
+      logit_multiplier: factor of logits, before their soft cap (Granite).
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
       stop_ids: further tokens that end a generated text.
@@ -129,14 +138,29 @@ class ModelConfig:
     family: str | None = None
     encoder_layers: int = 0
     norm_epsilon: float = 1e-6
+    norm_placement: NormPlacement = "before"
+    query_key_norm: QueryKeyNorm = "none"
+    parallel: bool = False
     maximum_positions: int | None = None
     rotary_base: float = 10_000.0
-    rotary_scaling: RotaryScaling | None = None
+    rotary_scaling: RotaryScaling | RotaryDivisors | None = None
+    rotary_width: int | None = None
+    unrotated_layers: tuple[int, ...] = ()
+    window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
+    window_rotary_base: float | None = None
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
     biases: Biases = "none"
     scale_tied_hidden: bool = False
     scale_scores: bool = True
+    attention_multiplier: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    embedding_multiplier: float = 1.0
+    input_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     bos_id: int | None = None
     eos_id: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -166,12 +190,14 @@ class ModelConfig:
                 "relative positions are for encoder-decoder models: the rows of a "
                 "decoder-only model each have their own positions"
             )
-        if self.positions == "rotary" and self.head_width % 2:
+        if self.positions == "rotary" and self.rotated_width % 2:
             raise InputError(
-                f"rotary positions need an even head_width, found {self.head_width}"
+                f"rotary positions need an even head_width, found {self.rotated_width}"
             )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
+        if self.windowed_layers:
+            raise InputError("sliding windows are not implemented")
         if not 0 <= self.dropout_rate < 1:
             raise InputError(
                 f"dropout_rate is {self.dropout_rate}, expected a number in [0, 1)"
@@ -179,6 +205,23 @@ class ModelConfig:
         self.rematerialization.check_layers("decoder", self.layers)
         if self.encoder_layers:
             self.encoder_policy.check_layers("encoder", self.encoder_layers)
+
+    @property
+    def biased_projections(self) -> tuple[str, ...]:
+        """Names of the projections of a block that have a bias."""
+        return BIASED[self.biases]
+
+    @property
+    def rotated_width(self) -> int:
+        """Number of leading elements of each head that are rotated."""
+        return self.head_width if self.rotary_width is None else self.rotary_width
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of attention scores."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
+        return self.head_width**-0.5 if self.scale_scores else 1.0
 
     @property
     def encoder_policy(self) -> Rematerialization:
@@ -196,6 +239,8 @@ def _check_choices(config: ModelConfig) -> None:
     choices = {
         "architecture": Architecture,
         "norm": Norm,
+        "norm_placement": NormPlacement,
+        "query_key_norm": QueryKeyNorm,
         "positions": Positions,
         "activation": Activation,
         "biases": Biases,
@@ -220,6 +265,9 @@ def _check_sizes(config: ModelConfig) -> None:
         "heads": (1, MAXIMUM_SIZE),
         "key_value_heads": (1, MAXIMUM_SIZE),
         "head_width": (1, MAXIMUM_SIZE),
+        "rotary_width": (2, config.head_width),
+        "window": (1, MAXIMUM_INTEGER),
+        "window_rotary_base": (0, math.inf),
         "maximum_positions": (1, MAXIMUM_INTEGER),
         "relative_buckets": (MINIMUM_BUCKETS, MAXIMUM_SIZE),
         "relative_maximum_distance": (config.relative_buckets // 2 + 1, MAXIMUM_SIZE),

@@ -18,24 +18,32 @@ class Family:
 
     Attributes:
       model_type: `model_type` in `config.json`, which identifies the family.
+      title: models of the family, for the table in the documentation.
       read_fields: returns fields of `ModelConfig` from the settings in `config.json`.
       recipes: returns how each parameter is made of stored tensors, from the config and
         the stored names, which show whether the base model's prefix was written.
-      write_settings: returns the settings of a config, which `read_fields` understands.
+      write_settings: returns the settings of a config, which `read_fields` understands;
+        None if models of the family are only read.
       embedding_tables: possible names of the embedding table, in order of preference.
       base_prefix: prefix of names in the full model that its base model lacks; PEFT
         omits it for adapters that were trained on a base model.
-      tied_without_head: whether a checkpoint without an `lm_head.weight` has a tied
-        head, whatever `config.json` declares.
+      head_name: name of an untied head.
+      tied_without_head: whether a checkpoint without a head has a tied one, whatever
+        `config.json` declares.
+      inert: settings that `read_fields` ignores because they change no logits outside
+        of training.
     """
 
     model_type: str
+    title: str
     read_fields: Callable[[HuggingFaceSettings], dict[str, Any]]
     recipes: Callable[[ModelConfig, Collection[str]], dict[str, Recipe]]
-    write_settings: Callable[[ModelConfig], dict[str, Any]]
     embedding_tables: tuple[str, ...]
+    write_settings: Callable[[ModelConfig], dict[str, Any]] | None = None
     base_prefix: str = ""
+    head_name: str = "lm_head.weight"
     tied_without_head: bool = False
+    inert: frozenset[str] = frozenset()
 
 
 def layer_recipes(

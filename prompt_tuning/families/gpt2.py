@@ -18,12 +18,12 @@ PREFIX = "transformer."
 LAYER: LayerNames = {
     "self_attention_norm/scale": ("ln_1.weight", identity),
     "self_attention_norm/bias": ("ln_1.bias", identity),
-    "self_attention/query/kernel": ("attn.c_attn.weight", FusedPart(0, 3)),
-    "self_attention/key/kernel": ("attn.c_attn.weight", FusedPart(1, 3)),
-    "self_attention/value/kernel": ("attn.c_attn.weight", FusedPart(2, 3)),
-    "self_attention/query/bias": ("attn.c_attn.bias", FusedPart(0, 3)),
-    "self_attention/key/bias": ("attn.c_attn.bias", FusedPart(1, 3)),
-    "self_attention/value/bias": ("attn.c_attn.bias", FusedPart(2, 3)),
+    "self_attention/query/kernel": ("attn.c_attn.weight", FusedPart(0, (1, 1, 1))),
+    "self_attention/key/kernel": ("attn.c_attn.weight", FusedPart(1, (1, 1, 1))),
+    "self_attention/value/kernel": ("attn.c_attn.weight", FusedPart(2, (1, 1, 1))),
+    "self_attention/query/bias": ("attn.c_attn.bias", FusedPart(0, (1, 1, 1))),
+    "self_attention/key/bias": ("attn.c_attn.bias", FusedPart(1, (1, 1, 1))),
+    "self_attention/value/bias": ("attn.c_attn.bias", FusedPart(2, (1, 1, 1))),
     "self_attention/out/kernel": ("attn.c_proj.weight", identity),
     "self_attention/out/bias": ("attn.c_proj.bias", identity),
     "mlp_norm/scale": ("ln_2.weight", identity),
@@ -101,6 +101,7 @@ def gpt2_settings(config: ModelConfig) -> dict[str, Any]:
 
 GPT2 = Family(
     model_type="gpt2",
+    title="GPT-2",
     read_fields=read_gpt2,
     recipes=gpt2_recipes,
     write_settings=gpt2_settings,

@@ -4,6 +4,7 @@ transformers 4 and 5 are supported. `families` lists the families of models.
 """
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,11 @@ TOKEN_IDS = {
 EOS = "eos_token_id"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
-SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-"""Settings of Gemma 2's soft caps, which no family may have."""
+SOFT_CAPS = {
+    "final_logit_softcapping": "logit_soft_cap",
+    "attn_logit_softcapping": "attention_soft_cap",
+}
+"""Our fields of the soft caps, which only some families read."""
 
 
 def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
@@ -58,12 +62,16 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     settings = read_settings(file)
     model_type = settings.text("model_type")
     if model_type not in FAMILIES:
-        settings.refuse("model_type", f"one of {', '.join(FAMILIES)}")
-    for name in SOFT_CAPS:
-        reason = "scores are not capped by any supported model; Gemma is not supported"
-        settings.require(name, None, reason)
+        near = difflib.get_close_matches(model_type, FAMILIES, 1)
+        hint = f" (the nearest is {near[0]})" if near else ""
+        settings.refuse("model_type", f"one of {', '.join(FAMILIES)}{hint}")
+    settings.require("quantization_config", None, "quantized weights are not read")
     family = FAMILIES[model_type]
-    fields = family.read_fields(settings) | _token_ids(file, settings, overrides)
+    fields = family.read_fields(settings)
+    for name, field in SOFT_CAPS.items():
+        if field not in fields:
+            settings.require(name, None, "this family has no soft caps")
+    fields |= _token_ids(file, settings, overrides)
     if "tied_head" not in overrides:
         stored = open_safetensors(folder)
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
@@ -123,20 +131,20 @@ def _has_tied_head(
     fields: dict[str, Any],
     stored: dict[str, StoredTensor],
 ) -> bool:
-    declared = fields["tied_head"]
-    if "lm_head.weight" not in stored:
+    declared, name = fields["tied_head"], family.head_name
+    if name not in stored:
         return declared or family.tied_without_head
     table = next((name for name in family.embedding_tables if name in stored), None)
     if not declared or table is None:
         return False
-    head, embedding = stored["lm_head.weight"], stored[table]
+    head, embedding = stored[name], stored[table]
     if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
         return True
     # A T5 that does not scale its outputs was not trained with a tied head.
     if not fields.get("scale_tied_hidden", True):
         return False
     raise InputError(
-        f"{settings.source} ties the head to the embedding table, but lm_head.weight "
+        f"{settings.source} ties the head to the embedding table, but {name} "
         f"in {head.source} differs from {table}; choose with tied_head=True or False"
     )
 
@@ -189,6 +197,8 @@ def write_folder(
     """
     check_dtype("dtype", dtype)
     family = find_family(config)
+    if family.write_settings is None:
+        raise InputError(f"models of the family {family.model_type} are only read")
     settings = family.write_settings(config)
     _check_settings(family, settings, config)
     recipes = find_recipes(config)
@@ -240,17 +250,21 @@ def _stored_arrays(
     parameters: Mapping[str, np.ndarray], recipes: Mapping[str, Recipe]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields name and array of each stored tensor: the inverse of the recipes."""
-    fused: dict[str, dict[int, np.ndarray]] = {}
+    fused: dict[str, list[tuple[FusedPart, np.ndarray]]] = {}
     for path, recipe in recipes.items():
         parameter, transform = parameters[path], recipe.transform
         layers = parameter if recipe.stacked else [parameter]
         for name, array in zip(recipe.sources, layers, strict=True):
             if isinstance(transform, FusedPart):
-                fused.setdefault(name, {})[transform.index] = array
+                fused.setdefault(name, []).append((transform, array))
             else:
                 yield name, array.T if transform is transpose else array
     for name, parts in fused.items():
-        yield name, np.concatenate([parts[i] for i in sorted(parts)], axis=-1)
+        count = sum(array.shape[-1] for _, array in parts)
+        whole = np.empty((*parts[0][1].shape[:-1], count), np.float32)
+        for part, array in parts:
+            whole[..., part.columns(count)] = array
+        yield name, whole if parts[0][0].in_first else whole.T
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:

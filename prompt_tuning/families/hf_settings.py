@@ -15,8 +15,11 @@ ACTIVATIONS = {
     "swish": "silu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 """Our names of the activations in transformers."""
 
@@ -47,6 +50,11 @@ class HuggingFaceSettings(JsonObject):
         """
         if self.value(name, default) != default:
             self.refuse(name, f"{default!r}: {reason}")
+
+    def choose(self, name: str, accepted: tuple[str, ...]) -> None:
+        """Checks that a setting is absent or one of some texts."""
+        if name in self and self.value(name) not in accepted:
+            self.refuse(name, " or ".join(map(repr, accepted)))
 
     def activation(self, name: str) -> str:
         """Returns our name of an activation."""

@@ -5,7 +5,10 @@ from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.llama import LLAMA, llama_settings, read_llama
+from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.llama import LLAMA, llama_settings
+from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
 def read_qwen2(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -14,11 +17,24 @@ def read_qwen2(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    reason = "sliding windows are not implemented"
-    settings.require("use_sliding_window", False, reason)
-    layers = settings.layers("num_hidden_layers")
-    settings.require("layer_types", ["full_attention"] * layers, reason)
-    return read_llama(settings) | {"biases": "qkv"}
+    fields = read_layout(settings)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"])
+        | read_qwen_windows(settings, fields["layers"])
+        | {"biases": "qkv"}
+    )
+
+
+def read_qwen_windows(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+    """Reads the windows, which upper layers have if `use_sliding_window` is set."""
+    first = settings.integer("max_window_layers", 28)
+    if not settings.flag("use_sliding_window", False):
+        reason = "use_sliding_window is not set"
+        settings.require("layer_types", [FULL] * layers, reason)
+        return {}
+    kinds = [SLIDING if i >= first else FULL for i in range(layers)]
+    return read_windows(settings, layers, kinds)
 
 
 def qwen2_settings(config: ModelConfig) -> dict[str, Any]:
@@ -35,6 +51,7 @@ def qwen2_settings(config: ModelConfig) -> dict[str, Any]:
 QWEN2 = dataclasses.replace(
     LLAMA,
     model_type="qwen2",
+    title="Qwen 2 and 2.5",
     read_fields=read_qwen2,
     write_settings=qwen2_settings,
 )

@@ -131,6 +131,7 @@ def t5_settings(config: ModelConfig) -> dict[str, Any]:
 
 T5 = Family(
     model_type="t5",
+    title="T5 1.0 and 1.1, Flan-T5",
     read_fields=read_t5,
     recipes=t5_recipes,
     write_settings=t5_settings,

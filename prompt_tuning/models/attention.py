@@ -30,6 +30,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
+from prompt_tuning.core.rotary_scaling import RotaryDivisors
 from prompt_tuning.sharding import collectives
 
 # Finite, so that a fully masked row (padding) yields numbers instead of NaN.
@@ -330,10 +331,12 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
 
     With `RotaryScaling` low frequencies are divided by a factor (Llama 3.1).
     """
-    width, scaling = config.head_width, config.rotary_scaling
+    width, scaling = config.rotated_width, config.rotary_scaling
     frequencies = config.rotary_base ** (-np.arange(0, width, 2) / width)
     if scaling is None:
         return frequencies
+    if isinstance(scaling, RotaryDivisors):
+        return frequencies / np.array(scaling.divisors)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     # Full turns within the original context; many turns mean a high frequency.
     turns = scaling.original_positions * frequencies / (2 * np.pi)
@@ -349,17 +352,26 @@ def rotary_angles(
     frequencies = rotary_frequencies(config)
     # [n] -> [n, 1, K / 2]: one angle per pair, the same for all heads.
     angles = positions[..., None, None] * jnp.asarray(frequencies, jnp.float32)
-    return jnp.cos(angles), jnp.sin(angles)
+    scaling = config.rotary_scaling
+    magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
+    return jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
 
 
 def rotate(
     x: Float[Array, "n heads K"], angles: tuple[Array, Array]
 ) -> Float[Array, "n heads K"]:
-    """Rotates the first half of each head against the second, as Hugging Face does."""
+    """Rotates the first half of each head against the second, as Hugging Face does.
+
+    Elements of the head for which there are no angles are not rotated.
+    """
     cosine, sine = angles
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)  # [n, heads, K / 2]
+    half = cosine.shape[-1]
+    wide = x[..., : 2 * half].astype(jnp.float32)
+    first, second = jnp.split(wide, 2, axis=-1)  # [n, heads, K / 2]
     rotated = [first * cosine - second * sine, second * cosine + first * sine]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+    rotated = [part.astype(x.dtype) for part in rotated]
+    rest = [] if x.shape[-1] == 2 * half else [x[..., 2 * half :]]
+    return jnp.concatenate([*rotated, *rest], axis=-1)
 
 
 def relative_position_bucket(

@@ -40,18 +40,17 @@ class Attention(nnx.Module):
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         self.head_width = config.head_width
         self.dropout_rate = config.dropout_rate
-        self.scale = config.head_width**-0.5 if config.scale_scores else 1.0
+        self.scale = config.score_scale
         inner = config.heads * config.head_width
         shared = config.key_value_heads * config.head_width
 
         def dense(name, sizes, axes, scale=1.0):
-            biased = ("all",) if name == "out" else ("all", "qkv")
             return Dense(
                 named_key(key, name),
                 sizes,
                 axes,
                 layers=layers,
-                bias=config.biases in biased,
+                bias=name in config.biased_projections,
                 dtype=config.parameter_dtype,
                 scale=scale,
             )
@@ -121,32 +120,45 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """Norm, attention, (norm, cross-attention,) norm, feed-forward; all residual.
 
+    `ModelConfig.norm_placement` moves the norms, and `parallel` makes attention and the
+    feed-forward layer read the same hidden states.
+
     Attributes:
-      self_attention_norm: norm before self-attention.
+      self_attention_norm: norm before self-attention, or None.
       self_attention: projections of self-attention.
+      self_attention_out_norm: norm after self-attention, or None.
       cross_attention_norm: norm before cross-attention; None without it.
       cross_attention: projections of cross-attention; None without it.
-      mlp_norm: norm before the feed-forward layer.
+      mlp_norm: norm before the feed-forward layer, or None.
       mlp: the feed-forward layer.
+      mlp_out_norm: norm after the feed-forward layer, or None.
     """
 
     def __init__(
         self, key: Key[Array, ""], config: ModelConfig, *, layers: int, cross: bool
     ):
         self.dropout_rate = config.dropout_rate
+        self.parallel = config.parallel
+        self.multiplier = config.residual_multiplier
+        before = config.norm_placement in ("before", "around")
+        after = config.norm_placement in ("after", "around")
 
-        def norm(name):
-            return Norm(named_key(key, name), config, stacked=layers)
+        def norm(name, present=True):
+            if present:
+                return Norm(named_key(key, name), config, stacked=layers)
+            return None
 
         def attention(name):
             return Attention(named_key(key, name), config, layers=layers)
 
-        self.self_attention_norm = norm("self_attention_norm")
+        self.self_attention_norm = norm("self_attention_norm", before)
         self.self_attention = attention("self_attention")
+        self.self_attention_out_norm = norm("self_attention_out_norm", after)
         self.cross_attention_norm = norm("cross_attention_norm") if cross else None
         self.cross_attention = attention("cross_attention") if cross else None
-        self.mlp_norm = norm("mlp_norm")
+        self.mlp_norm = norm("mlp_norm", before)
         self.mlp = FeedForward(named_key(key, "mlp"), config, layers=layers)
+        self.mlp_out_norm = norm("mlp_out_norm", after)
 
     def __call__(
         self,
@@ -172,18 +184,24 @@ class Block(nnx.Module):
         Returns:
           the hidden states, and the keys and values of each stream.
         """
+        start = x
         update, key_values = self._attend_to_self(x, angles, views, past, key)
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
-        def drop(x, name):
-            return dropout(x, self.dropout_rate, optional_key(key, name), index)
+        def add(x, update, name):
+            key_of_name = optional_key(key, name)
+            update = dropout(update, self.dropout_rate, key_of_name, index)
+            return x + (update if self.multiplier == 1 else update * self.multiplier)
 
-        x = x + drop(update, "self_out")  # [n, D]
+        update = _normalize(self.self_attention_out_norm, update)
+        x = add(x, update, "self_out")  # [n, D]
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)
-            x = x + drop(update, "cross_out")
-        update = self.mlp(self.mlp_norm(x), optional_key(key, "mlp"), numbers)
-        return x + drop(update, "mlp_out"), key_values
+            x = add(x, update, "cross_out")
+        given = _normalize(self.mlp_norm, start if self.parallel else x)
+        update = self.mlp(given, optional_key(key, "mlp"), numbers)
+        update = _normalize(self.mlp_out_norm, update)
+        return add(x, update, "mlp_out"), key_values
 
     def cross_keys_values(
         self,
@@ -205,7 +223,8 @@ class Block(nnx.Module):
         return tuple(key_values)
 
     def _attend_to_self(self, x, angles, views, past, key):
-        normed = collectives.copy_to_shards(self.self_attention_norm(x), "heads")
+        normed = _normalize(self.self_attention_norm, x)
+        normed = collectives.copy_to_shards(normed, "heads")
         query = self.self_attention.queries(normed)  # [n, H, K]
         keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
         if angles is not None:
@@ -249,3 +268,8 @@ class Block(nnx.Module):
         return self.cross_attention.attend_and_project(
             split_streams(query, views), sources, first_rows, optional_key(key, "cross")
         )
+
+
+def _normalize(norm: Norm | None, x: Float[Array, "n D"]) -> Float[Array, "n D"]:
+    """Applies a norm, if the block has it."""
+    return x if norm is None else norm(x)

@@ -1,4 +1,4 @@
-"""The decoder-only model; its config makes it a Llama, a Qwen2 or a GPT-2.
+"""The decoder-only model; its config makes it a Llama, a GPT-2 or another family.
 
 The bare model has no prompt. The methods of `Decoder` and `Stack` that return nothing
 here (`prefix_stream`, `prefix_contexts`) are overridden by prompted decoders.
@@ -187,7 +187,7 @@ class DecoderOnly(LanguageModel):
         length = batch.tokens.shape[1]
         # Only the m predicting states of each row are normalized: [B, m, D].
         states = self.select_predicting(text, batch.loss_positions, rows, last, length)
-        return self.decoder.final_norm(states)
+        return self._normalize_output(states)
 
     def prefill(
         self,
@@ -228,7 +228,7 @@ class DecoderOnly(LanguageModel):
             past=(*past, stream.as_context(key_values)),
             capacity=capacity,
         )
-        return self.decoder.final_norm(states)[:, 0], cache
+        return self._normalize_output(states)[:, 0], cache
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
@@ -239,7 +239,13 @@ class DecoderOnly(LanguageModel):
         (hidden,), (key_values,) = self.decoder.run(
             [stream], past=cache.contexts(), keep=True
         )
-        return self.decoder.final_norm(hidden)[:, 0], cache.append(key_values)
+        return self._normalize_output(hidden)[:, 0], cache.append(key_values)
+
+    def _normalize_output(self, states: Float[Array, "B m D"]) -> Float[Array, "B m D"]:
+        """Applies the final norm and the factor of the logits."""
+        normed = self.decoder.final_norm(states)
+        multiplier = self.config.logit_multiplier
+        return normed if multiplier == 1 else normed * multiplier
 
     def _prefix_stream(self, key) -> Stream | None:
         stream = self.decoder.prefix_stream(key)
@@ -255,6 +261,8 @@ class DecoderOnly(LanguageModel):
     def _add_positions(self, stream: Stream, key) -> Stream:
         """Adds learned positions, also to prompt vectors, then applies dropout."""
         hidden = stream.hidden.astype(self.config.dtype)
+        if self.config.input_multiplier != 1:
+            hidden = hidden * self.config.input_multiplier
         if self.position_embedder is not None:
             hidden = hidden + self.position_embedder(
                 stream.positions, self.config.dtype

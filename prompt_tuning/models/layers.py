@@ -23,6 +23,8 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks, Gimpel 2016
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021, "Primer"
 }
 
 
@@ -92,6 +94,9 @@ class Dense(nnx.Module):
 class Norm(nnx.Module):
     """Root-mean-square norm or layer norm, as the config sets, in float32.
 
+    "rms_plus_one" stores the scale minus one, which is 0 at first (Gemma Team 2024,
+    "Gemma"; the sum is computed in float32, since bfloat16 would round it).
+
     Attributes:
       scale: `[L, D]`, or `[D]` for a single norm.
       bias: bias of a layer norm, of the same shape; None for a root-mean-square norm.
@@ -101,10 +106,12 @@ class Norm(nnx.Module):
         self, key: Key[Array, ""], config: ModelConfig, *, stacked: int | None
     ):
         self.epsilon = config.norm_epsilon
+        self.plus_one = config.norm == "rms_plus_one"
         shape = (config.width,) if stacked is None else (stacked, config.width)
         axes = ("embed",) if stacked is None else ("layers", "embed")
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
-        self.scale = declare(key, shape, axes, ones, config.parameter_dtype)
+        start = zeros if self.plus_one else ones
+        self.scale = declare(key, shape, axes, start, config.parameter_dtype)
         self.bias = (
             declare(key, shape, axes, zeros, config.parameter_dtype)
             if config.norm == "layer"
@@ -114,6 +121,8 @@ class Norm(nnx.Module):
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
         """Normalizes the last axis."""
         scale = self.scale[...]
+        if self.plus_one:
+            scale = 1 + scale.astype(jnp.float32)
         if self.bias is None:
             return root_mean_square_norm(x, scale, self.epsilon)
         return layer_norm(x, scale, self.bias[...], self.epsilon)
@@ -165,7 +174,7 @@ class FeedForward(nnx.Module):
                 sizes,
                 axes,
                 layers=layers,
-                bias=config.biases == "all",
+                bias=name in config.biased_projections,
                 dtype=config.parameter_dtype,
             )
 
@@ -228,7 +237,19 @@ class Embedding(nnx.Module):
 class TokenEmbedding(Embedding):
     """Embedding table of the vocabulary, whose rows a mesh may shard."""
 
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
+        super().__init__(key, config, rows, axis)
+        self.multiplier = config.embedding_multiplier
+
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
+        """Looks up the vectors of `ids`, multiplied as the config sets."""
+        vectors = self._look_up(ids, dtype)
+        if self.multiplier == 1:
+            return vectors
+        # Like transformers, the multiplier is rounded before the product.
+        return vectors * jnp.asarray(self.multiplier, dtype)
+
+    def _look_up(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks up the vectors of `ids`; each device finds those in its shard."""
         columns = collectives.vocabulary_shard(len(self.embedding))
         if columns.whole:

@@ -187,7 +187,7 @@ def test_shapes_are_compared_before_reading():
         (shapes(w=(4,)), {"w": Recipe(("mask",))}, "mask .* is uint8"),
         (
             shapes(w=(3, 0)),
-            {"w": Recipe(("table",), transform=FusedPart(0, 3))},
+            {"w": Recipe(("table",), transform=FusedPart(0, (1, 1, 1)))},
             r"table .* shape \(3, 2\), which cannot be split",
         ),
     ],

@@ -62,8 +62,8 @@ def test_a_block_beyond_the_end_is_empty():
     [
         (identity, NUMBERS),
         (transpose, NUMBERS.T),
-        (FusedPart(0, 3), NUMBERS[:, :4]),
-        (FusedPart(2, 3), NUMBERS[:, 8:]),
+        (FusedPart(0, (1, 1, 1)), NUMBERS[:, :4]),
+        (FusedPart(2, (1, 1, 1)), NUMBERS[:, 8:]),
     ],
 )
 def test_a_transform_reads_only_the_numbers_of_a_block(transform, made):

@@ -64,7 +64,10 @@ def write_ia3(parameters: Arrays, known: Mapping[str, Projection]) -> Arrays:
     for module, parts in by_module(known).items():
         if not any(f"{part.path}/{SCALE}" in parameters for part in parts):
             continue
-        whole = np.concatenate([read_scale(parameters, part, module) for part in parts])
+        count = _size(parts[0]) if parts[0].scales_input else parts[0].module_out
+        whole = np.ones(count, np.float32)
+        for part in parts:
+            whole[part.part.columns(count)] = read_scale(parameters, part, module)
         shape = (1, -1) if parts[0].scales_input else (-1, 1)
         tensors[f"{MODEL_PREFIX}{module}{IA3}"] = whole.reshape(shape)
     return tensors
@@ -78,11 +81,11 @@ def _read_part(
     stored: np.ndarray, projection: Projection, source: str
 ) -> Float[np.ndarray, "size"]:
     """Returns the part of a stored scale that belongs to one projection."""
-    index, parts = projection.part
-    count = _size(projection) * parts
+    scales_input = projection.scales_input
+    count = projection.size_in if scales_input else projection.module_out
     expected = (1, count) if projection.scales_input else (count, 1)
     if stored.shape == expected:
-        return np.split(stored.ravel(), parts)[index]
+        return stored.ravel()[projection.part.columns(count)]
     side = "input" if projection.scales_input else "output"
     raise InputError(
         f"{source} has an IA3 scale of shape {stored.shape}, expected {expected}: "

@@ -92,15 +92,15 @@ def _read_module(
         require_tensor(tensors, f"{MODEL_PREFIX}{module}{half}", 2, source)
         for half in (LORA_A, LORA_B)
     )
-    index, parts = projection.part
-    sizes = (projection.size_in, projection.size_out * parts)
+    sizes = (projection.size_in, projection.module_out)
     if (a.shape[1], b.shape[0]) != sizes:
         raise InputError(
             f"{source}: the LoRA of {module} maps {a.shape[1]} to {b.shape[0]} "
             f"numbers, but the model's projection maps {sizes[0]} to {sizes[1]}; was "
             "it made for another model?"
         )
-    return Factors(a.T, np.split(b, parts)[index].T, scaling_of(settings, module))
+    columns = projection.part.columns(len(b))
+    return Factors(a.T, b[columns].T, scaling_of(settings, module))
 
 
 def write_lora(
@@ -124,7 +124,7 @@ def write_lora(
         factors = [read_factors(parameters, scalings, part, module) for part in parts]
         if all(part is None for part in factors):
             continue
-        whole = fuse(factors, [part.size_out for part in parts])
+        whole = fuse(factors, parts)
         tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(whole.a.T)
         tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(whole.b.T)
         module_scalings[module] = whole.scaling
@@ -165,7 +165,7 @@ def read_factors(
     return Factors(a[layer], b[layer], scalings[path])
 
 
-def fuse(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
+def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> Factors:
     """Fuses the LoRAs of projections that are columns of one module.
 
     If all have the same `a` and scaling, that `a` is kept, and a projection without a
@@ -174,7 +174,7 @@ def fuse(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
 
     Args:
       parts: LoRA of each projection; at least one is not None.
-      sizes: output size of each projection.
+      projections: all projections within the module.
     """
     present = [part for part in parts if part is not None]
     first, scaling = present[0], _common_scaling(present)
@@ -185,12 +185,12 @@ def fuse(parts: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
     ranks = [0 if part is None else part.a.shape[1] for part in parts]
     starts = [0] * len(parts) if same else [sum(ranks[:i]) for i in range(len(parts))]
     rank = first.a.shape[1] if same else sum(ranks)
-    b = np.zeros((rank, sum(sizes)), np.float32)
+    count = projections[0].module_out
+    b = np.zeros((rank, count), np.float32)
     for index, part in enumerate(parts):
         if part is not None:
             rows = slice(starts[index], starts[index] + ranks[index])
-            columns = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
-            b[rows, columns] = _rescale(part, scaling)
+            b[rows, projections[index].part.columns(count)] = _rescale(part, scaling)
     a = first.a if same else np.concatenate([part.a for part in present], axis=1)
     return Factors(a, b, scaling)
 

@@ -1,7 +1,7 @@
 """Maps our projections to the modules of transformers, and to PEFT's target settings.
 
 The names come from the tables that restore the model (`families.hf_folder`).
-GPT-2 has query, key and value in one module, of which each is a part.
+Several families have query, key and value in one module, of which each is a part.
 """
 
 import dataclasses
@@ -26,19 +26,28 @@ class Projection:
     Attributes:
       path: our path, such as "decoder/layers/self_attention/query".
       modules: name of each layer's module in transformers.
-      part: index of the projection within those modules, and their number of parts;
-        (0, 1) for a whole module.
+      part: columns of the projection within those modules.
       size_in: input size.
       size_out: output size.
-      in_first: whether a module's weight is stored as `[in, out]` (GPT-2's `Conv1D`).
     """
 
     path: str
     modules: tuple[str, ...]
-    part: tuple[int, int]
+    part: FusedPart
     size_in: int
     size_out: int
-    in_first: bool
+
+    @property
+    def in_first(self) -> bool:
+        """Whether a module's weight is stored as `[in, out]` (GPT-2's `Conv1D`)."""
+        return self.part.in_first
+
+    @property
+    def module_out(self) -> int:
+        """Output size of the module, with all of its parts."""
+        return (
+            self.size_out // self.part.shares[self.part.index] * sum(self.part.shares)
+        )
 
     @property
     def scales_input(self) -> bool:
@@ -63,14 +72,14 @@ def projections(
         kind = "/".join(projection.split("/")[-2:])
         if projection == path or kind not in sizes:
             continue
-        part = recipe.transform
-        fused = isinstance(part, FusedPart)
+        transform = recipe.transform
+        whole = FusedPart(in_first=transform is not transpose)
+        part = transform if isinstance(transform, FusedPart) else whole
         by_path[projection] = Projection(
             projection,
             tuple(name.removesuffix(".weight") for name in recipe.sources),
-            (part.index, part.parts) if fused else (0, 1),
+            part,
             *sizes[kind],
-            in_first=part is not transpose,
         )
     return by_path
 
@@ -105,7 +114,7 @@ def by_module(known: Mapping[str, Projection]) -> dict[str, list[Projection]]:
         for module in projection.modules:
             by_name.setdefault(module, []).append(projection)
     return {
-        module: sorted(parts, key=lambda projection: projection.part)
+        module: sorted(parts, key=lambda projection: projection.part.index)
         for module, parts in by_name.items()
     }
 

@@ -1,0 +1,48 @@
+"""Gemma: a Llama with scaled embeddings, `1 + w` norms and a tied head."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+CAUSAL = "attention in both directions is not implemented"
+
+
+def read_gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    # Early folders name another activation, but were trained with this one.
+    settings.choose("hidden_act", ("gelu", "gelu_pytorch_tanh"))
+    settings.choose("hidden_activation", ("gelu", "gelu_pytorch_tanh"))
+    return read_gemma_layout(settings) | read_rotary(
+        settings, settings.size("head_dim")
+    )
+
+
+def read_gemma_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns the fields of `ModelConfig` that all versions of Gemma share."""
+    settings.require("use_bidirectional_attention", False, CAUSAL)
+    fields = read_layout(settings, tied=True)
+    return fields | {
+        "head_width": settings.size("head_dim"),
+        "key_value_heads": settings.size("num_key_value_heads"),
+        "activation": "gelu_tanh",
+        "biases": read_biases(settings),
+        "norm": "rms_plus_one",
+        "embedding_multiplier": fields["width"] ** 0.5,
+    }
+
+
+GEMMA = dataclasses.replace(
+    LLAMA,
+    model_type="gemma",
+    title="Gemma 1",
+    read_fields=read_gemma,
+    write_settings=None,
+)

@@ -1,0 +1,91 @@
+"""GPT-NeoX and Pythia: attention and feed-forward layer in parallel, fused per head."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
+    Recipe,
+    identity,
+    transpose,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import Family, LayerNames, layer_recipes
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+PREFIX = "gpt_neox."
+PROJECTIONS = {
+    "self_attention/out": "attention.dense",
+    "mlp/up": "mlp.dense_h_to_4h",
+    "mlp/down": "mlp.dense_4h_to_h",
+}
+NORMS = {
+    "self_attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+
+
+def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    width, heads = fields["width"], fields["heads"]
+    head_width = settings.head_width(width, heads)
+    base = settings.positive("rotary_emb_base", 10_000.0)
+    partial = settings.number("rotary_pct", 0.25, minimum=0, maximum=1)
+    return (
+        fields
+        | read_rotary(settings, head_width, base=base, partial=partial)
+        | {
+            "key_value_heads": heads,
+            "head_width": head_width,
+            "norm": "layer",
+            "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
+            "parallel": settings.flag("use_parallel_residual", True),
+            "activation": settings.activation(settings.text("hidden_act", "gelu")),
+            "gated": False,
+            "biases": "all" if settings.flag("attention_bias", True) else "mlp",
+        }
+    )
+
+
+def gpt_neox_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if "embed_in.weight" in names else PREFIX
+    modules = {ours: (name, transpose, identity) for ours, name in PROJECTIONS.items()}
+    for i, name in enumerate(("query", "key", "value")):
+        part = FusedPart(i, (1, 1, 1), config.heads, in_first=False)
+        modules[f"self_attention/{name}"] = ("attention.query_key_value", part, part)
+    layer: LayerNames = {}
+    for ours, (name, kernel, bias) in modules.items():
+        layer[f"{ours}/kernel"] = (f"{name}.weight", kernel)
+        if ours.rpartition("/")[2] in config.biased_projections:
+            layer[f"{ours}/bias"] = (f"{name}.bias", bias)
+    for ours, name in NORMS.items():
+        layer[f"{ours}/scale"] = (f"{name}.weight", identity)
+        layer[f"{ours}/bias"] = (f"{name}.bias", identity)
+    head = Recipe(("embed_out.weight",))
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}embed_in.weight",)),
+        **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
+        "decoder/final_norm/scale": Recipe((f"{prefix}final_layer_norm.weight",)),
+        "decoder/final_norm/bias": Recipe((f"{prefix}final_layer_norm.bias",)),
+        **({} if config.tied_head else {"head/kernel": head}),
+    }
+
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    title="GPT-NeoX, Pythia",
+    read_fields=read_gpt_neox,
+    recipes=gpt_neox_recipes,
+    embedding_tables=("gpt_neox.embed_in.weight", "embed_in.weight"),
+    base_prefix=PREFIX,
+    head_name="embed_out.weight",
+    inert=INERT | {"hidden_dropout", "classifier_dropout", "is_decoder"},
+)

@@ -1,0 +1,30 @@
+"""Granite 3 and 4 (dense): a Llama with four multipliers."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA, read_llama
+
+
+def read_granite(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_llama(settings) | {
+        "input_multiplier": settings.positive("embedding_multiplier", 1.0),
+        "residual_multiplier": settings.positive("residual_multiplier", 1.0),
+        "attention_multiplier": settings.positive("attention_multiplier", 1.0),
+        "logit_multiplier": 1 / settings.positive("logits_scaling", 1.0),
+    }
+
+
+GRANITE = dataclasses.replace(
+    LLAMA,
+    model_type="granite",
+    title="Granite 3 and 4, dense",
+    read_fields=read_granite,
+    write_settings=None,
+)

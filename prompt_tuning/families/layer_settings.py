@@ -1,0 +1,55 @@
+"""Settings in `config.json` of layers that differ: windows, and no rotary embedding."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from prompt_tuning.core.errors import shown
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.rotary_settings import FULL, SLIDING
+
+
+def read_windows(
+    settings: HuggingFaceSettings,
+    layers: int,
+    kinds: Sequence[str],
+    *,
+    window: int | None = None,
+) -> dict[str, Any]:
+    """Reads the window of attention and the layers that have it.
+
+    Args:
+      settings: the settings in `config.json`.
+      layers: number of layers.
+      kinds: kind of each layer if `layer_types` is absent.
+      window: number of positions of the window; `sliding_window` if None.
+
+    Raises:
+      InputError: for a kind of layer that is not implemented, or a window of unknown
+        size.
+    """
+    kinds = settings.sequence("layer_types", list(kinds))
+    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
+        expected = f"a list of {layers} texts, each {FULL!r} or {SLIDING!r}"
+        settings.refuse("layer_types", expected)
+    windowed = tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
+    if not windowed:
+        return {}
+    if window is None:
+        window = settings.integer("sliding_window", minimum=1)
+    return {"window": window, "windowed_layers": windowed}
+
+
+def alternating(layers: int, period: int) -> list[str]:
+    """Returns kinds of layers of which every `period`-th has no window."""
+    return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
+
+
+def read_unrotated(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]:
+    """Reads the numbers of the layers without rotary embedding (SmolLM3)."""
+    interval = settings.size("no_rope_layer_interval", 4)
+    default = [int((i + 1) % interval != 0) for i in range(layers)]
+    rotated = settings.sequence("no_rope_layers", default)
+    if len(rotated) != layers or any(value not in (0, 1) for value in rotated):
+        expected = f"a list of {layers} numbers, each 0 or 1"
+        settings.refuse("no_rope_layers", f"{expected}, found {shown(len(rotated))}")
+    return tuple(i for i, value in enumerate(rotated) if not value)

@@ -1,0 +1,134 @@
+"""Names of tensors and settings that Llama shares with most decoder-only families.
+
+Linear layers are stored `[out, in]`, as in all families but GPT-2. Which tensors a
+layer has follows from the choices in `ModelConfig`.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
+    Recipe,
+    identity,
+    transpose,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import LayerNames, head_recipe, layer_recipes
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+PREFIX = "model."
+TABLES = ("model.embed_tokens.weight", "embed_tokens.weight")
+PROJECTIONS = {
+    "self_attention/query": "self_attn.q_proj",
+    "self_attention/key": "self_attn.k_proj",
+    "self_attention/value": "self_attn.v_proj",
+    "self_attention/out": "self_attn.o_proj",
+    "mlp/gate": "mlp.gate_proj",
+    "mlp/up": "mlp.up_proj",
+    "mlp/down": "mlp.down_proj",
+}
+BEFORE, AFTER, BEFORE_MLP, AFTER_MLP = (
+    f"{name}_layernorm"
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+)
+NORMS = {
+    "before": {"self_attention_norm": BEFORE, "mlp_norm": AFTER},
+    "after": {"self_attention_out_norm": AFTER, "mlp_out_norm": AFTER_MLP},
+    "around": {
+        "self_attention_norm": BEFORE,
+        "self_attention_out_norm": AFTER,
+        "mlp_norm": BEFORE_MLP,
+        "mlp_out_norm": AFTER_MLP,
+    },
+}
+QUERY_KEY_NORMS = {
+    "self_attention/query_norm": "self_attn.q_norm",
+    "self_attention/key_norm": "self_attn.k_norm",
+}
+
+INERT = frozenset(
+    {"initializer_range", "use_cache", "attention_dropout", "pretraining_tp"}
+)
+"""Settings of these families that change no logits outside of training."""
+
+
+def read_layout(
+    settings: HuggingFaceSettings,
+    *,
+    activation: str = "hidden_act",
+    tied: bool = False,
+) -> dict[str, Any]:
+    """Returns the fields of `ModelConfig` whose settings are named as Llama's.
+
+    Args:
+      settings: the settings in `config.json`.
+      activation: name of the setting of the activation.
+      tied: whether the head is tied if there is no setting.
+    """
+    heads, width = settings.size("num_attention_heads"), settings.size("hidden_size")
+    return {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": width,
+        "feed_forward_width": settings.size("intermediate_size"),
+        "layers": settings.layers("num_hidden_layers"),
+        "heads": heads,
+        "key_value_heads": settings.size("num_key_value_heads", heads),
+        "head_width": settings.size("head_dim", width // heads),
+        "norm": "rms",
+        "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
+        "positions": "rotary",
+        "maximum_positions": settings.integer("max_position_embeddings", minimum=1),
+        "activation": settings.activation(settings.text(activation, "silu")),
+        "gated": True,
+        "biases": "none",
+        "tied_head": settings.flag("tie_word_embeddings", tied),
+    }
+
+
+def read_biases(settings: HuggingFaceSettings) -> str:
+    """Returns the biases that `attention_bias` and `mlp_bias` choose."""
+    attention = settings.flag("attention_bias", False)
+    feed_forward = settings.flag("mlp_bias", False)
+    if attention and feed_forward:
+        return "all"
+    return "attention" if attention else "mlp" if feed_forward else "none"
+
+
+def layout_recipes(
+    config: ModelConfig,
+    names: Collection[str],
+    *,
+    fused: dict[str, tuple[str, FusedPart]] | None = None,
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`.
+
+    Args:
+      config: config of the model.
+      names: names of the stored tensors.
+      fused: module and part of the projections that are stored with others.
+    """
+    prefix = "" if "embed_tokens.weight" in names else PREFIX
+    layer: LayerNames = {
+        f"{ours}/scale": (f"{theirs}.weight", identity)
+        for ours, theirs in NORMS[config.norm_placement].items()
+    }
+    if config.query_key_norm != "none":
+        layer |= {
+            f"{ours}/scale": (f"{theirs}.weight", identity)
+            for ours, theirs in QUERY_KEY_NORMS.items()
+        }
+    modules = {
+        ours: (theirs, transpose, identity) for ours, theirs in PROJECTIONS.items()
+    } | {ours: (theirs, part, part) for ours, (theirs, part) in (fused or {}).items()}
+    for ours, (theirs, kernel, bias) in modules.items():
+        layer[f"{ours}/kernel"] = (f"{theirs}.weight", kernel)
+        if ours.rpartition("/")[2] in config.biased_projections:
+            layer[f"{ours}/bias"] = (f"{theirs}.bias", bias)
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
+        **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
+        "decoder/final_norm/scale": Recipe((f"{prefix}norm.weight",)),
+        **head_recipe(config),
+    }

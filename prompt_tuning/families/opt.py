@@ -1,0 +1,104 @@
+"""OPT: a GPT-2 with ReLU and separate projections; positions are counted from 2."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    RowsFrom,
+    identity,
+    transpose,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import (
+    Family,
+    LayerNames,
+    head_recipe,
+    layer_recipes,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+PREFIX = "model."
+FIRST_POSITION = 2
+PROJECTIONS = {
+    "self_attention/query": "self_attn.q_proj",
+    "self_attention/key": "self_attn.k_proj",
+    "self_attention/value": "self_attn.v_proj",
+    "self_attention/out": "self_attn.out_proj",
+    "mlp/up": "fc1",
+    "mlp/down": "fc2",
+}
+NORMS = {"self_attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"}
+
+
+def read_opt(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    reason = "that variant of OPT (350M, Galactica) is not implemented"
+    settings.require("do_layer_norm_before", True, reason)
+    settings.require("_remove_final_layer_norm", False, reason)
+    settings.require("layer_norm_elementwise_affine", True, reason)
+    width, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
+    settings.require("word_embed_proj_dim", width, reason)
+    activation = settings.text("activation_function", "relu")
+    return {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": width,
+        "feed_forward_width": settings.size("ffn_dim"),
+        "layers": settings.layers("num_hidden_layers"),
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": settings.head_width(width, heads),
+        "norm": "layer",
+        "norm_epsilon": 1e-5,
+        "positions": "learned",
+        "maximum_positions": settings.size("max_position_embeddings"),
+        "activation": settings.activation(activation),
+        "gated": False,
+        "biases": "all" if settings.flag("enable_bias", True) else "none",
+        "tied_head": settings.flag("tie_word_embeddings", True),
+    }
+
+
+def opt_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "decoder." if "decoder.embed_tokens.weight" in names else "model.decoder."
+    layer: LayerNames = {}
+    for ours, name in PROJECTIONS.items():
+        layer[f"{ours}/kernel"] = (f"{name}.weight", transpose)
+        if config.biases == "all":
+            layer[f"{ours}/bias"] = (f"{name}.bias", identity)
+    for ours, name in NORMS.items():
+        layer[f"{ours}/scale"] = (f"{name}.weight", identity)
+        layer[f"{ours}/bias"] = (f"{name}.bias", identity)
+    positions = Recipe(
+        (f"{prefix}embed_positions.weight",), transform=RowsFrom(FIRST_POSITION)
+    )
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
+        "position_embedder/embedding": positions,
+        **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
+        "decoder/final_norm/scale": Recipe((f"{prefix}final_layer_norm.weight",)),
+        "decoder/final_norm/bias": Recipe((f"{prefix}final_layer_norm.bias",)),
+        **head_recipe(config),
+    }
+
+
+OPT = Family(
+    model_type="opt",
+    title="OPT",
+    read_fields=read_opt,
+    recipes=opt_recipes,
+    embedding_tables=(
+        "model.decoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+    ),
+    base_prefix=PREFIX,
+    inert=frozenset(
+        {"dropout", "attention_dropout", "layerdrop", "init_std", "use_cache"}
+    ),
+)

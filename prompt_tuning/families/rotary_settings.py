@@ -1,0 +1,171 @@
+"""Settings of rotary positions in `config.json`: base, scaling and rotated width."""
+
+import math
+from typing import Any
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+IMPLEMENTED = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+def read_rotary(
+    settings: HuggingFaceSettings,
+    head_width: int,
+    *,
+    base: float = 10_000.0,
+    partial: float = 1.0,
+) -> dict[str, Any]:
+    """Reads `rope_parameters` (transformers 5), or `rope_scaling` and its companions.
+
+    Args:
+      settings: the settings in `config.json`.
+      head_width: `K`.
+      base: base of the frequencies if no setting has it.
+      partial: rotated fraction of each head if no setting has it.
+
+    Returns:
+      fields of `ModelConfig`; with settings for each kind of layer, those of the layers
+        without a window.
+    """
+    base = settings.positive("rope_theta", base)
+    partial = settings.number("partial_rotary_factor", partial, minimum=0, maximum=1)
+    blocks = [
+        _block(settings, name, FULL) for name in ("rope_parameters", "rope_scaling")
+    ]
+    for block in blocks:
+        base = block.positive("rope_theta", base)
+        partial = block.number("partial_rotary_factor", partial, minimum=0, maximum=1)
+    width = int(head_width * partial)
+    scaling = None
+    for block in blocks:
+        scaling = _read_scaling(block, settings, base, width) or scaling
+    return {
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+        "rotary_width": None if width == head_width else width,
+    }
+
+
+def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, Any]:
+    """Reads the base of the rotary frequencies in layers with a window.
+
+    Raises:
+      InputError: if the frequencies of these layers are scaled.
+    """
+    block = _block(settings, "rope_parameters", SLIDING)
+    block.require("rope_type", "default", "scaling in windowed layers is unknown")
+    return {"window_rotary_base": block.positive("rope_theta", base)}
+
+
+def _block(settings: HuggingFaceSettings, name: str, kind: str) -> HuggingFaceSettings:
+    """Returns the settings of one kind of layers, empty if there are none."""
+    values = settings.nested(name, {})
+    source = f"{name} in {settings.source}"
+    if kind in values or (FULL in values or SLIDING in values):
+        values, source = values.nested(kind, {}), f"{kind} in {source}"
+    return HuggingFaceSettings(source, values.values)
+
+
+def _read_scaling(
+    rope: HuggingFaceSettings, settings: HuggingFaceSettings, base: float, width: int
+) -> RotaryScaling | RotaryDivisors | None:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind == "default":
+        return None
+    source = rope.source
+    rope = HuggingFaceSettings(f"the rope_type {shown(kind)} in {source}", rope.values)
+    if kind == "linear":
+        return RotaryScaling(factor=rope.positive("factor"))
+    if kind == "llama3":
+        low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+        if low >= high:
+            rope.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
+        return RotaryScaling(
+            factor=rope.positive("factor"),
+            low_frequency_factor=low,
+            high_frequency_factor=high,
+            original_positions=rope.integer(
+                "original_max_position_embeddings", minimum=1
+            ),
+        )
+    if kind == "yarn":
+        return _yarn(rope, base, width)
+    if kind in ("longrope", "su"):
+        return _longrope(rope, settings, width)
+    raise InputError(
+        f"{source} has the rope_type {shown(kind)}, expected one of "
+        f"{', '.join(map(repr, IMPLEMENTED))}; others are not implemented"
+    )
+
+
+def _yarn(rope: HuggingFaceSettings, base: float, width: int) -> RotaryDivisors:
+    """Returns the scaling of YaRN (Peng et al. 2023, section 3.2 and equation 22).
+
+    Frequencies that turn more than `beta_fast` times within the original context are
+    unchanged, and those that turn less than `beta_slow` times are divided.
+    """
+    factor = rope.positive("factor")
+    original = rope.integer("original_max_position_embeddings", minimum=1)
+
+    def dimension(turns: float) -> float:
+        """Returns the pair that turns so many times within the original context."""
+        return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = dimension(rope.positive("beta_fast", 32.0))
+    high = dimension(rope.positive("beta_slow", 1.0))
+    if rope.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    span = high - low or 0.001
+    divided = [min(max((pair - low) / span, 0), 1) for pair in range(width // 2)]
+    magnitude = _yarn_magnitude(factor, 1.0)
+    scales = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    if all(scales):
+        above, below = (_yarn_magnitude(factor, scale) for scale in scales)
+        magnitude = above / below
+    return RotaryDivisors(
+        divisors=tuple(1 / (part / factor + 1 - part) for part in divided),
+        magnitude=rope.positive("attention_factor", magnitude),
+    )
+
+
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _longrope(
+    rope: HuggingFaceSettings, settings: HuggingFaceSettings, width: int
+) -> RotaryDivisors:
+    """Returns the short factors of LongRoPE (Ding et al. 2024, section 3.3).
+
+    transformers uses the long ones for all rows of a batch of which one is longer than
+    the original context; such rows are not supported, see `longrope_positions`.
+    """
+    divisors = rope.sequence("short_factor")
+    if len(divisors) != width // 2 or not all(
+        type(number) in (int, float) for number in divisors
+    ):
+        rope.refuse("short_factor", f"a list of {width // 2} numbers")
+    original = longrope_positions(settings)
+    maximum = settings.integer("max_position_embeddings", minimum=1)
+    factor = rope.positive("factor", maximum / original)
+    magnitude = 1.0
+    if factor > 1:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original))
+    return RotaryDivisors(
+        divisors=tuple(map(float, divisors)),
+        magnitude=rope.positive("attention_factor", magnitude),
+    )
+
+
+def longrope_positions(settings: HuggingFaceSettings) -> int:
+    """Returns the number of positions for which LongRoPE's short factors are used."""
+    name = "original_max_position_embeddings"
+    for block in ("rope_parameters", "rope_scaling"):
+        rope = _block(settings, block, FULL)
+        if name in rope:
+            return rope.integer(name, minimum=2)
+    return settings.integer(name, minimum=2)

@@ -1,0 +1,389 @@
+"""Makes tiny random models and PEFT adapters, with their logits, for the family tests.
+
+    python scripts/make_fixtures.py FAMILY... [--seed N] [--folder FOLDER]
+
+For each family it writes a folder with
+
+    base/         a Hugging Face model with random weights
+    prompt_tuning/, prefix_tuning/, lora/, ia3/
+                  PEFT adapters with random weights, where PEFT supports the kind
+    ref.npz       three rows of unlike length; the logits of the base model and with
+                  each adapter; the tokens that greedy decoding appends to each row
+
+The models are so small that windows, scalings and soft caps have an effect within a
+row. Needs the `bench` extra (torch, transformers, PEFT), and nothing of this package.
+"""
+
+# The imports are only in the `bench` extra.
+# pyright: reportMissingImports=false
+
+import argparse
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import peft
+import torch
+import transformers
+
+FOLDER = Path(__file__).parents[1] / "tests/fixtures/families"
+VOCABULARY = 23
+LENGTHS = (13, 6, 9)
+TARGET_LENGTHS = (5, 7, 3)
+PROMPT_LENGTH = 3
+NEW_TOKENS = 6
+
+DECODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+NO_HEAD_DIM = {name: value for name, value in DECODER.items() if name != "head_dim"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "original_max_position_embeddings": 16,
+}
+DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
+ENCODER_DECODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 8,
+    "d_ff": 12,
+    "d_kv": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": DECODER | {"rope_parameters": LLAMA3, "eos_token_id": [2, 19]},
+    "llama_attention_bias": DECODER
+    | {"model_type": "llama", "attention_bias": True, "rope_parameters": YARN},
+    "mistral": DECODER | {"sliding_window": 4, "num_hidden_layers": 2},
+    "ministral": DECODER
+    | {
+        "sliding_window": 4,
+        "layer_types": ["full_attention", *["sliding_attention"] * 2],
+    },
+    "qwen2": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 1,
+    },
+    "qwen3": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
+    "gemma": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
+    "gemma2": DECODER
+    | {
+        "head_dim": 6,
+        "tie_word_embeddings": True,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 3,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.5,
+    },
+    "gemma3_text": DECODER
+    | {
+        "head_dim": 6,
+        "tie_word_embeddings": True,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "linear",
+                "factor": 8.0,
+                "rope_theta": 1000.0,
+            },
+            "sliding_attention": DEFAULT,
+        },
+    },
+    "phi3": NO_HEAD_DIM
+    | {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "sliding_window": 4,
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
+    "phi3_longrope": NO_HEAD_DIM
+    | {
+        "model_type": "phi3",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "short_factor": [1.5, 3.0],
+            "long_factor": [4.0, 9.0],
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "smollm3": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "no_rope_layers": [1, 0, 1],
+        "attention_bias": True,
+    },
+    "olmo2": NO_HEAD_DIM | {"hidden_size": 16},
+    "olmo3": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT},
+    },
+    "granite": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.8,
+        "mlp_bias": True,
+    },
+    "gpt_neox": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
+    "gpt_neox_sequential": NO_HEAD_DIM
+    | {
+        "model_type": "gpt_neox",
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "use_parallel_residual": False,
+        "attention_bias": False,
+    },
+    "gpt2": {
+        "vocab_size": VOCABULARY,
+        "n_embd": 8,
+        "n_head": 2,
+        "n_layer": 2,
+        "n_positions": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
+    "opt": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 8,
+        "ffn_dim": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
+    "t5": ENCODER_DECODER | {"feed_forward_proj": "relu"},
+    "mt5": ENCODER_DECODER | {"tie_word_embeddings": False},
+    "umt5": ENCODER_DECODER | {"num_layers": 3},
+}
+# Modules that IA3 scales at their input, and at their output.
+SCALED_INPUT = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "wo")
+SCALED_OUTPUT = (
+    *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
+    *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
+)
+
+
+def main() -> None:
+    """Makes the folders of the families on the command line."""
+    parser = argparse.ArgumentParser(
+        description="Make tiny random models, PEFT adapters and their logits.",
+        epilog=f"families: {', '.join(FAMILIES)}",
+    )
+    parser.add_argument(
+        "families", nargs="+", metavar="FAMILY", help="a family listed below, or all"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of all weights and tokens (0)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        help="folder to write to; tests read another one named by FAMILY_FIXTURES",
+    )
+    arguments = parser.parse_args()
+    names = list(FAMILIES) if "all" in arguments.families else arguments.families
+    if unknown := sorted(set(names) - set(FAMILIES)):
+        parser.error(
+            f"unknown family {unknown[0]!r}; choose from {', '.join(FAMILIES)}"
+        )
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for name in names:
+        folder = arguments.folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        kinds = make_family(folder, name, arguments.seed)
+        print(f"{folder}: {', '.join(kinds)}")
+
+
+def make_family(folder: Path, name: str, seed: int) -> list[str]:
+    """Writes the folder of one family and returns the kinds of its adapters."""
+    torch.manual_seed(seed)
+    random = np.random.default_rng(seed)
+    settings = {"model_type": name} | FAMILIES[name]
+    config = transformers.AutoConfig.for_model(**settings)
+    model = auto_class(config).from_config(config, attn_implementation="eager").eval()
+    randomize(model)
+    model.save_pretrained(folder / "base")
+    given = rows(random, config.is_encoder_decoder)
+    results = {key: value.numpy() for key, value in given.items()}
+    results |= outputs("base", model, given)
+    kinds = []
+    for kind, settings in adapters(model):
+        base = auto_class(config).from_pretrained(
+            folder / "base", attn_implementation="eager"
+        )
+        try:
+            adapted = peft.get_peft_model(base, settings).eval()
+            randomize_adapter(adapted)
+            results |= outputs(kind, adapted, given)
+        except (RuntimeError, ValueError, IndexError, AttributeError) as error:
+            print(f"{name}: PEFT has no {kind}: {error}")
+            continue
+        adapted.save_pretrained(folder / kind)
+        (folder / kind / "README.md").unlink()
+        kinds.append(kind)
+    np.savez_compressed(folder / "ref.npz", **results)
+    return kinds
+
+
+def auto_class(config: Any) -> Any:
+    """Returns the class of transformers for a model with its head."""
+    if config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Sets all weights so that each of them has an effect on the logits."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            deviation = 0.3
+            if parameter.ndim == 2:
+                deviation = parameter.shape[1] ** -0.5
+            offset = parameter.mean().round() if "norm" in name or "ln_" in name else 0
+            parameter.copy_(offset + deviation * torch.randn_like(parameter))
+
+
+def randomize_adapter(model: torch.nn.Module) -> None:
+    """Sets the weights of an adapter."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            elif "ia3_" in name:
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            elif "prompt" in name:
+                parameter.copy_(0.7 * torch.randn_like(parameter))
+
+
+def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields each kind of adapter with its PEFT config."""
+    seq2seq = model.config.is_encoder_decoder
+    task = {"task_type": "SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM"}
+    virtual = {"num_virtual_tokens": PROMPT_LENGTH}
+    yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual)
+    yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual)
+    yield "lora", peft.LoraConfig(**task, r=2, target_modules="all-linear")
+    names = [name for name, _ in model.named_modules()]
+    present = [
+        [end for end in ends if any(name.endswith(f".{end}") for name in names)]
+        for ends in (SCALED_OUTPUT, SCALED_INPUT)
+    ]
+    yield (
+        "ia3",
+        peft.IA3Config(
+            **task,
+            target_modules=sorted([*present[0], *present[1]]),
+            feedforward_modules=sorted(present[1]),
+        ),
+    )
+
+
+def rows(random: np.random.Generator, seq2seq: bool) -> dict[str, torch.Tensor]:
+    """Returns rows of unlike length, padded on the right."""
+
+    def padded(lengths, padding):
+        ids = np.full((len(lengths), max(lengths)), padding)
+        for row, length in enumerate(lengths):
+            ids[row, :length] = random.integers(3, VOCABULARY, length)
+        return torch.tensor(ids)
+
+    tokens = padded(LENGTHS, 0)
+    given = {"input_ids": tokens, "attention_mask": (tokens != 0).long()}
+    return given | ({"labels": padded(TARGET_LENGTHS, -100)} if seq2seq else {})
+
+
+def outputs(kind: str, model: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Returns the logits of all rows, and the tokens appended to each row alone."""
+    with torch.no_grad():
+        logits = model(**given).logits
+        if "labels" in given:
+            logits = logits[:, -given["labels"].shape[1] :]
+        else:
+            logits = logits[:, -given["input_ids"].shape[1] :]
+            logits = logits * given["attention_mask"][..., None]
+        appended = [
+            continued(model, row[: int(mask.sum())])
+            for row, mask in zip(
+                given["input_ids"], given["attention_mask"], strict=True
+            )
+        ]
+    greedy = np.zeros((len(appended), NEW_TOKENS), np.int32)
+    for row, tokens in zip(greedy, appended, strict=True):
+        row[: len(tokens)] = tokens
+    return {
+        f"{kind}.logits": logits.numpy().astype(np.float32),
+        f"{kind}.greedy_single": greedy,
+    }
+
+
+def continued(model: Any, row: torch.Tensor) -> list[int]:
+    """Returns the tokens that greedy decoding appends to one row."""
+    generated = model.generate(
+        input_ids=row[None],
+        attention_mask=torch.ones_like(row[None]),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+    )[0]
+    seq2seq = model.config.is_encoder_decoder
+    return generated[1 if seq2seq else len(row) :].tolist()
+
+
+if __name__ == "__main__":
+    main()
