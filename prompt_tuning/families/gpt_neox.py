@@ -6,11 +6,12 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,
+    Transform,
     identity,
     transpose,
 )
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import Family, LayerNames, layer_recipes
+from prompt_tuning.families.family import Family, layer_recipes
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import INERT, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
@@ -57,11 +58,13 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
 def gpt_neox_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_in.weight" in names else PREFIX
-    modules = {ours: (name, transpose, identity) for ours, name in PROJECTIONS.items()}
+    modules: dict[str, tuple[str, Transform, Transform]] = {
+        ours: (name, transpose, identity) for ours, name in PROJECTIONS.items()
+    }
     for i, name in enumerate(("query", "key", "value")):
         part = FusedPart(i, (1, 1, 1), config.heads, in_first=False)
         modules[f"self_attention/{name}"] = ("attention.query_key_value", part, part)
-    layer: LayerNames = {}
+    layer: dict[str, tuple[str, Transform]] = {}
     for ours, (name, kernel, bias) in modules.items():
         layer[f"{ours}/kernel"] = (f"{name}.weight", kernel)
         if ours.rpartition("/")[2] in config.biased_projections:

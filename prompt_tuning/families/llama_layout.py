@@ -10,11 +10,12 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,
+    Transform,
     identity,
     transpose,
 )
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import LayerNames, head_recipe, layer_recipes
+from prompt_tuning.families.family import head_recipe, layer_recipes
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 PREFIX = "model."
@@ -110,7 +111,7 @@ def layout_recipes(
       fused: module and part of the projections that are stored with others.
     """
     prefix = "" if "embed_tokens.weight" in names else PREFIX
-    layer: LayerNames = {
+    layer: dict[str, tuple[str, Transform]] = {
         f"{ours}/scale": (f"{theirs}.weight", identity)
         for ours, theirs in NORMS[config.norm_placement].items()
     }
@@ -119,7 +120,7 @@ def layout_recipes(
             f"{ours}/scale": (f"{theirs}.weight", identity)
             for ours, theirs in QUERY_KEY_NORMS.items()
         }
-    modules = {
+    modules: dict[str, tuple[str, Transform, Transform]] = {
         ours: (theirs, transpose, identity) for ours, theirs in PROJECTIONS.items()
     } | {ours: (theirs, part, part) for ours, (theirs, part) in (fused or {}).items()}
     for ours, (theirs, kernel, bias) in modules.items():

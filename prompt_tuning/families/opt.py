@@ -6,13 +6,13 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     RowsFrom,
+    Transform,
     identity,
     transpose,
 )
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    LayerNames,
     head_recipe,
     layer_recipes,
 )
@@ -67,7 +67,7 @@ def read_opt(settings: HuggingFaceSettings) -> dict[str, Any]:
 def opt_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "decoder." if "decoder.embed_tokens.weight" in names else "model.decoder."
-    layer: LayerNames = {}
+    layer: dict[str, tuple[str, Transform]] = {}
     for ours, name in PROJECTIONS.items():
         layer[f"{ours}/kernel"] = (f"{name}.weight", transpose)
         if config.biases == "all":

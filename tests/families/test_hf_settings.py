@@ -120,7 +120,7 @@ def test_every_field_of_another_type_is_refused_with_file_and_name(family, tmp_p
 def test_rotary_scaling_of_another_type_is_refused(setting, name, tmp_path):
     config = {k: v for k, v in LLAMA.items() if k != "rope_scaling"}
     scaling = read(tmp_path, config | {setting: ROPE}).rotary_scaling
-    assert scaling is not None and scaling.factor == 8
+    assert isinstance(scaling, RotaryScaling) and scaling.factor == 8
     for other in WRONG:
         with pytest.raises(InputError, match=rf"{setting} in .*config\.json"):
             read(tmp_path, config | {setting: ROPE | {name: other}})
