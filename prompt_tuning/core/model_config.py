@@ -90,6 +90,8 @@ class ModelConfig:
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       relative_buckets: number of buckets of the relative position bias.
       relative_maximum_distance: distance from which all keys share the last bucket.
+      relative_bias_in_each_block: whether each block has its own relative position
+        bias (UMT5).
       activation: activation function of the feed-forward layer.
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
       biases: which projections have a bias; see `BIASED`.
@@ -151,6 +153,7 @@ class ModelConfig:
     window_rotary_base: float | None = None
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
+    relative_bias_in_each_block: bool = False
     biases: Biases = "none"
     scale_tied_hidden: bool = False
     scale_scores: bool = True
@@ -196,8 +199,7 @@ class ModelConfig:
             )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
-        if self.windowed_layers:
-            raise InputError("sliding windows are not implemented")
+        _check_layers(self)
         if not 0 <= self.dropout_rate < 1:
             raise InputError(
                 f"dropout_rate is {self.dropout_rate}, expected a number in [0, 1)"
@@ -252,6 +254,21 @@ def _check_choices(config: ModelConfig) -> None:
                 f"ModelConfig.{name} is {shown(value)}, expected "
                 f"{' or '.join(map(repr, get_args(accepted)))}"
             )
+
+
+def _check_layers(config: ModelConfig) -> None:
+    """Checks the choices that differ between layers."""
+    for name in ("windowed_layers", "unrotated_layers"):
+        numbers = getattr(config, name)
+        if any(not 0 <= number < config.layers for number in numbers):
+            raise InputError(
+                f"ModelConfig.{name} is {shown(numbers)}, expected numbers from 0 to "
+                f"{config.layers - 1}"
+            )
+    if config.windowed_layers and config.window is None:
+        raise InputError("windowed_layers need a window, found None")
+    if config.windowed_layers and config.architecture == "encoder_decoder":
+        raise InputError("windows are for decoder-only models")
 
 
 def _check_sizes(config: ModelConfig) -> None:

@@ -7,20 +7,36 @@ all of them.
 
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
+from prompt_tuning.families.gemma2 import GEMMA2
+from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neox import GPT_NEOX
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
+from prompt_tuning.families.olmo2 import OLMO2, OLMO3
 from prompt_tuning.families.opt import OPT
+from prompt_tuning.families.phi3 import PHI3
 from prompt_tuning.families.qwen2 import QWEN2
+from prompt_tuning.families.qwen3 import QWEN3
+from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.t5 import T5
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         LLAMA,
+        MISTRAL,
+        MINISTRAL,
         QWEN2,
+        QWEN3,
         GEMMA,
+        GEMMA2,
+        GEMMA3,
+        PHI3,
+        SMOLLM3,
+        OLMO2,
+        OLMO3,
         GRANITE,
         GPT_NEOX,
         GPT2,

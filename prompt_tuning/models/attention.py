@@ -18,6 +18,7 @@ attend to the same keys are adjacent. `groups_first` rearranges positions once p
 instead.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -326,6 +327,17 @@ def _over_keys(x: Array, scores: Array) -> Array:
     return x.reshape(*scores.shape[:-1], 1)
 
 
+def rotary_table_indices(config: ModelConfig) -> list[int]:
+    """Returns the index of each layer's table of rotary angles; see `rotary_angles`."""
+    indices = [0] * config.layers
+    if config.window_rotary_base is not None:
+        for layer in config.windowed_layers:
+            indices[layer] = 1
+    for layer in config.unrotated_layers:
+        indices[layer] = 2
+    return indices
+
+
 def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
     """Computes the angle per position of each pair (Su et al. 2021, equation 15).
 
@@ -347,13 +359,35 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
 
 def rotary_angles(
     positions: Int[Array, "n"], config: ModelConfig
+) -> tuple[Float[Array, "*tables n 1 half"], Float[Array, "*tables n 1 half"]]:
+    """Computes cosines and sines of rotary angles (Su et al. 2021, equation 34).
+
+    If layers differ there are three tables: the usual angles, the unscaled angles of
+    `window_rotary_base`, and zeros for layers without rotary embedding.
+    """
+    frequencies, scaling = rotary_frequencies(config), config.rotary_scaling
+    magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
+    if not any(rotary_table_indices(config)):
+        return _cosines_and_sines(positions, frequencies, magnitude)
+    base = config.window_rotary_base or config.rotary_base
+    plain = dataclasses.replace(config, rotary_base=base, rotary_scaling=None)
+    tables = (
+        (frequencies, magnitude),
+        (rotary_frequencies(plain), 1.0),
+        (np.zeros_like(frequencies), 1.0),
+    )
+    parts = [_cosines_and_sines(positions, *table) for table in tables]
+    cosines, sines = zip(*parts, strict=True)
+    return jnp.stack(cosines), jnp.stack(sines)
+
+
+def _cosines_and_sines(
+    positions: Int[Array, "n"], frequencies: np.ndarray, magnitude: float
 ) -> tuple[Float[Array, "n 1 half"], Float[Array, "n 1 half"]]:
-    """Computes cosines and sines of rotary angles (Su et al. 2021, equation 34)."""
-    frequencies = rotary_frequencies(config)
     # [n] -> [n, 1, K / 2]: one angle per pair, the same for all heads.
     angles = positions[..., None, None] * jnp.asarray(frequencies, jnp.float32)
-    scaling = config.rotary_scaling
-    magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
+    if magnitude == 1:
+        return jnp.cos(angles), jnp.sin(angles)
     return jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
 
 

@@ -35,6 +35,9 @@ class Attention(nnx.Module):
       key: `[L, D, G * K]`.
       value: `[L, D, G * K]`.
       out: `[L, H * K, D]`.
+      query_norm: norm of queries before the rotary embedding, `[L, K]` for each head or
+        `[L, H * K]` for all; None without it.
+      key_norm: the same of keys.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
@@ -64,21 +67,42 @@ class Attention(nnx.Module):
         )
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
+        def norm(name, width, axis):
+            if config.query_key_norm == "none":
+                return None
+            if self.norms_heads:
+                width, axis = config.head_width, "head_width"
+            named = named_key(key, name)
+            return Norm(named, config, stacked=layers, width=width, axis=axis)
+
+        self.norms_heads = config.query_key_norm == "head"
+        self.query_norm = norm("query_norm", inner, "heads")
+        self.key_norm = norm("key_norm", shared, "key_value_heads")
+
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to queries; on a mesh, for the heads of this device."""
-        return self.query(x).reshape(*x.shape[:-1], -1, self.head_width)
+        return self._heads(self.query(x), self.query_norm)
 
     def keys_and_values(
         self, x: Float[Array, "*lead D"]
     ) -> tuple[Float[Array, "*lead G K"], Float[Array, "*lead G K"]]:
         """Projects to keys and values; on a mesh, for the heads of this device."""
-        shape = (*x.shape[:-1], -1, self.head_width)
-        keys, values = self.key(x).reshape(shape), self.value(x).reshape(shape)
+        keys = self._heads(self.key(x), self.key_norm)
+        values = self._heads(self.value(x))
         return collectives.local_groups(keys), collectives.local_groups(values)
 
     def source(self, x: Float[Array, "R S D"]) -> KeyValues:
         """Projects rows to the keys and values that attention reads."""
         return KeyValues.from_heads(*self.keys_and_values(x))
+
+    def _heads(
+        self, x: Float[Array, "*lead HK"], norm: Norm | None = None
+    ) -> Float[Array, "*lead H K"]:
+        """Splits projected positions into heads, normalized as the config sets."""
+        if norm is not None and not self.norms_heads:
+            x = norm(x)
+        heads = x.reshape(*x.shape[:-1], -1, self.head_width)
+        return norm(heads) if norm is not None and self.norms_heads else heads
 
     def attend_and_project(
         self,

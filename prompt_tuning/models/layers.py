@@ -103,12 +103,19 @@ class Norm(nnx.Module):
     """
 
     def __init__(
-        self, key: Key[Array, ""], config: ModelConfig, *, stacked: int | None
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        stacked: int | None,
+        width: int | None = None,
+        axis: str = "embed",
     ):
         self.epsilon = config.norm_epsilon
         self.plus_one = config.norm == "rms_plus_one"
-        shape = (config.width,) if stacked is None else (stacked, config.width)
-        axes = ("embed",) if stacked is None else ("layers", "embed")
+        self.axis, self.width = axis, config.width if width is None else width
+        shape = (self.width,) if stacked is None else (stacked, self.width)
+        axes = (axis,) if stacked is None else ("layers", axis)
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
         start = zeros if self.plus_one else ones
         self.scale = declare(key, shape, axes, start, config.parameter_dtype)
@@ -123,6 +130,10 @@ class Norm(nnx.Module):
         scale = self.scale[...]
         if self.plus_one:
             scale = 1 + scale.astype(jnp.float32)
+        if self.bias is None and len(scale) < self.width:  # a shard of the heads
+            return sharded_mean_square_norm(
+                x, scale, self.epsilon, self.axis, self.width
+            )
         if self.bias is None:
             return root_mean_square_norm(x, scale, self.epsilon)
         return layer_norm(x, scale, self.bias[...], self.epsilon)
@@ -135,6 +146,32 @@ def root_mean_square_norm(
     """Computes `x / rms(x) * scale` in float32 (Zhang and Sennrich 2019, eq. 4)."""
     wide = x.astype(jnp.float32)
     square = jnp.mean(wide * wide, -1, keepdims=True)  # [*lead, 1]
+    normed = wide * jax.lax.rsqrt(square + epsilon)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def sharded_mean_square_norm(
+    x: Float[Array, "*lead d"],
+    scale: Float[Array, "d"],
+    epsilon: float,
+    axis: str,
+    width: int,
+) -> Float[Array, "*lead d"]:
+    """Computes the root-mean-square norm of an axis of which a mesh has shards.
+
+    Args:
+      x: this device's shard of the `width` elements.
+      scale: this device's shard of the scale.
+      epsilon: added to the mean square.
+      axis: logical name of the axis.
+      width: number of elements on all devices.
+    """
+    wide = x.astype(jnp.float32)
+    total = collectives.reduce_from_shards(
+        jnp.sum(wide * wide, -1, keepdims=True), axis
+    )
+    # Every device uses the sum for its own shard.
+    square = collectives.copy_to_shards(total, axis) / width
     normed = wide * jax.lax.rsqrt(square + epsilon)
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 

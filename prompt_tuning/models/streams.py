@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -54,6 +55,7 @@ class Stream:
       segments: number of each position's example in packed rows, 0 for padding.
       block_input: change made to `hidden` as it enters each block.
       shared: whether these rows are prompts shared by the batch instead of rows of it.
+      beyond_window: whether windows leave these keys in sight of later streams.
     """
 
     hidden: Float[Array, "R Q D"]
@@ -65,6 +67,7 @@ class Stream:
     segments: Int[Array, "R Q"] | None = None
     block_input: BlockInput | None = None
     shared: bool = False
+    beyond_window: bool = False
 
     @property
     def row_range(self) -> collectives.IndexRange:
@@ -92,8 +95,10 @@ class Stream:
         )
 
     @property
-    def key_positions(self) -> Int[Array, "_ _"]:
-        """Positions of the keys that later streams attend to."""
+    def key_positions(self) -> Int[Array, "_ _"] | None:
+        """Positions of the keys that later streams attend to; None beyond windows."""
+        if self.beyond_window:
+            return None
         return (
             self.positions if self.context_positions is None else self.context_positions
         )
@@ -107,8 +112,9 @@ class Context(NamedTuple):
         encoder's output `[N, S, D]`, from which each block computes its own.
       mask: see `Stream.context_mask`.
       rows: see `Stream.context_rows`.
-      positions: positions for the relative position bias, `[1 or N, S]`; None in
-        cross-attention, which has no bias.
+      positions: positions for the relative position bias and for windows, `[1 or N,
+        S]`; None in cross-attention, which has neither, and for keys that windows leave
+        in sight.
     """
 
     key_values: KeyValues | Array
@@ -117,18 +123,49 @@ class Context(NamedTuple):
     positions: Int[Array, "_ S"] | None = None
 
 
+class BlockValues(NamedTuple):
+    """What differs between the blocks of a stack besides their parameters.
+
+    Attributes:
+      reach: number of positions that a query attends to, itself included, `[L]`; None
+        if there are no windows.
+      rotary_table: index of the rotary angles, `[L]`; None if all blocks have the same.
+      bias_table: bias of each head and bucket of relative positions, `[L, H, buckets]`;
+        None if all blocks have the same, or none.
+    """
+
+    reach: Int[Array, "*L"] | None
+    rotary_table: Int[Array, "*L"] | None
+    bias_table: Float[Array, "*L H buckets"] | None
+
+
 class AttentionView(NamedTuple):
-    """How a stream attends to one source; the same in every block.
+    """How a stream attends to one source, in every block or in one.
 
     Attributes:
       mask: mask of the scores.
       rows: rows of the source that each row attends to; see `Stream.context_rows`.
       bias: bias added to the scores.
+      distance: number of positions from each key to each query; None if windows leave
+        all keys in sight.
+      buckets: buckets of relative positions, if the bias differs between blocks.
     """
 
     mask: Mask
     rows: Int[Array, "R"] | Int[Array, "R n"] | None
     bias: Float[Array, "#R H Q S"] | None
+    distance: Int[Array, "#R Q S"] | None = None
+    buckets: Int[Array, "#R Q S"] | None = None
+
+    def in_block(self, values: BlockValues) -> "AttentionView":
+        """Returns the view of one block, given its slice of what differs."""
+        mask, bias = self.mask, self.bias
+        if values.reach is not None and self.distance is not None:
+            near = (self.distance < values.reach)[:, None]  # [R, 1, Q, S]
+            mask = near if mask is None else mask & near
+        if values.bias_table is not None and self.buckets is not None:
+            bias = bias_of_buckets(values.bias_table, self.buckets)
+        return AttentionView(mask, self.rows, bias)
 
     def attention_source(self, key_values: KeyValues) -> AttentionSource:
         """Returns the attention source made from one block's keys and values."""
@@ -136,6 +173,15 @@ class AttentionView(NamedTuple):
             selected = (_select_rows(part, self.rows) for part in key_values)
             key_values = KeyValues(*selected)
         return AttentionSource(key_values, self.mask, self.bias)
+
+
+def bias_of_buckets(
+    table: Float[Array, "H buckets"], buckets: Int[Array, "#R Q S"]
+) -> Float[Array, "#R H Q S"]:
+    """Returns the bias of each head for the bucket of each query and key."""
+    # A product with a one-hot array is faster than looking up `Q * S` numbers.
+    hot = jax.nn.one_hot(buckets, table.shape[-1], dtype=table.dtype)
+    return jnp.einsum("rqsb,hb->rhqs", hot, table)  # [R, Q, S, buckets] before
 
 
 def _select_rows(
@@ -162,6 +208,12 @@ class StreamView(NamedTuple):
     cross_views: tuple[AttentionView, ...]
     first_row: Int[Array, ""] | int
     rows: int
+
+    def in_block(self, values: BlockValues) -> "StreamView":
+        """Returns the view of one block, given its slice of what differs."""
+        return self._replace(
+            self_views=tuple(view.in_block(values) for view in self.self_views)
+        )
 
 
 def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:

@@ -10,6 +10,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
@@ -33,6 +34,7 @@ from prompt_tuning.models.attention import (
     KeyValues,
     relative_position_bucket,
     rotary_angles,
+    rotary_table_indices,
 )
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
@@ -40,10 +42,12 @@ from prompt_tuning.models.layers import Norm
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
     AttentionView,
+    BlockValues,
     Context,
     Stream,
     StreamView,
     apply_block_inputs,
+    bias_of_buckets,
     flatten_streams,
     position_numbers,
     split_streams,
@@ -54,38 +58,44 @@ from prompt_tuning.sharding import collectives, parameter_gathering
 class RelativePositionBias(nnx.Module):
     """T5's relative position bias, shared by a whole stack (Raffel et al. 2020, 2.1).
 
+    In UMT5 each block has its own (Chung et al. 2023, "UniMax", section 4).
+
     Attributes:
-      embedding: bias of each head and bucket, `[H, buckets]`.
+      embedding: bias of each head and bucket, `[H, buckets]`, or `[L, H, buckets]`.
     """
 
     def __init__(
-        self, key: Key[Array, ""], config: ModelConfig, *, bidirectional: bool
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        layers: int,
+        bidirectional: bool,
     ):
         self.bidirectional = bidirectional
         self.buckets = config.relative_buckets
         self.maximum = config.relative_maximum_distance
+        shape = (config.heads, config.relative_buckets)
+        axes = ("heads", "relative_buckets")
+        self.in_each_block = config.relative_bias_in_each_block
         self.embedding = declare(
             key,
-            (config.heads, config.relative_buckets),
-            ("heads", "relative_buckets"),
+            (layers, *shape) if self.in_each_block else shape,
+            ("layers", *axes) if self.in_each_block else axes,
             fan_in(config.width),
             config.parameter_dtype,
         )
 
-    def __call__(
+    def bucket(
         self, queries: Int[Array, "#R Q"], keys: Int[Array, "#R S"]
-    ) -> Float[Array, "#R H Q S"]:
-        """Computes the bias of every query position against every key of its row."""
-        bucket = relative_position_bucket(
+    ) -> Int[Array, "#R Q S"]:
+        """Returns the bucket of every query position and key of its row."""
+        return relative_position_bucket(
             keys[:, None, :] - queries[:, :, None],
             bidirectional=self.bidirectional,
             buckets=self.buckets,
             maximum=self.maximum,
         )
-        # A product with a one-hot array is faster than looking up `Q * S` numbers.
-        # [R, Q, S, buckets] -> [R, H, Q, S]
-        hot = jax.nn.one_hot(bucket, self.buckets, dtype=self.embedding.dtype)
-        return jnp.einsum("rqsb,hb->rhqs", hot, self.embedding[...])
 
 
 class Stack(nnx.Module):
@@ -121,6 +131,7 @@ class Stack(nnx.Module):
             RelativePositionBias(
                 named_key(key, "relative_position_bias"),
                 config,
+                layers=layers,
                 bidirectional=bidirectional,
             )
             if config.positions == "relative"
@@ -159,14 +170,18 @@ class Stack(nnx.Module):
 
         def body(hidden, layer):
             # `layer` is one block's slice of everything that is stacked on L.
-            parameters, (input_values, past, cross, key) = layer
+            parameters, (input_values, past, cross, key, values) = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             whole = parameter_gathering.gather_parameters(
                 move_to_device(parameters), axes
             )
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded)
-            hidden, key_values = block(hidden, angles, numbers, views, past, cross, key)
+            own_angles = _angles_in_block(angles, values)
+            own_views = tuple(view.in_block(values) for view in views)
+            hidden, key_values = block(
+                hidden, own_angles, numbers, own_views, past, cross, key
+            )
             return hidden, key_values if keep else ()
 
         # Encoder outputs [B, S, D] whose keys and values each block computes itself.
@@ -187,6 +202,7 @@ class Stack(nnx.Module):
                 _stacked_key_values(past),
                 _stacked_key_values(cross),
                 keys,
+                self._block_values(),
             )
             gathers = _gathers_weights(axes) or any_on_host(parameters)
             hidden, key_values = scan_blocks(
@@ -249,6 +265,22 @@ class Stack(nnx.Module):
         ]
         return rotary_angles(flatten_streams(positions), self.config)
 
+    def _block_values(self) -> BlockValues:
+        """Returns what differs between the blocks, stacked on `L`."""
+        config, bias = self.config, self.relative_position_bias
+        reach = table = None
+        if config.windowed_layers:
+            assert config.window is not None
+            reach = np.full(self.count, np.iinfo(np.int32).max)
+            reach[list(config.windowed_layers)] = config.window
+            reach = jnp.asarray(reach, jnp.int32)
+        if any(rotary_table_indices(config)):
+            table = jnp.asarray(rotary_table_indices(config))
+        bias_table = None
+        if bias is not None and bias.in_each_block:
+            bias_table = bias.embedding[...]
+        return BlockValues(reach, table, bias_table)
+
     def _views(
         self,
         streams: Sequence[Stream],
@@ -265,23 +297,40 @@ class Stack(nnx.Module):
                 (s.context_mask, s.context_rows, s.key_positions) for s in streams[:i]
             ]
             before = [
-                AttentionView(mask, rows, self._bias(stream.positions, positions))
+                self._view(mask, rows, stream.positions, positions)
                 for mask, rows, positions in earlier
             ]
             rows, length, _ = stream.hidden.shape
             # The bias depends on differences of positions, and within an example
             # these are the same wherever in the row the example starts.
             positions = jnp.arange(length)[None]  # [1, Q]
-            own = AttentionView(stream.mask, None, self._bias(positions, positions))
+            own = self._view(stream.mask, None, positions, positions)
             first, total = stream.row_range
             view = StreamView((rows, length), (*before, own), encoded, first, total)
             views.append(view)
         return tuple(views)
 
-    def _bias(self, queries, keys) -> Float[Array, "#R H Q S"] | None:
-        if self.relative_position_bias is None:
-            return None
-        return self.relative_position_bias(queries, keys)
+    def _view(self, mask, rows, queries, keys) -> AttentionView:
+        """Returns the view of one source, given the positions of queries and keys."""
+        distance = bias = buckets = None
+        if self.config.windowed_layers and keys is not None:
+            distance = queries[:, :, None] - keys[:, None, :]  # [R, Q, S]
+        if self.relative_position_bias is not None:
+            buckets = self.relative_position_bias.bucket(queries, keys)
+            if not self.relative_position_bias.in_each_block:
+                table = self.relative_position_bias.embedding[...]
+                bias, buckets = bias_of_buckets(table, buckets), None
+        return AttentionView(mask, rows, bias, distance, buckets)
+
+
+def _angles_in_block(
+    angles: tuple[Array, Array] | None, values: BlockValues
+) -> tuple[Array, Array] | None:
+    """Returns the cosines and sines of one block, of several tables if they differ."""
+    if angles is None or values.rotary_table is None:
+        return angles
+    cosine, sine = (part[values.rotary_table] for part in angles)
+    return cosine, sine
 
 
 def _stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:

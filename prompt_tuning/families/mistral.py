@@ -1,0 +1,51 @@
+"""Mistral and Ministral: a Llama, in early versions with a window in its layers."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+
+
+def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    kind = SLIDING if "sliding_window" in settings else FULL
+    reason = "transformers gives all layers of this family the same kind"
+    layers = settings.layers("num_hidden_layers")
+    settings.require("layer_types", [kind] * layers, reason)
+    return read_ministral(settings)
+
+
+def read_ministral(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; layers may differ.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    kind = SLIDING if "sliding_window" in settings else FULL
+    return (
+        fields
+        | {"key_value_heads": settings.size("num_key_value_heads")}
+        | read_rotary(settings, fields["head_width"])
+        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
+    )
+
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    title="Mistral 7B, NeMo, Small",
+    read_fields=read_mistral,
+    write_settings=None,
+)
+MINISTRAL = dataclasses.replace(
+    MISTRAL, model_type="ministral", title="Ministral", read_fields=read_ministral
+)

@@ -1,0 +1,57 @@
+"""OLMo 2 and 3: norms after sublayers, and of queries and keys over all heads."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import alternating, read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
+
+
+def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=base)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "norm_placement": "after",
+            "query_key_norm": "width",
+            "biases": read_biases(settings),
+        }
+    )
+
+
+def read_olmo3(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; three of four layers have a window.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    base = 500_000.0
+    fields = read_olmo2(settings, base)
+    layers = fields["layers"]
+    return (
+        fields
+        | read_windows(settings, layers, alternating(layers, 4))
+        | read_window_rotary(settings, settings.positive("rope_theta", base))
+    )
+
+
+OLMO2 = dataclasses.replace(
+    LLAMA,
+    model_type="olmo2",
+    title="OLMo 2",
+    read_fields=read_olmo2,
+    write_settings=None,
+)
+OLMO3 = dataclasses.replace(
+    OLMO2, model_type="olmo3", title="OLMo 3", read_fields=read_olmo3
+)

@@ -1,0 +1,39 @@
+"""Qwen 3: a Llama with norms of queries and keys and a head width of its own."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.qwen2 import read_qwen_windows
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_qwen3(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    width = settings.size("head_dim")
+    return (
+        fields
+        | read_rotary(settings, width)
+        | read_qwen_windows(settings, fields["layers"])
+        | {
+            "head_width": width,
+            "biases": read_biases(settings),
+            "query_key_norm": "head",
+        }
+    )
+
+
+QWEN3 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen3",
+    title="Qwen 3 (dense)",
+    read_fields=read_qwen3,
+    write_settings=None,
+)

@@ -1,0 +1,46 @@
+"""SmolLM3: a Llama of which every fourth layer has no rotary embedding."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_unrotated, read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+
+
+def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings, tied=True)
+    layers, unrotated = fields["layers"], ()
+    unrotated = read_unrotated(settings, layers)
+    kinds = [FULL] * layers
+    if settings.flag("use_sliding_window", False):
+        if "sliding_window" in settings:
+            kinds = [SLIDING if i in unrotated else FULL for i in range(layers)]
+    else:
+        settings.require("layer_types", kinds, "use_sliding_window is not set")
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=2_000_000.0)
+        | read_windows(settings, layers, kinds)
+        | {
+            "key_value_heads": settings.size("num_key_value_heads"),
+            "biases": read_biases(settings),
+            "unrotated_layers": unrotated,
+        }
+    )
+
+
+SMOLLM3 = dataclasses.replace(
+    LLAMA,
+    model_type="smollm3",
+    title="SmolLM3",
+    read_fields=read_smollm3,
+    write_settings=None,
+)
