@@ -7,7 +7,6 @@ all of them.
 
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
-from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neox import GPT_NEOX
@@ -31,7 +30,6 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         GEMMA,
-        GEMMA2,
         GEMMA3,
         PHI3,
         SMOLLM3,
