@@ -18,7 +18,6 @@ attend to the same keys are adjacent. `groups_first` rearranges positions once p
 instead.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,9 +28,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
-from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
-from prompt_tuning.core.rotary_scaling import RotaryDivisors
 from prompt_tuning.sharding import collectives
 
 # Finite, so that a fully masked row (padding) yields numbers instead of NaN.
@@ -325,87 +322,6 @@ def _sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:
 def _over_keys(x: Array, scores: Array) -> Array:
     """Reshapes one number per query, `[G, R, h, Q]`, to `[G, N, r, h, Q, 1]`."""
     return x.reshape(*scores.shape[:-1], 1)
-
-
-def rotary_table_indices(config: ModelConfig) -> list[int]:
-    """Returns the index of each layer's table of rotary angles; see `rotary_angles`."""
-    indices = [0] * config.layers
-    if config.window_rotary_base is not None:
-        for layer in config.windowed_layers:
-            indices[layer] = 1
-    for layer in config.unrotated_layers:
-        indices[layer] = 2
-    return indices
-
-
-def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
-    """Computes the angle per position of each pair (Su et al. 2021, equation 15).
-
-    With `RotaryScaling` low frequencies are divided by a factor (Llama 3.1).
-    """
-    width, scaling = config.rotated_width, config.rotary_scaling
-    frequencies = config.rotary_base ** (-np.arange(0, width, 2) / width)
-    if scaling is None:
-        return frequencies
-    if isinstance(scaling, RotaryDivisors):
-        return frequencies / np.array(scaling.divisors)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    # Full turns within the original context; many turns mean a high frequency.
-    turns = scaling.original_positions * frequencies / (2 * np.pi)
-    # Weight of the unscaled frequency: 1 keeps it, 0 divides it by the factor.
-    keep = np.clip((turns - low) / (high - low), 0, 1) if high > low else 0.0
-    return frequencies * (keep + (1 - keep) / scaling.factor)
-
-
-def rotary_angles(
-    positions: Int[Array, "n"], config: ModelConfig
-) -> tuple[Float[Array, "*tables n 1 half"], Float[Array, "*tables n 1 half"]]:
-    """Computes cosines and sines of rotary angles (Su et al. 2021, equation 34).
-
-    If layers differ there are three tables: the usual angles, the unscaled angles of
-    `window_rotary_base`, and zeros for layers without rotary embedding.
-    """
-    frequencies, scaling = rotary_frequencies(config), config.rotary_scaling
-    magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
-    if not any(rotary_table_indices(config)):
-        return _cosines_and_sines(positions, frequencies, magnitude)
-    base = config.window_rotary_base or config.rotary_base
-    plain = dataclasses.replace(config, rotary_base=base, rotary_scaling=None)
-    tables = (
-        (frequencies, magnitude),
-        (rotary_frequencies(plain), 1.0),
-        (np.zeros_like(frequencies), 1.0),
-    )
-    parts = [_cosines_and_sines(positions, *table) for table in tables]
-    cosines, sines = zip(*parts, strict=True)
-    return jnp.stack(cosines), jnp.stack(sines)
-
-
-def _cosines_and_sines(
-    positions: Int[Array, "n"], frequencies: np.ndarray, magnitude: float
-) -> tuple[Float[Array, "n 1 half"], Float[Array, "n 1 half"]]:
-    # [n] -> [n, 1, K / 2]: one angle per pair, the same for all heads.
-    angles = positions[..., None, None] * jnp.asarray(frequencies, jnp.float32)
-    if magnitude == 1:
-        return jnp.cos(angles), jnp.sin(angles)
-    return jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
-
-
-def rotate(
-    x: Float[Array, "n heads K"], angles: tuple[Array, Array]
-) -> Float[Array, "n heads K"]:
-    """Rotates the first half of each head against the second, as Hugging Face does.
-
-    Elements of the head for which there are no angles are not rotated.
-    """
-    cosine, sine = angles
-    half = cosine.shape[-1]
-    wide = x[..., : 2 * half].astype(jnp.float32)
-    first, second = jnp.split(wide, 2, axis=-1)  # [n, heads, K / 2]
-    rotated = [first * cosine - second * sine, second * cosine + first * sine]
-    rotated = [part.astype(x.dtype) for part in rotated]
-    rest = [] if x.shape[-1] == 2 * half else [x[..., 2 * half :]]
-    return jnp.concatenate([*rotated, *rest], axis=-1)
 
 
 def relative_position_bucket(

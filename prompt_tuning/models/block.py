@@ -20,9 +20,9 @@ from prompt_tuning.models.attention import (
     attend,
     groups_first,
     positions_first,
-    rotate,
 )
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
+from prompt_tuning.models.rotary import rotate
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.sharding import collectives
 

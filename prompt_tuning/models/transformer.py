@@ -33,12 +33,11 @@ from prompt_tuning.core.rematerialization import (
 from prompt_tuning.models.attention import (
     KeyValues,
     relative_position_bucket,
-    rotary_angles,
-    rotary_table_indices,
 )
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layers import Norm
+from prompt_tuning.models.rotary import rotary_angles, rotary_table_indices
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
     AttentionView,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.model_config import RotaryScaling
-from prompt_tuning.models.attention import rotary_frequencies
+from prompt_tuning.models.rotary import rotary_frequencies
 from tests.support.dummies import LLAMA
 
 CONFIG = dataclasses.replace(LLAMA, head_width=32)
