@@ -18,17 +18,15 @@ from prompt_tuning.config.flat_choices import (
 )
 from prompt_tuning.config.methods import list_methods, list_rates
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.flat_options import (
+from prompt_tuning.core.flat_option import (
     DATA,
     EVALUATION,
     GROUPS,
-    LOSSES,
     METHOD,
     MODEL,
-    OPTIONS,
-    TABLE,
     FlatOption,
 )
+from prompt_tuning.core.flat_options import LOSSES, OPTIONS, TABLE
 from prompt_tuning.sweep.best_member import best_member
 
 HELP_WIDTH = 79

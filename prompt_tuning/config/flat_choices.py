@@ -8,7 +8,8 @@ from typing import Any
 from prompt_tuning.config.config_values import literal
 from prompt_tuning.config.methods import DEFAULT, METHODS, Method, find_method
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
-from prompt_tuning.core.flat_options import METHOD, OPTIONS, TABLE
+from prompt_tuning.core.flat_option import METHOD
+from prompt_tuning.core.flat_options import OPTIONS, TABLE
 
 Choices = Mapping[str, Any]
 """Values of the options that were given, by name."""

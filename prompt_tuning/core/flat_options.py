@@ -5,51 +5,17 @@ option to type by it. It imports nothing heavy, so that help is instant; a test 
 its defaults with those of the settings.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-MODEL, DATA, METHOD = "model", "data", "method"
-TRAINING, EVALUATION, OUTPUT = "training", "evaluation", "output"
-GROUPS = (MODEL, DATA, METHOD, TRAINING, EVALUATION, OUTPUT)
-"""Groups of options, in the order of help."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FlatOption:
-    """One option.
-
-    Attributes:
-      name: name without dashes.
-      group: one of `GROUPS`.
-      help: description, without the default.
-      setting: parameter that it sets, as configs write it; empty if it depends on the
-        method.
-      kind: `str`, `int`, `float`, `list` for several texts, or `bool` for a flag.
-      macro: name that shipped configs use for the value, if any.
-      default: default that help shows; None if there is none, and a text where the
-        default depends on other options.
-      choices: values that are accepted; empty for all.
-      metavar: name of the value in help.
-      minimum: smallest value of an integer.
-    """
-
-    name: str
-    group: str
-    help: str
-    setting: str = ""
-    kind: type = str
-    macro: str = ""
-    default: Any = None
-    choices: tuple[str, ...] = ()
-    metavar: str | None = None
-    minimum: int = 1
-
-    @property
-    def flag(self) -> str:
-        """The option as it is typed."""
-        return f"--{self.name}"
-
+from prompt_tuning.core.flat_option import (
+    DATA,
+    EVALUATION,
+    METHOD,
+    MODEL,
+    OUTPUT,
+    TRAINING,
+    FlatOption,
+)
 
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = ("constant", "linear")
@@ -100,6 +66,15 @@ TABLE = (
         "Pretrained.compute_dtype",
         default="float32",
         choices=DTYPES,
+    ),
+    FlatOption(
+        "attention",
+        MODEL,
+        "how attention is computed: with a fused kernel of the GPU, without one, or "
+        "with one where it can be used",
+        "Pretrained.attention",
+        default="auto",
+        choices=("auto", "reference", "flash"),
     ),
     FlatOption(
         "train",

@@ -6,6 +6,7 @@ decoder needs no padding mask: padding follows all real tokens.
 
 import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -78,6 +79,22 @@ def encoder_mask(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B 1 1 K"
 def decoder_causal_mask(length: int) -> Bool[Array, "1 1 Q K"]:
     """Lets each position attend to itself and to earlier positions."""
     return jnp.tri(length, dtype=bool)[None, None]
+
+
+class CausalMask(NamedTuple):
+    """Causal mask, as a description that fused kernels read instead of an array.
+
+    Attributes:
+      segments: number of each position's segment; None if each row is one segment.
+    """
+
+    segments: Int[Array, "B T"] | None = None
+
+    def array(self, length: int) -> Bool[Array, "#B 1 T T"]:
+        """Returns the mask for rows of a length."""
+        if self.segments is None:
+            return decoder_causal_mask(length)
+        return decoder_packed_mask(self.segments)
 
 
 def decoder_packed_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:

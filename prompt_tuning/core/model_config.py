@@ -24,6 +24,7 @@ QueryKeyNorm = Literal["none", "head", "width"]
 Positions = Literal["rotary", "learned", "relative"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "all"]
+AttentionMethod = Literal["auto", "reference", "flash"]
 
 QKV, MLP = ("query", "key", "value"), ("gate", "up", "down")
 BIASED: dict[str, tuple[str, ...]] = {
@@ -101,11 +102,14 @@ class ModelConfig:
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
       attention_multiplier: factor of attention scores instead of `K ** -0.5`, if set.
+      attention_soft_cap: `c` of scores `c * tanh(scores / c)`; None for no cap (Gemma
+        2).
+      logit_soft_cap: the same for logits.
       embedding_multiplier: factor of token vectors; prompt vectors are not multiplied
         (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
-      logit_multiplier: factor of logits (Granite).
+      logit_multiplier: factor of logits, before their soft cap (Granite).
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
       stop_ids: further tokens that end a generated text.
@@ -114,6 +118,8 @@ class ModelConfig:
       dropout_rate: dropout rate of embeddings, attention weights, feed-forward
         activations and block outputs, in training only.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
+      attention: how attention is computed: by a fused kernel of the device ("flash"),
+        without one ("reference"), or by a fused kernel where there is one ("auto").
       rematerialization: which activations the backward pass recomputes.
       encoder_rematerialization: the same for the encoder; as in the decoder if None.
       parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8"
@@ -155,6 +161,8 @@ class ModelConfig:
     scale_tied_hidden: bool = False
     scale_scores: bool = True
     attention_multiplier: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
     embedding_multiplier: float = 1.0
     input_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -167,6 +175,7 @@ class ModelConfig:
     dropout_rate: float = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
+    attention: AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(
         default_factory=Rematerialization
     )
@@ -241,6 +250,7 @@ def _check_choices(config: ModelConfig) -> None:
         "positions": Positions,
         "activation": Activation,
         "biases": Biases,
+        "attention": AttentionMethod,
     }
     for name, accepted in choices.items():
         value = getattr(config, name)
@@ -352,6 +362,7 @@ def t5_config(
         "compute_dtype",
         "parameter_dtype",
         "dropout_rate",
+        "attention",
         "rematerialization",
         "encoder_rematerialization",
     }

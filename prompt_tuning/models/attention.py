@@ -28,6 +28,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
+from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.sharding import collectives
 
@@ -62,11 +63,11 @@ class KeyValues(NamedTuple):
 class AttentionSource(NamedTuple):
     """Keys and values, with the mask and bias applied to the scores against them.
 
-    Mask and bias broadcast to `[R, H, Q, S]`.
+    Mask and bias broadcast to `[R, H, Q, S]`. A `CausalMask` is for fused kernels only.
     """
 
     key_values: KeyValues
-    mask: Bool[Array, "#R 1 #Q S"] | None
+    mask: Bool[Array, "#R 1 #Q S"] | CausalMask | None
     bias: Float[Array, "#R H Q S"] | None
 
 
@@ -247,6 +248,7 @@ def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
         scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
     if source.mask is not None:
         mask = source.mask
+        assert not isinstance(mask, CausalMask)  # the caller makes it an array
         rows = (1, 1) if len(mask) == 1 else scores.shape[1:3]
         # [1 or R, 1, 1 or Q, S] -> [1 or N, 1 or r, 1, 1 or Q, S]
         scores = jnp.where(mask.reshape(*rows, *mask.shape[1:]), scores, MASKED_SCORE)

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
+from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.core.rematerialization import ATTENTION, named
@@ -21,6 +22,8 @@ from prompt_tuning.models.attention import (
     groups_first,
     positions_first,
 )
+from prompt_tuning.models.attention_choice import choose_attention
+from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
 from prompt_tuning.models.rotary import rotate
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
@@ -41,6 +44,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        self.config = config
         self.head_width = config.head_width
         self.dropout_rate = config.dropout_rate
         self.scale = config.score_scale
@@ -124,14 +128,7 @@ class Attention(nnx.Module):
         """
         # Of each stream, [G, R, h, Q, K].
         attended = [
-            attend(
-                groups_first(query, stream_sources[0].key_values.groups),
-                stream_sources,
-                scale=self.scale,
-                dropout_rate=self.dropout_rate,
-                key=optional_key(key, f"stream_{i}"),
-                first_row=first,
-            )
+            self._attend(query, stream_sources, optional_key(key, f"stream_{i}"), first)
             for i, (query, stream_sources, first) in enumerate(
                 zip(queries, sources, first_rows, strict=True)
             )
@@ -139,6 +136,22 @@ class Attention(nnx.Module):
         # [n, H, K]
         flat = named(flatten_streams(list(map(positions_first, attended))), ATTENTION)
         return self.out(flat.reshape(len(flat), -1))  # [n, H * K] -> [n, D]
+
+    def _attend(self, query, sources, key, first_row):
+        """Attends with the method that the views of the stream were made for."""
+        query = groups_first(query, sources[0].key_values.groups)
+        if isinstance(sources[-1].mask, CausalMask):
+            kernel = choose_attention(self.config).kernel
+            assert kernel is not None  # else the mask would be an array
+            return attend_fused(kernel, query, sources, scale=self.scale)
+        return attend(
+            query,
+            sources,
+            scale=self.scale,
+            dropout_rate=self.dropout_rate,
+            key=key,
+            first_row=first_row,
+        )
 
 
 class Block(nnx.Module):

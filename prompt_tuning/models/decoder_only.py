@@ -80,11 +80,9 @@ def causal_stream(
     hidden: Float[Array, "B T D"], segments: Int[Array, "B T"] | None = None
 ) -> Stream:
     """Returns rows that run causally; packed rows run segment by segment."""
+    mask = masks.CausalMask(segments)
     if segments is None:
-        length = hidden.shape[1]
-        mask = masks.decoder_causal_mask(length)
-        return Stream(hidden, jnp.arange(length)[None], mask)
-    mask = masks.decoder_packed_mask(segments)
+        return Stream(hidden, jnp.arange(hidden.shape[1])[None], mask)
     return Stream(hidden, positions_in_segment(segments), mask, segments=segments)
 
 

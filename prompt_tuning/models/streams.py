@@ -17,11 +17,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex
-from prompt_tuning.core.masks import Count
+from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
 from prompt_tuning.sharding import collectives
 
 Mask = Bool[Array, "#R 1 #Q _"] | None
+OwnMask = Mask | CausalMask
 ContextMask = Bool[Array, "_ 1 _ _"] | None
 
 
@@ -45,7 +46,7 @@ class Stream:
       hidden: hidden states, `[R, Q, D]`.
       positions: positions for the rotary embedding, the learned table or the relative
         bias, `[1 or R, Q]`.
-      mask: mask of attention within each row.
+      mask: mask of attention within each row; a `CausalMask` where it is one.
       context_mask: mask of the keys that later streams attend to; None for no mask.
       context_rows: row of this stream that each row of a later stream attends to,
         `[R]`, or several of them, `[R, n]`; None if equally many consecutive rows share
@@ -60,7 +61,7 @@ class Stream:
 
     hidden: Float[Array, "R Q D"]
     positions: Int[Array, "#R Q"]
-    mask: Mask
+    mask: OwnMask
     context_mask: ContextMask = None
     context_rows: Int[Array, "_"] | Int[Array, "_ n"] | None = None
     context_positions: Int[Array, "_ _"] | None = None
@@ -122,6 +123,13 @@ class Context(NamedTuple):
     rows: Int[Array, "R"] | Int[Array, "R n"] | None = None
     positions: Int[Array, "_ S"] | None = None
 
+    @property
+    def row_count(self) -> int:
+        """Number of rows of keys, `N`."""
+        if isinstance(self.key_values, KeyValues):
+            return self.key_values.keys.shape[2]
+        return len(self.key_values)
+
 
 class BlockValues(NamedTuple):
     """What differs between the blocks of a stack besides their parameters.
@@ -149,13 +157,15 @@ class AttentionView(NamedTuple):
       distance: number of positions from each key to each query; None if windows leave
         all keys in sight.
       buckets: buckets of relative positions, if the bias differs between blocks.
+      shared: whether all rows attend to the one row of the source.
     """
 
-    mask: Mask
+    mask: OwnMask
     rows: Int[Array, "R"] | Int[Array, "R n"] | None
     bias: Float[Array, "#R H Q S"] | None
     distance: Int[Array, "#R Q S"] | None = None
     buckets: Int[Array, "#R Q S"] | None = None
+    shared: bool = False
 
     def in_block(self, values: BlockValues) -> "AttentionView":
         """Returns the view of one block, given its slice of what differs."""
@@ -166,6 +176,12 @@ class AttentionView(NamedTuple):
         if values.bias_table is not None and self.buckets is not None:
             bias = bias_of_buckets(values.bias_table, self.buckets)
         return AttentionView(mask, self.rows, bias)
+
+    def with_mask_array(self, length: int) -> "AttentionView":
+        """Returns the view of a source of a length, with an array as its mask."""
+        if not isinstance(self.mask, CausalMask):
+            return self
+        return self._replace(mask=self.mask.array(length))
 
     def attention_source(self, key_values: KeyValues) -> AttentionSource:
         """Returns the attention source made from one block's keys and values."""

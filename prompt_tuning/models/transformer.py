@@ -34,6 +34,7 @@ from prompt_tuning.models.attention import (
     KeyValues,
     relative_position_bucket,
 )
+from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layers import Norm
@@ -289,21 +290,26 @@ class Stack(nnx.Module):
         encoded = tuple(
             AttentionView(context.mask, context.rows, None) for context in cross
         )
-        views = []
+        kernel, views = choose_attention(self.config).kernel, []
         for i, stream in enumerate(streams):
-            earlier = [(c.mask, c.rows, c.positions) for c in past]
+            earlier = [(c.mask, c.rows, c.positions, c.row_count) for c in past]
             earlier += [
-                (s.context_mask, s.context_rows, s.key_positions) for s in streams[:i]
+                (s.context_mask, s.context_rows, s.key_positions, len(s.hidden))
+                for s in streams[:i]
             ]
             before = [
-                self._view(mask, rows, stream.positions, positions)
-                for mask, rows, positions in earlier
+                self._view(mask, rows, stream.positions, positions)._replace(
+                    shared=count == 1
+                )
+                for mask, rows, positions, count in earlier
             ]
             rows, length, _ = stream.hidden.shape
             # The bias depends on differences of positions, and within an example
             # these are the same wherever in the row the example starts.
             positions = jnp.arange(length)[None]  # [1, Q]
             own = self._view(stream.mask, None, positions, positions)
+            if kernel is None or not is_fusable((*before, own), kernel):
+                own = own.with_mask_array(length)
             first, total = stream.row_range
             view = StreamView((rows, length), (*before, own), encoded, first, total)
             views.append(view)

@@ -25,6 +25,7 @@ from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.slices import whole
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.models.attention_choice import check_attention, choose_attention
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.source import (
@@ -171,6 +172,18 @@ class PromptedModel:
         )
 
     @property
+    def attention(self) -> str:
+        """Describes how attention is computed in training, and the reason."""
+        choice = choose_attention(self.config)
+        if choice.kernel is None:
+            return str(choice)
+        if self.prompts.count > 1:
+            return "reference, because rows attend to one of several prompts"
+        if self.prompting.prefix_attention:
+            return "reference, because given text attends in both directions"
+        return f"{choice}" + "; reference in packed rows" * (not choice.kernel.packs)
+
+    @property
     def predicts_without_text(self) -> bool:
         """Whether a row without tokens still predicts a next token."""
         if self.config.architecture == "encoder_decoder":
@@ -239,6 +252,7 @@ def open_pretrained(
     policies = (source.rematerialization, source.encoder_rematerialization)
     check_location(source.weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
+    check_attention(config)
     tokenizer = find_tokenizer(source, config)
     tuning, started = tuning or Tuning(), PromptPair()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:

@@ -37,6 +37,8 @@ class Pretrained:
         "pinned_host" memory, from which each block is copied to the device; or
         "streamed" layer by layer from the files, for models larger than host memory.
       dropout_rate: dropout rate in training.
+      attention: "flash" computes attention with a fused kernel of the device, cuDNN's
+        on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
       rematerialization: activations that the backward pass recomputes; None for none.
       encoder_rematerialization: the same for an encoder; as in the decoder if None.
       eos_id: token that ends a text, instead of the tokenizer's EOS; generation also
@@ -53,6 +55,7 @@ class Pretrained:
     parameter_dtype: str = "float32"
     weights: str = "device"
     dropout_rate: float = 0.0
+    attention: str = "auto"
     rematerialization: Rematerialization | None = None
     encoder_rematerialization: Rematerialization | None = None
     eos_id: int | None = None
@@ -87,6 +90,7 @@ def open_checkpoint(
         "compute_dtype": source.compute_dtype,
         "parameter_dtype": source.parameter_dtype,
         "dropout_rate": source.dropout_rate,
+        "attention": source.attention,
         "rematerialization": source.rematerialization or Rematerialization(),
         "encoder_rematerialization": source.encoder_rematerialization,
     }
@@ -147,8 +151,6 @@ def open_embeddings(
 ) -> StoredTable:
     """Opens the embedding table, given the results of `open_checkpoint`.
 
-    Its rows are what the model reads for a token: Gemma's are multiplied.
-
     Raises:
       InputError: if there is none, or its shape differs from the config.
     """
@@ -160,4 +162,4 @@ def open_embeddings(
             f"contains {', '.join(sorted(stored)[:5])}, ..."
         )
     shape = (config.vocabulary_size, config.width)
-    return StoredTable(path, shape, recipes[path], stored, config.embedding_multiplier)
+    return StoredTable(path, shape, recipes[path], stored)

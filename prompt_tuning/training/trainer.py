@@ -85,6 +85,7 @@ class Trainer:
             count = sum(counts.values())
             size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
+        rows.append(f"attention: {self.model.attention}")
         if self.model.ends is not None:
             rows.append(self.model.ends)
         if self.evaluator is not None and self.evaluator.loss_meaning is not None:

@@ -1,9 +1,7 @@
 """A random model of the Llama case, for the cases without PEFT."""
 
-import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -16,18 +14,18 @@ from scripts.bench.cases import LLAMA_CONFIG
 from scripts.random_model import write_random_model
 
 
-def write_llama(folder: Path, **changes: Any) -> None:
+def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
     """Writes a random model as a Hugging Face folder.
 
     Args:
       folder: output folder.
-      changes: fields of `ModelConfig` that differ from the Llama case.
+      vocabulary_size: `V`; None for the vocabulary size of the Llama case.
     """
     shape = LLAMA_CONFIG
     config = ModelConfig(
         family="llama",
         architecture="decoder_only",
-        vocabulary_size=shape["vocab_size"],
+        vocabulary_size=vocabulary_size or shape["vocab_size"],
         width=shape["hidden_size"],
         feed_forward_width=shape["intermediate_size"],
         layers=shape["num_hidden_layers"],
@@ -41,7 +39,7 @@ def write_llama(folder: Path, **changes: Any) -> None:
         gated=True,
         tied_head=False,
     )
-    write_random_model(folder, dataclasses.replace(config, **changes))
+    write_random_model(folder, config)
 
 
 def open_prompted(

@@ -63,8 +63,7 @@ class Ragged:
             if model == RANDOM_MODEL:
                 assert tokenizer is not None
                 model, prompt = folder, LLAMA.prompt
-                size = load_tokenizer(tokenizer).vocabulary_size
-                write_llama(Path(folder), vocabulary_size=size)
+                write_llama(Path(folder), load_tokenizer(tokenizer).vocabulary_size)
             self.model = open_prompted(Path(model), prompt, tokenizer)
             parameters = self.model.read_parameters()
         self.prepared = prepare(self.model.graph, parameters)

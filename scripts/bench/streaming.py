@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
-from prompt_tuning.training.trainer import Step
 
 MEGABYTE = 1e6
 PROMPT_LENGTH = 20
@@ -217,7 +217,7 @@ def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
 
 def make_step(
     model: PromptedModel, optimizer: optax.GradientTransformation, watch: Watch
-) -> Step:
+) -> Callable[..., Any]:
     """Returns the library's step, sampled at every layer if it streams the weights."""
     if not model.weight_storage.streamed:
         return compile_step(model.graph, optimizer, dropout=False)

@@ -19,7 +19,8 @@ from prompt_tuning.config.python_runs import recipe_of, tune_request
 from prompt_tuning.config.shipped_configs import list_configs
 from prompt_tuning.config.values_in_use import complete_config
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.flat_options import LOSSES, METHOD, OPTIONS, TABLE
+from prompt_tuning.core.flat_option import METHOD
+from prompt_tuning.core.flat_options import LOSSES, OPTIONS, TABLE
 
 MODEL = "bundled:skills-decoder"
 GIVEN = {"model": MODEL, "train": ["a.jsonl"], "eval": ["b.jsonl"], "out": "run"}

@@ -1,0 +1,45 @@
+"""One option of the command line that sets a value of a run."""
+
+import dataclasses
+from typing import Any
+
+MODEL, DATA, METHOD = "model", "data", "method"
+TRAINING, EVALUATION, OUTPUT = "training", "evaluation", "output"
+GROUPS = (MODEL, DATA, METHOD, TRAINING, EVALUATION, OUTPUT)
+"""Groups of options, in the order of help."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatOption:
+    """One option.
+
+    Attributes:
+      name: name without dashes.
+      group: one of `GROUPS`.
+      help: description, without the default.
+      setting: parameter that it sets, as configs write it; empty if it depends on the
+        method.
+      kind: `str`, `int`, `float`, `list` for several texts, or `bool` for a flag.
+      macro: name that shipped configs use for the value, if any.
+      default: default that help shows; None if there is none, and a text where the
+        default depends on other options.
+      choices: values that are accepted; empty for all.
+      metavar: name of the value in help.
+      minimum: smallest value of an integer.
+    """
+
+    name: str
+    group: str
+    help: str
+    setting: str = ""
+    kind: type = str
+    macro: str = ""
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    minimum: int = 1
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed."""
+        return f"--{self.name}"

@@ -1,0 +1,122 @@
+"""Chooses between a fused attention kernel and the reference, `attention.attend`."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.masks import CausalMask
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.models.fused_kernel import FusedKernel, Obstacle
+from prompt_tuning.models.streams import AttentionView
+
+
+def _cudnn() -> FusedKernel:
+    from prompt_tuning.models.cudnn_attention import KERNEL
+
+    return KERNEL
+
+
+def _splash() -> FusedKernel:
+    # Imports Pallas, which takes longer than all other modules of the models.
+    from prompt_tuning.models.splash_attention import KERNEL
+
+    return KERNEL
+
+
+KERNELS: dict[str, Callable[[], FusedKernel]] = {"gpu": _cudnn, "tpu": _splash}
+"""Loads the fused kernel of each platform that has one, by JAX's name of it."""
+
+
+class AttentionChoice(NamedTuple):
+    """How a model's attention is computed on this machine.
+
+    Attributes:
+      kernel: the fused kernel; None for the reference.
+      obstacle: why the reference is used; None if the config says so, and with a
+        kernel.
+    """
+
+    kernel: FusedKernel | None
+    obstacle: Obstacle | None = None
+
+    def __str__(self) -> str:
+        if self.kernel is not None:
+            return f"flash ({self.kernel.name})"
+        return "reference" + (f", because {self.obstacle[0]}" if self.obstacle else "")
+
+
+def choose_attention(config: ModelConfig) -> AttentionChoice:
+    """Returns how a model's attention is computed on this machine."""
+    if config.attention == "reference":
+        return AttentionChoice(None)
+    obstacle = _obstacle_of_model(config)
+    if obstacle is not None:
+        return AttentionChoice(None, obstacle)
+    platform = jax.default_backend()
+    if platform not in KERNELS:
+        reason = f"there is no fused kernel for the platform {platform!r}"
+        return AttentionChoice(None, Obstacle(reason, "use a GPU or a TPU"))
+    kernel = KERNELS[platform]()
+    obstacle = kernel.obstacle(config)
+    return AttentionChoice(None if obstacle else kernel, obstacle)
+
+
+def check_attention(config: ModelConfig) -> None:
+    """Checks that a fused kernel can be used if the config demands it.
+
+    Raises:
+      InputError: with the reason, and what to change.
+    """
+    if config.attention != "flash":
+        return
+    obstacle = choose_attention(config).obstacle
+    if obstacle is not None:
+        raise InputError(
+            f"Pretrained.attention is 'flash', but {obstacle.reason}: "
+            f"{obstacle.remedy}, or set attention to 'auto' (--attention auto), which "
+            "uses a fused kernel where there is one"
+        )
+
+
+def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
+    """Returns what rules out every fused kernel; None if nothing does."""
+    if config.positions == "relative":
+        return Obstacle(
+            "T5 adds a bias to its scores, which fused kernels do not read",
+            "use a decoder-only model",
+        )
+    for name in ("attention_soft_cap", "windowed_layers"):
+        if getattr(config, name):
+            return Obstacle(
+                f"the model has {name}, which the fused kernels here do not compute",
+                "use another model",
+            )
+    if config.dropout_rate > 0:
+        return Obstacle(
+            f"dropout_rate is {config.dropout_rate}, and fused kernels do not drop "
+            "attention weights",
+            "set Pretrained.dropout_rate to 0",
+        )
+    return None
+
+
+def is_fusable(views: Sequence[AttentionView], kernel: FusedKernel) -> bool:
+    """Returns whether a kernel can compute a stream's attention to its sources.
+
+    Args:
+      views: what precedes the stream, then the stream.
+      kernel: the kernel.
+    """
+    *before, own = views
+    if any(view.distance is not None or view.buckets is not None for view in views):
+        return False
+    if not isinstance(own.mask, CausalMask) or own.bias is not None:
+        return False
+    if own.mask.segments is not None and not kernel.packs:
+        return False
+    return all(
+        view.shared and view.mask is None and view.rows is None and view.bias is None
+        for view in before
+    )

@@ -1,0 +1,156 @@
+"""The fused attention kernel of cuDNN, for NVIDIA GPUs.
+
+`jax.nn.dot_product_attention` computes the gradient of one source: it passes its own
+log-sum-exp to cuDNN's backward pass and drops the gradient of the log-sum-exp that it
+returns. Here cuDNN is called through the functions below it, whose parameters are
+checked when a model is opened, because JAX does not promise to keep them.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.models.fused_kernel import (
+    FusedKernel,
+    Keys,
+    LogSumExp,
+    Obstacle,
+    Query,
+    Segments,
+    dtype_obstacle,
+)
+
+HOPPER, AMPERE = (9, 0), (8, 0)
+WIDEST, WIDEST_BEFORE_HOPPER = 256, 128
+_ARRAYS = (
+    "query", "key", "value", "bias", "q_seqlen", "kv_seqlen", "q_offsets",
+    "kv_offsets", "page_table_k", "page_table_v",
+)  # fmt: skip
+_SETTINGS = (
+    "scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout",
+    "sliding_window_length",
+)  # fmt: skip
+_FORWARD = (*_ARRAYS, *_SETTINGS, "is_training")
+_BACKWARD = (*_ARRAYS, "activation", "fwd_output", "grad_output", *_SETTINGS)
+
+
+def forward(
+    query: Query,
+    keys: Keys,
+    values: Keys,
+    segments: Segments,
+    scale: float,
+    causal: bool,
+) -> tuple[Query, LogSumExp]:
+    """Computes the output and the log-sum-exp; see `FusedKernel`."""
+    assert segments is None  # the kernel does not pack
+    output, log_sum_exp = cudnn._dot_product_attention_fwd_impl(
+        query,
+        keys[:, None],
+        values[:, None],
+        *_absent(query),
+        is_training=True,
+        **_settings(scale, causal),
+    )
+    return output, log_sum_exp
+
+
+def backward(
+    query: Query,
+    keys: Keys,
+    values: Keys,
+    segments: Segments,
+    output: Query,
+    log_sum_exp: LogSumExp,
+    d_output: Query,
+    scale: float,
+    causal: bool,
+) -> tuple[Query, Keys, Keys]:
+    """Computes the gradients of query, keys and values; see `FusedKernel`."""
+    assert segments is None  # the kernel does not pack
+    d_query, d_keys, d_values = cudnn._dot_product_attention_bwd_impl(
+        query,
+        keys[:, None],
+        values[:, None],
+        *_absent(query),
+        log_sum_exp,
+        output,
+        d_output,
+        **_settings(scale, causal),
+    )
+    return d_query, d_keys[:, 0], d_values[:, 0]
+
+
+def _absent(query: Query) -> list[Any]:
+    """Returns the arrays without elements that stand for absent ones."""
+    return [jnp.zeros(0, query.dtype)] * (len(_ARRAYS) - 3)
+
+
+def _settings(scale: float, causal: bool) -> dict[str, Any]:
+    mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+    return {
+        "scale": scale,
+        "seed": 0,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),
+        "mask_type": mask,
+        "layout": cudnn.AttentionLayout.BNTH.value,
+        "sliding_window_length": None,
+    }
+
+
+def obstacle(config: ModelConfig) -> Obstacle | None:
+    """Returns why cuDNN cannot compute a model's attention here; None if it can."""
+    if narrow := dtype_obstacle(config) or width_obstacle(config.head_width, WIDEST):
+        return narrow
+    if changed := _changed():
+        return Obstacle(
+            f"JAX {jax.__version__} calls cuDNN in another way ({changed} changed)",
+            "install a JAX from 0.10.2 to 0.11.2",
+        )
+    device = jax.local_devices()[0]
+    if "cuda" not in device.client.platform_version or cudnn.cuda_versions is None:
+        return Obstacle(
+            f"cuDNN is not installed for {device.device_kind}",
+            "install jax[cuda12] or jax[cuda13]",
+        )
+    capability = tuple(map(int, device.compute_capability.split(".")))
+    if capability < AMPERE:
+        return Obstacle(
+            f"{device.device_kind} has compute capability {device.compute_capability}, "
+            "and the kernel needs 8.0",
+            "use a GPU of the Ampere generation or later",
+        )
+    widest = WIDEST if capability >= HOPPER else WIDEST_BEFORE_HOPPER
+    return width_obstacle(config.head_width, widest)
+
+
+def width_obstacle(width: int, most: int) -> Obstacle | None:
+    """Returns why cuDNN cannot compute heads of a width; None if it can."""
+    if width % 8 == 0 and width <= most:
+        return None
+    return Obstacle(
+        f"the model's heads have width {width}, and cuDNN's kernel needs a multiple of "
+        f"8, at most {most}",
+        "use another model",
+    )
+
+
+def _changed() -> str | None:
+    """Returns the name of a function of JAX whose parameters are unexpected."""
+    for name, expected in (
+        ("_dot_product_attention_fwd_impl", _FORWARD),
+        ("_dot_product_attention_bwd_impl", _BACKWARD),
+    ):
+        function = getattr(cudnn, name, None)
+        parameters = inspect.signature(function).parameters if function else ()
+        if tuple(parameters) != expected:
+            return name
+    return None
+
+
+KERNEL = FusedKernel("cuDNN", forward, backward, packs=False, obstacle=obstacle)
