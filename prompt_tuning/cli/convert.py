@@ -1,6 +1,7 @@
 """`prompt-tuning convert`: writes what a run tuned in another form, or reads PEFT's."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from prompt_tuning.cli.shared_options import add_imports_option
@@ -77,13 +78,28 @@ def run(options: argparse.Namespace) -> int:
         allow_imports=options.allow_gin_imports,
     )
     form = "merged" if options.merge else options.to
+    form = form or default_form(options.source, options.target)
     lines = write_adapters(
         source,
         options.target,
-        form or default_form(options.source, options.target),
+        form,
         only=options.only or (),
         task_type=options.task_type,
         force=options.force,
     )
     print("\n".join(lines))
+    print(f"next: {_how_to_load(options.target, form, source.base)}")
     return 0
+
+
+def _how_to_load(target: Path, form: str, base: str | None) -> str:
+    """Returns a command that uses what was written."""
+    path, model = shlex.quote(str(target)), shlex.quote(base or "MODEL")
+    if form == "merged":
+        return f"prompt-tuning generate --model {path} TEXT"
+    if form == "checkpoint":
+        return f"prompt-tuning train --model {model} --train FILE --start_from {path}"
+    file = f"{path}/FILE" if form == "t5x" else path
+    here = f"prompt-tuning generate --model {model} --prompt {file} TEXT"
+    peft = f"; with PEFT, PeftModel.from_pretrained(model, {str(target)!r})"
+    return here + peft if form == "peft" else here

@@ -32,7 +32,10 @@ def describe_unknown(unknown: Sequence[str], parser: argparse.ArgumentParser) ->
     """
     flags = [argument for argument in unknown if argument.startswith("-")]
     if not flags:
-        return f"unrecognized arguments: {shlex.join(unknown)}"
+        text = f"unrecognized arguments: {shortened(shlex.join(unknown))}"
+        if _has(parser, "--vary"):
+            text += f"; values follow a '=', as in --vary NAME={shortened(unknown[0])}"
+        return text
     flag, equals, value = flags[0].partition("=")
     if not equals:
         value = next(iter(unknown[unknown.index(flags[0]) + 1 :]), "VALUE")

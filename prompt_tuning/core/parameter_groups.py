@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 
 Leaf = TypeVar("Leaf")
 LearningRate = float | optax.Schedule
@@ -104,8 +105,8 @@ def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) 
         shown = ", ".join(quantized[:3]) + (", ..." if len(quantized) > 3 else "")
         raise InputError(
             f"the parameter groups would train {len(quantized)} int8 parameters "
-            f"({shown}), and integers have no gradient; match other paths, or set "
-            "Pretrained.parameter_dtype to 'float32' or 'bfloat16'"
+            f"({shown}), and integers have no gradient; match other paths, or give "
+            f"{how_to_set('Pretrained.parameter_dtype', 'bfloat16')}"
         )
 
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 
 
 class RowDivision(NamedTuple):
@@ -25,8 +26,8 @@ class RowDivision(NamedTuple):
         if rows % self.parts:
             raise InputError(
                 f"a batch of {rows} rows cannot be divided among {self.parts} "
-                f"devices along {' and '.join(self.axes)}; choose a multiple of "
-                f"{self.parts} as DataSource.batch_size"
+                f"devices along {' and '.join(self.axes)}; choose "
+                f"a multiple: {how_to_set('DataSource.batch_size', self.parts)}"
             )
 
 

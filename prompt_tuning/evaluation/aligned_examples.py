@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 
@@ -127,6 +128,7 @@ def _check_targets(
             f"from the {len(expected)} that {other_name} counts, so they cannot be "
             "compared: a text before a row changed how the row is encoded, or prompts "
             "are learned too. Measure each alone; let completions begin with a space "
-            "or a line break; or learn completions only "
-            "(DataSource.use_token_type_ids = True, prompt_loss_weight = 0.0)"
+            "or a line break; or learn completions only: "
+            f"{how_to_set('DataSource.use_token_type_ids', True)} "
+            f"{how_to_set('DataSource.prompt_loss_weight', 0.0)}"
         )

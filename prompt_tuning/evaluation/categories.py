@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.rows.hdf5_files import (
@@ -72,8 +73,8 @@ def read_categories(
     if examples.truncated and not separate and not column.by_row:
         raise InputError(
             f"Evaluation.category_key is {key!r}, which has a category for each token, "
-            f"and {examples.truncated} rows are truncated: set DataSource.on_too_long "
-            "to 'skip'"
+            f"and {examples.truncated} rows are truncated: give "
+            f"{how_to_set('DataSource.on_too_long', 'skip')}"
         )
     for index in range(len(examples)):
         numbers = column.read(*examples.locate(index))
@@ -183,7 +184,8 @@ def _open(path: Path, key: str) -> h5py.Dataset:
     if not contains(path, file, key):
         raise InputError(
             f"{path} has the data sets {list_names(path, file)}, expected {key!r}; "
-            "Evaluation.category_key names it (usually 'category_ids')"
+            f"{how_to_set('Evaluation.category_key', 'NAME')} names it (usually "
+            "'category_ids')"
         )
     column = open_data_set(path, file, key, None)
     rows, length = open_data_set(path, file, INPUT_IDS).shape

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS, check_library
 
@@ -80,13 +81,16 @@ class Evaluation:
         if self.references_key is not None and not self.text_metrics:
             raise InputError(
                 f"Evaluation.references_key is {self.references_key!r}, but no metric "
-                f"uses references: set Evaluation.metrics to some of "
-                f"{', '.join(TEXT_METRICS)}, or leave references_key out"
+                "uses references: give "
+                f"{how_to_set('Evaluation.metrics', list(TEXT_METRICS))} or some of "
+                "them, or leave references_key out"
             )
         if self.category_names is not None and self.category_key is None:
             raise InputError(
                 "Evaluation.category_names is set without category_key, which names "
-                "the column of the categories: set both (HDF5: 'category_ids')"
+                "the column of the categories: give "
+                f"{how_to_set('Evaluation.category_key', 'category_ids')} for HDF5, or "
+                "the key of the lines"
             )
 
     def _check_metrics(self) -> None:
@@ -122,7 +126,8 @@ class Evaluation:
         if not self.labels:
             raise InputError(
                 "Evaluation.calibrate is set, but there are no labels to calibrate: "
-                "set Evaluation.labels too, or leave calibrate out"
+                f"give {how_to_set('Evaluation.labels', ['LABEL', 'LABEL'])} too, or "
+                "leave calibrate out"
             )
         if not self.calibrate:
             raise InputError(

@@ -16,6 +16,7 @@ from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models import host_memory
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 
@@ -45,7 +46,8 @@ def check_location(
     if on_mesh:
         raise InputError(
             f"{setting}, but Run.mesh shards the model over devices, each of which "
-            "keeps its shard: set weights = 'device', or Run.mesh = None"
+            f"keeps its shard: give {how_to_set('Pretrained.weights', DEVICE)} or "
+            f"{how_to_set('Run.mesh', None)}"
         )
     if weights == PINNED_HOST:
         return
@@ -114,8 +116,9 @@ class WeightStorage:
         if (self.streamed or self.pinned) and not (streamed or pinned):
             raise InputError(
                 "the parameter groups train every weight of the blocks, so none can be "
-                "stored elsewhere: set Pretrained.weights = 'device', or let "
-                "Run.groups match only prompts or adapters"
+                "stored elsewhere: give "
+                f"{how_to_set('Pretrained.weights', DEVICE)}, or let Run.groups match "
+                "only prompts or adapters"
             )
         return WeightStorage(streamed, pinned)
 

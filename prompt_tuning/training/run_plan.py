@@ -146,7 +146,11 @@ class RunPlan:
           InputError: if the run names none.
         """
         if self.run.data is None:
-            raise InputError("Run.data is None: there is nothing to train on")
+            raise InputError(
+                "Run.data is None: there is nothing to train on; give "
+                f"{how_to_set('train/DataSource.files', ['FILE'])} and "
+                "--gin.Run.data='@train/DataSource()'"
+            )
         return self.run.data
 
     def examples(self) -> Examples | ClassExamples:

@@ -19,6 +19,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
@@ -102,8 +103,8 @@ def open_source(
     if not source.adapters:
         raise InputError(
             f"{path} has neither prompt nor adapters: it trained weights of the model "
-            "itself, which have no other form than its checkpoints; name it in "
-            "Run.start_from to continue from them"
+            "itself, which have no other form than its checkpoints; to continue from "
+            f"them, give {how_to_set('Run.start_from', str(path))}"
         )
     return source
 

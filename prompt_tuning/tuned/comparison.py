@@ -14,6 +14,7 @@ from jaxtyping import Array, Key
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -234,7 +235,7 @@ def _without_tasks(evaluation: Evaluation) -> Evaluation:
         raise InputError(
             "each row begins with a token that names its task (DataSource.task_token), "
             "which the frozen model would read as text: measure the run alone, or name "
-            "the task with DataSource.prompt_id_key"
+            f"the task with {how_to_set('DataSource.prompt_id_key', 'KEY')}"
         )
     data = dataclasses.replace(data, prompt_id_key=None, prompt_id_names=None)
     return dataclasses.replace(evaluation, data=data)

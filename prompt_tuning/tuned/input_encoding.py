@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.rows.jsonl import JsonLine
@@ -28,7 +29,10 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 PROMPT_KEY = "prompt"
 """Key of plain texts for a run whose data has no prompts."""
 
-TASK_SETTING = "DataSource.prompt_id_key, or choose one prompt for all (--prompt_id)"
+TASK_SETTING = (
+    f"{how_to_set('DataSource.prompt_id_key', 'KEY')}, or choose one prompt for all "
+    "(--prompt_id)"
+)
 
 
 class EncodedInputs(NamedTuple):

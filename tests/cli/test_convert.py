@@ -1,6 +1,7 @@
 """`prompt-tuning convert`, from arguments to files and output."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,7 @@ def test_a_run_becomes_a_peft_folder(run, files, tmp_path, capsys):
     assert folder.settings["base_model_name_or_path"] == str(files.decoder)
     assert folder.settings["task_type"] == "CAUSAL_LM"
     np.testing.assert_array_equal(folder.tensors["prompt_embeddings"], read_prompt(run))
+    assert f"PeftModel.from_pretrained(model, {str(target)!r})" in printed
     assert "already; --force" in refused(capsys, run, target)
     converted(capsys, run, target, "--force", "--base_model", "some/name")
     assert read_folder(target).settings["base_model_name_or_path"] == "some/name"
@@ -89,8 +91,10 @@ def test_a_run_becomes_a_peft_folder(run, files, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["prompt.npy", "prompt.safetensors"])
 def test_the_suffix_chooses_the_form(name, run, tmp_path, capsys):
-    converted(capsys, run, tmp_path / name)
+    printed = converted(capsys, run, tmp_path / name)
     np.testing.assert_array_equal(read_prompt(tmp_path / name), read_prompt(run))
+    command = printed.partition("next: prompt-tuning ")[2]
+    assert main([*shlex.split(command), "--new_tokens", "1"]) == 0
 
 
 def test_t5x_names(run, tmp_path, capsys):

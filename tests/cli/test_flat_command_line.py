@@ -129,6 +129,7 @@ def test_help_imports_nothing_heavy():
         (["train", "--BATCH_SIZE", "1"], "did you mean --batch_size?"),
         (["generate", "--tempreature", "1"], "did you mean --temperature?"),
         (["train", "--gin.MODEL", "a b"], "--gin.MODEL='\"a b\"' or --model 'a b'"),
+        (["sweep", "--vary", "seed", "0,1"], "as in --vary NAME=0,1"),
         (["train", "--gin.STEPS", "5"], "--gin.STEPS=5 or --steps 5"),
     ],
 )

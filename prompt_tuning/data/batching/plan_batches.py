@@ -8,6 +8,7 @@ import numpy as np
 
 from prompt_tuning import processes
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, BucketPlan
 from prompt_tuning.data.batching.packed_plan import PackedPlan
 from prompt_tuning.data.data_source import DataSource
@@ -51,7 +52,8 @@ def plan_batches(
         raise InputError(
             f"prompt_loss_weight is {source.prompt_loss_weight}, but Run.objective "
             "is a ClassObjective, which scores only labels and learns no prompt "
-            "tokens: set DataSource.prompt_loss_weight = 0.0, or use a TokenObjective"
+            f"tokens: give {how_to_set('DataSource.prompt_loss_weight', 0.0)}, or use "
+            "a TokenObjective"
         )
     return _plan_class(source, model, examples)(
         examples.input_lengths,

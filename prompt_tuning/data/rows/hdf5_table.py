@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.rows.hdf5_files import (
     contains,
     list_names,
@@ -112,7 +113,8 @@ def _column_names(
     required = {
         "prompt_ids": (
             prompt_ids,
-            "the task of each row; DataSource.prompt_id_key names it (usually "
+            "the task of each row; "
+            f"{how_to_set('DataSource.prompt_id_key', 'NAME')} names it (usually "
             f"{PROMPT_IDS!r})",
         )
     } | {

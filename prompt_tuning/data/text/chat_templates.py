@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
@@ -20,6 +21,8 @@ from prompt_tuning.data.text.template_renderer import Message, TypedText
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER, CHAT_TEMPLATE = "Pretrained.tokenizer", "DataSource.chat_template"
+"""Settings that messages name."""
 MAXIMUM_TEMPLATE = 2**20
 """Maximum size of a template's file in bytes."""
 
@@ -102,8 +105,10 @@ def chat_template_of(
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise InputError(
             "a chat template is not supported with a sentencepiece tokenizer (a .model "
-            "file), because it does not parse special tokens in text: use a folder "
-            "with tokenizer.json"
+            "file), because it does not parse special tokens in text. transformers "
+            "writes one that does, tokenizer.json, by AutoTokenizer.from_pretrained("
+            "FOLDER).save_pretrained('tokenizer'); then give "
+            f"{how_to_set(TOKENIZER, 'tokenizer')}"
         )
     folder = Path() if tokenizer.folder is None else tokenizer.folder
     return read_chat_template(folder, file, role_texts_of(tokenizer, folder), date)
@@ -155,6 +160,11 @@ def read_chat_template(
     folder_file = folder / TEMPLATE_FILE
     if file is None and folder_file.is_file():
         file = str(folder_file)
+    elif file is not None and not Path(file).exists():
+        raise InputError(
+            f"the chat template {file}, which renders the data, is missing: put it "
+            f"back, or give a copy by {how_to_set(CHAT_TEMPLATE, 'FILE')}"
+        )
     if file is not None:
         source, origin = _read_text(Path(file)), file
     else:
