@@ -118,6 +118,10 @@ def test_locations_of_templates(tmp_path):
     other = tmp_path / "other.jinja"
     other.write_text("other")
     assert read_chat_template(folder, str(other), {}).source == "other"
+    other.unlink()
+    message = "other.jinja, which renders the data, is missing.*--chat_template FILE"
+    with pytest.raises(InputError, match=message):
+        read_chat_template(folder, str(other), {})
 
 
 def named(folder, *special_tokens):
