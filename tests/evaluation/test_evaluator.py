@@ -238,7 +238,7 @@ def test_advantages_are_used_only_in_training(decoder):
 def test_a_category_without_a_name_is_refused(decoder, tmp_path):
     rows = write_rows(tmp_path / "rows.hdf5", PAIRS)
     options = {"files": str(rows), "category_key": "category_ids"}
-    with pytest.raises(InputError, match="expected 'category_ids'; --gin.Evaluation"):
+    with pytest.raises(InputError, match=r"expected 'category_ids'; --gin\.Evaluation"):
         decoder.evaluator(**options)
     with h5py.File(rows, "a") as file:
         file["category_ids"] = np.arange(len(PAIRS))

@@ -1,0 +1,26 @@
+"""Sizes of models that no checkpoint has."""
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import t5_config
+
+
+def test_the_sizes_of_t5_xxl_are_accepted():
+    t5_config(width=4096, feed_forward_width=10_240, layers=24, heads=64)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            {"heads": 2**20, "head_width": 2**10},
+            "head_width would be 1,073,741,824",
+        ),
+        ({"width": 2**20, "layers": 9_000}, "number of parameters would be 164,"),
+    ],
+)
+def test_products_of_sizes_have_limits(sizes, message):
+    usual = {"width": 64, "feed_forward_width": 2**12, "layers": 2, "heads": 2}
+    with pytest.raises(InputError, match=message):
+        t5_config(**usual | sizes)
