@@ -1,6 +1,6 @@
-"""What a fused attention kernel computes: attention to one source, in one pass.
+"""The interface of fused attention kernels: attention to one source, in one pass.
 
-A kernel never stores scores. It returns the log-sum-exp of each query's scores beside
+A kernel never stores scores. It returns the log-sum-exp of each query's scores with
 the output, from which outputs of several sources are merged, and its backward pass
 takes both as arguments: those of all sources together, instead of its own.
 """
