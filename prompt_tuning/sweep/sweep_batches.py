@@ -13,8 +13,8 @@ from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.training.loop import Trainer
 from prompt_tuning.training.run_plan import RunPlan
+from prompt_tuning.training.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def load_shared_examples(members: Sequence[RunPlan]) -> Examples | ClassExamples
 
 
 def reads_own_batches(members: Sequence[RunPlan]) -> bool:
-    """Whether the members read the rows in different orders."""
+    """Returns whether the members read the rows in different orders."""
     return len({member.run.order_seed for member in members}) > 1
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.config_changes import ConfigChanges
+from prompt_tuning.config.config_values import IDENTITY_FILE
 from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, NotFiniteError, shown
@@ -32,14 +33,11 @@ from prompt_tuning.training.continuation import (
     state_at,
 )
 from prompt_tuning.training.data_record import data_record
-from prompt_tuning.training.loop import Recorder, save_due, stopped_message
+from prompt_tuning.training.loop import stopped_message
 from prompt_tuning.training.metrics_log import MetricsLog
 from prompt_tuning.training.progress import Reporter
-from prompt_tuning.training.run_directory import (
-    IDENTITY_FILE,
-    check_steps,
-    claim,
-)
+from prompt_tuning.training.recorder import Recorder, save_due
+from prompt_tuning.training.run_directory import check_steps, claim
 from prompt_tuning.training.signals import StopDue, stop_signals
 
 DIVERGED_FILE = "diverged.json"
@@ -214,7 +212,7 @@ def common_step(
 def _newest_common(
     live: Sequence[tuple[SweepMember, CheckpointStore]], say: Callable[[str], None]
 ) -> int:
-    """The newest step with an intact checkpoint of every live member; 0 for none."""
+    """Returns the newest step with intact checkpoints of all live members, or 0."""
     steps_of_members = [set(store.steps()) for _, store in live]
     for step in sorted(set.intersection(*steps_of_members), reverse=True):
         try:
@@ -241,7 +239,7 @@ def _newest_common(
 
 
 def read_diverged(directory: Path) -> tuple[int, str] | None:
-    """The step at which a member was dropped, and the reason; None if it was not."""
+    """Returns the step at which a member was dropped, and why; None if it was not."""
     file = directory / DIVERGED_FILE
     if not file.exists():
         return None

@@ -34,9 +34,9 @@ from prompt_tuning.sweep.sweep_step import (
     compile_sweep_step,
     prompt_counts,
 )
-from prompt_tuning.training.loop import Trainer
 from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.step import Metrics, compile_step
+from prompt_tuning.training.trainer import Trainer
 
 MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
 

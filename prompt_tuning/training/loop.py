@@ -164,12 +164,12 @@ def stopped_message(step: int, steps: int) -> str:
 
 
 class _Loop:
-    """Mutable state of `train`: the step in flight and its display."""
+    """Mutable state of `train`: the step in progress and its display."""
 
     def __init__(
         self,
         training: Trainer,
-        recorder: "Recorder",
+        recorder: Recorder,
         reporter: Reporter,
         stopping: StopDue,
     ):

@@ -7,16 +7,11 @@ import jax
 import numpy as np
 
 from prompt_tuning import processes
-from prompt_tuning.checkpoints.run_store.checkpoint_store import (
-    CheckpointStore,
-)
+from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.prompts.adapter_files import SCALINGS
-from prompt_tuning.training.early_stopping import (
-    EXTRA,
-    Patience,
-)
+from prompt_tuning.training.early_stopping import EXTRA, Patience
 from prompt_tuning.training.finite_checks import (
     largest_on_devices,
     largest_on_host,
@@ -150,8 +145,8 @@ class Recorder:
         self._log.write(done, named)
         return self.measured
 
-    def _refuse_not_finite(self, when: str, found: Mapping[str, Any]) -> None:
-        refuse_not_finite(when, found, self._store)
+    def _refuse_not_finite(self, when: str, numbers: Mapping[str, Any]) -> None:
+        refuse_not_finite(when, numbers, self._store)
 
 
 def save_due(run: Run, done: int) -> bool:
