@@ -4,8 +4,8 @@ New content is written under a temporary name in the same folder, synced to the 
 and renamed to its final name. `replace_file` and `replace_folder` do that alone;
 `write_file` and `write_folder` also refuse to overwrite the user's data.
 
-What a killed process leaves under temporary names is cleared by the next write of the
-same file or folder.
+Temporary files that a killed process leaves are cleared by the next write of the same
+file or folder.
 """
 
 import contextlib

@@ -12,6 +12,11 @@ import jax.numpy as jnp
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.model_sizes import (
+    MAXIMUM_LAYERS,
+    MAXIMUM_SIZE,
+    check_products,
+)
 from prompt_tuning.core.quantization import QUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
@@ -36,12 +41,6 @@ BIASED: dict[str, tuple[str, ...]] = {
 }
 """Projections that have a bias."""
 
-MAXIMUM_SIZE = 2**24
-"""Maximum size of an axis of a parameter, such as the vocabulary."""
-MAXIMUM_LAYERS = 10_000
-MAXIMUM_PARAMETERS = 2**44
-"""Maximum number of parameters of a model; each size may be allowed, and all together
-describe arrays that nobody has."""
 MINIMUM_BUCKETS = 4
 """Minimum number of buckets of relative positions: two for each sign."""
 
@@ -188,7 +187,7 @@ class ModelConfig:
         check_fields(self)
         _check_choices(self)
         _check_sizes(self)
-        _check_products(self)
+        check_products(self)
         for name in ("compute_dtype", "parameter_dtype"):
             check_dtype(name, getattr(self, name))
         if self.heads % self.key_value_heads:
@@ -310,24 +309,6 @@ def _check_sizes(config: ModelConfig) -> None:
             raise InputError(
                 f"ModelConfig.{name} is {shown(value)}, expected a number from "
                 f"{minimum:,} to {maximum:,}"
-            )
-
-
-def _check_products(config: ModelConfig) -> None:
-    """Checks the sizes of a model that are products of others."""
-    attention = config.heads * config.head_width
-    kernels = 2 * (attention + config.key_value_heads * config.head_width)
-    kernels += 2 * config.feed_forward_width
-    blocks = config.layers + config.encoder_layers
-    parameters = config.width * (blocks * kernels + config.vocabulary_size)
-    for text, value, maximum in (
-        ("heads times head_width", attention, MAXIMUM_SIZE),
-        ("the number of parameters", parameters, MAXIMUM_PARAMETERS),
-    ):
-        if value > maximum:
-            raise InputError(
-                f"the model's config has sizes of which {text} would be {value:,}, "
-                f"expected at most {maximum:,}"
             )
 
 

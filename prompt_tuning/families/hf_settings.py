@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.model_config import MAXIMUM_LAYERS, MAXIMUM_SIZE
+from prompt_tuning.core.model_sizes import MAXIMUM_LAYERS, MAXIMUM_SIZE
 from prompt_tuning.core.typed_json import REQUIRED, JsonObject, read_object
 
 SMALLEST, LARGEST = 1e-30, 1e30
