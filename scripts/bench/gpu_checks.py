@@ -19,6 +19,8 @@ from scripts.bench.gpu_step import GpuStep
 
 LIMIT = 0.02
 """Largest difference from float32, relative to the largest number of the array."""
+MODEL_LIMIT = 0.06
+"""The same for whole models, where both sides round every activation to bfloat16."""
 MODEL = Shape(
     family="llama",
     vocabulary=512,
@@ -33,14 +35,16 @@ MODEL = Shape(
 Check = dict[str, Any]
 
 
-def check(name: str, actual: Sequence[Any], expected: Sequence[Any]) -> Check:
+def check(
+    name: str, actual: Sequence[Any], expected: Sequence[Any], limit: float = LIMIT
+) -> Check:
     """Compares arrays; the error is relative to the largest number of each."""
     errors = []
     for a, b in zip(actual, expected, strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         errors.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)))
     # A comparison with NaN is false, so NaN is not within the limit.
-    return {"name": name, "error": max(errors), "ok": bool(max(errors) < LIMIT)}
+    return {"name": name, "error": max(errors), "ok": bool(max(errors) < limit)}
 
 
 def kernel_checks(kernel: FusedKernel, smoke: bool) -> Iterator[Check]:
@@ -141,7 +145,7 @@ def family_checks(smoke: bool) -> Iterator[Check]:
         (expected, loss), (actual, same_loss), (again, _) = runs
         # AdamW's first update has the sign of the gradient, so moments are compared.
         moments = [_moments(state) for state in (actual, expected)]
-        result = check(f"{name}: loss and gradient", *moments)
+        result = check(f"{name}: loss and gradient", *moments, MODEL_LIMIT)
         result["ok"] &= abs(loss - same_loss) < LIMIT * loss
         yield result
         pairs = [(actual.trained[p], again.trained[p]) for p in actual.trained]
