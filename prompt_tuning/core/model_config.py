@@ -104,14 +104,11 @@ class ModelConfig:
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
       attention_multiplier: factor of attention scores instead of `K ** -0.5`, if set.
-      attention_soft_cap: `c` of scores `c * tanh(scores / c)`; None for no cap (Gemma
-        2).
-      logit_soft_cap: the same for logits.
       embedding_multiplier: factor of token vectors; prompt vectors are not multiplied
         (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
-      logit_multiplier: factor of logits, before their soft cap (Granite).
+      logit_multiplier: factor of logits (Granite).
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
       stop_ids: further tokens that end a generated text.
@@ -163,8 +160,6 @@ class ModelConfig:
     scale_tied_hidden: bool = False
     scale_scores: bool = True
     attention_multiplier: float | None = None
-    attention_soft_cap: float | None = None
-    logit_soft_cap: float | None = None
     embedding_multiplier: float = 1.0
     input_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -20,6 +20,16 @@ from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen3 import QWEN3
 from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.t5 import T5
+from prompt_tuning.families.t5_multilingual import MT5, UMT5
+
+REFUSED = {
+    "bert": "an encoder alone generates no text",
+    "gemma2": "soft caps of attention and logits are not implemented",
+    "gpt_oss": "mixtures of experts are not implemented",
+    "mixtral": "mixtures of experts are not implemented",
+    "qwen3_moe": "mixtures of experts are not implemented",
+}
+"""Other values of `model_type`, with the reason for which they are refused."""
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -40,5 +50,7 @@ FAMILIES: dict[str, Family] = {
         GPT2,
         OPT,
         T5,
+        MT5,
+        UMT5,
     )
 }

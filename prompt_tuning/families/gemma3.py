@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-from prompt_tuning.families.gemma import GEMMA
-from prompt_tuning.families.gemma2 import read_gemma2_layout
+from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import alternating, read_windows
 from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
@@ -16,7 +15,8 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    fields = read_gemma2_layout(settings, (None, None))
+    settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
+    fields = read_gemma_layout(settings)
     layers = fields["layers"]
     pattern = alternating(layers, settings.size("sliding_window_pattern", 6))
     local_base = settings.positive("rope_local_base_freq", 10_000.0)
@@ -25,7 +25,11 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
         | read_rotary(settings, fields["head_width"], base=1_000_000.0)
         | read_windows(settings, layers, pattern)
         | read_window_rotary(settings, local_base)
-        | {"query_key_norm": "head"}
+        | {
+            "norm_placement": "around",
+            "query_key_norm": "head",
+            "attention_multiplier": settings.positive("query_pre_attn_scalar") ** -0.5,
+        }
     )
 
 

@@ -15,6 +15,7 @@ from prompt_tuning.families.family import (
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
 
 PREFIX = "transformer."
+SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 LAYER: LayerNames = {
     "self_attention_norm/scale": ("ln_1.weight", identity),
     "self_attention_norm/bias": ("ln_1.bias", identity),
@@ -107,4 +108,11 @@ GPT2 = Family(
     write_settings=gpt2_settings,
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
+    inert=frozenset(
+        {
+            *("resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"),
+            *("use_cache", "reorder_and_upcast_attn"),
+            *(f"summary_{name}" for name in SUMMARY),
+        }
+    ),
 )

@@ -23,7 +23,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig, check_dtype
-from prompt_tuning.families import FAMILIES
+from prompt_tuning.families import FAMILIES, REFUSED
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, read_settings
 
@@ -35,11 +35,8 @@ TOKEN_IDS = {
 EOS = "eos_token_id"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
-SOFT_CAPS = {
-    "final_logit_softcapping": "logit_soft_cap",
-    "attn_logit_softcapping": "attention_soft_cap",
-}
-"""Our fields of the soft caps, which only some families read."""
+SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
+"""Settings of Gemma 2's soft caps, which no family may have."""
 
 
 def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
@@ -64,13 +61,14 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     if model_type not in FAMILIES:
         near = difflib.get_close_matches(model_type, FAMILIES, 1)
         hint = f" (the nearest is {near[0]})" if near else ""
+        reason = REFUSED.get(model_type)
+        hint = hint if reason is None else f": {reason}"
         settings.refuse("model_type", f"one of {', '.join(FAMILIES)}{hint}")
     settings.require("quantization_config", None, "quantized weights are not read")
     family = FAMILIES[model_type]
     fields = family.read_fields(settings)
-    for name, field in SOFT_CAPS.items():
-        if field not in fields:
-            settings.require(name, None, "this family has no soft caps")
+    for name in SOFT_CAPS:
+        settings.require(name, None, "soft caps are not implemented")
     fields |= _token_ids(file, settings, overrides)
     if "tied_head" not in overrides:
         stored = open_safetensors(folder)

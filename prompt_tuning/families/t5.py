@@ -3,7 +3,12 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, transpose
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    identity,
+    layered,
+    transpose,
+)
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
@@ -18,13 +23,19 @@ TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.
 GATED_GELU = "gated-gelu"
 
 
-def read_t5(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_t5(
+    settings: HuggingFaceSettings, feed_forward: str = "relu"
+) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.
+
+    Args:
+      settings: the settings in `config.json`.
+      feed_forward: kind of feed-forward layer if there is no setting.
 
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    feed_forward = settings.text("feed_forward_proj", "relu")
+    feed_forward = settings.text("feed_forward_proj", feed_forward)
     activation = feed_forward.removeprefix("gated-")
     if feed_forward == GATED_GELU:
         # T5 1.1 was trained with the tanh approximation despite the name.
@@ -62,13 +73,14 @@ def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]
     table = next((name for name in TABLES if name in names), TABLES[0])
     return {
         "token_embedder/embedding": Recipe((table,)),
-        **_stack_recipes("encoder", config.encoder_layers, config.gated),
-        **_stack_recipes("decoder", config.layers, config.gated),
+        **_stack_recipes("encoder", config.encoder_layers, config),
+        **_stack_recipes("decoder", config.layers, config),
         **head_recipe(config),
     }
 
 
-def _stack_recipes(stack: str, layers: int, gated: bool) -> dict[str, Recipe]:
+def _stack_recipes(stack: str, layers: int, config: ModelConfig) -> dict[str, Recipe]:
+    gated = config.gated
     # Sublayers of a block are numbered; only the decoder has cross attention.
     mlp_number = 1 if stack == "encoder" else 2
     names = _attention_names("self_attention", "layer.0.", "SelfAttention")
@@ -80,11 +92,14 @@ def _stack_recipes(stack: str, layers: int, gated: bool) -> dict[str, Recipe]:
         names["mlp/gate/kernel"] = (f"{mlp}.wi_0.weight", transpose)
     names["mlp/up/kernel"] = (f"{mlp}.{'wi_1' if gated else 'wi'}.weight", transpose)
     names["mlp/down/kernel"] = (f"{mlp}.wo.weight", transpose)
-    # The first block stores the bias that all blocks of a stack share.
-    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    name = "layer.0.SelfAttention.relative_attention_bias.weight"
+    # The first block stores a bias that all blocks of a stack share.
+    bias = Recipe((f"{stack}.block.0.{name}",), False, transpose)
+    if config.relative_bias_in_each_block:
+        bias = layered(f"{stack}.block.{{}}.{name}", layers, transpose)
     return {
         **layer_recipes(stack, f"{stack}.block.{{}}.", layers, names),
-        f"{stack}/relative_position_bias/embedding": Recipe((bias,), False, transpose),
+        f"{stack}/relative_position_bias/embedding": bias,
         f"{stack}/final_norm/scale": Recipe((f"{stack}.final_layer_norm.weight",)),
     }
 
@@ -136,6 +151,12 @@ T5 = Family(
     recipes=t5_recipes,
     write_settings=t5_settings,
     embedding_tables=TABLES,
+    inert=frozenset(
+        {
+            *("dropout_rate", "classifier_dropout", "initializer_factor", "use_cache"),
+            *("is_encoder_decoder", "is_decoder"),
+        }
+    ),
     # transformers 5 ties every T5 without a head in its checkpoint.
     tied_without_head=True,
 )

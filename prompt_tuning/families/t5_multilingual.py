@@ -1,0 +1,31 @@
+"""mT5, and UMT5 whose blocks each have their own relative position bias."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.t5 import GATED_GELU, T5, read_t5
+
+
+def read_mt5(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; a tied head does not scale hidden states.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_t5(settings, GATED_GELU) | {"scale_tied_hidden": False}
+
+
+def read_umt5(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_t5(settings, GATED_GELU) | {"relative_bias_in_each_block": True}
+
+
+MT5 = dataclasses.replace(
+    T5, model_type="mt5", title="mT5", read_fields=read_mt5, write_settings=None
+)
+UMT5 = dataclasses.replace(MT5, model_type="umt5", title="UMT5", read_fields=read_umt5)

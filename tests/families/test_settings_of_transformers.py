@@ -1,0 +1,103 @@
+"""Every setting that transformers has for a family is read or known to be inert."""
+
+import importlib.util
+import inspect
+from typing import ClassVar
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families import FAMILIES
+from prompt_tuning.families.hf_folder import EOS, SOFT_CAPS, TOKEN_IDS
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+COMMON = {*TOKEN_IDS.values(), EOS, *SOFT_CAPS, "model_type", "quantization_config"}
+"""Settings that the reader of all families reads."""
+DERIVED = {
+    *("dense_act_fn", "is_gated_act", "_sliding_window_pattern"),
+    *("transformers_version", "_name_or_path", "output_attentions"),
+}
+"""Settings that transformers writes and does not read, or that change no logits."""
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
+LONGROPE = {
+    "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 48},
+    "original_max_position_embeddings": 4096,
+}
+OPTIONS = {
+    "qwen2": WINDOWS,
+    "qwen3": WINDOWS,
+    "smollm3": WINDOWS,
+    "phi3": LONGROPE,
+}
+"""Settings with which further settings are read."""
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="needs transformers: the bench extra",
+)
+
+
+class Recorded(HuggingFaceSettings):
+    """Settings that record the names that are read."""
+
+    names: ClassVar[set[str]] = set()
+
+    def value(self, name, *default):
+        self.names.add(name)
+        return super().value(name, *default)
+
+    def __contains__(self, name):
+        self.names.add(name)
+        return super().__contains__(name)
+
+
+def own_settings(config):
+    """Returns the settings of a family's class, without those of all classes."""
+    import transformers
+
+    common = inspect.signature(transformers.PretrainedConfig).parameters
+    fields = {
+        name
+        for kind in type(config).__mro__
+        if kind.__module__.startswith("transformers.models")
+        for name in getattr(kind, "__annotations__", {})
+    }
+    return (fields | set(config.to_dict())) - set(common) - DERIVED
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_setting_is_read_or_inert(model_type):
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model_type)
+    family, known = FAMILIES[model_type], own_settings(config)
+    Recorded.names = set()
+    for option in ({}, OPTIONS.get(model_type, {})):
+        settings = Recorded("config.json", config.to_dict() | option)
+        assert family.read_fields(settings)["layers"]
+    undecided = known - Recorded.names - family.inert - COMMON
+    assert not undecided
+    assert not family.inert & Recorded.names
+
+
+@pytest.mark.parametrize(
+    ("model_type", "setting"),
+    [
+        ("gemma", {"use_bidirectional_attention": True}),
+        ("gemma3_text", {"layer_types": ["chunked_attention"]}),
+        ("opt", {"do_layer_norm_before": False}),
+        ("opt", {"word_embed_proj_dim": 4}),
+        ("phi3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+        ("mistral", {"layer_types": ["full_attention"]}),
+        ("smollm3", {"no_rope_layers": [1]}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_not_supported_is_refused_by_name(model_type, setting):
+    import transformers
+
+    settings = transformers.AutoConfig.for_model(model_type).to_dict() | setting
+    name = next(iter(setting))
+    with pytest.raises(InputError, match=f"{name}.*expected"):
+        FAMILIES[model_type].read_fields(HuggingFaceSettings("config.json", settings))
