@@ -35,6 +35,7 @@ class StoredTable:
         shape: tuple[int, int],
         recipe: Recipe,
         stored: Mapping[str, StoredTensor],
+        multiplier: float = 1.0,
     ):
         """Prepares reading, without reading anything yet.
 
@@ -43,12 +44,13 @@ class StoredTable:
           shape: `(V, D)`.
           recipe: recipe of the parameter.
           stored: stored tensors by name.
+          multiplier: factor of all rows that are read.
 
         Raises:
           InputError: as `check_recipe` does.
         """
         check_recipe(path, shape, recipe, stored)
-        self.shape = shape
+        self.shape, self._multiplier = shape, np.float32(multiplier)
         self._read = functools.partial(
             assemble_parts, path, shape, np.dtype(np.float32), recipe, stored
         )
@@ -72,7 +74,7 @@ class StoredTable:
         for group in self._groups(distinct):
             first, last = int(group[0]), int(group[-1]) + 1
             (read,) = self._read([(slice(first, last), slice(0, self.shape[1]))])
-            rows[done : done + len(group)] = read[group - first]
+            rows[done : done + len(group)] = read[group - first] * self._multiplier
             done += len(group)
         return rows[positions.reshape(ids.shape)]
 

@@ -151,6 +151,8 @@ def open_embeddings(
 ) -> StoredTable:
     """Opens the embedding table, given the results of `open_checkpoint`.
 
+    Its rows are what the model reads for a token: Gemma's are multiplied.
+
     Raises:
       InputError: if there is none, or its shape differs from the config.
     """
@@ -162,4 +164,4 @@ def open_embeddings(
             f"contains {', '.join(sorted(stored)[:5])}, ..."
         )
     shape = (config.vocabulary_size, config.width)
-    return StoredTable(path, shape, recipes[path], stored)
+    return StoredTable(path, shape, recipes[path], stored, config.embedding_multiplier)

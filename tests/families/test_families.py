@@ -4,30 +4,50 @@
 """
 
 import functools
+import json
 import os
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
+from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.generation.engine import continue_rows
+from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
 from tests.support.adapters import assert_same_logits, batch_of, our_logits, restored
+from tests.support.exhaustive import sample
 
 FOLDER = Path(
     os.environ.get("FAMILY_FIXTURES", Path(__file__).parents[1] / "fixtures/families")
 )
 FAMILIES = sorted(path.name for path in FOLDER.iterdir())
 KINDS = ("base", "prompt_tuning", "prefix_tuning", "lora", "ia3")
-CASES = [
-    (family, kind)
-    for family in FAMILIES
-    for kind in KINDS
-    if (FOLDER / family / kind).is_dir()
+FUSED = ("phi3", "gpt_neox")
+
+
+def cases(kinds):
+    return [
+        (family, kind)
+        for family in FAMILIES
+        for kind in kinds
+        if (FOLDER / family / kind).is_dir()
+    ]
+
+
+# Adapters of most families repeat what other tests check for the layers they share.
+FIRST = [
+    *cases(["base"]),
+    *((name, kind) for name in FUSED for kind in ("lora", "ia3")),
 ]
+CASES = sample(
+    len(FIRST), [*FIRST, *(case for case in cases(KINDS) if case not in FIRST)]
+)
+TABLE = Path(__file__).parents[2] / "prompt_tuning/families/README.md"
 
 
 @functools.cache
@@ -65,3 +85,27 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family, kind):
         pad_id=config.pad_id,
     )
     np.testing.assert_array_equal(generated, expected)
+
+
+def test_the_document_lists_the_families_that_have_a_fixture():
+    rows = []
+    for model_type, family in KNOWN.items():
+        folders = [
+            name
+            for name in FAMILIES
+            if json.loads((FOLDER / name / "base/config.json").read_text())[
+                "model_type"
+            ]
+            == model_type
+        ]
+        kinds = [kind for kind in KINDS[1:] if (FOLDER / folders[0] / kind).is_dir()]
+        cells = (family.title, f"`{model_type}`", ", ".join(kinds).replace("_", " "))
+        rows.append(f"| {' | '.join(cells)} |")
+    assert "\n".join(rows) in TABLE.read_text(), "\n".join(rows)
+
+
+def test_initial_values_from_the_vocabulary_are_what_gemma_reads():
+    base = FOLDER / "gemma/base"
+    stored = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    table = read_vocabulary(Pretrained(checkpoint=str(base))).embeddings
+    np.testing.assert_allclose(table[[3, 5]], stored[[3, 5]] * 8**0.5, rtol=1e-6)
