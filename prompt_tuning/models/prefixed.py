@@ -38,12 +38,13 @@ class _Prefixed:
           InputError: if settings of prompts at the input are given, which have no
             effect on a prefix.
         """
-        if prompting != Prompting():
+        if prompting != Prompting(beyond_window=prompting.beyond_window):
             raise InputError(
                 "a key/value prefix always precedes the text and sees none of it, so "
                 f"it does not support {prompting}; leave Prompting at its defaults"
             )
-        self.prompt = prompt
+        prompting.check_windows(self.config.windowed_layers)
+        self.prompt, self.beyond_window = prompt, prompting.beyond_window
 
     def prompt_count(self) -> masks.Count:
         """Number of positions of the prefix."""
@@ -58,7 +59,9 @@ class _Prefixed:
         # Each device of a mesh keeps the key/value heads that its queries read.
         shard = collectives.local_prefix_groups(whole)  # [L, 2, P, G, K]
         by_group = shard.transpose(1, 0, 3, 2, 4)[:, :, :, None]  # [2, L, G, 1, P, K]
-        positions = jnp.arange(self.prompt.length)[None]
+        positions = None
+        if not self.beyond_window:
+            positions = jnp.arange(self.prompt.length)[None]
         return (Context(KeyValues(*by_group), None, None, positions),)
 
 

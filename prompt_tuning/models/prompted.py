@@ -49,6 +49,7 @@ class _Prompted:
     ends_with_eos: bool
 
     def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
+        prompting.check_windows(self.config.windowed_layers)
         self.prompt, self.prompting = prompt, prompting
         self.shared = prompting.shared(causal=not self.ends_with_eos)
 
@@ -285,8 +286,12 @@ class PromptDecoder(_Prompted, Decoder):
             real = _real_mask(self.prompt.length, self.prompt.real_length)
             mask = mask if real is None else mask & real
             stream = dataclasses.replace(stream, mask=mask)
-        block_input = self.block_input(None, 0)
-        return dataclasses.replace(stream, block_input=block_input, shared=True)
+        return dataclasses.replace(
+            stream,
+            block_input=self.block_input(None, 0),
+            shared=True,
+            beyond_window=self.prompting.beyond_window,
+        )
 
     def last_hidden(self, hidden: Float[Array, "N P D"]) -> Float[Array, "N D"]:
         """Returns the hidden state of each prompt's last vector before padding."""

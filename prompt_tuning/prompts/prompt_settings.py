@@ -25,12 +25,15 @@ class Prompting:
         prompt that comes first and sees no text runs once for the batch.
       execution: "shared", "joined", or "auto", which is shared wherever that gives the
         same results.
+      beyond_window: whether layers with a window keep the prompt or prefix in sight of
+        every token; if not, they leave the window like any token, as in PEFT.
     """
 
     placement: str = "prefix"
     prefix_attention: bool = False
     visibility: Sequence[str] | None = None
     execution: str = "auto"
+    beyond_window: bool = False
 
     def __post_init__(self):
         if self.placement not in (*PLACEMENTS, TEMPLATE):
@@ -74,13 +77,31 @@ class Prompting:
                 "execution is 'shared', but the prompt sees text or does not come "
                 "first here; use 'auto' or 'joined'"
             )
-        return possible and self.execution != "joined"
+        shared = possible and self.execution != "joined"
+        if self.beyond_window and not shared:
+            raise InputError(
+                "beyond_window needs a prompt that comes first, sees no text and is "
+                "not 'joined'; leave it out"
+            )
+        return shared
 
     def place(
         self, lengths: Int[Array, "*lead"], ends_with_eos: bool
     ) -> Int[Array, "*lead"]:
         """Returns the number of tokens before each example's prompt (`Placement`)."""
         return PLACEMENTS[self.placement](lengths, ends_with_eos)
+
+    def check_windows(self, windowed_layers: Sequence[int]) -> None:
+        """Checks that there are windows, if the prompt is to stay in sight beyond them.
+
+        Raises:
+          InputError: if there are none.
+        """
+        if self.beyond_window and not windowed_layers:
+            raise InputError(
+                "beyond_window is set, but no layer of this model has a window; leave "
+                "it out"
+            )
 
     def check(self, architecture: str) -> None:
         """Checks the settings that an architecture does not support.
