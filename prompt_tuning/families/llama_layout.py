@@ -122,7 +122,9 @@ def layout_recipes(
         }
     modules: dict[str, tuple[str, Transform, Transform]] = {
         ours: (theirs, transpose, identity) for ours, theirs in PROJECTIONS.items()
-    } | {ours: (theirs, part, part) for ours, (theirs, part) in (fused or {}).items()}
+    }
+    for ours, (theirs, part) in (fused or {}).items():
+        modules[ours] = (theirs, part, part)
     for ours, (theirs, kernel, bias) in modules.items():
         layer[f"{ours}/kernel"] = (f"{theirs}.weight", kernel)
         if ours.rpartition("/")[2] in config.biased_projections:

@@ -320,7 +320,7 @@ class Stack(nnx.Module):
         distance = bias = buckets = None
         if self.config.windowed_layers and keys is not None:
             distance = queries[:, :, None] - keys[:, None, :]  # [R, Q, S]
-        if self.relative_position_bias is not None:
+        if self.relative_position_bias is not None and keys is not None:
             buckets = self.relative_position_bias.bucket(queries, keys)
             if not self.relative_position_bias.in_each_block:
                 table = self.relative_position_bias.embedding[...]

@@ -1,5 +1,8 @@
 """Every setting that transformers has for a family is read or known to be inert."""
 
+# transformers is only in the `bench` extra.
+# pyright: reportMissingImports=false
+
 import importlib.util
 import inspect
 from typing import ClassVar
