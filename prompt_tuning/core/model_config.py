@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 
+from prompt_tuning.core.biased_projections import BIASED
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_sizes import (
@@ -30,16 +31,6 @@ Positions = Literal["rotary", "learned", "relative"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "all"]
 AttentionMethod = Literal["auto", "reference", "flash"]
-
-QKV, MLP = ("query", "key", "value"), ("gate", "up", "down")
-BIASED: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "qkv": QKV,
-    "attention": (*QKV, "out"),
-    "mlp": MLP,
-    "all": (*QKV, "out", *MLP),
-}
-"""Projections that have a bias."""
 
 MINIMUM_BUCKETS = 4
 """Minimum number of buckets of relative positions: two for each sign."""
@@ -93,8 +84,7 @@ class ModelConfig:
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       relative_buckets: number of buckets of the relative position bias.
       relative_maximum_distance: distance from which all keys share the last bucket.
-      relative_bias_in_each_block: whether each block has its own relative position
-        bias (UMT5).
+      relative_bias_in_each_block: whether blocks have their own bias (UMT5).
       activation: activation function of the feed-forward layer.
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
       biases: which projections have a bias; see `BIASED`.
@@ -103,9 +93,8 @@ class ModelConfig:
         tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
-      attention_multiplier: factor of attention scores instead of `K ** -0.5`, if set.
-      embedding_multiplier: factor of token vectors; prompt vectors are not multiplied
-        (Gemma).
+      attention_multiplier: factor of scores instead of `K ** -0.5`, if set.
+      embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
       logit_multiplier: factor of logits (Granite).

@@ -87,12 +87,11 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
             "T5 adds a bias to its scores, which fused kernels do not read",
             "use a decoder-only model",
         )
-    for name in ("attention_soft_cap", "windowed_layers"):
-        if getattr(config, name):
-            return Obstacle(
-                f"the model has {name}, which the fused kernels here do not compute",
-                "use another model",
-            )
+    if config.windowed_layers:
+        return Obstacle(
+            "the model has windowed_layers, which the fused kernels do not compute",
+            "use another model",
+        )
     if config.dropout_rate > 0:
         return Obstacle(
             f"dropout_rate is {config.dropout_rate}, and fused kernels do not drop "

@@ -175,7 +175,7 @@ class AttentionView(NamedTuple):
             mask = near if mask is None else mask & near
         if values.bias_table is not None and self.buckets is not None:
             bias = bias_of_buckets(values.bias_table, self.buckets)
-        return AttentionView(mask, self.rows, bias)
+        return self._replace(mask=mask, bias=bias, distance=None, buckets=None)
 
     def with_mask_array(self, length: int) -> "AttentionView":
         """Returns the view of a source of a length, with an array as its mask."""

@@ -1,0 +1,10 @@
+"""Projections of a block that have a bias, by the name of the choice."""
+
+QKV, MLP = ("query", "key", "value"), ("gate", "up", "down")
+BIASED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "qkv": QKV,
+    "attention": (*QKV, "out"),
+    "mlp": MLP,
+    "all": (*QKV, "out", *MLP),
+}
