@@ -19,12 +19,11 @@ instead.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
@@ -34,6 +33,13 @@ from prompt_tuning.sharding import collectives
 
 # Finite, so that a fully masked row (padding) yields numbers instead of NaN.
 MASKED_SCORE = -1e10
+
+MAXIMUM_QUERIES = 512
+"""Maximum number of positions whose scores are in memory at once.
+
+The scores of longer rows are computed block by block, and again in the backward pass:
+storing them would take memory that grows with the square of the length.
+"""
 
 
 class KeyValues(NamedTuple):
@@ -112,8 +118,11 @@ def attend(
     keys = [optional_key(key, f"source_{i}") for i in range(len(sources))]
     draws = None
     if key is not None:
-        draws = _DropoutDraws(tuple(keys), _head_numbers(query, first_row))
-    return _attend(scale, dropout_rate, query, tuple(sources), draws)
+        draws = _DropoutDraws(tuple(keys), _head_numbers(query, first_row), 0)
+    run = functools.partial(_attend, scale, dropout_rate)
+    if query.shape[3] <= MAXIMUM_QUERIES:
+        return run(query, tuple(sources), draws)
+    return _attend_by_blocks(run, query, tuple(sources), draws)
 
 
 class _DropoutDraws(NamedTuple):
@@ -122,10 +131,65 @@ class _DropoutDraws(NamedTuple):
     Attributes:
       keys: random key of each source.
       heads: number of each row's head in the whole batch, `[R, H]`.
+      first_query: position of the first query.
     """
 
     keys: tuple[Any, ...]
     heads: Any
+    first_query: Any
+
+
+def _attend_by_blocks(
+    run: Callable[..., Array],
+    query: Float[Array, "G R h Q K"],
+    sources: tuple[AttentionSource, ...],
+    draws: _DropoutDraws | None,
+) -> Float[Array, "G R h Q K"]:
+    """Runs attention on blocks of queries, of which the scores are not kept.
+
+    Args:
+      run: `_attend` of a query, sources and draws.
+      query: the queries.
+      sources: the sources of all queries.
+      draws: random inputs of dropout.
+    """
+    length = query.shape[3]
+    blocks = -(-length // MAXIMUM_QUERIES)
+    size = -(-length // blocks)
+
+    def split(x: Array, axis: int) -> Array:
+        """Splits an axis over `Q`, padded, into blocks on a new leading axis."""
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, blocks * size - length)
+        shape = (*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(jnp.pad(x, padding).reshape(shape), axis, 0)
+
+    # Masks and biases that differ by query, one tuple for each source.
+    by_query = tuple(
+        tuple(
+            None if x is None or x.shape[2] == 1 else split(x, 2)
+            for x in (source.mask, source.bias)
+        )
+        for source in sources
+    )
+
+    @jax.checkpoint
+    def run_block(block):
+        number, part, masks_and_biases = block
+        of_block = tuple(
+            source._replace(
+                mask=source.mask if mask is None else mask,
+                bias=source.bias if bias is None else bias,
+            )
+            for source, (mask, bias) in zip(sources, masks_and_biases, strict=True)
+        )
+        inputs = draws and draws._replace(first_query=number * size)
+        return run(part, of_block, inputs)
+
+    # [blocks, G, R, h, size, K]
+    attended = jax.lax.map(run_block, (jnp.arange(blocks), split(query, 3), by_query))
+    joined = jnp.moveaxis(attended, 0, 3).reshape(*query.shape[:3], -1, query.shape[4])
+    return joined[:, :, :, :length]
 
 
 def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
@@ -147,7 +211,8 @@ def _drop_weights(
     # [R, H] -> [N, r, G, h] -> [G, N, r, h]
     number = draws.heads.reshape(n, rows, groups, heads).transpose(2, 0, 1, 3)
     # [Q, S]: number of each score within its head.
-    within = jnp.arange(query_count)[:, None] * key_count + jnp.arange(key_count)
+    queries = draws.first_query + jnp.arange(query_count)
+    within = queries[:, None] * key_count + jnp.arange(key_count)
     index = DropoutIndex(number[..., None, None], within)
     return dropout(e, rate, draws.keys[source], index)
 
@@ -324,26 +389,3 @@ def _sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:
 def _over_keys(x: Array, scores: Array) -> Array:
     """Reshapes one number per query, `[G, R, h, Q]`, to `[G, N, r, h, Q, 1]`."""
     return x.reshape(*scores.shape[:-1], 1)
-
-
-def relative_position_bucket(
-    relative: Int[Array, "*lead"], *, bidirectional: bool, buckets: int, maximum: int
-) -> Int[Array, "*lead"]:
-    """Maps key position minus query position to T5's buckets (Raffel et al. 2020, 2.1).
-
-    Half of the buckets hold one distance each, the others grow logarithmically up to
-    `maximum`. A bidirectional stack spends half of all buckets on each sign.
-    """
-    offset = jnp.zeros_like(relative)
-    if bidirectional:
-        buckets //= 2
-        offset = jnp.where(relative > 0, buckets, 0)
-        distance = jnp.abs(relative)
-    else:
-        distance = jnp.maximum(-relative, 0)
-    exact = buckets // 2  # distances below it have a bucket each
-    # 0 at distance `exact`, 1 at distance `maximum`, logarithmic between them.
-    ratio = jnp.log(jnp.maximum(distance, 1) / exact) / np.log(maximum / exact)
-    far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
-    far = jnp.minimum(far, buckets - 1)
-    return offset + jnp.where(distance < exact, distance, far)

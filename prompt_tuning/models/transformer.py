@@ -12,14 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
     ParameterAxes,
-    declare,
-    fan_in,
     logical_axes,
     merge,
     named_key,
@@ -32,12 +30,12 @@ from prompt_tuning.core.rematerialization import (
 )
 from prompt_tuning.models.attention import (
     KeyValues,
-    relative_position_bucket,
 )
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layers import Norm
+from prompt_tuning.models.relative_positions import RelativePositionBias
 from prompt_tuning.models.rotary import rotary_angles, rotary_table_indices
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
@@ -53,49 +51,6 @@ from prompt_tuning.models.streams import (
     split_streams,
 )
 from prompt_tuning.sharding import collectives, parameter_gathering
-
-
-class RelativePositionBias(nnx.Module):
-    """T5's relative position bias, shared by a whole stack (Raffel et al. 2020, 2.1).
-
-    In UMT5 each block has its own (Chung et al. 2023, "UniMax", section 4).
-
-    Attributes:
-      embedding: bias of each head and bucket, `[H, buckets]`, or `[L, H, buckets]`.
-    """
-
-    def __init__(
-        self,
-        key: Key[Array, ""],
-        config: ModelConfig,
-        *,
-        layers: int,
-        bidirectional: bool,
-    ):
-        self.bidirectional = bidirectional
-        self.buckets = config.relative_buckets
-        self.maximum = config.relative_maximum_distance
-        shape = (config.heads, config.relative_buckets)
-        axes = ("heads", "relative_buckets")
-        self.in_each_block = config.relative_bias_in_each_block
-        self.embedding = declare(
-            key,
-            (layers, *shape) if self.in_each_block else shape,
-            ("layers", *axes) if self.in_each_block else axes,
-            fan_in(config.width),
-            config.parameter_dtype,
-        )
-
-    def bucket(
-        self, queries: Int[Array, "#R Q"], keys: Int[Array, "#R S"]
-    ) -> Int[Array, "#R Q S"]:
-        """Returns the bucket of every query position and key of its row."""
-        return relative_position_bucket(
-            keys[:, None, :] - queries[:, :, None],
-            bidirectional=self.bidirectional,
-            buckets=self.buckets,
-            maximum=self.maximum,
-        )
 
 
 class Stack(nnx.Module):
