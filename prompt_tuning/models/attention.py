@@ -76,6 +76,12 @@ class AttentionSource(NamedTuple):
     mask: Bool[Array, "#R 1 #Q S"] | CausalMask | None
     bias: Float[Array, "#R H Q S"] | None
 
+    @property
+    def mask_array(self) -> Bool[Array, "#R 1 #Q S"] | None:
+        """The mask, which is an array unless a fused kernel runs."""
+        assert not isinstance(self.mask, CausalMask)
+        return self.mask
+
 
 def groups_first(
     x: Shaped[Array, "R S _ K"], groups: int
@@ -168,7 +174,7 @@ def _attend_by_blocks(
     by_query = tuple(
         tuple(
             None if x is None or x.shape[2] == 1 else split(x, 2)
-            for x in (source.mask, source.bias)
+            for x in (source.mask_array, source.bias)
         )
         for source in sources
     )
@@ -311,9 +317,8 @@ def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
     scores = _query_key_products(query, source.key_values.keys) * scale
     if source.bias is not None:
         scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
-    if source.mask is not None:
-        mask = source.mask
-        assert not isinstance(mask, CausalMask)  # the caller makes it an array
+    mask = source.mask_array
+    if mask is not None:
         rows = (1, 1) if len(mask) == 1 else scores.shape[1:3]
         # [1 or R, 1, 1 or Q, S] -> [1 or N, 1 or r, 1, 1 or Q, S]
         scores = jnp.where(mask.reshape(*rows, *mask.shape[1:]), scores, MASKED_SCORE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax._src.cudnn import fused_attention_stablehlo
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.fused_kernel import (
@@ -23,6 +23,9 @@ from prompt_tuning.models.fused_kernel import (
     Segments,
     dtype_obstacle,
 )
+
+# Typed loosely: the functions are private, and decorators hide their parameters.
+cudnn: Any = fused_attention_stablehlo
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 WIDEST, WIDEST_BEFORE_HOPPER = 256, 128

@@ -171,6 +171,7 @@ class AttentionView(NamedTuple):
         """Returns the view of one block, given its slice of what differs."""
         mask, bias = self.mask, self.bias
         if values.reach is not None and self.distance is not None:
+            assert not isinstance(mask, CausalMask)  # no fused kernel has windows
             near = (self.distance < values.reach)[:, None]  # [R, 1, Q, S]
             mask = near if mask is None else mask & near
         if values.bias_table is not None and self.buckets is not None:

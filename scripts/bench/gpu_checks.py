@@ -32,6 +32,8 @@ MODEL = Shape(
     head_width=64,
 )
 
+PLAIN: Any = plain_kernel  # called with tuples of arguments
+
 Check = dict[str, Any]
 
 
@@ -67,11 +69,11 @@ def kernel_checks(kernel: FusedKernel, smoke: bool) -> Iterator[Check]:
         *arrays, d_output = (jnp.asarray(x, jnp.bfloat16) for x in drawn)
         settings = (width**-0.5, causal)
         exact = [x.astype(jnp.float32) for x in arrays]
-        expected = plain_kernel.forward(*exact, None, *settings)
+        expected = PLAIN.forward(*exact, None, *settings)
         actual = jax.jit(lambda *x, s=settings: kernel.forward(*x, None, *s))(*arrays)
         yield check(f"kernel, {name}: output and sum", actual, expected)
         sums = (0.7 * expected[0], expected[1] + 0.3)
-        expected = plain_kernel.backward(
+        expected = PLAIN.backward(
             *exact, None, *sums, d_output.astype(jnp.float32), *settings
         )
         backward = jax.jit(
@@ -138,9 +140,12 @@ def family_cases(smoke: bool) -> dict[str, GpuCase]:
 def family_checks(smoke: bool) -> Iterator[Check]:
     """Compares a step of every family with the reference, and with itself."""
     for name, case in family_cases(smoke).items():
-        exact = {"compute_dtype": "float32", "parameter_dtype": "float32"}
-        reference = GpuStep(case, "reference", **exact if smoke else {})
-        chosen = GpuStep(case, "auto", **exact if smoke else {})
+        exact: dict[str, Any] = {
+            "compute_dtype": "float32",
+            "parameter_dtype": "float32",
+        }
+        reference = GpuStep(case, "reference", **exact)
+        chosen = GpuStep(case, "auto", **exact)
         runs = [step(step.start()) for step in (reference, chosen, chosen)]
         (expected, loss), (actual, same_loss), (again, _) = runs
         # AdamW's first update has the sign of the gradient, so moments are compared.

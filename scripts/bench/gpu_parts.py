@@ -76,7 +76,7 @@ def measure_case(name: str, attention: str, smoke: bool) -> Result:
     return {"title": case.title, "attention": method, **result}
 
 
-def _choices(smoke: bool) -> dict[str, str]:
+def _choices(smoke: bool) -> dict[str, Any]:
     """Returns the dtypes of a smoke run: CPUs compute slowly in bfloat16."""
     names = ("compute_dtype", "parameter_dtype") if smoke else ()
     return dict.fromkeys(names, "float32")

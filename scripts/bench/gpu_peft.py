@@ -6,6 +6,9 @@ Prints a line of JSON after the steps without `torch.compile`, and another after
 with it, because compilation may not end in time.
 """
 
+# These imports are in the `bench` extra only.
+# pyright: reportMissingImports=false
+
 import argparse
 import json
 import statistics

@@ -93,7 +93,7 @@ def test_differentiating_the_merge_of_a_kernel_gives_wrong_gradients():
         return PLAIN.forward(query, keys, values, None, SCALE, causal)
 
     def forward(query, keys, values, causal):
-        results = kernel(query, keys, values, causal)
+        results: Any = kernel(query, keys, values, causal)
         return results, (query, keys, values, *results)
 
     def backward(causal, saved, cotangents):
@@ -107,7 +107,7 @@ def test_differentiating_the_merge_of_a_kernel_gives_wrong_gradients():
     def merged(query, *keys_values):
         first, own = (keys_values[:2], keys_values[2:])
         long = query.reshape(G, 1, R * H * Q, K)
-        results = [kernel(long, *(x[:, 0] for x in first), False)]
+        results: Any = [kernel(long, *(x[:, 0] for x in first), False)]
         by_row = query.reshape(G * R, H, Q, K)
         results += [kernel(by_row, *(x.reshape(G * R, Q, K) for x in own), True)]
         outputs = [output.reshape(query.shape) for output, _ in results]
