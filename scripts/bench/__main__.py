@@ -4,11 +4,12 @@
     python -m scripts.bench llama t5 --steps 40
     python -m scripts.bench --json results.json --html results.html
     python -m scripts.bench ragged --text train.jsonl --model DIR --tokenizer DIR
+    python -m scripts.bench evaluation --model DIR --questions train_5500.label
 
 Both sides run at the same time, each in its own process, and take turns step by step.
-Their losses must agree before anything is timed. `growth` is three cases in one
-rotation. Requires the `bench` extra (torch, transformers, PEFT), or `--peft_python`
-with an interpreter that has it.
+Their results must agree before anything is timed. `growth` is three cases in one
+rotation; `evaluation` compares exact match, ranking and loss. Requires the `bench`
+extra (torch, transformers, PEFT), or `--peft_python` with an interpreter that has it.
 """
 
 import argparse
@@ -21,22 +22,25 @@ from pathlib import Path
 from rich.console import Console
 
 from scripts.bench.cases import CASES, GROWTH
-from scripts.bench.outcomes import Text, ragged, startup, sweep
+from scripts.bench.evaluation import evaluation
+from scripts.bench.machine import describe_machine, measure_rates
+from scripts.bench.outcomes import Text, fixed, long, ragged, startup, sweep
 from scripts.bench.page import page
-from scripts.bench.report import (
-    Outcome,
-    Results,
-    as_json,
-    describe_machine,
-    markdown,
-    show,
-)
+from scripts.bench.report import Outcome, Results, as_json
 from scripts.bench.steps import DisagreementError, Settings, StepResult, run_cases
+from scripts.bench.tables import markdown, show
 from scripts.bench.workers import WorkerError
 
-OURS_ALONE = ("sweep", "ragged", "startup")
-EVERYTHING = ("growth", "gpt2", "t5", "tiny", *OURS_ALONE)
-KNOWN = ("growth", *CASES, *OURS_ALONE)
+OURS_ALONE = {"sweep": sweep, "long": long, "fixed": fixed, "startup": startup}
+RAGGED, EVALUATION = "ragged", "evaluation"
+NEEDS = {
+    RAGGED: "--text, --model, --tokenizer",
+    EVALUATION: "--model, --questions",
+}
+"""Options with real text, by the case that needs them."""
+
+EVERYTHING = ("growth", "gpt2", "t5", "tiny", *NEEDS, *OURS_ALONE)
+KNOWN = ("growth", *CASES, *NEEDS, *OURS_ALONE)
 
 
 def main() -> int:
@@ -51,7 +55,11 @@ def main() -> int:
         say=console.print,
     )
     try:
-        results = run(settings, options.cases, find_text(options))
+        results = run(
+            settings,
+            options.cases,
+            Text(**{name: getattr(options, name) for name in Text._fields}),
+        )
     except (DisagreementError, WorkerError) as problem:
         console.print(f"bench: {problem}", style="red", markup=False)
         return 1
@@ -60,38 +68,36 @@ def main() -> int:
     return 0
 
 
-def run(settings: Settings, names: Sequence[str], text: Text | None) -> Results:
+def run(settings: Settings, names: Sequence[str], text: Text) -> Results:
     """Measures the named cases, or all of them if `names` is empty.
 
     Raises:
-      DisagreementError: if the two sides' losses differ.
+      DisagreementError: if the two sides' results differ.
       WorkerError: if a process ends early.
     """
     steps: list[StepResult] = []
     outcomes: list[Outcome] = []
     versions: dict[str, str] = {}
+    rates = measure_rates(settings) if settings.ideal_rounds else None
     for name in names or EVERYTHING:
-        if name == "sweep":
-            outcomes.append(sweep(settings))
-        elif name == "startup":
-            outcomes.append(startup(settings))
-        elif name == "ragged" and text is not None:
-            outcomes += ragged(settings, text)
-        elif name == "ragged":
-            settings.say("ragged is skipped: it needs --text, --model, --tokenizer")
+        if name in OURS_ALONE:
+            outcomes.append(OURS_ALONE[name](settings))
+        elif name == RAGGED and text.text and text.model and text.tokenizer:
+            outcomes += ragged(settings, text.model, text.text, text.tokenizer)
+        elif name == EVALUATION and text.model and text.questions:
+            outcome, outcome_versions = evaluation(settings, text.model, text.questions)
+            outcomes.append(outcome)
+            versions |= outcome_versions
+        elif name in NEEDS:
+            settings.say(f"{name} is skipped: it needs {NEEDS[name]}")
         else:
             with tempfile.TemporaryDirectory() as folder:
                 cases = GROWTH if name == "growth" else (name,)
                 case_steps, case_versions = run_cases(cases, Path(folder), settings)
             steps += case_steps
             versions |= case_versions
-    return Results(describe_machine(settings, versions), steps, outcomes)
-
-
-def find_text(options: argparse.Namespace) -> Text | None:
-    """Returns the real text's files, or None unless all three options are given."""
-    values = options.text, options.model, options.tokenizer
-    return None if None in values else Text(*values)
+    machine = describe_machine(settings, versions, rates)
+    return Results(machine, steps, outcomes, rates)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -122,8 +128,9 @@ def build_parser() -> argparse.ArgumentParser:
         )
     for name, metavar, text in (
         ("text", "FILE", "ragged: GSM8K's train.jsonl"),
-        ("model", "DIR", "ragged: a small trained model, such as stories260k"),
+        ("model", "DIR", "ragged, evaluation: a small trained model (stories260k)"),
         ("tokenizer", "DIR", "ragged: the random Llama's tokenizer, such as GPT-2's"),
+        ("questions", "FILE", "evaluation: TREC's train_5500.label"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument(

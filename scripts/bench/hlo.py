@@ -108,12 +108,12 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     Raises:
       ValueError: if the trip count of a loop is unknown.
     """
-    computations = _computations(compiled.as_text() or "")
+    computations = parse(compiled.as_text() or "")
     return [
         Collective(
             kind, _size(instruction.body), instruction.runs, _scope(instruction.body)
         )
-        for instruction in _walk(computations, computations["ENTRY"], 1)
+        for instruction in walk(computations, computations["ENTRY"], 1)
         if (kind := instruction.kind.removesuffix("-start")) in COLLECTIVES
     ]
 
@@ -142,9 +142,9 @@ def products(compiled: jax.stages.Compiled) -> list[Product]:
 
 def products_of(text: str) -> list[Product]:
     """Returns all matrix products of a program's HLO text; see `products`."""
-    computations = _computations(text)
+    computations = parse(text)
     products_ = []
-    for entry in _walk(computations, computations["ENTRY"], 1):
+    for entry in walk(computations, computations["ENTRY"], 1):
         if entry.kind == "dot":
             products_.append(_product(entry))
         elif entry.kind == "convolution" or (
@@ -160,7 +160,7 @@ def array_shapes(compiled: jax.stages.Compiled) -> set[tuple[int, ...]]:
     return {_numbers(shape) for shape in shapes}
 
 
-def largest_array(compiled: jax.stages.Compiled) -> int:
+def largestarray_of(compiled: jax.stages.Compiled) -> int:
     """Returns the number of elements of the largest array."""
     return max(map(math.prod, array_shapes(compiled)))
 
@@ -169,7 +169,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number)
 
 
-def _computations(text: str) -> dict[str, dict[str, str]]:
+def parse(text: str) -> dict[str, dict[str, str]]:
     """Returns the instructions of each computation as a dict from name to body."""
     computations: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
@@ -183,8 +183,16 @@ def _computations(text: str) -> dict[str, dict[str, str]]:
     return computations
 
 
-class _Instruction(NamedTuple):
-    """An instruction of a program and its number of runs."""
+class Instruction(NamedTuple):
+    """An instruction of a program and its number of runs.
+
+    Attributes:
+      computation: bodies of the instructions of its computation, by name.
+      body: text after the instruction's name.
+      kind: HLO's name of the operation.
+      operands: text between the brackets of the operation.
+      runs: number of runs in one execution of the program.
+    """
 
     computation: dict[str, str]
     body: str
@@ -193,30 +201,45 @@ class _Instruction(NamedTuple):
     runs: int
 
 
-def _walk(
-    computations: dict[str, dict[str, str]], computation: dict[str, str], runs: int
-) -> Iterator[_Instruction]:
+def walk(
+    computations: dict[str, dict[str, str]],
+    computation: dict[str, str],
+    runs: int,
+    *,
+    inside_fusions: bool = True,
+) -> Iterator[Instruction]:
+    """Yields the instructions of a computation and of those that it calls.
+
+    Raises:
+      ValueError: if the trip count of a loop is unknown.
+    """
     for name, body in computation.items():
-        operation = _OPERATION.search(body)
-        if operation is None:
+        kind, operands = operation(body)
+        if not kind:
             continue
-        kind = operation[1]
-        yield _Instruction(computation, body, kind, operation[2], runs)
+        yield Instruction(computation, body, kind, operands, runs)
         times = runs
         if kind == "while":
             trips = _TRIPS.search(body)
             if trips is None:
                 raise ValueError(f"the trip count of {name} is unknown: {body}")
             times = runs * int(trips[1])
+        if kind == "fusion" and not inside_fusions:
+            continue
         for called in _CALLED.findall(body):
-            yield from _walk(computations, computations[called.lstrip("%")], times)
+            yield from walk(
+                computations,
+                computations[called.lstrip("%")],
+                times,
+                inside_fusions=inside_fusions,
+            )
 
 
-def _product(instruction: _Instruction) -> Product:
+def _product(instruction: Instruction) -> Product:
     computation, body, _, operands, runs = instruction
-    result = _array(body)
+    result = array_of(body)
     left, right = (
-        _operand(computation, operand.strip()) for operand in _split(operands)
+        _operand(computation, operand.strip()) for operand in split_operands(operands)
     )
     dimensions = {name: _numbers(dims) for name, dims in _DIMENSIONS.findall(body)}
     contracting, batch = (
@@ -233,17 +256,24 @@ def _product(instruction: _Instruction) -> Product:
     )
 
 
+def operation(body: str) -> tuple[str, str]:
+    """Returns the kind of an instruction and the text of its operands."""
+    match = _OPERATION.search(body)
+    return ("", "") if match is None else (match[1], match[2])
+
+
 def _scope(body: str) -> str:
     match = re.search(r'op_name="([^"]*)"', body)
     return match[1] if match else ""
 
 
-def _split(operands: str) -> list[str]:
-    """Splits at commas outside brackets."""
+def split_operands(operands: str) -> list[str]:
+    """Splits the text of operands at commas outside brackets."""
     return re.split(r",\s*(?![^\[{]*[\]}])", operands)
 
 
-def _array(text: str) -> Operand:
+def array_of(text: str) -> Operand:
+    """Returns the array that a body or an operand begins with."""
     match = _ARRAY.match(text)
     assert match is not None, text
     shape = _numbers(match[2])
@@ -254,5 +284,5 @@ def _array(text: str) -> Operand:
 
 def _operand(computation, operand: str) -> Operand:
     if _ARRAY.match(operand):
-        return _array(operand)
-    return _array(computation[operand.lstrip("%")])
+        return array_of(operand)
+    return array_of(computation[operand.lstrip("%")])

@@ -1,7 +1,9 @@
 """A random model of the Llama case, for the cases without PEFT."""
 
+import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -14,18 +16,18 @@ from scripts.bench.cases import LLAMA_CONFIG
 from scripts.random_model import write_random_model
 
 
-def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
+def write_llama(folder: Path, **changes: Any) -> None:
     """Writes a random model as a Hugging Face folder.
 
     Args:
       folder: output folder.
-      vocabulary_size: `V`; None for the vocabulary size of the Llama case.
+      changes: fields of `ModelConfig` that differ from the Llama case.
     """
     shape = LLAMA_CONFIG
     config = ModelConfig(
         family="llama",
         architecture="decoder_only",
-        vocabulary_size=vocabulary_size or shape["vocab_size"],
+        vocabulary_size=shape["vocab_size"],
         width=shape["hidden_size"],
         feed_forward_width=shape["intermediate_size"],
         layers=shape["num_hidden_layers"],
@@ -39,7 +41,7 @@ def write_llama(folder: Path, vocabulary_size: int | None = None) -> None:
         gated=True,
         tied_head=False,
     )
-    write_random_model(folder, config)
+    write_random_model(folder, dataclasses.replace(config, **changes))
 
 
 def open_prompted(

@@ -37,6 +37,7 @@ from prompt_tuning.training.step import compile_step
 from scripts.bench.cases import IGNORED, Case, Rows
 from scripts.bench.hlo import products
 from scripts.bench.ideal import time_products
+from scripts.bench.traffic import traffic
 from scripts.bench.workers import Answer, peak_memory, serve
 
 LEARNING_RATE = 1e-2
@@ -135,11 +136,14 @@ class OurStep:
         seconds = time.perf_counter() - started
         return {"seconds": seconds, "loss": float(metrics["loss"])}
 
-    def ideal(self, rounds: int) -> Answer:
-        """Times the step's matrix products alone; see `ideal`."""
+    def ideal(self, rounds: int, torch_python: str) -> Answer:
+        """Times the step's matrix products alone and estimates its memory traffic."""
         step = cast(jax.stages.Wrapped, self.step)
         compiled = step.lower(self.state, self.frozen, self.batch).compile()
-        return time_products(products(compiled), lambda: self()["seconds"], rounds)
+        timings = time_products(
+            products(compiled), lambda: self()["seconds"], rounds, torch_python
+        )
+        return timings | {"traffic": traffic(compiled.as_text() or "")._asdict()}
 
 
 def open_model(folder: Path, case: Case, rows: Rows) -> tuple[nnx.GraphDef, Parameters]:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 from scripts.bench import charts
 from scripts.bench.cases import CASES, GROWTH
-from scripts.bench.report import MEGABYTE, Measure, Results, Sheet, sheets
+from scripts.bench.machine import caption
+from scripts.bench.report import Measure, Results
 from scripts.bench.steps import SIDES
+from scripts.bench.tables import MEGABYTE, Sheet, sheets
 
 STYLE = """
 :root { --ink: #1c2430; --soft: #667085; --line: #e3e7ee; --card: #ffffff;
@@ -51,6 +53,7 @@ td { text-align: right; border-top: 1px solid var(--line); }
 th, td { padding: 7px 0 7px 16px; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0;
   white-space: normal; }
+.note { color: var(--soft); font-size: 12px; margin: 10px 0 0; }
 .yes { color: var(--good); font-weight: 600; }
 .NO { color: var(--bad); font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px;
@@ -71,9 +74,10 @@ def page(results: Results) -> str:
     """Returns the page as HTML."""
     # The table of limits is last on a terminal, where the end is seen first.
     tables = sheets(results)[::-1][:1] + sheets(results)[:-1]
+    note = f'<p class="note">{html.escape(caption(results.machine))}</p>'
     parts = [
         *_charts(results),
-        *(_section(sheet.title, _table(sheet), wide=True) for sheet in tables),
+        *(_section(sheet.title, _table(sheet) + note, wide=True) for sheet in tables),
         _section("the machine", _machine(results), wide=True),
     ]
     return (

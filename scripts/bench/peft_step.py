@@ -23,9 +23,8 @@ import torch
 import transformers
 
 from scripts.bench.cases import Case
-from scripts.bench.workers import Answer, peak_memory, serve
+from scripts.bench.workers import THREADS, Answer, peak_memory, serve
 
-THREADS = 2
 HEAD_SCALE = 0.05
 
 

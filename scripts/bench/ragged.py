@@ -63,7 +63,8 @@ class Ragged:
             if model == RANDOM_MODEL:
                 assert tokenizer is not None
                 model, prompt = folder, LLAMA.prompt
-                write_llama(Path(folder), load_tokenizer(tokenizer).vocabulary_size)
+                size = load_tokenizer(tokenizer).vocabulary_size
+                write_llama(Path(folder), vocabulary_size=size)
             self.model = open_prompted(Path(model), prompt, tokenizer)
             parameters = self.model.read_parameters()
         self.prepared = prepare(self.model.graph, parameters)

@@ -52,7 +52,8 @@ class StepResult:
       losses: losses of the first steps, by side.
       seconds: time of every step, by side, in the order of turns.
       peak_bytes: peak memory of each side's process, including weights.
-      ideal: result of `ideal.time_products`; None if it was not requested.
+      ideal: result of `ideal.time_products`, with the `traffic` of the step; None if
+        it was not requested.
     """
 
     case: str
@@ -81,6 +82,15 @@ class StepResult:
         if self.ideal is None:
             return None
         return (self.ideal["plain"] + self.ideal["batched"]) / self.ideal["step"]
+
+    @property
+    def attention_share(self) -> float | None:
+        """Rate of the batched products in the step's layout, divided by torch's."""
+        libraries = {} if self.ideal is None else self.ideal["libraries"]
+        if "batched" not in libraries.get("torch", {}):
+            return None
+        step, torch = (libraries[name]["batched"] for name in ("step", "torch"))
+        return torch["seconds"] / step["seconds"]
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
@@ -135,7 +145,11 @@ def run_cases(
                 losses=losses[name],
                 seconds=seconds[name],
                 peak_bytes={side: memory[name, side] for side in SIDES},
-                ideal=workers[name, OURS].ask("ideal", rounds=settings.ideal_rounds)
+                ideal=workers[name, OURS].ask(
+                    "ideal",
+                    rounds=settings.ideal_rounds,
+                    torch_python=settings.peft_python,
+                )
                 if settings.ideal_rounds
                 else None,
             )

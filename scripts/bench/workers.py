@@ -21,6 +21,9 @@ from typing import Any, TypeVar
 Answer = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 
+THREADS = 2
+"""Threads of torch, as many as the cores of the published measurements."""
+
 PAUSE = 0.01
 """Seconds between turns, in which the previous worker's threads stop spinning."""
 

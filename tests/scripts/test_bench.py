@@ -13,16 +13,34 @@ import pytest
 
 from scripts.bench import hlo
 from scripts.bench.cases import CASES, IGNORED, make_prompt, make_rows, width
-from scripts.bench.ideal import Work, distinct, looped, time_products
+from scripts.bench.evaluation import check_agreement as check_metrics
+from scripts.bench.ideal import (
+    Work,
+    distinct,
+    looped,
+    prepare_xla,
+    size_of,
+    stored_work,
+    time_products,
+)
+from scripts.bench.machine import caption, describe_rates
+from scripts.bench.matrix_products import (
+    LAYOUTS,
+    MatrixSize,
+    prepare_numpy,
+    stored_shapes,
+)
 from scripts.bench.ours import make_batch
 from scripts.bench.page import page
-from scripts.bench.report import Measure, Outcome, Results, as_json, markdown, sheets
+from scripts.bench.report import Measure, Outcome, Results, as_json
 from scripts.bench.steps import (
     DisagreementError,
     StepResult,
     check_agreement,
     median_ratio,
 )
+from scripts.bench.tables import markdown, sheets
+from scripts.bench.traffic import traffic
 from scripts.bench.workers import Worker, WorkerError, take_turns
 
 
@@ -76,22 +94,95 @@ def test_a_timed_product_stays_in_its_loop_without_copies(compiled):
         assert not copies
 
 
-def test_the_ideal_time_counts_each_run_of_a_product(compiled):
+def test_the_ideal_time_counts_each_run_by_the_fastest_library(compiled):
     products = hlo.products(compiled)
     doubled = [*products, *products]
     assert [runs for _, runs in distinct(doubled).values()] == [
         2 * product.runs for product in products
     ]
     steps = []
-    times = time_products(products, lambda: steps.append(1) or 0.25, rounds=3)
-    assert len(steps) == 3 and times["step"] == 0.25
+    times = time_products(products, lambda: steps.append(1) or 0.25, rounds=2)
+    assert len(steps) == 2 and times["step"] == 0.25
+    for row in times["products"]:
+        assert row["library_seconds"].keys() == {"step", "xla", "numpy"}
+        assert row["library_seconds"]["step"] == row["seconds"]
     for kind in (True, False):
-        alone = sum(
-            row["runs"] * row["seconds"]
+        fastest = sum(
+            row["runs"] * min(row["library_seconds"].values())
             for row in times["products"]
             if row["batched"] is kind
         )
-        assert times["batched" if kind else "plain"] == pytest.approx(alone)
+        name = "batched" if kind else "plain"
+        assert times[name] == pytest.approx(fastest)
+        alone = times["libraries"]["step"][name]["seconds"]
+        assert alone == pytest.approx(
+            sum(
+                row["runs"] * row["seconds"]
+                for row in times["products"]
+                if row["batched"] is kind
+            )
+        )
+        for library in times["libraries"].values():
+            assert times[name] <= library[name]["seconds"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_product_in_another_layout_is_the_same_product(layout):
+    size = MatrixSize(batch=3, rows=4, depth=5, columns=6)
+    work = stored_work(size, layout)
+    random = np.random.default_rng(0)
+    left, right = random.normal(size=(3, 4, 5)), random.normal(size=(3, 5, 6))
+    arrays = [
+        np.swapaxes(array, 1, 2) if exchanged else array
+        for array, exchanged in zip((left, right), layout, strict=False)
+    ]
+    stored = arrays[::-1] if layout.result else arrays
+    result = jax.lax.dot_general(stored[0], stored[1], work.dimensions)
+    expected = np.swapaxes(left @ right, 1, 2) if layout.result else left @ right
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
+    assert result.shape == stored_shapes(size, layout)[2]
+
+
+def test_products_of_attention_have_one_size_in_every_library():
+    order = (0, 1, 2, 3)
+    work = Work(
+        (
+            hlo.Operand("f32", (2, 7, 3, 5), order),
+            hlo.Operand("f32", (2, 9, 3, 5), order),
+            hlo.Operand("f32", (2, 3, 7, 9), order),
+        ),
+        hlo.Dimensions(((3,), (3,)), ((0, 2), (0, 2))),
+    )
+    size = size_of(work)
+    assert size == MatrixSize(batch=6, rows=7, depth=5, columns=9)
+    assert size.flops == 2 * 6 * 7 * 5 * 9
+    for prepare in (prepare_numpy, prepare_xla):
+        prepare(size, LAYOUTS[0])()
+
+
+def test_traffic_counts_the_slices_of_a_loop():
+    kernels = jax.ShapeDtypeStruct((50, 64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+
+    def layers(x, kernels):
+        return jax.lax.scan(lambda x, k: (x @ k, None), x, kernels)[0]
+
+    program = jax.jit(layers).lower(x, kernels).compile()
+    moved = traffic(program.as_text() or "")
+    product = 4 * (64 * 64 + 2 * 8 * 64)  # its kernel, its input and its result
+    assert moved.products == 50 * product
+    # A loop may copy each layer's kernel, but must not read all kernels 50 times.
+    assert moved.rest < 4 * kernels.size * 4
+
+
+def test_traffic_of_an_operation_is_its_operands_and_its_result():
+    text = """ENTRY main (a: f32[10,20], b: f32[10,20]) -> bf16[10,20] {
+  %a = f32[10,20]{1,0} parameter(0)
+  %b = f32[10,20]{1,0} parameter(1)
+  %s = f32[10,20]{1,0} add(%a, /*index=1*/%b)
+  ROOT %c = bf16[10,20]{1,0} convert(%s)
+}"""
+    assert traffic(text) == (0, 200 * (3 * 4) + 200 * (4 + 2))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,8 +205,18 @@ def test_the_first_token_is_not_predicted_without_a_prompt():
     assert make_batch(make_rows(bare)).loss_positions[0].tolist() == [*range(1, 32)]
 
 
-def make_results() -> Results:
-    """Returns plausible results."""
+def make_rates(share: float) -> dict[str, dict[str, float]]:
+    """Returns rates of a library whose products take `1 / share` milliseconds."""
+    row = {"seconds": 1e-3 / share, "flops_per_second": share * 1e11}
+    return {"plain": row, "batched": row}
+
+
+def make_results(xla: float = 1.0) -> Results:
+    """Returns plausible results.
+
+    Args:
+      xla: rate of XLA's large products relative to torch's.
+    """
 
     def step(name: str, ours: float, peft: float) -> StepResult:
         return StepResult(
@@ -128,6 +229,12 @@ def make_results() -> Results:
                 "plain": 0.6 * ours,
                 "batched": 0.1 * ours,
                 "products": [],
+                "libraries": {
+                    "step": make_rates(0.9),
+                    "xla": make_rates(0.95),
+                    "torch": make_rates(1.0),
+                },
+                "traffic": {"products": 2_000_000, "rest": 500_000_000},
             },
         )
 
@@ -136,12 +243,17 @@ def make_results() -> Results:
         step("llama", 0.24, 2.4),
         step("llama_200", 0.28, 4.8),
         step("gpt2", 0.9, 4.1),
-        step("t5", 2.0, 3.0),
+        step("t5", 2.0, 4.0),
         step("tiny", 0.012, 0.06),
     ]
     slow = Measure("first step of the second run", 6.0, 5.0, False, " s")
     startup = Outcome("startup", "from launch", {"second run, seconds": 6.0}, [slow])
-    return Results({"processor": "a <fast> one", "cores": "2"}, steps, [startup])
+    rates = {
+        "libraries": {"xla": make_rates(xla), "torch": make_rates(1.0)},
+        "memory_bytes_per_second": 1e10,
+    }
+    machine = {"processor": "a <fast> one", "cores": "2"} | describe_rates(rates)
+    return Results(machine, steps, [startup], rates)
 
 
 def test_measures_state_whether_their_limits_are_met():
@@ -150,9 +262,41 @@ def test_measures_state_whether_their_limits_are_met():
     assert measures["llama: our peak memory / PEFT's"].met
     assert measures["llama: our step / our step with P = 0"].value == pytest.approx(1.2)
     assert measures["t5: ideal time / our step"].value == pytest.approx(0.7)
+    attention = measures["t5: rate of attention's products / torch's"]
+    assert attention.value == pytest.approx(0.9) and attention.limit == 0.8
     assert [name for name, measure in measures.items() if not measure.met] == [
         "first step of the second run"
     ]
+
+
+def test_limits_are_lower_where_the_compilers_products_are_slow():
+    for xla, limit in ((0.79, 6.0), (0.81, 9.0)):
+        measures = {x.name: x for x in make_results(xla).measures()}
+        assert measures["llama: PEFT's step / our step"].limit == limit
+
+
+def test_a_step_is_divided_into_products_traffic_and_the_rest():
+    results = make_results()
+    parts = results.roofline(results.steps[1])
+    assert parts is not None
+    # 0.24 s; 70 % of it products; 500 MB at 10 GB/s take 0.05 s.
+    assert parts.products == pytest.approx(0.168)
+    assert parts.traffic == pytest.approx(0.05)
+    assert parts.rest == pytest.approx(0.022)
+    assert dataclasses.replace(results, rates=None).roofline(results.steps[1]) is None
+
+
+def test_every_table_names_the_processor_and_its_rates():
+    results = make_results()
+    line = caption(results.machine)
+    assert line.startswith("a <fast> one; large products XLA 100, torch 100 GFLOP/s")
+    assert markdown(results).count(line) == len(sheets(results))
+
+
+def test_metrics_that_disagree_are_not_compared():
+    check_metrics("loss", {"ours": 1.5004, "peft": 1.5})
+    with pytest.raises(DisagreementError, match=r"our loss is 1\.6"):
+        check_metrics("loss", {"ours": 1.6, "peft": 1.5})
 
 
 def test_ratios_are_of_steps_of_the_same_turn():
@@ -185,7 +329,7 @@ def test_the_page_is_well_formed_and_self_contained():
     body = text[text.index("<body>") : text.index("</html>")]
     root = ElementTree.fromstring(body)
     assert len(list(root.iter("svg"))) == 4
-    assert "8 of 9 limits" in "".join(root.itertext())
+    assert "11 of 12 limits" in "".join(root.itertext())
     assert "a <fast> one" in "".join(root.itertext())
     assert "http" not in text and "<script" not in text and "src=" not in text
 
