@@ -147,7 +147,7 @@ def family_checks(smoke: bool) -> Iterator[Check]:
         runs = [step(step.start()) for step in (reference, chosen, chosen)]
         (expected, loss), (actual, same_loss), (again, _) = runs
         # AdamW's first update has the sign of the gradient, so moments are compared.
-        moments = [_moments(state) for state in (actual, expected)]
+        moments = _moments(actual), _moments(expected)
         result = check(f"{name}: loss and gradient", *moments, MODEL_LIMIT)
         result["ok"] &= abs(loss - same_loss) < LIMIT * loss
         yield result

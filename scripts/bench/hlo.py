@@ -160,7 +160,7 @@ def array_shapes(compiled: jax.stages.Compiled) -> set[tuple[int, ...]]:
     return {_numbers(shape) for shape in shapes}
 
 
-def largestarray_of(compiled: jax.stages.Compiled) -> int:
+def largest_array(compiled: jax.stages.Compiled) -> int:
     """Returns the number of elements of the largest array."""
     return max(map(math.prod, array_shapes(compiled)))
 
