@@ -28,9 +28,7 @@ from prompt_tuning.core.rematerialization import (
     rematerialized,
     scan_blocks,
 )
-from prompt_tuning.models.attention import (
-    KeyValues,
-)
+from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
