@@ -202,7 +202,7 @@ def test_training_quantized_weights_is_refused():
     with pytest.raises(
         InputError,
         match=r"would train 1 int8 parameters \(decoder/layers/self_attention/query"
-        r"/kernel\).*parameter_dtype to 'float32' or 'bfloat16'",
+        r"/kernel\).*--parameter_dtype bfloat16",
     ):
         parameter_groups.label(parameters, [group])
 
