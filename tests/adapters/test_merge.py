@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,20 +25,26 @@ from tests.support.exhaustive import sample
 from tests.support.shared_data import SHARED, needs_shared
 
 PEFT = SHARED / "data/peft"
+FAMILIES = Path(__file__).parents[1] / "fixtures/families"
+FUSED = ("phi3", "gpt_neox")  # one stored tensor holds several projections
 MODELS = ("llama_gqa_untied", "qwen2_bias_tied", "gpt2_tied", "t5v11_untied_gated")
-CASES = [(model, kind) for model in MODELS for kind in ("LORA", "IA3")]
+CASES = [(model, kind) for model in (*FUSED, *MODELS) for kind in ("LORA", "IA3")]
 
 pytestmark = needs_shared
 
 
+def folder_of(model):
+    return (FAMILIES if model in FUSED else PEFT) / model
+
+
 def tokens_of(model):
-    reference = np.load(PEFT / model / "ref.npz")
+    reference = np.load(folder_of(model) / "ref.npz")
     names = ["input_ids", "attention_mask"] + ["labels"] * model.startswith("t5")
     return {name: reference[name] for name in names}
 
 
 def adapter_of(model, kind):
-    return random_adapter(read_config(PEFT / model / "base"), kind)
+    return random_adapter(read_config(folder_of(model) / "base"), kind)
 
 
 def logits_of(model, base, adapter):
@@ -45,9 +52,9 @@ def logits_of(model, base, adapter):
     return np.asarray(our_logits(parameters, batch_of(tokens_of(model)), graph=graph))
 
 
-@pytest.mark.parametrize(("model", "kind"), sample(2, CASES))
+@pytest.mark.parametrize(("model", "kind"), sample(6, CASES))
 def test_merged_logits_equal_those_with_the_adapter(model, kind, tmp_path):
-    adapter, base = adapter_of(model, kind), PEFT / model / "base"
+    adapter, base = adapter_of(model, kind), folder_of(model) / "base"
     write_merged(tmp_path / "merged", base, [adapter])
     expected = logits_of(model, base, adapter)
     merged = logits_of(model, tmp_path / "merged", None)
@@ -64,7 +71,7 @@ def theirs(tmp_path_factory):
     for model, kind in CASES:
         tokens, merged = folder / f"{model}.npz", folder / f"{model}-{kind}"
         np.savez(tokens, **tokens_of(model))
-        write_merged(merged, PEFT / model / "base", [adapter_of(model, kind)])
+        write_merged(merged, folder_of(model) / "base", [adapter_of(model, kind)])
         jobs[f"{model}-{kind}"] = {"base": merged, "tokens": tokens, "double": True}
     return peft_logits(folder, jobs)
 
@@ -72,7 +79,7 @@ def theirs(tmp_path_factory):
 @needs_peft
 @pytest.mark.parametrize(("model", "kind"), CASES)
 def test_plain_transformers_computes_our_logits(model, kind, theirs):
-    ours = logits_of(model, PEFT / model / "base", adapter_of(model, kind))
+    ours = logits_of(model, folder_of(model) / "base", adapter_of(model, kind))
     assert_same_logits(ours, theirs[f"{model}-{kind}"], tokens_of(model))
 
 
