@@ -1,0 +1,59 @@
+"""Every choice that families make in the blocks gives the same gradients on a mesh."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.training import output_gradients
+from prompt_tuning.training.output_gradients import OutputStep
+from tests.support import dummies, meshes
+from tests.support.exhaustive import sample
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/families"
+TENSOR = MeshShape(data=2, tensor=2)
+CASES = [
+    ("olmo2", TENSOR),
+    ("gpt_neox", TENSOR),
+    ("olmo2", MeshShape(data=1, fsdp=2, tensor=2)),
+    # More devices along `tensor` than key/value heads.
+    ("olmo2", MeshShape(data=1, tensor=4)),
+    ("qwen3", TENSOR),
+    ("qwen3", MeshShape(data=1, tensor=4)),
+    ("gemma3_text", TENSOR),
+    ("granite", TENSOR),
+    ("umt5", TENSOR),
+]
+
+
+@pytest.mark.parametrize(("family", "shape"), sample(2, CASES))
+def test_losses_and_gradients_of_a_prompt_equal_those_on_one_device(family, shape):
+    config = read_config(FIXTURES / family / "base")
+    graph, parameters = dummies.prompted(config)
+    path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
+    trained, frozen = parameter_groups.partition(parameters, {path: 0})
+    rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)
+    batch = dummies.make_batch(config, rows)
+    batch = jax.tree.map(lambda array: np.stack([array]), batch)
+    step = OutputStep(graph, ("token_nll",))
+    shapes = step.shapes(trained, frozen, batch)
+    given = output_gradients.random_normal(shapes, batch, jax.random.key(0))
+    expected, gradient = step(trained, frozen, batch, given)
+
+    placement = meshes.placed(meshes.layout_of(shape, config), graph, parameters)
+    put = {name: placement.put(name, leaf) for name, leaf in parameters.items()}
+    actual, theirs = OutputStep(graph, ("token_nll",), placement=placement)(
+        {path: put.pop(path)}, put, placement.put_batch(batch), given
+    )
+    np.testing.assert_allclose(
+        actual["token_nll"], expected["token_nll"], rtol=1e-5, atol=1e-5
+    )
+    largest = np.abs(gradient[path]).max()
+    assert largest > 0.01
+    np.testing.assert_allclose(
+        placement.replicate(theirs)[path], gradient[path], atol=1e-5 * largest
+    )
