@@ -47,17 +47,21 @@ def declare(
     axes: tuple[str, ...],
     initializer: Initializer,
     dtype: str,
+    *,
+    partial_over: str | None = None,
 ) -> nnx.Param:
     """Declares one parameter with its shape, logical axes, initializer and dtype.
 
-    With dtype "int8" the parameter is one that stays in bfloat16.
+    With dtype "int8" the parameter is one that stays in bfloat16. For `partial_over`
+    see `ParameterAxes`.
 
     Raises:
       ValueError: if there is not one axis name per dimension.
     """
     _check_axes(shape, axes)
     stored = jnp.dtype(UNQUANTIZED if dtype == QUANTIZED else dtype)
-    return nnx.Param(initializer(key, shape, stored), axes=axes)
+    value = initializer(key, shape, stored)
+    return nnx.Param(value, axes=axes, partial_over=partial_over)
 
 
 def declare_quantized(

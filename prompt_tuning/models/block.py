@@ -74,10 +74,18 @@ class Attention(nnx.Module):
         def norm(name, width, axis):
             if config.query_key_norm == "none":
                 return None
+            key_of_name, over = named_key(key, name), None
             if self.norms_heads:
-                width, axis = config.head_width, "head_width"
-            named = named_key(key, name)
-            return Norm(named, config, stacked=layers, width=width, axis=axis)
+                # Each device normalizes its own heads with the same scale.
+                width, axis, over = config.head_width, "head_width", axis
+            return Norm(
+                key_of_name,
+                config,
+                stacked=layers,
+                width=width,
+                axis=axis,
+                partial_over=over,
+            )
 
         self.norms_heads = config.query_key_norm == "head"
         self.query_norm = norm("query_norm", inner, "heads")

@@ -110,6 +110,7 @@ class Norm(nnx.Module):
         stacked: int | None,
         width: int | None = None,
         axis: str = "embed",
+        partial_over: str | None = None,
     ):
         self.epsilon = config.norm_epsilon
         self.plus_one = config.norm == "rms_plus_one"
@@ -118,9 +119,11 @@ class Norm(nnx.Module):
         axes = (axis,) if stacked is None else ("layers", axis)
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
         start = zeros if self.plus_one else ones
-        self.scale = declare(key, shape, axes, start, config.parameter_dtype)
+        dtype = config.parameter_dtype
+        over = partial_over
+        self.scale = declare(key, shape, axes, start, dtype, partial_over=over)
         self.bias = (
-            declare(key, shape, axes, zeros, config.parameter_dtype)
+            declare(key, shape, axes, zeros, dtype, partial_over=over)
             if config.norm == "layer"
             else None
         )

@@ -14,6 +14,8 @@ from prompt_tuning.training.output_gradients import OutputStep
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 
+ROUNDING = 5e-5
+"""Relative to a gradient's largest number; rows split over devices differ by 2e-5."""
 FIXTURES = Path(__file__).parents[1] / "fixtures/families"
 TENSOR = MeshShape(data=2, tensor=2)
 CASES = [
@@ -31,11 +33,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "shape"), sample(2, CASES))
-def test_losses_and_gradients_of_a_prompt_equal_those_on_one_device(family, shape):
+def test_losses_and_all_gradients_equal_those_on_one_device(family, shape):
     config = read_config(FIXTURES / family / "base")
     graph, parameters = dummies.prompted(config)
-    path = f"{dummies.PROMPT_PATHS[config.architecture]}/prompt"
-    trained, frozen = parameter_groups.partition(parameters, {path: 0})
+    everything = dict.fromkeys(parameters, 0)
+    trained, frozen = parameter_groups.partition(parameters, everything)
     rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)
     batch = dummies.make_batch(config, rows)
     batch = jax.tree.map(lambda array: np.stack([array]), batch)
@@ -47,13 +49,13 @@ def test_losses_and_gradients_of_a_prompt_equal_those_on_one_device(family, shap
     placement = meshes.placed(meshes.layout_of(shape, config), graph, parameters)
     put = {name: placement.put(name, leaf) for name, leaf in parameters.items()}
     actual, theirs = OutputStep(graph, ("token_nll",), placement=placement)(
-        {path: put.pop(path)}, put, placement.put_batch(batch), given
+        put, {}, placement.put_batch(batch), given
     )
     np.testing.assert_allclose(
         actual["token_nll"], expected["token_nll"], rtol=1e-5, atol=1e-5
     )
-    largest = np.abs(gradient[path]).max()
-    assert largest > 0.01
-    np.testing.assert_allclose(
-        placement.replicate(theirs)[path], gradient[path], atol=1e-5 * largest
-    )
+    for path, leaf in placement.replicate(theirs).items():
+        largest = np.abs(gradient[path]).max()
+        np.testing.assert_allclose(
+            leaf, gradient[path], atol=ROUNDING * largest, err_msg=path
+        )
