@@ -239,7 +239,8 @@ def check_recipe(
         if tensor.dtype.name not in FLOATING:
             raise InputError(
                 f"{path}: {name} in {tensor.source} is {tensor.dtype.name}, expected "
-                f"one of {', '.join(FLOATING)}; quantized weights are not supported"
+                f"one of {', '.join(FLOATING)}; quantized weights are not supported: "
+                "use the folder of the unquantized model"
             )
         transformed = _transformed_shape(path, name, tensor, recipe.transform)
         if transformed != expected:

@@ -79,7 +79,9 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise InputError(
             f"{folder} has no *.safetensors, only {found}; other formats of weights "
-            "are not supported (a *.bin is a pickle): convert them with transformers"
+            "are not supported (a *.bin is a pickle, which can run code): if you trust "
+            "them, convert them with transformers by AutoModelForCausalLM."
+            f"from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
         )
     return _open_files(files)
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import sentencepiece
     import tokenizers
 
+BYTE_LEVEL_CLASSES = ("GPT2Tokenizer", "CodeGenTokenizer")
+"""Classes of transformers that `vocab.json` and `merges.txt` describe completely."""
 MAXIMUM_VOCABULARY = 2**24
 """Maximum number of ids of a tokenizer."""
 
@@ -336,9 +338,24 @@ def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> To
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
-    first = tokenizer.encode("a").ids[:1]
-    defaults = SpecialTokens(add_bos=first == [special.bos_id])
+    defaults = _begin_token(tokenizer, special.bos_id)
     return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults), file.parent)
+
+
+def _begin_token(
+    tokenizer: "tokenizers.Tokenizer", bos_id: int | None
+) -> SpecialTokens:
+    """Returns the token that the post-processor puts before a text as BOS.
+
+    Without other files only the post-processor defines BOS.
+    """
+    ids = [
+        tokenizer.encode("a", add_special_tokens=given).ids for given in (True, False)
+    ]
+    (first, *_), (plain, *_) = ids
+    if bos_id is None and first != plain:
+        return SpecialTokens(bos_id=first, add_bos=True)
+    return SpecialTokens(add_bos=first == bos_id)
 
 
 def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
@@ -346,6 +363,14 @@ def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Toke
     from tokenizers import decoders, models, pre_tokenizers
 
     merges = file.with_name("merges.txt")
+    kind = config.get("tokenizer_class", BYTE_LEVEL_CLASSES[0])
+    if str(kind).removesuffix("Fast") not in BYTE_LEVEL_CLASSES:
+        raise InputError(
+            f"{file.parent} has only vocab.json and merges.txt of a {shown(kind)}, "
+            "which splits texts by rules that are in neither file; write its "
+            f"tokenizer.json by AutoTokenizer.from_pretrained({str(file.parent)!r})"
+            ".save_pretrained('tokenizer') in transformers"
+        )
     read_json_object(file)
     read_limited(merges, library_errors.MAXIMUM_FILE)
     with reporting_errors(

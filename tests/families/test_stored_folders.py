@@ -1,0 +1,144 @@
+"""Folders as people have them: dtypes, names of settings, tokenizers, pickles."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained, find_tokenizer
+from tests.data.text.test_tokenizers import words_tokenizer
+
+FAMILIES = Path(__file__).parents[1] / "fixtures/families"
+SCALED = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 100.0}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copied("llama", tmp_path)
+
+
+def copied(family, tmp_path):
+    return Path(shutil.copytree(FAMILIES / family / "base", tmp_path / family))
+
+
+def settings_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def change(folder, removed=(), **changes):
+    settings = {k: v for k, v in settings_of(folder).items() if k not in removed}
+    (folder / "config.json").write_text(json.dumps(settings | changes))
+
+
+def read(folder):
+    source = Pretrained(checkpoint=str(folder))
+    return open_pretrained(source, key=jax.random.key(0)).read_parameters()
+
+
+@pytest.mark.parametrize("setting", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["bf16", "f16"])
+def test_stored_dtypes_are_cast_once_whatever_the_config_calls_them(
+    setting, dtype, folder
+):
+    tensors = load_file(folder / "model.safetensors")
+    stored = {name: array.astype(dtype) for name, array in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    change(folder, removed=("dtype",), **{setting: np.dtype(dtype).name})
+    parameters = read(folder)
+    assert {array.dtype for array in parameters.values()} == {np.dtype("f4")}
+    name = "model.layers.1.mlp.up_proj.weight"
+    np.testing.assert_array_equal(
+        parameters["decoder/layers/mlp/up/kernel"][1], stored[name].T.astype("f4")
+    )
+
+
+def test_float8_weights_are_refused_with_and_without_their_setting(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
+    tensors[f"{name}_scale_inv"] = np.ones((1, 1), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InputError, match=rf"{name} in .* float8_e4m3fn.*unquantized"):
+        read(folder)
+    change(folder, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(InputError, match=r"config\.json has quantization_config"):
+        read(folder)
+
+
+def test_a_folder_of_pickles_is_refused_with_the_command_that_converts_it(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pickle.*from_pretrained\(.*save_pretrained"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"full_attention": SCALED, "sliding_attention": LOCAL}},
+        {
+            "rope_theta": 1000.0,
+            "rope_local_base_freq": 100.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "rope_theta": 1000.0,
+            "rope_local_base_freq": 100.0,
+            "rope_scaling": {"type": "linear", "factor": 8.0},
+        },
+    ],
+    ids=["by kind of layer", "before transformers 5", "before transformers 4.43"],
+)
+def test_bases_and_scalings_by_kind_of_layer_have_old_and_new_names(rope, tmp_path):
+    folder = copied("gemma3_text", tmp_path)
+    change(folder, removed=("rope_parameters",), **rope)
+    config = read_config(folder)
+    assert config.rotary_scaling is not None
+    bases = (config.rotary_base, config.window_rotary_base)
+    assert bases == (1000, 100)
+    assert config == read_config(FAMILIES / "gemma3_text/base")
+
+
+def test_a_tokenizer_json_alone_puts_bos_first_as_transformers_does(folder):
+    words_tokenizer(folder)
+    (folder / "tokenizer_config.json").unlink()
+    source = Pretrained(checkpoint=str(folder))
+    tokenizer = find_tokenizer(source, read_config(folder))
+    assert tokenizer is not None
+    # Nothing in tokenizer.json has the role of EOS, which the model's settings name.
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (0, 2, True)
+    assert tokenizer.encode("a b") == [3, 4, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("written", "refused"),
+    [
+        (None, False),
+        ("GPT2TokenizerFast", False),
+        ("CodeGenTokenizer", False),
+        ("Qwen2Tokenizer", True),
+    ],
+)
+def test_merges_are_read_only_for_tokenizers_that_split_texts_as_gpt2(
+    written, refused, folder
+):
+    """Qwen2Tokenizer splits digits and normalizes, which neither file describes."""
+    (folder / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    content = {} if written is None else {"tokenizer_class": written}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    source = Pretrained(checkpoint=str(folder))
+    if refused:
+        with pytest.raises(InputError, match=rf"{written}.*tokenizer\.json"):
+            find_tokenizer(source, read_config(folder))
+        return
+    tokenizer = find_tokenizer(source, read_config(folder))
+    assert tokenizer is not None and tokenizer.encode("aba") == [2, 0]
