@@ -74,12 +74,12 @@ class Attention(nnx.Module):
         def norm(name, width, axis):
             if config.query_key_norm == "none":
                 return None
-            key_of_name, over = named_key(key, name), None
+            over = None
             if self.norms_heads:
                 # Each device normalizes its own heads with the same scale.
                 width, axis, over = config.head_width, "head_width", axis
             return Norm(
-                key_of_name,
+                named_key(key, name),
                 config,
                 stacked=layers,
                 width=width,
@@ -141,8 +141,7 @@ class Attention(nnx.Module):
                 zip(queries, sources, first_rows, strict=True)
             )
         ]
-        # [n, H, K]
-        flat = named(flatten_streams(list(map(positions_first, attended))), ATTENTION)
+        flat = flatten_streams(list(map(positions_first, attended)))  # [n, H, K]
         return self.out(flat.reshape(len(flat), -1))  # [n, H * K] -> [n, D]
 
     def _attend(self, query, sources, key, first_row):
@@ -152,7 +151,7 @@ class Attention(nnx.Module):
             kernel = choose_attention(self.config).kernel
             assert kernel is not None  # else the mask would be an array
             return attend_fused(kernel, query, sources, scale=self.scale)
-        return attend(
+        output = attend(
             query,
             sources,
             scale=self.scale,
@@ -160,6 +159,7 @@ class Attention(nnx.Module):
             key=key,
             first_row=first_row,
         )
+        return named(output, ATTENTION)  # a kernel names its output itself
 
 
 class Block(nnx.Module):

@@ -119,14 +119,16 @@ class Norm(nnx.Module):
         axes = (axis,) if stacked is None else ("layers", axis)
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
         start = zeros if self.plus_one else ones
-        dtype = config.parameter_dtype
-        over = partial_over
-        self.scale = declare(key, shape, axes, start, dtype, partial_over=over)
-        self.bias = (
-            declare(key, shape, axes, zeros, dtype, partial_over=over)
-            if config.norm == "layer"
-            else None
+        array = functools.partial(
+            declare,
+            key,
+            shape,
+            axes,
+            dtype=config.parameter_dtype,
+            partial_over=partial_over,
         )
+        self.scale = array(initializer=start)
+        self.bias = array(initializer=zeros) if config.norm == "layer" else None
 
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
         """Normalizes the last axis."""
