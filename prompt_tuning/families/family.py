@@ -4,7 +4,13 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe, Transform, layered
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    Transform,
+    identity,
+    layered,
+    transpose,
+)
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
@@ -46,6 +52,47 @@ class Family:
     inert: frozenset[str] = frozenset()
 
 
+def projection_names(
+    config: ModelConfig,
+    modules: Mapping[str, str],
+    fused: Mapping[str, tuple[str, Transform]] | None = None,
+    *,
+    kernel: Transform = transpose,
+) -> dict[str, tuple[str, Transform]]:
+    """Returns the stored names of kernels, and of the biases that the config has.
+
+    Args:
+      config: config of the model.
+      modules: stored module of each projection, by our path.
+      fused: module and part of the projections that are stored with others.
+      kernel: how a kernel of `modules` is stored.
+    """
+    parts: dict[str, tuple[str, Transform, Transform]] = {
+        ours: (module, kernel, identity) for ours, module in modules.items()
+    }
+    for ours, (module, part) in (fused or {}).items():
+        parts[ours] = (module, part, part)
+    names = {}
+    for ours, (module, kernel_part, bias_part) in parts.items():
+        names[f"{ours}/kernel"] = (f"{module}.weight", kernel_part)
+        if ours.rpartition("/")[2] in config.biased_projections:
+            names[f"{ours}/bias"] = (f"{module}.bias", bias_part)
+    return names
+
+
+def norm_names(
+    config: ModelConfig, modules: Mapping[str, str]
+) -> dict[str, tuple[str, Transform]]:
+    """Returns the stored names of norms from the stored module of each, by our path."""
+    kinds = {"scale": "weight", "bias": "bias"}
+    return {
+        f"{ours}/{kind}": (f"{module}.{stored}", identity)
+        for ours, module in modules.items()
+        for kind, stored in kinds.items()
+        if kind == "scale" or config.norm == "layer"
+    }
+
+
 def layer_recipes(
     stack: str, pattern: str, layers: int, names: LayerNames
 ) -> dict[str, Recipe]:
@@ -63,9 +110,17 @@ def layer_recipes(
     }
 
 
-def head_recipe(config: ModelConfig) -> dict[str, Recipe]:
+def final_norm_recipes(
+    config: ModelConfig, stack: str, module: str
+) -> dict[str, Recipe]:
+    """Returns the recipes of the norm after a stack, "encoder" or "decoder"."""
+    names = norm_names(config, {f"{stack}/final_norm": module})
+    return {path: Recipe((name,)) for path, (name, _) in names.items()}
+
+
+def head_recipe(config: ModelConfig, name: str = "lm_head.weight") -> dict[str, Recipe]:
     """Returns the recipe of an untied head, or none."""
-    return {} if config.tied_head else {"head/kernel": Recipe(("lm_head.weight",))}
+    return {} if config.tied_head else {"head/kernel": Recipe((name,))}
 
 
 def token_settings(config: ModelConfig) -> dict[str, Any]:

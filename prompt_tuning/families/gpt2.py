@@ -7,33 +7,27 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    LayerNames,
+    final_norm_recipes,
     head_recipe,
     layer_recipes,
+    norm_names,
+    projection_names,
     token_settings,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
 
 PREFIX = "transformer."
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
-LAYER: LayerNames = {
-    "self_attention_norm/scale": ("ln_1.weight", identity),
-    "self_attention_norm/bias": ("ln_1.bias", identity),
-    "self_attention/query/kernel": ("attn.c_attn.weight", FusedPart(0, (1, 1, 1))),
-    "self_attention/key/kernel": ("attn.c_attn.weight", FusedPart(1, (1, 1, 1))),
-    "self_attention/value/kernel": ("attn.c_attn.weight", FusedPart(2, (1, 1, 1))),
-    "self_attention/query/bias": ("attn.c_attn.bias", FusedPart(0, (1, 1, 1))),
-    "self_attention/key/bias": ("attn.c_attn.bias", FusedPart(1, (1, 1, 1))),
-    "self_attention/value/bias": ("attn.c_attn.bias", FusedPart(2, (1, 1, 1))),
-    "self_attention/out/kernel": ("attn.c_proj.weight", identity),
-    "self_attention/out/bias": ("attn.c_proj.bias", identity),
-    "mlp_norm/scale": ("ln_2.weight", identity),
-    "mlp_norm/bias": ("ln_2.bias", identity),
-    "mlp/up/kernel": ("mlp.c_fc.weight", identity),
-    "mlp/up/bias": ("mlp.c_fc.bias", identity),
-    "mlp/down/kernel": ("mlp.c_proj.weight", identity),
-    "mlp/down/bias": ("mlp.c_proj.bias", identity),
+PROJECTIONS = {
+    "self_attention/out": "attn.c_proj",
+    "mlp/up": "mlp.c_fc",
+    "mlp/down": "mlp.c_proj",
 }
+FUSED = {
+    f"self_attention/{name}": ("attn.c_attn", FusedPart(i, (1, 1, 1)))
+    for i, name in enumerate(("query", "key", "value"))
+}
+NORMS = {"self_attention_norm": "ln_1", "mlp_norm": "ln_2"}
 
 
 def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -71,12 +65,13 @@ def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
 def gpt2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "wte.weight" in names else PREFIX
+    layer = projection_names(config, PROJECTIONS, FUSED, kernel=identity)
+    layer |= norm_names(config, NORMS)
     return {
         "token_embedder/embedding": Recipe((f"{prefix}wte.weight",)),
         "position_embedder/embedding": Recipe((f"{prefix}wpe.weight",)),
-        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, LAYER),
-        "decoder/final_norm/scale": Recipe((f"{prefix}ln_f.weight",)),
-        "decoder/final_norm/bias": Recipe((f"{prefix}ln_f.bias",)),
+        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
+        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
         **head_recipe(config),
     }
 

@@ -3,20 +3,22 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    FusedPart,
-    Recipe,
-    Transform,
-    identity,
-    transpose,
-)
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import Family, layer_recipes
+from prompt_tuning.families.family import (
+    Family,
+    final_norm_recipes,
+    head_recipe,
+    layer_recipes,
+    norm_names,
+    projection_names,
+)
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import INERT, read_layout
 from prompt_tuning.families.rotary_settings import read_rotary
 
 PREFIX = "gpt_neox."
+HEAD = "embed_out.weight"
 PROJECTIONS = {
     "self_attention/out": "attention.dense",
     "mlp/up": "mlp.dense_h_to_4h",
@@ -58,27 +60,19 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
 def gpt_neox_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_in.weight" in names else PREFIX
-    modules: dict[str, tuple[str, Transform, Transform]] = {
-        ours: (name, transpose, identity) for ours, name in PROJECTIONS.items()
+    fused = {
+        f"self_attention/{name}": (
+            "attention.query_key_value",
+            FusedPart(i, (1, 1, 1), config.heads, in_first=False),
+        )
+        for i, name in enumerate(("query", "key", "value"))
     }
-    for i, name in enumerate(("query", "key", "value")):
-        part = FusedPart(i, (1, 1, 1), config.heads, in_first=False)
-        modules[f"self_attention/{name}"] = ("attention.query_key_value", part, part)
-    layer: dict[str, tuple[str, Transform]] = {}
-    for ours, (name, kernel, bias) in modules.items():
-        layer[f"{ours}/kernel"] = (f"{name}.weight", kernel)
-        if ours.rpartition("/")[2] in config.biased_projections:
-            layer[f"{ours}/bias"] = (f"{name}.bias", bias)
-    for ours, name in NORMS.items():
-        layer[f"{ours}/scale"] = (f"{name}.weight", identity)
-        layer[f"{ours}/bias"] = (f"{name}.bias", identity)
-    head = Recipe(("embed_out.weight",))
+    layer = projection_names(config, PROJECTIONS, fused) | norm_names(config, NORMS)
     return {
         "token_embedder/embedding": Recipe((f"{prefix}embed_in.weight",)),
         **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        "decoder/final_norm/scale": Recipe((f"{prefix}final_layer_norm.weight",)),
-        "decoder/final_norm/bias": Recipe((f"{prefix}final_layer_norm.bias",)),
-        **({} if config.tied_head else {"head/kernel": head}),
+        **final_norm_recipes(config, "decoder", f"{prefix}final_layer_norm"),
+        **head_recipe(config, HEAD),
     }
 
 
@@ -89,6 +83,6 @@ GPT_NEOX = Family(
     recipes=gpt_neox_recipes,
     embedding_tables=("gpt_neox.embed_in.weight", "embed_in.weight"),
     base_prefix=PREFIX,
-    head_name="embed_out.weight",
+    head_name=HEAD,
     inert=INERT | {"hidden_dropout", "classifier_dropout", "is_decoder"},
 )

@@ -7,15 +7,15 @@ layer has follows from the choices in `ModelConfig`.
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    FusedPart,
-    Recipe,
-    Transform,
-    identity,
-    transpose,
-)
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import head_recipe, layer_recipes
+from prompt_tuning.families.family import (
+    final_norm_recipes,
+    head_recipe,
+    layer_recipes,
+    norm_names,
+    projection_names,
+)
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 PREFIX = "model."
@@ -111,27 +111,13 @@ def layout_recipes(
       fused: module and part of the projections that are stored with others.
     """
     prefix = "" if "embed_tokens.weight" in names else PREFIX
-    layer: dict[str, tuple[str, Transform]] = {
-        f"{ours}/scale": (f"{theirs}.weight", identity)
-        for ours, theirs in NORMS[config.norm_placement].items()
-    }
+    norms = NORMS[config.norm_placement]
     if config.query_key_norm != "none":
-        layer |= {
-            f"{ours}/scale": (f"{theirs}.weight", identity)
-            for ours, theirs in QUERY_KEY_NORMS.items()
-        }
-    modules: dict[str, tuple[str, Transform, Transform]] = {
-        ours: (theirs, transpose, identity) for ours, theirs in PROJECTIONS.items()
-    }
-    for ours, (theirs, part) in (fused or {}).items():
-        modules[ours] = (theirs, part, part)
-    for ours, (theirs, kernel, bias) in modules.items():
-        layer[f"{ours}/kernel"] = (f"{theirs}.weight", kernel)
-        if ours.rpartition("/")[2] in config.biased_projections:
-            layer[f"{ours}/bias"] = (f"{theirs}.bias", bias)
+        norms = norms | QUERY_KEY_NORMS
+    layer = norm_names(config, norms) | projection_names(config, PROJECTIONS, fused)
     return {
         "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
         **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        "decoder/final_norm/scale": Recipe((f"{prefix}norm.weight",)),
+        **final_norm_recipes(config, "decoder", f"{prefix}norm"),
         **head_recipe(config),
     }

@@ -3,18 +3,15 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    Recipe,
-    RowsFrom,
-    Transform,
-    identity,
-    transpose,
-)
+from prompt_tuning.checkpoints.stored_tensors import Recipe, RowsFrom
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
+    final_norm_recipes,
     head_recipe,
     layer_recipes,
+    norm_names,
+    projection_names,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
@@ -67,14 +64,7 @@ def read_opt(settings: HuggingFaceSettings) -> dict[str, Any]:
 def opt_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "decoder." if "decoder.embed_tokens.weight" in names else "model.decoder."
-    layer: dict[str, tuple[str, Transform]] = {}
-    for ours, name in PROJECTIONS.items():
-        layer[f"{ours}/kernel"] = (f"{name}.weight", transpose)
-        if config.biases == "all":
-            layer[f"{ours}/bias"] = (f"{name}.bias", identity)
-    for ours, name in NORMS.items():
-        layer[f"{ours}/scale"] = (f"{name}.weight", identity)
-        layer[f"{ours}/bias"] = (f"{name}.bias", identity)
+    layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
     positions = Recipe(
         (f"{prefix}embed_positions.weight",), transform=RowsFrom(FIRST_POSITION)
     )
@@ -82,8 +72,7 @@ def opt_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe
         "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
         "position_embedder/embedding": positions,
         **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        "decoder/final_norm/scale": Recipe((f"{prefix}final_layer_norm.weight",)),
-        "decoder/final_norm/bias": Recipe((f"{prefix}final_layer_norm.bias",)),
+        **final_norm_recipes(config, "decoder", f"{prefix}final_layer_norm"),
         **head_recipe(config),
     }
 

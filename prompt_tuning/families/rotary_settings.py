@@ -64,7 +64,7 @@ def _block(settings: HuggingFaceSettings, name: str, kind: str) -> HuggingFaceSe
     """Returns the settings of one kind of layers, empty if there are none."""
     values = settings.nested(name, {})
     source = f"{name} in {settings.source}"
-    if kind in values or (FULL in values or SLIDING in values):
+    if FULL in values or SLIDING in values:
         values, source = values.nested(kind, {}), f"{kind} in {source}"
     return HuggingFaceSettings(source, values.values)
 

@@ -17,14 +17,13 @@ def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     fields = read_layout(settings, tied=True)
-    layers, unrotated = fields["layers"], ()
+    layers = fields["layers"]
     unrotated = read_unrotated(settings, layers)
     kinds = [FULL] * layers
-    if settings.flag("use_sliding_window", False):
-        if "sliding_window" in settings:
-            kinds = [SLIDING if i in unrotated else FULL for i in range(layers)]
-    else:
+    if not settings.flag("use_sliding_window", False):
         settings.require("layer_types", kinds, "use_sliding_window is not set")
+    elif "sliding_window" in settings:
+        kinds = [SLIDING if i in unrotated else FULL for i in range(layers)]
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=2_000_000.0)

@@ -3,18 +3,15 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import (
-    Recipe,
-    identity,
-    layered,
-    transpose,
-)
+from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    LayerNames,
+    final_norm_recipes,
     head_recipe,
     layer_recipes,
+    norm_names,
+    projection_names,
     token_settings,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
@@ -80,18 +77,21 @@ def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]
 
 
 def _stack_recipes(stack: str, layers: int, config: ModelConfig) -> dict[str, Recipe]:
-    gated = config.gated
     # Sublayers of a block are numbered; only the decoder has cross attention.
-    mlp_number = 1 if stack == "encoder" else 2
-    names = _attention_names("self_attention", "layer.0.", "SelfAttention")
+    attention = {"self_attention": ("layer.0", "SelfAttention")}
     if stack == "decoder":
-        names |= _attention_names("cross_attention", "layer.1.", "EncDecAttention")
-    mlp = f"layer.{mlp_number}.DenseReluDense"
-    names["mlp_norm/scale"] = (f"layer.{mlp_number}.layer_norm.weight", identity)
-    if gated:
-        names["mlp/gate/kernel"] = (f"{mlp}.wi_0.weight", transpose)
-    names["mlp/up/kernel"] = (f"{mlp}.{'wi_1' if gated else 'wi'}.weight", transpose)
-    names["mlp/down/kernel"] = (f"{mlp}.wo.weight", transpose)
+        attention["cross_attention"] = ("layer.1", "EncDecAttention")
+    modules, norms = {}, {}
+    for ours, (layer, theirs) in attention.items():
+        norms[f"{ours}_norm"] = f"{layer}.layer_norm"
+        for name in ("query", "key", "value", "out"):
+            modules[f"{ours}/{name}"] = f"{layer}.{theirs}.{name[0]}"
+    layer = f"layer.{len(attention)}"
+    norms["mlp_norm"] = f"{layer}.layer_norm"
+    inputs = {"gate": "wi_0", "up": "wi_1"} if config.gated else {"up": "wi"}
+    for name, theirs in {**inputs, "down": "wo"}.items():
+        modules[f"mlp/{name}"] = f"{layer}.DenseReluDense.{theirs}"
+    names = norm_names(config, norms) | projection_names(config, modules)
     name = "layer.0.SelfAttention.relative_attention_bias.weight"
     # The first block stores a bias that all blocks of a stack share.
     bias = Recipe((f"{stack}.block.0.{name}",), False, transpose)
@@ -100,17 +100,8 @@ def _stack_recipes(stack: str, layers: int, config: ModelConfig) -> dict[str, Re
     return {
         **layer_recipes(stack, f"{stack}.block.{{}}.", layers, names),
         f"{stack}/relative_position_bias/embedding": bias,
-        f"{stack}/final_norm/scale": Recipe((f"{stack}.final_layer_norm.weight",)),
+        **final_norm_recipes(config, stack, f"{stack}.final_layer_norm"),
     }
-
-
-def _attention_names(ours: str, layer: str, theirs: str) -> dict:
-    projections = {"query": "q", "key": "k", "value": "v", "out": "o"}
-    names: LayerNames = {
-        f"{ours}/{name}/kernel": (f"{layer}{theirs}.{letter}.weight", transpose)
-        for name, letter in projections.items()
-    }
-    return {f"{ours}_norm/scale": (f"{layer}layer_norm.weight", identity), **names}
 
 
 def t5_settings(config: ModelConfig) -> dict[str, Any]:
