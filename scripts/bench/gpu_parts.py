@@ -24,7 +24,6 @@ from scripts.bench import gpu_checks, plain_kernel, streaming
 from scripts.bench.gpu_shapes import find_cases
 from scripts.bench.gpu_step import GpuStep, model_config
 
-STEPS, SECONDS = 20, 12.0
 POLICIES = {
     "none": Rematerialization(),
     "attention": Rematerialization(policy="attention"),
@@ -71,9 +70,9 @@ def measure_case(name: str, attention: str, smoke: bool) -> Result:
     say(f"{case.title}: making weights")
     step = GpuStep(case, chosen, **_choices(smoke))
     say("compiling, then measuring steps")
-    result = step.measure(3 if smoke else STEPS, SECONDS)
+    result = step.measure(3) if smoke else step.measure()
     method = str(attention_choice.choose_attention(step.config))
-    return {"title": case.title, "attention": method, **result}
+    return {"attention": method, **result}
 
 
 def _choices(smoke: bool) -> dict[str, Any]:
@@ -159,7 +158,7 @@ def measure_pinned(smoke: bool) -> Result:
     case = find_cases(smoke)["llama_soft"]
     say("weights in pinned host memory")
     step = GpuStep(case, "flash", pinned=True, **_choices(smoke))
-    return {"title": case.title, **step.measure(3, SECONDS)}
+    return step.measure(3)
 
 
 def measure_streaming(smoke: bool) -> Result:

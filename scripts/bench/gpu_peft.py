@@ -11,9 +11,7 @@ with it, because compilation may not end in time.
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from typing import Any
 
 import peft
@@ -21,8 +19,8 @@ import torch
 import transformers
 
 from scripts.bench.gpu_shapes import GpuCase, Shape, find_cases
-
-STEPS, WARM_UP, SECONDS = 20, 2, 12.0
+from scripts.bench.gpu_timing import time_steps
+from scripts.bench.workers import versions
 
 
 def main() -> int:
@@ -71,28 +69,12 @@ class PeftStep:
 
     def measure(self, attention: str) -> dict[str, Any]:
         """Runs steps; returns their median and the peak memory."""
-        begun = time.perf_counter()
-        losses = [self() for _ in range(WARM_UP)]
-        first = time.perf_counter() - begun
-        times: list[float] = []
-        while len(times) < STEPS and (len(times) < 3 or sum(times) < SECONDS):
-            begun = time.perf_counter()
-            self()
-            times.append(time.perf_counter() - begun)
-        median = statistics.median(times)
         cuda = self.device == "cuda"
         return {
-            "title": self.case.title,
+            **time_steps(self.case, self),
             "attention": attention,
-            "seconds": median,
-            "steps": len(times),
-            "first_steps_seconds": first,
-            "losses": losses,
-            "tflops": self.case.flops() / median / 1e12,
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
-            "versions": {
-                p.__name__: p.__version__ for p in (torch, transformers, peft)
-            },
+            **versions(torch, transformers, peft),
         }
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import statistics
-import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -25,9 +23,9 @@ from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from scripts.bench.gpu_shapes import GpuCase, Shape
+from scripts.bench.gpu_timing import STEPS, time_steps
 
 TRAINED = (r".*/(prompt|adapters)/.*",)
-WARM_UP = 2
 
 
 def model_config(shape: Shape, **choices: Any) -> ModelConfig:
@@ -165,34 +163,16 @@ class GpuStep:
         lowered = self.step.lower(self.start(), self._frozen, self._batch)
         return cast(Any, lowered.compile().memory_analysis()).temp_size_in_bytes
 
-    def measure(self, steps: int, seconds: float) -> dict[str, Any]:
-        """Runs steps until there are enough or the time is over.
+    def measure(self, most: int = STEPS) -> dict[str, Any]:
+        """Runs steps, at most so many; returns their median and the peak memory."""
+        state = self.start()
 
-        Args:
-          steps: maximum number of measured steps.
-          seconds: time for all of them, warm-up excluded.
-        """
-        started = time.perf_counter()
-        state, losses, times = self.start(), [], []
-        for _ in range(WARM_UP):
+        def step() -> float:
+            nonlocal state
             state, loss = self(state)
-            losses.append(loss)
-        compiled = time.perf_counter() - started
-        deadline = time.perf_counter() + seconds
-        while len(times) < steps and (len(times) < 3 or time.perf_counter() < deadline):
-            begun = time.perf_counter()
-            state, loss = self(state)
-            times.append(time.perf_counter() - begun)
-        median = statistics.median(times)
-        return {
-            "seconds": median,
-            "steps": len(times),
-            "spread": [min(times), max(times)],
-            "first_steps_seconds": compiled,
-            "losses": losses,
-            "tflops": self._case.flops() / median / 1e12,
-            "peak_bytes": peak_bytes(),
-        }
+            return loss
+
+        return {**time_steps(self._case, step, most), "peak_bytes": peak_bytes()}
 
 
 def _placed(path: str, leaf: jax.Array, pinned: bool) -> jax.Array:

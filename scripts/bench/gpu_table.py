@@ -1,7 +1,9 @@
 """The results of the GPU benchmark as Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from scripts.bench.markdown import markdown_table
 
 GIB = 2**30
 
@@ -27,14 +29,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     lines += _memory(parts)
     if results["failed"]:
         rows = [(name, why) for name, why in results["failed"].items()]
-        lines += ["", "## Not measured", "", *_table(("part", "reason"), rows)]
+        lines += ["", "## Not measured", "", *markdown_table(("part", "reason"), rows)]
     return "\n".join(lines) + "\n"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(headings) + " |"]
-    lines.append("|" + "|".join(["---"] * len(headings)) + "|")
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def _checks(part: Mapping[str, Any] | None) -> list[str]:
@@ -48,7 +44,7 @@ def _checks(part: Mapping[str, Any] | None) -> list[str]:
         "",
         f"## Checks of {part['kernel']}",
         "",
-        *_table(("check", "error", "ok"), rows),
+        *markdown_table(("check", "error", "ok"), rows),
     ]
 
 
@@ -72,7 +68,12 @@ def _steps(parts: Mapping[str, Any], rate: float | None) -> list[str]:
     if not rows:
         return []
     headings = ("case", "attention", "step", "TFLOP/s", "share", "peak memory")
-    return ["", "## One training step, medians", "", *_table(headings, sorted(rows))]
+    return [
+        "",
+        "## One training step, medians",
+        "",
+        *markdown_table(headings, sorted(rows)),
+    ]
 
 
 def _memory(parts: Mapping[str, Any]) -> list[str]:
@@ -83,7 +84,11 @@ def _memory(parts: Mapping[str, Any]) -> list[str]:
             for name, size in parts["memory"]["temporary_bytes"].items()
         ]
         lines += ["", "## Temporary memory of a step", ""]
-        lines += [parts["memory"]["title"], "", *_table(("policy", "memory"), rows)]
+        lines += [
+            parts["memory"]["title"],
+            "",
+            *markdown_table(("policy", "memory"), rows),
+        ]
     rows = []
     if "pinned" in parts:
         one = parts["pinned"]
@@ -96,7 +101,7 @@ def _memory(parts: Mapping[str, Any]) -> list[str]:
         )
     if rows:
         headings = ("model", "weights", "step", "peak on the device")
-        lines += ["", "## Weights elsewhere", "", *_table(headings, rows)]
+        lines += ["", "## Weights elsewhere", "", *markdown_table(headings, rows)]
     return lines
 
 

@@ -16,6 +16,7 @@ _NAME = r"%?([\w.$-]+)"
 _HEADER = re.compile(rf"^(?:ENTRY )?{_NAME} \(.*\) -> .*\{{$")
 _INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?{_NAME} = (.*)$")
 _ARRAY = re.compile(r"^(\w+)\[([\d,]*)\](?:\{([\d,]*)[^}]*\})?")
+_ARRAYS = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
 _OPERATION = re.compile(r"(?:^|[\s)}\]])([a-z][\w-]*)\(([^()]*)\)")
 _CALLED = re.compile(r"(?:calls|to_apply|body|branch_computations)=\{?([^,}\s]+)")
 _DIMENSIONS = re.compile(r"\b([lr]hs_(?:contracting|batch))_dims=\{([\d,]*)\}")
@@ -120,9 +121,7 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
 
 def _size(body: str) -> int:
     """Returns the number of elements of an instruction's result."""
-    result = body[: body.index(_OPERATION.search(body)[1] + "(")]  # type: ignore
-    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]*)\]", result)
-    return sum(math.prod(_numbers(shape)) for shape in shapes)
+    return sum(math.prod(shape) for _, shape in result_arrays(body))
 
 
 def matmul_flops(compiled: jax.stages.Compiled) -> int:
@@ -155,9 +154,9 @@ def products_of(text: str) -> list[Product]:
 
 
 def array_shapes(compiled: jax.stages.Compiled) -> set[tuple[int, ...]]:
-    """Returns the shapes of all arrays of a compiled program, including in fusions."""
-    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text() or "")
-    return {_numbers(shape) for shape in shapes}
+    """Returns the shapes of all arrays of numbers, including those in fusions."""
+    arrays = _ARRAYS.findall(compiled.as_text() or "")
+    return {_numbers(shape) for dtype, shape in arrays if shape and dtype != "pred"}
 
 
 def largest_array(compiled: jax.stages.Compiled) -> int:
@@ -280,6 +279,12 @@ def array_of(text: str) -> Operand:
     # Layouts list the dimension with the shortest stride first.
     order = _numbers(match[3] or "")[::-1] or tuple(range(len(shape)))
     return Operand(match[1], shape, order)
+
+
+def result_arrays(body: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns the type and the shape of each array of an instruction's result."""
+    end = body.index(") " if body.startswith("(") else " ")
+    return [(dtype, _numbers(shape)) for dtype, shape in _ARRAYS.findall(body[:end])]
 
 
 def _operand(computation, operand: str) -> Operand:

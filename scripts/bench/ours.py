@@ -38,7 +38,7 @@ from scripts.bench.cases import IGNORED, Case, Rows
 from scripts.bench.hlo import products
 from scripts.bench.ideal import time_products
 from scripts.bench.traffic import traffic
-from scripts.bench.workers import Answer, peak_memory, serve
+from scripts.bench.workers import Answer, peak_memory, serve, versions
 
 LEARNING_RATE = 1e-2
 TRAINED = (r".*/prompt/prompt|token_embedder/given",)
@@ -49,7 +49,7 @@ def main() -> None:
     step = OurStep(Path(sys.argv[1]))
     serve(
         {
-            "start": step.start,
+            "start": functools.partial(versions, jax, flax),
             "step": step,
             "memory": peak_memory,
             "ideal": step.ideal,
@@ -123,10 +123,6 @@ class OurStep:
         prepared = prepare(*open_model(folder, case, rows))
         self.state, self.frozen = prepared.start(), prepared.frozen
         self.step = prepared.compile_step()
-
-    def start(self) -> Answer:
-        """Returns the versions of the packages."""
-        return {"versions": {p.__name__: p.__version__ for p in (jax, flax)}}
 
     def __call__(self) -> Answer:
         """Runs one step, timed from the batch on the host to the new state."""

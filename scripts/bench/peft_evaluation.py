@@ -12,6 +12,7 @@ Requires torch, transformers and peft; does not import prompt_tuning.
 # These imports are in the `bench` extra only.
 # pyright: reportMissingImports=false
 
+import functools
 import os
 import sys
 import time
@@ -35,7 +36,8 @@ from scripts.bench.evaluation_tasks import (
     Task,
     read_task,
 )
-from scripts.bench.workers import THREADS, Answer, peak_memory, serve
+from scripts.bench.peft_step import with_prompt
+from scripts.bench.workers import THREADS, Answer, peak_memory, serve, versions
 
 
 def main() -> None:
@@ -45,7 +47,7 @@ def main() -> None:
     side = PeftEvaluation(Path(sys.argv[1]))
     serve(
         {
-            "start": side.start,
+            "start": functools.partial(versions, torch, transformers, peft),
             "continue": side.continue_given,
             "open": side.open,
             "run": side.run,
@@ -63,21 +65,8 @@ class PeftEvaluation:
             folder / "model", dtype=torch.float32
         )
         prompt = np.load(folder / "prompt.npy")
-        config = peft.PromptTuningConfig(
-            task_type="CAUSAL_LM",
-            num_virtual_tokens=len(prompt),
-            prompt_tuning_init="RANDOM",
-        )
-        self._model = peft.get_peft_model(base, config).eval()
-        with torch.no_grad():
-            embedding = self._model.prompt_encoder["default"].embedding
-            embedding.weight.copy_(torch.from_numpy(prompt))
+        self._model = with_prompt(base, prompt, seq2seq=False).eval()
         self._tasks: dict[str, Task] = {}
-
-    def start(self) -> Answer:
-        """Returns the versions of the packages."""
-        packages = (torch, transformers, peft)
-        return {"versions": {p.__name__: p.__version__ for p in packages}}
 
     def open(self, name: str) -> Answer:
         """Reads the rows of a task."""

@@ -9,6 +9,7 @@ Requires torch, transformers and peft; does not import prompt_tuning.
 # These imports are in the `bench` extra only.
 # pyright: reportMissingImports=false
 
+import functools
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ import torch
 import transformers
 
 from scripts.bench.cases import Case
-from scripts.bench.workers import THREADS, Answer, peak_memory, serve
+from scripts.bench.workers import THREADS, Answer, peak_memory, serve, versions
 
 HEAD_SCALE = 0.05
 
@@ -37,7 +38,13 @@ def main() -> None:
         make_model(folder)
         return
     step = PeftStep(folder)
-    serve({"start": step.start, "step": step, "memory": peak_memory})
+    serve(
+        {
+            "start": functools.partial(versions, torch, transformers, peft),
+            "step": step,
+            "memory": peak_memory,
+        }
+    )
 
 
 def make_model(folder: Path) -> None:
@@ -75,16 +82,18 @@ class PeftStep:
             "attention_mask": torch.ones_like(tokens),
             "labels": torch.from_numpy(rows["labels"]),
         }
-        if case.family != "t5":
+        seq2seq = case.family == "t5"
+        if not seq2seq:
             self.batch["use_cache"] = False
         auto = (
             transformers.AutoModelForSeq2SeqLM
-            if case.family == "t5"
+            if seq2seq
             else transformers.AutoModelForCausalLM
         )
         base = auto.from_pretrained(folder / "model", dtype=torch.float32)
         if case.prompt:
-            self.model = with_prompt(base, case, np.load(folder / "prompt.npy"))
+            prompt = np.load(folder / "prompt.npy")
+            self.model = with_prompt(base, prompt, seq2seq=seq2seq)
             self.batch["input_ids"] = tokens
             trained = [x for x in self.model.parameters() if x.requires_grad]
         else:
@@ -94,11 +103,6 @@ class PeftStep:
             trained = [embedded]
         self.model.train()
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
-
-    def start(self) -> Answer:
-        """Returns the versions of the packages."""
-        packages = (torch, transformers, peft)
-        return {"versions": {p.__name__: p.__version__ for p in packages}}
 
     def __call__(self) -> Answer:
         """Runs one step, timed from the forward pass to the optimizer's update."""
@@ -111,12 +115,11 @@ class PeftStep:
         return {"seconds": seconds, "loss": loss.item()}
 
 
-def with_prompt(base, case: Case, prompt: np.ndarray) -> torch.nn.Module:
-    """Returns a PEFT model with our initial prompt (before the encoder in T5)."""
-    seq2seq = case.family == "t5"
+def with_prompt(base, prompt: np.ndarray, *, seq2seq: bool) -> torch.nn.Module:
+    """Returns a PEFT model with a prompt (before the encoder in T5)."""
     config = peft.PromptTuningConfig(
         task_type="SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM",
-        num_virtual_tokens=case.prompt,
+        num_virtual_tokens=len(prompt),
         # By default PEFT adds a second prompt before T5's decoder.
         num_transformer_submodules=1,
         prompt_tuning_init="RANDOM",

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from scripts.bench.cases import CASES, GROWTH
 from scripts.bench.machine import LIBRARIES, caption
+from scripts.bench.markdown import markdown_table
 from scripts.bench.report import Measure, Results, Roofline
 from scripts.bench.steps import SIDES, StepResult
 
@@ -173,10 +174,6 @@ def markdown(results: Results) -> str:
     lines += [f"- {name}: {value}" for name, value in results.machine.items()]
     for sheet in sheets(results):
         lines += ["", f"## {sheet.title[:1].upper()}{sheet.title[1:]}", ""]
-        lines.append("| " + " | ".join(sheet.headings) + " |")
-        lines.append(
-            "|" + "|".join(["---", *["---:"] * (len(sheet.headings) - 1)]) + "|"
-        )
-        lines += ["| " + " | ".join(row) + " |" for row in sheet.rows]
+        lines += markdown_table(sheet.headings, sheet.rows)
         lines += ["", caption(results.machine)]
     return "\n".join(lines) + "\n"

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from scripts.bench.hlo import (
     Instruction,
-    array_of,
     operation,
     parse,
+    result_arrays,
     split_operands,
     walk,
 )
@@ -34,7 +34,6 @@ FREE = (
 SLICES = ("dynamic-slice", "slice", "gather")
 _LAST_NAME = re.compile(r"([\w.$-]+)$")
 _CALLS = re.compile(r"\bcalls=%?([\w.$-]+)")
-_ARRAYS = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
 
 
 class Traffic(NamedTuple):
@@ -121,11 +120,4 @@ def _names(operands: str) -> list[str]:
 
 def _size(body: str) -> int:
     """Returns the bytes of an instruction's result, of all arrays of a tuple."""
-    if not body.startswith("("):
-        array = array_of(body)
-        return BYTES[array.dtype] * math.prod(array.shape)
-    arrays = _ARRAYS.findall(body[: body.index(") ")])
-    return sum(
-        BYTES[dtype] * math.prod(int(n) for n in shape.split(",") if n)
-        for dtype, shape in arrays
-    )
+    return sum(BYTES[dtype] * math.prod(shape) for dtype, shape in result_arrays(body))

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 Answer = dict[str, Any]
@@ -123,6 +124,11 @@ def serve(answers: Mapping[str, Callable[..., Answer]]) -> None:
         arguments = json.loads(line)
         answer = answers[arguments.pop("question")](**arguments)
         print(json.dumps(answer), file=pipe, flush=True)
+
+
+def versions(*packages: ModuleType) -> Answer:
+    """Returns the versions of packages."""
+    return {"versions": {p.__name__: p.__version__ for p in packages}}
 
 
 def peak_memory() -> Answer:
