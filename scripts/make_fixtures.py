@@ -102,6 +102,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
     "gemma": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
+    "gemma2": DECODER
+    | {
+        "head_dim": 6,
+        "tie_word_embeddings": True,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 3,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+    },
     "gemma3_text": DECODER
     | {
         "head_dim": 6,

@@ -94,6 +94,10 @@ class ModelConfig:
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
       attention_multiplier: factor of scores instead of `K ** -0.5`, if set.
+      attention_soft_cap: bound on the absolute value of attention scores, or None
+        (Gemma 2; see `attention.attend`).
+      logit_soft_cap: bound on the absolute value of logits, or None (Gemma 2; see
+        `losses.output_head`).
       embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
@@ -149,6 +153,8 @@ class ModelConfig:
     scale_tied_hidden: bool = False
     scale_scores: bool = True
     attention_multiplier: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
     embedding_multiplier: float = 1.0
     input_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -286,6 +292,8 @@ def _check_sizes(config: ModelConfig) -> None:
         "decoder_start_id": (0, MAXIMUM_INTEGER),
         "norm_epsilon": (0, 1),
         "rotary_base": (0, math.inf),
+        "attention_soft_cap": (0, math.inf),
+        "logit_soft_cap": (0, math.inf),
     }
     for name, (minimum, maximum) in sizes.items():
         value = getattr(config, name)

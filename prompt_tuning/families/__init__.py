@@ -7,6 +7,7 @@ all of them.
 
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
+from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neox import GPT_NEOX
@@ -24,7 +25,6 @@ from prompt_tuning.families.t5_multilingual import MT5, UMT5
 
 REFUSED = {
     "bert": "an encoder alone generates no text",
-    "gemma2": "soft caps of attention and logits are not implemented",
     "gpt_oss": "mixtures of experts are not implemented",
     "mixtral": "mixtures of experts are not implemented",
     "qwen3_moe": "mixtures of experts are not implemented",
@@ -40,6 +40,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         GEMMA,
+        GEMMA2,
         GEMMA3,
         PHI3,
         SMOLLM3,

@@ -5,7 +5,11 @@ from typing import Any
 
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import alternating, read_windows
+from prompt_tuning.families.layer_settings import (
+    alternating,
+    read_soft_caps,
+    read_windows,
+)
 from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
 
 
@@ -30,6 +34,7 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
             "query_key_norm": "head",
             "attention_multiplier": settings.positive("query_pre_attn_scalar") ** -0.5,
         }
+        | read_soft_caps(settings)
     )
 
 

@@ -26,6 +26,7 @@ from prompt_tuning.core.model_config import ModelConfig, check_dtype
 from prompt_tuning.families import FAMILIES, REFUSED
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, read_settings
+from prompt_tuning.families.layer_settings import SOFT_CAPS
 
 TOKEN_IDS = {
     "bos_id": "bos_token_id",
@@ -35,8 +36,6 @@ TOKEN_IDS = {
 EOS = "eos_token_id"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
-SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-"""Settings of Gemma 2's soft caps, which no family may have."""
 
 
 def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
@@ -67,8 +66,9 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     settings.require("quantization_config", None, "quantized weights are not read")
     family = FAMILIES[model_type]
     fields = family.read_fields(settings)
-    for name in SOFT_CAPS:
-        settings.require(name, None, "soft caps are not implemented")
+    for field, name in SOFT_CAPS.items():
+        if field not in fields:
+            settings.require(name, None, "this family has no soft caps")
     fields |= _token_ids(file, settings, overrides)
     if "tied_head" not in overrides:
         stored = open_safetensors(folder)

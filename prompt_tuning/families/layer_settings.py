@@ -1,4 +1,4 @@
-"""Settings in `config.json` of layers that differ: windows, and no rotary embedding."""
+"""Settings in `config.json` of windows, layers without rotary embedding, soft caps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,3 +53,34 @@ def read_unrotated(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...
         expected = f"a list of {layers} numbers, each 0 or 1"
         settings.refuse("no_rope_layers", f"{expected}, found {shown(len(rotated))}")
     return tuple(i for i, value in enumerate(rotated) if not value)
+
+
+SOFT_CAPS = {
+    "attention_soft_cap": "attn_logit_softcapping",
+    "logit_soft_cap": "final_logit_softcapping",
+}
+"""Settings of soft caps, by our names."""
+
+
+def read_soft_caps(
+    settings: HuggingFaceSettings,
+    *,
+    attention: float | None = None,
+    logits: float | None = None,
+) -> dict[str, Any]:
+    """Reads the bounds of attention scores and of logits.
+
+    Args:
+      settings: the settings in `config.json`; a null means no bound.
+      attention: bound of scores if the setting is absent.
+      logits: bound of logits if the setting is absent.
+    """
+    defaults = dict(zip(SOFT_CAPS, (attention, logits), strict=True))
+    return {
+        field: defaults[field]
+        if name not in settings.values
+        else settings.positive(name)
+        if name in settings
+        else None
+        for field, name in SOFT_CAPS.items()
+    }

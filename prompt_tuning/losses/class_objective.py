@@ -24,6 +24,7 @@ from prompt_tuning.losses.objective import (
     sum_losses,
     target_losses,
 )
+from prompt_tuning.losses.output_head import AnyHead
 
 CLASS_LOSSES = ("cross_entropy", "hinge")
 
@@ -84,7 +85,7 @@ class ClassObjective(Objective):
     def sums(
         self,
         hidden: Float[Array, "R m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:

@@ -22,6 +22,7 @@ from prompt_tuning.losses.objective import (
     learned_targets,
     token_sums,
 )
+from prompt_tuning.losses.output_head import AnyHead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Distillation(HeldOutObjective):
     def sums(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:
@@ -80,7 +81,7 @@ class Distillation(HeldOutObjective):
     def token_losses(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> TokenLoss:

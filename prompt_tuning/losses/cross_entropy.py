@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.logit_losses import (
     LogitShard,
     LossTerms,
@@ -31,6 +32,12 @@ from prompt_tuning.losses.logit_losses import (
     token_cost,
     token_cost_gradient,
 )
+from prompt_tuning.losses.output_head import (
+    AnyHead,
+    OutputHead,
+    as_output_head,
+    head_logits,
+)
 from prompt_tuning.sharding import collectives
 
 LARGEST_CHUNK = 2**22
@@ -38,6 +45,13 @@ LARGEST_CHUNK = 2**22
 
 FEWEST_ROWS = 128
 """Minimum rows of a chunk: with fewer, the head would be read too often."""
+
+
+class HeadWeights(NamedTuple):
+    """Arrays of an `OutputHead`, or what the backward pass knows of them."""
+
+    kernel: Any
+    bias: Any
 
 
 class TokenLoss(NamedTuple):
@@ -55,7 +69,7 @@ class TokenLoss(NamedTuple):
 
 def token_loss(
     hidden: Float[Array, "*lead D"],
-    head: Float[Array, "V D"],
+    head: AnyHead,
     targets: Int[Array, "*lead"],
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
@@ -80,18 +94,25 @@ def token_loss(
       targets: token ids.
       z_loss: a Python number, 0 or more.
       label_smoothing: `s`, a Python number from 0 to below 1.
-      soft_cap: `c`, a Python number above 0, or None for no cap.
+      soft_cap: `c`, a Python number above 0, or None for that of the head.
 
     Raises:
+      InputError: for a cap of logits that the head caps.
       ValueError: if the leading shapes differ.
     """
-    terms = LossTerms(z_loss, label_smoothing, soft_cap)
+    head = as_output_head(head)
+    if soft_cap is not None and head.soft_cap is not None:
+        raise InputError(
+            f"TokenObjective.soft_cap is {soft_cap}, but the model caps its logits at "
+            f"{head.soft_cap}: leave soft_cap out"
+        )
+    terms = LossTerms(z_loss, label_smoothing, soft_cap or head.soft_cap)
     return _sharded_loss(hidden, head, targets, None, terms)
 
 
 def distillation_loss(
     hidden: Float[Array, "*lead D"],
-    head: Float[Array, "V D"],
+    head: AnyHead,
     targets: Int[Array, "*lead"],
     teacher: Float[Array, "*lead D"],
 ) -> TokenLoss:
@@ -109,10 +130,14 @@ def distillation_loss(
     Raises:
       ValueError: if the leading shapes differ.
     """
-    return _sharded_loss(hidden, head, targets, teacher, LossTerms())
+    head = as_output_head(head)
+    terms = LossTerms(soft_cap=head.soft_cap)
+    return _sharded_loss(hidden, head, targets, teacher, terms)
 
 
-def _sharded_loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
+def _sharded_loss(
+    hidden, head: OutputHead, targets, teacher, terms: LossTerms
+) -> TokenLoss:
     """Computes the loss on a mesh, where devices may hold shards of the vocabulary.
 
     Per position, devices exchange maxima, sums, the target's logit, and their shares of
@@ -121,7 +146,8 @@ def _sharded_loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss
     if teacher is not None:
         teacher = collectives.gather_rows(teacher)
     shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
-    losses: Any = _loss(shared[0], head, shared[1], teacher, terms)
+    weights = HeadWeights(head.kernel, head.bias)
+    losses: Any = _loss(shared[0], weights, shared[1], teacher, terms)
     return TokenLoss(*map(collectives.local_rows, losses))
 
 
@@ -133,7 +159,7 @@ def _loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
         logits = _logit_shard(hidden, head, terms)
         return _loss_and_gradient(logits, targets, teacher, head, terms)[0]
 
-    return _map_chunks(chunk, (hidden, targets, teacher), head.shape[0])
+    return _map_chunks(chunk, (hidden, targets, teacher), head.kernel.shape[0])
 
 
 def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
@@ -176,23 +202,19 @@ def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), results)
 
 
-def _logit_shard(hidden: Array, head: Array, terms: LossTerms) -> LogitShard:
+def _logit_shard(hidden: Array, head: HeadWeights, terms: LossTerms) -> LogitShard:
     """Computes this device's logits of some positions."""
-    logits = jnp.einsum(  # [c, D], [v, D] -> [c, v]
-        "...d,vd->...v",
-        hidden,
-        head.astype(hidden.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    columns = collectives.vocabulary_shard(len(head))
-    return LogitShard.from_logits(terms.cap(logits), columns)
+    # [c, D], [v, D] -> [c, v]
+    logits = head_logits(hidden, OutputHead(head.kernel, head.bias, terms.soft_cap))
+    columns = collectives.vocabulary_shard(len(head.kernel))
+    return LogitShard.from_logits(logits, columns)
 
 
 def _loss_and_gradient(
     logits: LogitShard,
     targets: Array,
     teacher: Array | None,
-    head: Array,
+    head: HeadWeights,
     terms: LossTerms,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
     """Computes the losses of some positions.
@@ -221,20 +243,26 @@ def _forward(hidden, head, targets, teacher, terms: LossTerms):
     A trained head needs `d nll / d logits` in the backward pass, `[M, V]` numbers; they
     are stored only then.
     """
-    trained_head = head.perturbed
+    trains_kernel = head.kernel.perturbed
+    trains_bias = head.bias is not None and head.bias.perturbed
+    trained_head = trains_kernel or trains_bias
     values = (hidden.value, targets.value, None if teacher is None else teacher.value)
-    head = head.value
+    head = HeadWeights(*(None if x is None else x.value for x in head))
+    kernel = head.kernel
 
     def chunk(hidden, targets, teacher):
         logits = _logit_shard(hidden, head, terms)
         losses, gradient = _loss_and_gradient(logits, targets, teacher, head, terms)
         d_logits = gradient().astype(hidden.dtype)  # [c, v]
-        d_hidden = jnp.einsum("...v,vd->...d", d_logits, head.astype(hidden.dtype))
+        d_hidden = jnp.einsum("...v,vd->...d", d_logits, kernel.astype(hidden.dtype))
         return losses, d_hidden, d_logits if trained_head else None
 
     with jax.named_scope("cross_entropy"):
-        losses, d_hidden, d_logits = _map_chunks(chunk, values, head.shape[0])
-    for_head = (values[0], d_logits, head) if trained_head else None
+        losses, d_hidden, d_logits = _map_chunks(chunk, values, kernel.shape[0])
+    trained = HeadWeights(
+        kernel if trains_kernel else None, head.bias if trains_bias else None
+    )
+    for_head = (values[0], d_logits, trained) if trained_head else None
     return losses, (d_hidden, for_head, targets.value)
 
 
@@ -256,11 +284,17 @@ def _backward(terms, residuals, cotangent: TokenLoss):
     if for_head is None:
         return d_hidden, None, no_targets, None
     hidden, d_logits, head = for_head
-    scaled = (hidden * scale[..., None]).astype(hidden.dtype)
-    d_head = jnp.einsum(  # [*lead, v], [*lead, D] -> [v, D]
-        "...v,...d->vd", d_logits, scaled, preferred_element_type=jnp.float32
-    )
-    return d_hidden, d_head.astype(head.dtype), no_targets, None
+    d_kernel = d_bias = None
+    if head.kernel is not None:
+        scaled = (hidden * scale[..., None]).astype(hidden.dtype)
+        d_kernel = jnp.einsum(  # [*lead, v], [*lead, D] -> [v, D]
+            "...v,...d->vd", d_logits, scaled, preferred_element_type=jnp.float32
+        ).astype(head.kernel.dtype)
+    if head.bias is not None:
+        d_bias = jnp.einsum(  # [*lead, v], [*lead] -> [v]
+            "...v,...->v", d_logits, scale, preferred_element_type=jnp.float32
+        ).astype(head.bias.dtype)
+    return d_hidden, HeadWeights(d_kernel, d_bias), no_targets, None
 
 
 _loss.defvjp(_forward, _backward, symbolic_zeros=True)

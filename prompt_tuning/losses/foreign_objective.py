@@ -10,6 +10,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.losses.output_head import AnyHead
 
 
 @runtime_checkable
@@ -19,7 +20,7 @@ class LossFunctions(Protocol):
     def sums(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:
@@ -50,7 +51,7 @@ class ForeignObjective(Objective):
     def sums(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:

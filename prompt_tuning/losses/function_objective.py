@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.batch import Batch
@@ -14,6 +13,7 @@ from prompt_tuning.losses.objective import (
     learned_targets,
     sum_losses,
 )
+from prompt_tuning.losses.output_head import AnyHead, as_output_head, head_logits
 from prompt_tuning.sharding import collectives
 
 LossFunction = Callable[[Float[Array, "B m V"], Int[Array, "B m"]], Float[Array, "B m"]]
@@ -35,7 +35,7 @@ class FunctionObjective(Objective):
     def sums(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:
@@ -47,8 +47,8 @@ class FunctionObjective(Objective):
         del parameters
         targets = learned_targets(batch)  # [B, m]
         # [B, m, v] on each device, then [B, m, V] where the vocabulary is sharded.
-        shard = jnp.einsum("bmd,vd->bmv", hidden, head.astype(hidden.dtype))
-        logits = collectives.gather_vocabulary(shard).astype(jnp.float32)
+        shard = head_logits(hidden, as_output_head(head))
+        logits = collectives.gather_vocabulary(shard)
         losses = self.function(logits, targets)
         if losses.shape != targets.shape:
             name = getattr(self.function, "__name__", repr(self.function))

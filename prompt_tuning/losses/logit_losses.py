@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from prompt_tuning.losses.output_head import soft_capped
 from prompt_tuning.sharding.collectives import VocabularyShard
 
 MASKED_LOGIT = -1e30
@@ -34,9 +35,7 @@ class LossTerms:
 
     def cap(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
         """Applies the soft cap `c`: `c * tanh(logits / c)`."""
-        if self.soft_cap is None:
-            return logits
-        return self.soft_cap * jnp.tanh(logits / self.soft_cap)
+        return soft_capped(logits, self.soft_cap)
 
     def cap_gradient(
         self, gradient: Float[Array, "*lead V"], capped: Float[Array, "*lead V"]

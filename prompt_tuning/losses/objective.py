@@ -19,6 +19,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.rows.token_columns import column_setting
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import weight_sum
+from prompt_tuning.losses.output_head import AnyHead
 
 
 class LossSums(NamedTuple):
@@ -148,7 +149,7 @@ class Objective(ObjectiveConfig):
     def sums(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:
@@ -185,7 +186,7 @@ class HeldOutObjective(Objective):
     def token_losses(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> TokenLoss:
@@ -201,7 +202,7 @@ class HeldOutObjective(Objective):
 
 def target_losses(
     hidden: Float[Array, "B m D"],
-    head: Float[Array, "V D"],
+    head: AnyHead,
     batch: Batch,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,

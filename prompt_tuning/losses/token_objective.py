@@ -21,6 +21,7 @@ from prompt_tuning.losses.objective import (
     target_losses,
     token_sums,
 )
+from prompt_tuning.losses.output_head import AnyHead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class TokenObjective(Objective):
     def sums(
         self,
         hidden: Float[Array, "B m D"],
-        head: Float[Array, "V D"],
+        head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> LossSums:

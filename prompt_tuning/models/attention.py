@@ -29,6 +29,14 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.parameters import optional_key
+from prompt_tuning.models.attention_products import (
+    bias_gradient,
+    bias_of_scores,
+    over_keys,
+    query_key_products,
+    sum_over_keys,
+    sum_over_queries,
+)
 from prompt_tuning.sharding import collectives
 
 # Finite, so that a fully masked row (padding) yields numbers instead of NaN.
@@ -103,6 +111,7 @@ def attend(
     sources: Sequence[AttentionSource],
     *,
     scale: float,
+    soft_cap: float | None = None,
     dropout_rate: float = 0.0,
     key: Key[Array, ""] | None = None,
     first_row: Int[Array, ""] | int = 0,
@@ -117,6 +126,9 @@ def attend(
       query: queries of one stream.
       sources: keys and values that the queries attend to.
       scale: factor of the scores, applied before the bias.
+      soft_cap: bound `c` on the absolute value of the scaled scores, which become
+        `c * tanh(scores / c)` before the bias (Gemma Team 2024, "Gemma 2", section 2);
+        None for none.
       dropout_rate: dropout rate of the attention weights.
       key: random key for dropout; None disables dropout.
       first_row: index in the whole batch of the first of these rows.
@@ -125,10 +137,17 @@ def attend(
     draws = None
     if key is not None:
         draws = _DropoutDraws(tuple(keys), _head_numbers(query, first_row), 0)
-    run = functools.partial(_attend, scale, dropout_rate)
+    run = functools.partial(_attend, ScoreSettings(scale, soft_cap), dropout_rate)
     if query.shape[3] <= MAXIMUM_QUERIES:
         return run(query, tuple(sources), draws)
     return _attend_by_blocks(run, query, tuple(sources), draws)
+
+
+class ScoreSettings(NamedTuple):
+    """Numbers with which scores are computed; see `attend`."""
+
+    scale: float
+    soft_cap: float | None
 
 
 class _DropoutDraws(NamedTuple):
@@ -224,38 +243,38 @@ def _drop_weights(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(scale, rate, query, sources, draws):
-    return _forward(scale, rate, query, sources, draws)[0]
+def _attend(settings, rate, query, sources, draws):
+    return _forward(settings, rate, query, sources, draws)[0]
 
 
-def _forward(scale, rate, query, sources, draws):
+def _forward(settings, rate, query, sources, draws):
     """Computes the output, and the residuals of the backward pass."""
     by_query = query.shape[:-1]  # [G, R, h, Q]
     # Of each source, [G, N, r, h, Q, S] with its own N and S.
-    scores = [_scores(query, source, scale) for source in sources]
+    scores, slopes = zip(
+        *(_scores(query, source, settings) for source in sources), strict=True
+    )
     # [G, R, h, Q]: the maximum over the keys of all sources.
     highest = functools.reduce(
         jnp.maximum, [s.max(-1).reshape(by_query) for s in scores]
     )
     exponentials = [
-        jnp.exp(s - _over_keys(highest, s)).astype(query.dtype) for s in scores
+        jnp.exp(s - over_keys(highest, s)).astype(query.dtype) for s in scores
     ]
     totals = [e.sum(-1, dtype=jnp.float32).reshape(by_query) for e in exponentials]
     # [G, R, h, Q, 1]: one over the softmax denominator.
     inverse = (1 / functools.reduce(jnp.add, totals))[..., None]
     # Of each source, [G, R, h, Q, K], not yet divided by the denominator.
     weighted_values = [
-        _sum_over_keys(
-            _drop_weights(e, rate, draws, i), source.key_values.values, query
-        )
+        sum_over_keys(_drop_weights(e, rate, draws, i), source.key_values.values, query)
         for i, (e, source) in enumerate(zip(exponentials, sources, strict=True))
     ]
     summed = functools.reduce(jnp.add, weighted_values)
     output = (summed * inverse).astype(query.dtype)  # [G, R, h, Q, K]
-    return output, (query, sources, draws, exponentials, inverse, output)
+    return output, (query, sources, draws, exponentials, slopes, inverse, output)
 
 
-def _forward_rule(scale, rate, query, sources, draws):
+def _forward_rule(settings, rate, query, sources, draws):
     # The gradient of a frozen bias is skipped: it would be a sum over all rows.
     trains_bias = tuple(s.bias is not None and s.bias.perturbed for s in sources)
     values = jax.tree.map(
@@ -263,13 +282,13 @@ def _forward_rule(scale, rate, query, sources, draws):
         (query, sources, draws),
         is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
     )
-    output, residuals = _forward(scale, rate, *values)
+    output, residuals = _forward(settings, rate, *values)
     return output, (residuals, trains_bias)
 
 
-def _backward_rule(scale, rate, residuals, cotangent):
+def _backward_rule(settings, rate, residuals, cotangent):
     saved, trains_bias = residuals
-    query, sources, draws, exponentials, inverse, output = saved
+    query, sources, draws, exponentials, slopes, inverse, output = saved
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return None, None, None
     # With p = e * inverse and output o = p·v, softmax passes back to each score
@@ -283,114 +302,59 @@ def _backward_rule(scale, rate, residuals, cotangent):
         for i in range(len(sources))
     ]
     gradients = [
-        _source_backward(scale, query, weighted, shared, *source)
-        for source in zip(sources, drop, exponentials, trains_bias, strict=True)
+        _source_backward(settings.scale, query, weighted, shared, *source)
+        for source in zip(sources, drop, exponentials, slopes, trains_bias, strict=True)
     ]
     d_query = functools.reduce(jnp.add, [d_query for d_query, _ in gradients])
     return d_query, tuple(d_source for _, d_source in gradients), None
 
 
-def _source_backward(scale, query, weighted, shared, source, drop, e, trains_bias):
+def _source_backward(
+    scale, query, weighted, shared, source, drop, e, slope, trains_bias
+):
     """Computes the gradients of the query and of one source."""
     keys, values = source.key_values  # [G, N, S, K] each
     # The forward pass dropped the weights; the same mask drops their gradient.
-    d_weight = drop(_query_key_products(weighted, values))  # [G, N, r, h, Q, S]
-    d_score = e * (d_weight - _over_keys(shared, e))
+    d_weight = drop(query_key_products(weighted, values))  # [G, N, r, h, Q, S]
+    d_score = e * (d_weight - over_keys(shared, e))
     d_bias = None
     if trains_bias:
         # The bias is added after scaling, so its gradient is taken before it.
-        d_bias = _bias_gradient(d_score, source.bias)
+        d_bias = bias_gradient(d_score, source.bias)
+    if slope is not None:
+        d_score = d_score * slope
     d_score = (d_score * scale).astype(query.dtype)
     d_key_values = KeyValues(
-        _sum_over_queries(d_score, query, keys),
-        _sum_over_queries(drop(e), weighted, values),
+        sum_over_queries(d_score, query, keys),
+        sum_over_queries(drop(e), weighted, values),
     )
-    d_query = _sum_over_keys(d_score, keys, query).astype(query.dtype)
+    d_query = sum_over_keys(d_score, keys, query).astype(query.dtype)
     return d_query, AttentionSource(d_key_values, None, d_bias)
 
 
 _attend.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
-def _scores(query: Array, source: AttentionSource, scale: float) -> Array:
-    """Computes the masked scores of one source, `[G, N, r, h, Q, S]`, in float32."""
-    scores = _query_key_products(query, source.key_values.keys) * scale
+def _scores(
+    query: Array, source: AttentionSource, settings: ScoreSettings
+) -> tuple[Array, Array | None]:
+    """Computes the masked scores of one source, `[G, N, r, h, Q, S]`, in float32.
+
+    Returns:
+      The scores, and the derivative of the soft cap at each of them, if there is one.
+    """
+    scores = query_key_products(query, source.key_values.keys) * settings.scale
+    slope = None
+    if settings.soft_cap is not None:
+        bounded = jnp.tanh(scores / settings.soft_cap)
+        scores = settings.soft_cap * bounded
+        # d tanh(x) / dx = 1 - tanh(x)**2
+        slope = (1 - bounded * bounded).astype(query.dtype)
     if source.bias is not None:
-        scores = scores + _bias_of_scores(source.bias.astype(jnp.float32), scores)
+        scores = scores + bias_of_scores(source.bias.astype(jnp.float32), scores)
     mask = source.mask_array
     if mask is not None:
         rows = (1, 1) if len(mask) == 1 else scores.shape[1:3]
         # [1 or R, 1, 1 or Q, S] -> [1 or N, 1 or r, 1, 1 or Q, S]
         scores = jnp.where(mask.reshape(*rows, *mask.shape[1:]), scores, MASKED_SCORE)
-    return scores
-
-
-def _bias_of_scores(bias: Array, scores: Array) -> Array:
-    """Reshapes a bias `[1 or R, H, Q, S]` to broadcast against a source's scores."""
-    groups, n, rows, heads, *_ = scores.shape
-    lead = (1, 1) if len(bias) == 1 else (n, rows)
-    split = bias.reshape(*lead, groups, heads, *bias.shape[2:])  # [N, r, G, h, Q, S]
-    return jnp.moveaxis(split, 2, 0)  # [G, N, r, h, Q, S]
-
-
-def _bias_gradient(d_score: Array, bias: Array) -> Array:
-    """Computes the gradient of a bias, summed over rows if all rows share it."""
-    if len(bias) == 1:
-        d_score = d_score.sum((1, 2), keepdims=True)
-    by_rows = jnp.moveaxis(d_score, 0, 2)  # [N, r, G, h, Q, S]
-    return by_rows.reshape(bias.shape).astype(bias.dtype)
-
-
-def _by_keys(query: Array, keys: Array) -> Array:
-    """Reshapes `[G, R, h, Q, K]` to `[G, N, r, h, Q, K]`, as rows share `keys`."""
-    groups, rows, *rest = query.shape
-    n = keys.shape[1]
-    check_groups(rows, n)
-    return query.reshape(groups, n, rows // n, *rest)
-
-
-def check_groups(rows: int, n: int) -> None:
-    """Checks that `rows` rows divide evenly into `n` groups, one for each prompt.
-
-    Raises:
-      ValueError: if they do not.
-    """
-    if rows % n:
-        raise ValueError(
-            f"{rows} rows cannot be grouped evenly by {n} prompts; set "
-            "Batch.prompt_ids to the prompt of each row"
-        )
-
-
-def _query_key_products(query: Array, keys: Array) -> Array:
-    """Multiplies every query with every key: `[G, N, r, h, Q, S]`, in float32."""
-    return jnp.einsum(
-        "gnrhqk,gnsk->gnrhqs",
-        _by_keys(query, keys),
-        keys,
-        preferred_element_type=jnp.float32,
-    )
-
-
-def _sum_over_keys(weights: Array, values: Array, query: Array) -> Array:
-    """Sums values over keys, with weights `[G, N, r, h, Q, S]`: `[G, R, h, Q, K]`."""
-    summed = jnp.einsum(
-        "gnrhqs,gnsk->gnrhqk", weights, values, preferred_element_type=jnp.float32
-    )
-    return summed.reshape(query.shape)
-
-
-def _sum_over_queries(weights: Array, query: Array, keys: Array) -> Array:
-    """Sums queries over queries, with weights `[G, N, r, h, Q, S]`: `[G, N, S, K]`."""
-    summed = jnp.einsum(
-        "gnrhqs,gnrhqk->gnsk",
-        weights,
-        _by_keys(query, keys),
-        preferred_element_type=jnp.float32,
-    )
-    return summed.astype(keys.dtype)
-
-
-def _over_keys(x: Array, scores: Array) -> Array:
-    """Reshapes one number per query, `[G, R, h, Q]`, to `[G, N, r, h, Q, 1]`."""
-    return x.reshape(*scores.shape[:-1], 1)
+    return scores, slope

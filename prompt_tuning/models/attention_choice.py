@@ -92,6 +92,12 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
             "the model has windowed_layers, which the fused kernels do not compute",
             "use another model",
         )
+    if config.attention_soft_cap is not None:
+        return Obstacle(
+            "the model has an attention_soft_cap, which the fused kernels do not "
+            "compute",
+            "use another model",
+        )
     if config.dropout_rate > 0:
         return Obstacle(
             f"dropout_rate is {config.dropout_rate}, and fused kernels do not drop "

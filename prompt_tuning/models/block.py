@@ -155,6 +155,7 @@ class Attention(nnx.Module):
             query,
             sources,
             scale=self.scale,
+            soft_cap=self.config.attention_soft_cap,
             dropout_rate=self.dropout_rate,
             key=key,
             first_row=first_row,

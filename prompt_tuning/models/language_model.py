@@ -9,6 +9,12 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.losses.output_head import (
+    AnyHead,
+    OutputHead,
+    as_output_head,
+    head_logits,
+)
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.layers import Head, TokenEmbedding
 from prompt_tuning.sharding import collectives
@@ -108,13 +114,17 @@ class LanguageModel(nnx.Module):
         head = self.token_embedder.embedding if self.head is None else self.head.kernel
         return head[...]
 
+    def output_head(self) -> AnyHead:
+        """Returns the output head: its kernel, or more if the config sets it."""
+        cap = self.config.logit_soft_cap
+        return (
+            self.head_kernel()
+            if cap is None
+            else OutputHead(self.head_kernel(), soft_cap=cap)
+        )
+
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
         """Computes the scores of every token, in float32."""
-        head = self.head_kernel().astype(hidden.dtype)
-        logits = jnp.einsum(
-            "...d,vd->...v",
-            collectives.gather_rows(hidden),
-            head,
-            preferred_element_type=jnp.float32,
-        )
+        head = as_output_head(self.output_head())
+        logits = head_logits(collectives.gather_rows(hidden), head)
         return collectives.local_rows(collectives.gather_vocabulary(logits))

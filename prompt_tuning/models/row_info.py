@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.models.attention import check_groups
+from prompt_tuning.models.attention_products import check_groups
 from prompt_tuning.sharding import collectives
 
 

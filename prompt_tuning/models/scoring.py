@@ -34,7 +34,7 @@ def token_losses(
       key: random key for dropout; None disables dropout.
     """
     model = merge_model(graph, parameters)
-    return target_losses(model.hidden(batch, key), model.head_kernel(), batch)
+    return target_losses(model.hidden(batch, key), model.output_head(), batch)
 
 
 class HeldOutLosses(NamedTuple):
@@ -59,7 +59,7 @@ def held_out_losses(
 ) -> HeldOutLosses:
     """Runs the model once for the cross-entropy and for an objective."""
     model = merge_model(graph, parameters)
-    hidden, head = model.hidden(batch), model.head_kernel()
+    hidden, head = model.hidden(batch), model.output_head()
     losses = target_losses(hidden, head, batch)
     own = objective.token_losses(hidden, head, batch, parameters)
     return HeldOutLosses(losses.nll, losses.correct, own.nll)
@@ -98,4 +98,4 @@ def loss_sums(
     """
     model = merge_model(graph, parameters)
     hidden = model.hidden(batch, key, prefix=prefix)
-    return objective.sums(hidden, model.head_kernel(), batch, parameters)
+    return objective.sums(hidden, model.output_head(), batch, parameters)

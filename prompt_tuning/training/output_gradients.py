@@ -68,7 +68,7 @@ class TracedOutputs:
 
 def _token_nll(traced: TracedOutputs) -> Float[Array, "B T"]:
     # Computed at the learned positions [B, m] and scattered to the targets [B, T].
-    head, batch = traced.model.head_kernel(), traced.batch
+    head, batch = traced.model.output_head(), traced.batch
     return scatter_to_targets(
         token_loss(traced.hidden, head, learned_targets(batch)).nll, batch
     )

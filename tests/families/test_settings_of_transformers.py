@@ -11,10 +11,10 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families import FAMILIES
-from prompt_tuning.families.hf_folder import EOS, SOFT_CAPS, TOKEN_IDS
+from prompt_tuning.families.hf_folder import EOS, TOKEN_IDS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
-COMMON = {*TOKEN_IDS.values(), EOS, *SOFT_CAPS, "model_type", "quantization_config"}
+COMMON = {*TOKEN_IDS.values(), EOS, "model_type", "quantization_config"}
 """Settings that the reader of all families reads."""
 DERIVED = {
     *("dense_act_fn", "is_gated_act", "_sliding_window_pattern"),

@@ -85,3 +85,44 @@ def test_scores_of_long_rows_are_not_stored(monkeypatch):
 
     assert scores_shapes(512)
     assert not scores_shapes(3)
+
+
+CAP = 0.8
+
+
+def capped(query, parts):
+    """Attends to a shared and to a masked source, with bounded scores."""
+    sources = (
+        AttentionSource(KeyValues(*parts[:2]), None, None),
+        AttentionSource(KeyValues(*parts[2:]), jnp.asarray(MASK), jnp.asarray(BIAS)),
+    )
+    return attend(query, sources, scale=SCALE, soft_cap=CAP)
+
+
+def capped_formula(query, parts):
+    """The formula of Gemma 2, for automatic differentiation."""
+    parts = [jnp.broadcast_to(x, (G, R, *x.shape[2:])) for x in parts]
+    scores = [
+        CAP * jnp.tanh(jnp.einsum("grhqk,grsk->grhqs", query, keys) * SCALE / CAP)
+        for keys in parts[::2]
+    ]
+    own = scores[1] + BIAS.reshape(G, 1, H, Q, OWN)
+    scores[1] = jnp.where(MASK[0], own, -jnp.inf)
+    weights = jax.nn.softmax(jnp.concatenate(scores, -1))
+    return jnp.einsum("grhqs,grsk->grhqk", weights, jnp.concatenate(parts[1::2], 2))
+
+
+@pytest.mark.parametrize("most", [3, 512])
+def test_soft_cap_and_its_gradients_are_those_of_the_formula(monkeypatch, most):
+    monkeypatch.setattr(attention, "MAXIMUM_QUERIES", most)
+    weights, parts = random(*QUERY.shape), tuple(map(jnp.asarray, PARTS))
+
+    def results(function):
+        loss = jax.value_and_grad(
+            lambda query, parts: (function(query, parts) * weights).sum(), (0, 1)
+        )
+        return jax.tree.leaves(jax.jit(loss)(jnp.asarray(QUERY), parts))
+
+    pairs = zip(results(capped), results(capped_formula), strict=True)
+    for actual, correct in pairs:
+        np.testing.assert_allclose(actual, correct, atol=3e-5)

@@ -1,0 +1,39 @@
+"""Gemma 2: soft caps, windows in alternate layers, norms around each sublayer."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import (
+    alternating,
+    read_soft_caps,
+    read_windows,
+)
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_gemma2(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
+    fields = read_gemma_layout(settings)
+    scalar = settings.positive("query_pre_attn_scalar", 256)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"])
+        | read_windows(settings, fields["layers"], alternating(fields["layers"], 2))
+        | {"norm_placement": "around", "attention_multiplier": scalar**-0.5}
+        | read_soft_caps(settings, attention=50.0, logits=30.0)
+    )
+
+
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    model_type="gemma2",
+    title="Gemma 2",
+    read_fields=read_gemma2,
+)

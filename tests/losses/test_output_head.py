@@ -1,0 +1,71 @@
+"""A head with a bias and a soft cap, against the formula differentiated by JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
+from prompt_tuning.losses.output_head import OutputHead
+
+M, D, V, CAP = 5, 3, 7, 1.5
+RANDOM = np.random.default_rng(0)
+HIDDEN, TEACHER, KERNEL, BIAS, WEIGHTS = (
+    jnp.asarray(RANDOM.standard_normal(shape), jnp.float32)
+    for shape in ((M, D), (M, D), (V, D), (V,), (M,))
+)
+TARGETS = jnp.asarray(RANDOM.integers(V, size=M))
+
+
+def formula(hidden, kernel, bias):
+    return CAP * jnp.tanh((hidden @ kernel.T + bias) / CAP)
+
+
+def head(kernel, bias):
+    return OutputHead(kernel, bias, CAP)
+
+
+@pytest.mark.parametrize("trained", [(0,), (2,), (0, 1, 2)], ids=str)
+def test_loss_and_gradients(trained):
+    def ours(*arrays):
+        return WEIGHTS @ token_loss(arrays[0], head(*arrays[1:]), TARGETS).nll
+
+    def correct(*arrays):
+        nll = optax.softmax_cross_entropy_with_integer_labels(formula(*arrays), TARGETS)
+        return WEIGHTS @ nll
+
+    arrays = (HIDDEN, KERNEL, BIAS)
+    pairs = zip(
+        *(
+            jax.tree.leaves(jax.jit(jax.value_and_grad(loss, trained))(*arrays))
+            for loss in (ours, correct)
+        ),
+        strict=True,
+    )
+    for actual, expected in pairs:
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_divergence_is_that_of_the_capped_logits():
+    def correct(hidden):
+        teacher, student = (
+            jax.nn.log_softmax(formula(states, KERNEL, BIAS))
+            for states in (TEACHER, hidden)
+        )
+        return (jnp.exp(teacher) * (teacher - student)).sum(-1) @ WEIGHTS
+
+    def ours(hidden):
+        losses = distillation_loss(hidden, head(KERNEL, BIAS), TARGETS, TEACHER)
+        return losses.nll @ WEIGHTS
+
+    for actual, expected in zip(
+        *(jax.jit(jax.value_and_grad(f))(HIDDEN) for f in (ours, correct)), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_a_second_cap_is_refused():
+    with pytest.raises(InputError, match="the model caps its logits at"):
+        token_loss(HIDDEN, head(KERNEL, BIAS), TARGETS, soft_cap=2.0)
