@@ -30,8 +30,9 @@ def load(checkpoint: str | Path, **settings: Any) -> Model:
     """Opens a frozen model; its weights are read when they are first needed.
 
     Args:
-      checkpoint: Hugging Face folder, T5X checkpoint, or the name of a bundled model
-        such as "bundled:skills-decoder".
+      checkpoint: Hugging Face folder, T5X checkpoint, the name of a bundled model such
+        as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
+        "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B@main".
       settings: further fields of `Pretrained`, such as `parameter_dtype="bfloat16"`.
 
     Raises:

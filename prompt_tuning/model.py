@@ -378,7 +378,7 @@ class TunedModel(Model):
         """
         target = Path(target)
         source = source_of_model(
-            self._name(), self.prompted, self.parameters, self.run.model.path
+            self._name(), self.prompted, self.parameters, self.run.model.checkpoint
         )
         form = form or SUFFIXES.get(target.suffix, "peft")
         write_adapters(source, target, form, force=force)

@@ -40,6 +40,8 @@ def _start_quickly() -> None:
 
 
 _start_quickly()
+# A path that does not exist may be the name of a model of the Hugging Face hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax  # noqa: E402
 

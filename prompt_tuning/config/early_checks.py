@@ -20,10 +20,10 @@ from prompt_tuning.config.values_in_use import (
     unused_bindings,
 )
 from prompt_tuning.data.rows.data_files import contains_text
-from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
+from prompt_tuning.pretrained.checkpoint_path import check_checkpoint
 
 PATHS: Mapping[str, Callable[[Any], object]] = {
-    "Pretrained.checkpoint": find_checkpoint,
+    "Pretrained.checkpoint": check_checkpoint,
     "DataSource.files": contains_text,
 }
 """Checks of the paths that factories are given, in this order."""

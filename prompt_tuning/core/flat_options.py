@@ -36,8 +36,8 @@ TABLE = (
     FlatOption(
         "model",
         MODEL,
-        "Hugging Face folder, T5X checkpoint, or a bundled model such as "
-        "bundled:skills-decoder",
+        "Hugging Face folder or hub name such as Qwen/Qwen3-0.6B, T5X checkpoint, or a "
+        "bundled model such as bundled:skills-decoder",
         "Pretrained.checkpoint",
         macro="MODEL",
         metavar="PATH",

@@ -1,28 +1,58 @@
 """Finds a frozen model by the name that a config or a command gives it."""
 
-import re
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.pretrained.hub_name import HubName, parse_hub_name
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 BUNDLED_PREFIX = "bundled:"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json")
 """Suffixes of files that a model's folder has."""
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
 
 def find_checkpoint(name: str) -> Path:
-    """Returns the path of a checkpoint.
+    """Returns the path of a checkpoint; downloads a model of the hub.
 
     Args:
-      name: path of a Hugging Face folder or a T5X checkpoint, or `bundled:` and the
-        name of a bundled model.
+      name: path of a Hugging Face folder or a T5X checkpoint; `bundled:` and the name
+        of a bundled model; or the name of a model of the Hugging Face hub, such as
+        "Qwen/Qwen3-0.6B", and a revision after `@`. A name that is also a path is the
+        path.
 
     Raises:
       InputError: if there is none, or the path is one of its files.
     """
+    hub_name = hub_name_of(name)
+    if hub_name is None:
+        return _find_local(name)
+    from prompt_tuning.pretrained import hub
+
+    return hub.find_folder(hub_name)
+
+
+def check_checkpoint(name: str) -> None:
+    """Checks a checkpoint's name without downloading anything.
+
+    Raises:
+      InputError: if there is none, or a model of the hub cannot be downloaded.
+    """
+    hub_name = hub_name_of(name)
+    if hub_name is None:
+        _find_local(name)
+    else:
+        from prompt_tuning.pretrained import hub
+
+        hub.check_available(hub_name)
+
+
+def hub_name_of(name: str) -> HubName | None:
+    """Returns the model of the hub that a checkpoint's name stands for, if any."""
+    hub_name = parse_hub_name(name)
+    return None if hub_name is None or Path(name).exists() else hub_name
+
+
+def _find_local(name: str) -> Path:
     if name.startswith(BUNDLED_PREFIX):
         return _find_bundled(name.removeprefix(BUNDLED_PREFIX))
     path = Path(name)
@@ -30,14 +60,10 @@ def find_checkpoint(name: str) -> Path:
         raise InputError(f"{path} is a file of a model; give its folder, {path.parent}")
     if path.exists():
         return path
-    problem = f"{shortened(name)} does not exist"
-    if _HUB_ID.fullmatch(name):
-        folder = path.name
-        raise InputError(
-            f"{problem}; if it is a model of the Hugging Face hub, download it by "
-            f"`hf download {name} --local-dir {folder}` and give the folder {folder}"
-        )
-    raise InputError(f"{problem}; expected a Hugging Face folder or a T5X checkpoint")
+    raise InputError(
+        f"{shortened(name)} does not exist; expected a Hugging Face folder, a T5X "
+        "checkpoint, or the name of a model of the Hugging Face hub"
+    )
 
 
 def _find_bundled(name: str) -> Path:

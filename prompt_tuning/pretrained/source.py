@@ -12,7 +12,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.data.text.tokenizers import Tokenizer, load_tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
 from prompt_tuning.families.hf_folder import find_recipes, read_config
 from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
@@ -24,8 +24,9 @@ class Pretrained:
     """Source of a frozen model, and how it is stored and computed.
 
     Attributes:
-      checkpoint: a Hugging Face folder, a T5X checkpoint, or the name of a bundled
-        model such as "bundled:skills-decoder".
+      checkpoint: a Hugging Face folder, a T5X checkpoint, the name of a bundled model
+        such as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
+        "Qwen/Qwen3-0.6B", with a revision after `@` if it is not the main one.
       config: config of a T5X checkpoint, which contains none; None for a Hugging Face
         folder.
       tokenizer: file or folder of the tokenizer; the checkpoint's folder if None.
@@ -137,8 +138,7 @@ def find_tokenizer(source: Pretrained, config: ModelConfig) -> Tokenizer | None:
         path = Path(source.tokenizer)
     else:
         path = source.path if source.path.is_dir() else source.path.parent
-        names = ("tokenizer.json", "*.model", "vocab.json")
-        if not any(any(path.glob(name)) for name in names):
+        if not has_tokenizer(path):
             return None
     tokenizer = load_tokenizer(path, eos_id=source.eos_id)
     if tokenizer.eos_id is None and config.eos_id is not None:

@@ -37,7 +37,7 @@ from prompt_tuning.training.loop import stopped_message
 from prompt_tuning.training.metrics_log import MetricsLog
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.recorder import Recorder, save_due
-from prompt_tuning.training.run_directory import check_steps, claim
+from prompt_tuning.training.run_directory import check_steps, claim, model_record
 from prompt_tuning.training.signals import StopDue, stop_signals
 
 DIVERGED_FILE = "diverged.json"
@@ -152,7 +152,9 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
             member.directory,
             member.config,
             frozen_model,
-            data_record(member.training.run) | record,
+            data_record(member.training.run)
+            | model_record(member.training.run)
+            | record,
         )
         for member in sorted(
             sweep.members,

@@ -41,6 +41,7 @@ from prompt_tuning.training.run_directory import (
     check_steps,
     claim,
     hold_run,
+    model_record,
     open_store,
 )
 from prompt_tuning.training.signals import StopDue, stop_signals
@@ -122,7 +123,7 @@ def train_held(
     config = run_config(run) if config is None else config
     make_reporter = make_reporter or functools.partial(python_reporter, run.steps)
     frozen_model = training.fingerprint
-    record = data_record(run) | (record or {})
+    record = data_record(run) | model_record(run) | (record or {})
     processes.check_same("frozen parameters", lambda: [frozen_model])
     changes = ConfigChanges(
         **processes.run_on_first(

@@ -18,9 +18,12 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited, read_object
+from prompt_tuning.pretrained.checkpoint_path import hub_name_of
 from prompt_tuning.processes.group import is_first, run_on_first
 from prompt_tuning.training.data_record import check_data
 
+REVISION = "model_revision"
+"""Field of a run's record with the commit of a frozen model of the hub."""
 LOCK_FILE = ".writer.lock"
 
 
@@ -187,6 +190,12 @@ def _check_config(
     return changes
 
 
+def model_record(run: Run) -> dict[str, str]:
+    """Returns the field of a run's record with the commit of a model of the hub."""
+    name = hub_name_of(run.model.checkpoint)
+    return {} if name is None else {REVISION: run.model.path.name}
+
+
 def check_model(directory: Path, frozen_model: str) -> None:
     """Checks that a frozen model is the one of the directory's run.
 
@@ -197,9 +206,15 @@ def check_model(directory: Path, frozen_model: str) -> None:
     if recorded != frozen_model:
         raise InputError(
             f"{directory} belongs to a run with another frozen_model: found the "
-            f"fingerprint {shown(recorded)}, and this run's is {frozen_model}; choose "
+            f"fingerprint {shown(recorded)}, and this run's is {frozen_model}"
+            f"{_revision_hint(directory)}; choose "
             f"another directory, {how_to_set('Run.directory', 'DIRECTORY')}"
         )
+
+
+def _revision_hint(directory: Path) -> str:
+    revision = read_object(directory / IDENTITY_FILE).text(REVISION, None)
+    return "" if revision is None else f" (its revision was {shown(revision)})"
 
 
 def recorded_model(directory: Path) -> str | None:

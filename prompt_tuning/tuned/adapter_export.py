@@ -22,7 +22,12 @@ from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
+from prompt_tuning.pretrained.checkpoint_path import (
+    BUNDLED_PREFIX,
+    find_checkpoint,
+    hub_name_of,
+)
+from prompt_tuning.pretrained.hub import find_cached
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.kinds import check_kinds
@@ -111,14 +116,21 @@ def open_source(
 
 def _open_adapter(path: Path, base: str | None) -> ConversionSource:
     config = None
-    # A model that is only recorded need not be on this machine.
-    if base is not None and (base.startswith(BUNDLED_PREFIX) or Path(base).exists()):
-        folder = find_checkpoint(base)
-        if (folder / "config.json").exists():
-            base = str(folder)
-            config = read_config(base)
+    folder = None if base is None else _present(base)
+    if base is not None and folder is not None and (folder / "config.json").exists():
+        base = str(folder) if hub_name_of(base) is None else base
+        config = read_config(folder)
     adapter = adapter_files.read_adapter(path, config)
     return ConversionSource(str(path), [adapter], config, base)
+
+
+def _present(base: str) -> Path | None:
+    """Returns the folder of a model; None if it is only recorded, and not here."""
+    name = hub_name_of(base)
+    if name is not None:
+        return find_cached(name)
+    here = base.startswith(BUNDLED_PREFIX) or Path(base).exists()
+    return find_checkpoint(base) if here else None
 
 
 def _find_run(path: Path) -> Path | None:
@@ -140,14 +152,15 @@ def _open_run(run: Run, path: Path, base_model: str | None) -> ConversionSource:
         state = checkpoint_files.verify(path)
         trained = checkpoint_files.read_trained(path, state)
         parameters |= {name: jnp.asarray(leaf) for name, leaf in trained.items()}
-    return source_of_model(str(path), model, parameters, run.model.path, base_model)
+    checkpoint = run.model.checkpoint
+    return source_of_model(str(path), model, parameters, checkpoint, base_model)
 
 
 def source_of_model(
     origin: str,
     prompted: PromptedModel,
     parameters: Parameters,
-    folder: Path,
+    checkpoint: str,
     base_model: str | None = None,
 ) -> ConversionSource:
     """Takes the adapters out of a model.
@@ -156,8 +169,9 @@ def source_of_model(
       origin: name of the run, for messages.
       prompted: the opened model.
       parameters: all of its parameters, with the trained ones.
-      folder: checkpoint of the frozen model.
-      base_model: name of the frozen model in what is written; `folder` if None.
+      checkpoint: path or name of the frozen model.
+      base_model: name of the frozen model in what is written; its folder or its name
+        in the Hugging Face hub if None.
 
     Raises:
       InputError: for a deep prompt of a model whose weights are streamed.
@@ -170,7 +184,9 @@ def source_of_model(
         prompted.weight_storage.reject_streamed(
             "converting a deep prompt needs all weights"
         )
+    folder = find_checkpoint(checkpoint)
     base = str(folder) if (folder / "config.json").is_file() else None
+    base = base if hub_name_of(checkpoint) is None else checkpoint
     return ConversionSource(
         origin=origin,
         adapters=adapters,
@@ -236,9 +252,15 @@ def _write_single(
     arrays = adapter.parameters
     if form == "peft":
         adapter = convert_for_peft(adapter, source.model, source.prompting)
+        name = None if source.base is None else hub_name_of(source.base)
         folder = to_peft(
-            adapter, source.config, base_model=source.base, task_type=task_type
+            adapter,
+            source.config,
+            base_model=source.base if name is None else name.repository,
+            task_type=task_type,
         )
+        if name is not None:
+            folder.settings["revision"] = name.revision
         write_folder(target, folder, force=force)
         arrays = folder.tensors
     elif form == "checkpoint":

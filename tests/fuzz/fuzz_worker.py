@@ -106,6 +106,7 @@ def run_cases(
         tempfile.tempdir = str(folder)
         os.environ |= {"TMPDIR": str(folder), "HOME": str(folder)}
         os.environ["XDG_CACHE_HOME"] = str(folder)
+        os.environ["HF_HUB_OFFLINE"] = "1"
         os.chdir(folder)
         watch = Watch(folder)
         for index, case in cases:

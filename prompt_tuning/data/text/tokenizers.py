@@ -287,6 +287,12 @@ def load_tokenizer(
     return tokenizer
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Returns whether a folder contains the files of a tokenizer."""
+    names = ("tokenizer.json", "*.model", "vocab.json")
+    return any(any(folder.glob(name)) for name in names)
+
+
 def _tokenizer_file(path: Path) -> Path:
     if path.is_file():
         return path
