@@ -146,6 +146,8 @@ def test_every_form_of_input_and_python_agree(
     single = tuned.model.predict(INPUTS[0], labels=LABELS)
     assert single.label == answers[0].label
     assert single.probabilities == pytest.approx(answers[0].probabilities, rel=1e-5)
+    # The same batch gives the same bits.
+    assert single == tuned.model.predict([INPUTS[0]], labels=LABELS)[0]
     with pytest.raises(pt.InputError, match="no labels"):
         tuned.model.predict(INPUTS[0])
 

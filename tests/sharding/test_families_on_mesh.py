@@ -54,6 +54,8 @@ def test_losses_and_all_gradients_equal_those_on_one_device(family, shape):
     np.testing.assert_allclose(
         actual["token_nll"], expected["token_nll"], rtol=1e-5, atol=1e-5
     )
+    [prompt] = (leaf for path, leaf in gradient.items() if "/prompt/" in path)
+    assert np.abs(prompt).max() > 0.01  # else equal gradients would mean little
     for path, leaf in placement.replicate(theirs).items():
         largest = np.abs(gradient[path]).max()
         np.testing.assert_allclose(
