@@ -78,8 +78,8 @@ def state_defaults(parser: argparse.ArgumentParser) -> None:
         default, text = action.default, action.help or ""
         plain = isinstance(default, int | float | str) and not isinstance(default, bool)
         if plain and default not in ("", argparse.SUPPRESS):
-            shown = f"{default:g}" if isinstance(default, float) else default
-            action.help = f"{text} (default: {shown})"
+            value = f"{default:g}" if isinstance(default, float) else default
+            action.help = f"{text} (default: {value})"
 
 
 class OptionParser(argparse.ArgumentParser):
