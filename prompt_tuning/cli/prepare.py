@@ -34,16 +34,16 @@ MAXIMUM_LENGTH = 1_000_000
 MAXIMUM_FILES = 10_000
 """Maximum number of files of a split."""
 
-HELP = "convert jsonl, text or tables to HDF5 files of token ids"
+HELP = "convert JSON, text or tables to HDF5 files of token ids"
 USES_JAX = False
 SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Writes HDF5 files of token ids and types (0 prompt, 1 completion, 2 padding, 3 "
-    "separator) for TRAIN_FILES and EVALUATION_FILES, from lines of JSON with a prompt "
-    "and a completion, tables with a header, or lines of plain text. A record is one "
-    "such line or row; an example is a record, or one prompt and completion of it, as "
-    "tokens. If the command is interrupted, the same command resumes it and writes the "
-    "same bytes."
+    "separator) for TRAIN_FILES and EVALUATION_FILES, from JSON objects with a prompt "
+    "and a completion, tables with named columns, or lines of plain text. A record is "
+    "one such object, row or line; an example is a record, or one prompt and "
+    "completion of it, as tokens. If the command is interrupted, the same command "
+    "resumes it and writes the same bytes."
 )
 
 
@@ -54,7 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="a .jsonl, .txt, .csv or .tsv file, or a folder of them",
+        help="a .jsonl, .json (a list of objects), .parquet, .csv, .tsv or .txt file, "
+        "or a folder of them",
     )
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="a new folder"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, kind_of, shown
 
 MAXIMUM_BYTES = 128 * 2**20
 """Maximum size of a JSON file; the header of a safetensors file has at most 100 MB."""
@@ -153,6 +153,11 @@ class JsonObject:
         if name in self and type(value) is not kind:
             self.refuse(name, NAMES[kind])
         return value
+
+
+def json_kind(value: object) -> str:
+    """Returns the name of a parsed value's type with its article, such as "a list"."""
+    return "null" if value is None else kind_of(value)
 
 
 def read_json(file: Path, *, maximum_bytes: int = MAXIMUM_BYTES) -> Any:

@@ -207,11 +207,10 @@ class EncodingWorker:
         rows = task.records.tolist()
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             file = self._files[number]
-            with file.path.open("rb") as opened:
+            with file.contents.open("rb") as opened:
                 for _, *fields in group:
                     span = RecordSpan(*fields)
-                    location = f"{file.path}, line {span.line}"
-                    yield file, opened.fileno(), span, location
+                    yield file, opened.fileno(), span, file.location(span.line)
 
     def _encode(
         self, records: Sequence[RenderedRecord], problems: dict[int, str]

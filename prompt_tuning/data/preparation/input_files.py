@@ -13,7 +13,9 @@ from prompt_tuning.data.rows.table_cells import (
 )
 
 QUOTES_HINT = "if quotes are ordinary characters in this file, add --no_quotes"
-SUFFIXES = (".jsonl", ".txt", *DELIMITERS)
+UNITS = {".json": "item", ".parquet": "row"}
+"""What the records are called of files that are converted to lines, by suffix."""
+SUFFIXES = (".jsonl", ".txt", *DELIMITERS, *UNITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +27,27 @@ class InputFile:
       header: column names of a table; None for other files.
       quotes: whether `"` quotes the cells of a table.
       problem: why the whole file is unusable; None if it may be usable.
+      lines: lines of JSON that a list or a parquet file is converted to; None for files
+        that are read as they are.
     """
 
     path: Path
     header: tuple[str, ...] | None = None
     quotes: bool = True
     problem: str | None = None
+    lines: Path | None = None
+
+    @property
+    def contents(self) -> Path:
+        """File that the records are read from."""
+        return self.path if self.lines is None else self.lines
+
+    def location(self, line: int) -> str:
+        """Names a record, which is on a line of `contents` counted from 1."""
+        suffix = self.path.suffix.lower()
+        # Rows of parquet files are counted from 0.
+        number = line - (suffix == ".parquet")
+        return f"{self.path}, {UNITS.get(suffix, 'line')} {number}"
 
     @property
     def delimiter(self) -> str | None:
@@ -118,7 +135,8 @@ def _check_paths(paths: Sequence[Path]) -> None:
 def _open_input(path: Path, quotes: bool, skip: bool) -> InputFile:
     file = InputFile(path, None, quotes)
     try:
-        check_encoding(path)
+        if path.suffix.lower() != ".parquet":
+            check_encoding(path)
         header = None
         if file.delimiter is not None:
             header = read_header(path, file.delimiter, quotes, QUOTES_HINT)
@@ -127,6 +145,16 @@ def _open_input(path: Path, quotes: bool, skip: bool) -> InputFile:
             raise
         return dataclasses.replace(file, problem=str(problem))
     return dataclasses.replace(file, header=header)
+
+
+def place_lines(files: Sequence[InputFile], folder: Path) -> list[InputFile]:
+    """Names the lines in a folder that lists and parquet files are converted to."""
+    return [
+        dataclasses.replace(file, lines=folder / f"input_{number}.jsonl")
+        if file.path.suffix.lower() in UNITS
+        else file
+        for number, file in enumerate(files)
+    ]
 
 
 def file_versions(files: Sequence[InputFile]) -> list[FileVersion]:

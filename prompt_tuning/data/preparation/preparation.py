@@ -18,6 +18,7 @@ from prompt_tuning.data.preparation.input_files import (
     InputFile,
     file_versions,
     find_input_files,
+    place_lines,
 )
 from prompt_tuning.data.preparation.output_files import (
     SKIPPED,
@@ -104,6 +105,7 @@ def prepare(
         preparation.inputs, preparation.record, skip=preparation.skip_malformed
     )
     output = Path(preparation.output)
+    files = place_lines(files, scratch_path(output))
     _check_output_location(preparation, files, output)
     worker = EncodingWorker(preparation, files)
     with open_scratch(output) as scratch:
@@ -259,7 +261,8 @@ class _PreparationStages:
         index = self.scratch.path / INDEX
         if index.exists():
             return
-        self.reporter.begin("finding records", self._input_bytes())
+        total = sum(file.path.stat().st_size for file in self.files)
+        self.reporter.begin("finding records", total)
         temporary = index.with_name(f"{INDEX}.tmp")
         skip = self.preparation.skip_malformed
         summary = write_index(self.files, temporary, self.reporter.advance, skip=skip)
@@ -277,7 +280,8 @@ class _PreparationStages:
         progress = load_progress(self.scratch, self.preparation, pad_id)
         skipped = AppendLog(self.scratch.path / SKIPPED, progress.skipped)
         tasks = split_tasks(order, index, progress.split, progress.position)
-        self.reporter.begin("encoding", self._input_bytes())
+        total = sum(file.contents.stat().st_size for file in self.files)
+        self.reporter.begin("encoding", total)
         self.reporter.advance(progress.bytes_read)
         saved = time.monotonic()
         for task, encoded in run_tasks(
@@ -307,6 +311,3 @@ class _PreparationStages:
         write_output(
             contents, self.scratch.path, self.scratch.create_new(), self.reporter
         )
-
-    def _input_bytes(self) -> int:
-        return sum(file.path.stat().st_size for file in self.files)

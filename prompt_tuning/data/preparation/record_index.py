@@ -4,6 +4,7 @@ The index is a file, so that any record can be read without those before it and 
 does not grow with the input.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
+from prompt_tuning.data.preparation.record_lines import write_lines
 from prompt_tuning.data.rows.record_spans import find_spans
 
 _FIELDS = 4
 _BUFFERED_RECORDS = 1 << 14
+_READ_SIZE = 1 << 20
 
 Advance = Callable[[int], None]
 
@@ -57,7 +61,11 @@ def write_index(
         for number, file in enumerate(files):
             digest = hashlib.sha256()
             before = index.tell()
-            _index_file(file, number, index, digest.update, advance)
+            if file.lines is not None:
+                file = _convert(file, digest.update, advance)
+                _index_file(file, number, index, _ignore, _ignore)
+            else:
+                _index_file(file, number, index, digest.update, advance)
             digests.append(digest.hexdigest())
             if index.tell() == before:
                 problems.append(file.problem or _no_record(file))
@@ -68,8 +76,36 @@ def write_index(
     return InputSummary(digests, problems)
 
 
+def _convert(
+    file: InputFile, update: Callable[[bytes], None], advance: Advance
+) -> InputFile:
+    """Converts a file to lines and reads it for its checksum; notes its problem."""
+    assert file.lines is not None
+    with file.path.open("rb") as opened:
+        while content := opened.read(_READ_SIZE):
+            update(content)
+            advance(len(content))
+    problem = file.problem
+    try:
+        if problem is None:
+            write_lines(file.path, file.lines)
+    except InputError as error:
+        problem = str(error)
+    if problem is not None:
+        file.lines.write_bytes(b"")
+    # It must outlast a power cut that the index outlasts.
+    sync_path(file.lines)
+    return dataclasses.replace(file, problem=problem)
+
+
+def _ignore(content: object) -> None:
+    """Ignores the bytes of lines: checksums and progress are those of the input."""
+
+
 def _no_record(file: InputFile) -> str:
-    missing = "row below its header" if file.header else "line with text"
+    missing = "line with text"
+    if file.header or file.lines is not None:
+        missing = "row below its header" if file.header else "record"
     return f"input {file.path} has no {missing}"
 
 
@@ -96,7 +132,7 @@ def _index_file(
         bytes_read += len(content)
 
     header_rows = 0 if file.header is None else 1
-    spans = find_spans(file.path, file.quoting_delimiter, consume)
+    spans = find_spans(file.contents, file.quoting_delimiter, consume)
     for position, span in enumerate(spans):
         # An unusable file is still read to its end, for its checksum.
         if position < header_rows or file.problem is not None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.core.errors import InputError, kind_of, shown
-from prompt_tuning.core.typed_json import parse_json, read_limited
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import json_kind, parse_json, read_limited
 from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.rows.table_cells import decode_text, parse_row
@@ -121,7 +121,7 @@ class RecordReader:
         for item in objects:
             if not isinstance(item, dict):
                 raise InputError(
-                    f"{location}: found {kind_of(item)}, expected an object "
+                    f"{location}: found {json_kind(item)}, expected an object "
                     "with a prompt and a completion, or a list of such objects"
                 )
         if not objects:
@@ -230,7 +230,9 @@ def _lookup(
 def _string(content: dict[str, Any], key: str, location: str, *options: str) -> str:
     value = _lookup(content, key, location, *options)
     if not isinstance(value, str):
-        raise InputError(f"{location}: {key!r} is {kind_of(value)}, expected a string")
+        raise InputError(
+            f"{location}: {key!r} is {json_kind(value)}, expected a string"
+        )
     return value
 
 

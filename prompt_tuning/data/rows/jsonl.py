@@ -11,10 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32
 
-from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
-from prompt_tuning.core.typed_json import parse_json
+from prompt_tuning.core.typed_json import json_kind, parse_json
 from prompt_tuning.data.text.conversations import read_alpaca
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import (
@@ -113,7 +113,7 @@ class JsonLine:
         value = self.value(key, setting)
         if not isinstance(value, str):
             raise InputError(
-                f"{self.location}: {key!r} is {kind_of(value)}, expected a string"
+                f"{self.location}: {key!r} is {json_kind(value)}, expected a string"
             )
         return value
 
@@ -186,7 +186,7 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     content = parse_json(line, location)
     if not isinstance(content, dict):
         raise InputError(
-            f"{location}: found {kind_of(content)}, expected an object whose "
+            f"{location}: found {json_kind(content)}, expected an object whose "
             "values are text"
         )
     return content

@@ -1,6 +1,9 @@
 """Prepares text files and reads the HDF5 files back."""
 
+import hashlib
+import importlib
 import json
+import math
 import shutil
 import subprocess
 from typing import Any
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.preparation import prepare
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -73,6 +77,41 @@ def test_a_pair_is_joined_by_a_space_and_ends_with_eos(tmp_path, make, tokenizer
         text=TextFormat(space_separator=False),
     )
     assert texts(as_it_is, tokenizer) == [[(0, "hi:  "), (1, "  yes"), (3, EOS)]]
+
+
+def write_parquet(path, records):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(
+        importlib.import_module("pyarrow").Table.from_pylist(records), path
+    )
+
+
+def write_list(path, records):
+    path.write_text(json.dumps(records, indent=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "unit"),
+    [("a.json", write_list, "item 2"), ("a.parquet", write_parquet, "row 1")],
+)
+def test_lists_and_parquet_files_are_read_as_lines(tmp_path, make, name, write, unit):
+    records = [
+        {"prompt": "hi", "completion": "yes", "score": 0.5},
+        {"prompt": "né\n", "completion": "", "score": math.nan},
+        {"prompt": "a", "completion": "b", "score": 1.0},
+    ]
+    write(tmp_path / name, records)
+    output = make(tmp_path / name)
+    lines = write_jsonl(tmp_path / "a.jsonl", *records)
+    expected = make(lines, name="lines")
+    file = "train_1_of_1.hdf5"
+    assert (output / file).read_bytes() == (expected / file).read_bytes()
+    digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert digest in (output / "metadata.yaml").read_text()
+    records[1]["prompt"] = None
+    write(tmp_path / name, records)
+    with pytest.raises(InputError, match=f"{name}, {unit}: 'prompt' is null"):
+        make(tmp_path / name, name="refused")
 
 
 def test_prefix_and_postfix_surround_existing_prompts(tmp_path, make, tokenizer):

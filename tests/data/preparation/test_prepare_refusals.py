@@ -239,9 +239,15 @@ def test_inputs_without_rows_are_refused(tmp_path, make):
         make(empty, packing="single::drop", splits=Splits(train_files=3))
     with pytest.raises(InputError, match="there is no such file"):
         make(tmp_path / "missing.jsonl")
-    other = tmp_path / "a.parquet"
+    other = tmp_path / "a.xml"
     other.write_text("x")
-    with pytest.raises(InputError, match=r"ends with '.parquet'"):
+    (tmp_path / "a.json").write_text('{"prompt": "a"}')
+    with pytest.raises(InputError, match="contains an object, expected a list"):
+        make(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("[]")
+    with pytest.raises(InputError, match="json has no record"):
+        make(tmp_path / "a.json")
+    with pytest.raises(InputError, match=r"ends with '.xml'"):
         make(other)
 
 

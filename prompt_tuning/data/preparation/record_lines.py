@@ -1,0 +1,34 @@
+"""Lines of JSON made of files whose records are no lines, so that any can be read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.data.rows.text_records import read_records
+
+
+def write_lines(source: Path, target: Path) -> None:
+    """Writes each record of a JSON list or a parquet file as a line of JSON.
+
+    Raises:
+      InputError: if the file cannot be read.
+    """
+    with target.open("wb") as file:
+        for record in read_records(source):
+            text = json.dumps(_to_json(record.content), ensure_ascii=False)
+            # Half a surrogate pair is refused with its record.
+            file.write(text.encode("utf-8", "surrogatepass") + b"\n")
+
+
+def _to_json(value: Any) -> Any:
+    """Converts what parquet has and JSON lacks: dates to text, infinities to null."""
+    if isinstance(value, dict):
+        return {str(name): _to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)
