@@ -171,6 +171,58 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.8,
         "mlp_bias": True,
     },
+    "stablelm": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "use_qkv_bias": True,
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
+    "stablelm_parallel": NO_HEAD_DIM
+    | {"model_type": "stablelm", "num_hidden_layers": 2, "use_parallel_residual": True}
+    | {"hidden_size": 32},
+    "starcoder2": NO_HEAD_DIM
+    | {
+        "num_hidden_layers": 2,
+        "sliding_window": 4,
+        "tie_word_embeddings": True,
+        "rope_parameters": DEFAULT,
+    },
+    "phi": NO_HEAD_DIM
+    | {"hidden_size": 16, "num_hidden_layers": 2, "qk_layernorm": True},
+    "glm4": DECODER
+    | {
+        "head_dim": 8,
+        "num_hidden_layers": 2,
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
+    "helium": NO_HEAD_DIM
+    | {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "head_dim": 4,
+        "attention_bias": True,
+        "rope_parameters": DEFAULT,
+    },
+    "cohere": NO_HEAD_DIM
+    | {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "use_qk_norm": True,
+        "tie_word_embeddings": True,
+        "logit_scale": 0.5,
+        "rope_parameters": DEFAULT,
+    },
+    "cohere2": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "logit_scale": 0.5,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": DEFAULT,
+    },
     "gpt_neox": NO_HEAD_DIM
     | {
         "hidden_size": 16,
@@ -211,7 +263,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "umt5": ENCODER_DECODER | {"num_layers": 3},
 }
 # Modules that IA3 scales at their input, and at their output.
-SCALED_INPUT = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "wo")
+SCALED_INPUT = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo")
 SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),

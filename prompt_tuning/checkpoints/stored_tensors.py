@@ -94,8 +94,21 @@ class Transpose(Transform):
         return tensor.read(block[::-1]).T
 
 
+class Flattened(Transform):
+    """Joins all axes of a small array."""
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the elements in order."""
+        return stored.reshape(-1)
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the whole array, and returns the block."""
+        return tensor.read().reshape(-1)[block]
+
+
 identity = Identity()
 transpose = Transpose()
+flattened = Flattened()
 
 
 @dataclasses.dataclass(frozen=True)

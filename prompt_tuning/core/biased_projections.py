@@ -6,5 +6,6 @@ BIASED: dict[str, tuple[str, ...]] = {
     "qkv": QKV,
     "attention": (*QKV, "out"),
     "mlp": MLP,
+    "out_mlp": ("out", *MLP),
     "all": (*QKV, "out", *MLP),
 }

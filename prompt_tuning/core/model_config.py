@@ -24,12 +24,12 @@ from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
-Norm = Literal["rms", "rms_plus_one", "layer"]
+Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale"]
 NormPlacement = Literal["before", "after", "around"]
-QueryKeyNorm = Literal["none", "head", "width"]
+QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
-Biases = Literal["none", "qkv", "attention", "mlp", "all"]
+Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
 MINIMUM_BUCKETS = 4
@@ -58,15 +58,19 @@ class ModelConfig:
       key_value_heads: number of key/value heads `G`, of which `H` is a multiple.
       head_width: `K`.
       norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
-        `layers.Norm`), or layer norm (scale and bias).
+        `layers.Norm`), layer norm (scale and bias), or layer norm without a bias
+        (Cohere).
       norm_epsilon: added to the mean square.
       norm_placement: norm before each sublayer, after it (OLMo 2: Team OLMo 2024,
         section 3.2), or both (Gemma 2: Gemma Team 2024, section 2); always before the
         sum with the residual stream.
       query_key_norm: norm of queries and keys before the rotary embedding: none, of
-        each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
+        each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere; Dehghani
+        et al. 2023, section 2), or of all heads together (OLMo 2).
       parallel: whether attention and the feed-forward layer read the same hidden states
         and are added together (GPT-NeoX: Black et al. 2022, section 2.1).
+      shared_norm: whether both also read the output of one norm (GPT-J: Wang and
+        Komatsuzaki 2021, "GPT-J-6B").
       positions: rotary on queries and keys, a learned table added to the input, or
         T5's relative position bias on the scores.
       maximum_positions: maximum sequence length, prompt vectors included; None if
@@ -75,6 +79,8 @@ class ModelConfig:
       rotary_scaling: scaling of the rotary frequencies, or None.
       rotary_width: number of leading elements of each head that are rotated; None for
         all (partial rotary: GPT-NeoX, Phi-3).
+      rotary_interleaved: whether the rotated pairs are neighbors (Su et al. 2021,
+        equation 34) instead of elements of the first and the second half.
       unrotated_layers: numbers of the layers without rotary embedding (SmolLM3; Yang et
         al. 2025, "Rope to Nope").
       window: number of positions that a token in `windowed_layers` attends to, itself
@@ -89,6 +95,7 @@ class ModelConfig:
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
       biases: which projections have a bias; see `BIASED`.
       tied_head: whether the head is the embedding table.
+      head_bias: whether an untied head has a bias (GPT-J, Phi).
       scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
         tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
@@ -138,10 +145,12 @@ class ModelConfig:
     norm_placement: NormPlacement = "before"
     query_key_norm: QueryKeyNorm = "none"
     parallel: bool = False
+    shared_norm: bool = False
     maximum_positions: int | None = None
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | RotaryDivisors | None = None
     rotary_width: int | None = None
+    rotary_interleaved: bool = False
     unrotated_layers: tuple[int, ...] = ()
     window: int | None = None
     windowed_layers: tuple[int, ...] = ()
@@ -150,6 +159,7 @@ class ModelConfig:
     relative_maximum_distance: int = 128
     relative_bias_in_each_block: bool = False
     biases: Biases = "none"
+    head_bias: bool = False
     scale_tied_hidden: bool = False
     scale_scores: bool = True
     attention_multiplier: float | None = None
@@ -196,6 +206,13 @@ class ModelConfig:
             )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
+        if self.shared_norm and not (self.parallel and self.norm_placement == "before"):
+            raise InputError(
+                "shared_norm needs parallel layers with a norm before them, found "
+                f"parallel={self.parallel} and norm_placement={self.norm_placement!r}"
+            )
+        if self.head_bias and self.tied_head:
+            raise InputError("head_bias needs an untied head, found tied_head=True")
         _check_layers(self)
         if not 0 <= self.dropout_rate < 1:
             raise InputError(

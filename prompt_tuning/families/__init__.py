@@ -5,21 +5,27 @@ A new family is a module with a `Family`, a line below, and a fixture that
 all of them.
 """
 
+from prompt_tuning.families.cohere import COHERE, COHERE2
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3
+from prompt_tuning.families.glm4 import GLM4
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neox import GPT_NEOX
 from prompt_tuning.families.granite import GRANITE
+from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
 from prompt_tuning.families.opt import OPT
+from prompt_tuning.families.phi import PHI
 from prompt_tuning.families.phi3 import PHI3
 from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen3 import QWEN3
 from prompt_tuning.families.smollm3 import SMOLLM3
+from prompt_tuning.families.stablelm import STABLELM
+from prompt_tuning.families.starcoder2 import STARCODER2
 from prompt_tuning.families.t5 import T5
 from prompt_tuning.families.t5_multilingual import MT5, UMT5
 
@@ -47,6 +53,13 @@ FAMILIES: dict[str, Family] = {
         OLMO2,
         OLMO3,
         GRANITE,
+        STABLELM,
+        STARCODER2,
+        PHI,
+        GLM4,
+        HELIUM,
+        COHERE,
+        COHERE2,
         GPT_NEOX,
         GPT2,
         OPT,

@@ -119,8 +119,14 @@ def final_norm_recipes(
 
 
 def head_recipe(config: ModelConfig, name: str = "lm_head.weight") -> dict[str, Recipe]:
-    """Returns the recipe of an untied head, or none."""
-    return {} if config.tied_head else {"head/kernel": Recipe((name,))}
+    """Returns the recipes of an untied head, or none."""
+    if config.tied_head:
+        return {}
+    recipes = {"head/kernel": Recipe((name,))}
+    if config.head_bias:
+        bias = f"{name.removesuffix('weight')}bias"
+        recipes["head/bias"] = Recipe((bias,))
+    return recipes
 
 
 def token_settings(config: ModelConfig) -> dict[str, Any]:

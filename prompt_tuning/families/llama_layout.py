@@ -4,7 +4,7 @@ Linear layers are stored `[out, in]`, as in all families but GPT-2. Which tensor
 layer has follows from the choices in `ModelConfig`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
@@ -101,7 +101,11 @@ def layout_recipes(
     config: ModelConfig,
     names: Collection[str],
     *,
-    fused: dict[str, tuple[str, FusedPart]] | None = None,
+    fused: Mapping[str, tuple[str, FusedPart]] | None = None,
+    modules: Mapping[str, str] = PROJECTIONS,
+    norms: Mapping[str, str] | None = None,
+    query_key_norms: Mapping[str, str] = QUERY_KEY_NORMS,
+    final_norm: str = "norm",
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
@@ -109,15 +113,25 @@ def layout_recipes(
       config: config of the model.
       names: names of the stored tensors.
       fused: module and part of the projections that are stored with others.
+      modules: module of each projection, if not as in Llama.
+      norms: module of each norm of a layer, if not as in Llama.
+      query_key_norms: modules of the norms of queries and keys, if there are any.
+      final_norm: module of the norm after the layers.
     """
     prefix = "" if "embed_tokens.weight" in names else PREFIX
-    norms = NORMS[config.norm_placement]
+    norms = norms or NORMS[config.norm_placement]
     if config.query_key_norm != "none":
-        norms = norms | QUERY_KEY_NORMS
-    layer = norm_names(config, norms) | projection_names(config, PROJECTIONS, fused)
+        norms = {**norms, **query_key_norms}
+    absent = {"mlp/gate"} if not config.gated else set()
+    absent |= {"mlp_norm"} if config.shared_norm else set()
+    norms, modules = (
+        {ours: name for ours, name in table.items() if ours not in absent}
+        for table in (norms, modules)
+    )
+    layer = norm_names(config, norms) | projection_names(config, modules, fused)
     return {
         "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
         **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}norm"),
+        **final_norm_recipes(config, "decoder", f"{prefix}{final_norm}"),
         **head_recipe(config),
     }

@@ -38,8 +38,8 @@ class Attention(nnx.Module):
       key: `[L, D, G * K]`.
       value: `[L, D, G * K]`.
       out: `[L, H * K, D]`.
-      query_norm: norm of queries before the rotary embedding, `[L, K]` for each head or
-        `[L, H * K]` for all; None without it.
+      query_norm: norm of queries before the rotary embedding, `[L, K]` if all heads have
+        the same, else `[L, H * K]`; None without it.
       key_norm: the same of keys.
     """
 
@@ -48,6 +48,7 @@ class Attention(nnx.Module):
         self.head_width = config.head_width
         self.dropout_rate = config.dropout_rate
         self.scale = config.score_scale
+        self.interleaved = config.rotary_interleaved
         inner = config.heads * config.head_width
         shared = config.key_value_heads * config.head_width
 
@@ -75,7 +76,7 @@ class Attention(nnx.Module):
             if config.query_key_norm == "none":
                 return None
             over = None
-            if self.norms_heads:
+            if config.query_key_norm == "head":
                 # Each device normalizes its own heads with the same scale.
                 width, axis, over = config.head_width, "head_width", axis
             return Norm(
@@ -84,10 +85,11 @@ class Attention(nnx.Module):
                 stacked=layers,
                 width=width,
                 axis=axis,
+                head_width=config.head_width if self.norms_heads else None,
                 partial_over=over,
             )
 
-        self.norms_heads = config.query_key_norm == "head"
+        self.norms_heads = config.query_key_norm in ("head", "each_head")
         self.query_norm = norm("query_norm", inner, "heads")
         self.key_norm = norm("key_norm", shared, "key_value_heads")
 
@@ -175,7 +177,8 @@ class Block(nnx.Module):
       self_attention_out_norm: norm after self-attention, or None.
       cross_attention_norm: norm before cross-attention; None without it.
       cross_attention: projections of cross-attention; None without it.
-      mlp_norm: norm before the feed-forward layer, or None.
+      mlp_norm: norm before the feed-forward layer; None without it, and where it reads
+        the output of `self_attention_norm`.
       mlp: the feed-forward layer.
       mlp_out_norm: norm after the feed-forward layer, or None.
     """
@@ -184,7 +187,7 @@ class Block(nnx.Module):
         self, key: Key[Array, ""], config: ModelConfig, *, layers: int, cross: bool
     ):
         self.dropout_rate = config.dropout_rate
-        self.parallel = config.parallel
+        self.parallel, self.shares_norm = config.parallel, config.shared_norm
         self.multiplier = config.residual_multiplier
         before = config.norm_placement in ("before", "around")
         after = config.norm_placement in ("after", "around")
@@ -202,7 +205,7 @@ class Block(nnx.Module):
         self.self_attention_out_norm = norm("self_attention_out_norm", after)
         self.cross_attention_norm = norm("cross_attention_norm") if cross else None
         self.cross_attention = attention("cross_attention") if cross else None
-        self.mlp_norm = norm("mlp_norm", before)
+        self.mlp_norm = norm("mlp_norm", before and not config.shared_norm)
         self.mlp = FeedForward(named_key(key, "mlp"), config, layers=layers)
         self.mlp_out_norm = norm("mlp_out_norm", after)
 
@@ -244,7 +247,8 @@ class Block(nnx.Module):
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)
             x = add(x, update, "cross_out")
-        given = _normalize(self.mlp_norm, start if self.parallel else x)
+        mlp_norm = self.self_attention_norm if self.shares_norm else self.mlp_norm
+        given = _normalize(mlp_norm, start if self.parallel else x)
         update = self.mlp(given, optional_key(key, "mlp"), numbers)
         update = _normalize(self.mlp_out_norm, update)
         return add(x, update, "mlp_out"), key_values
@@ -274,7 +278,10 @@ class Block(nnx.Module):
         query = self.self_attention.queries(normed)  # [n, H, K]
         keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
         if angles is not None:
-            query, keys = rotate(query, angles), rotate(keys, angles)
+            query, keys = (
+                rotate(part, angles, interleaved=self.self_attention.interleaved)
+                for part in (query, keys)
+            )
         query = named(query, "query")
         # Of each stream, [R, Q, G, K].
         keys, values = (

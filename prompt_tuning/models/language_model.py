@@ -116,12 +116,11 @@ class LanguageModel(nnx.Module):
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
-        cap = self.config.logit_soft_cap
-        return (
-            self.head_kernel()
-            if cap is None
-            else OutputHead(self.head_kernel(), soft_cap=cap)
-        )
+        kernel, cap = self.head_kernel(), self.config.logit_soft_cap
+        bias = None if self.head is None else self.head.bias
+        if cap is None and bias is None:
+            return kernel
+        return OutputHead(kernel, None if bias is None else bias[...], cap)
 
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
         """Computes the scores of every token, in float32."""

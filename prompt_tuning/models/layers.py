@@ -110,10 +110,13 @@ class Norm(nnx.Module):
         stacked: int | None,
         width: int | None = None,
         axis: str = "embed",
+        head_width: int | None = None,
         partial_over: str | None = None,
     ):
         self.epsilon = config.norm_epsilon
         self.plus_one = config.norm == "rms_plus_one"
+        self.centered = config.norm in ("layer", "layer_scale")
+        self.head_width = head_width
         self.axis, self.width = axis, config.width if width is None else width
         shape = (self.width,) if stacked is None else (stacked, self.width)
         axes = (axis,) if stacked is None else ("layers", axis)
@@ -131,22 +134,25 @@ class Norm(nnx.Module):
         self.bias = array(initializer=zeros) if config.norm == "layer" else None
 
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-        """Normalizes the last axis."""
+        """Normalizes the last axis, `K` wide in a norm of heads."""
         scale = self.scale[...]
+        if self.head_width is not None and len(scale) > self.head_width:
+            scale = scale.reshape(-1, self.head_width)  # of each head on this device
         if self.plus_one:
             scale = 1 + scale.astype(jnp.float32)
-        if self.bias is None and len(scale) < self.width:  # a shard of the heads
+        if self.centered:
+            bias = jnp.zeros_like(scale) if self.bias is None else self.bias[...]
+            return layer_norm(x, scale, bias, self.epsilon)
+        if self.head_width is None and len(scale) < self.width:  # a shard of the heads
             return sharded_mean_square_norm(
                 x, scale, self.epsilon, self.axis, self.width
             )
-        if self.bias is None:
-            return root_mean_square_norm(x, scale, self.epsilon)
-        return layer_norm(x, scale, self.bias[...], self.epsilon)
+        return root_mean_square_norm(x, scale, self.epsilon)
 
 
 @functools.partial(recompute, static_argnums=2)
 def root_mean_square_norm(
-    x: Float[Array, "*lead D"], scale: Float[Array, "D"], epsilon: float
+    x: Float[Array, "*lead D"], scale: Float[Array, "*heads D"], epsilon: float
 ) -> Float[Array, "*lead D"]:
     """Computes `x / rms(x) * scale` in float32 (Zhang and Sennrich 2019, eq. 4)."""
     wide = x.astype(jnp.float32)
@@ -184,8 +190,8 @@ def sharded_mean_square_norm(
 @functools.partial(recompute, static_argnums=3)
 def layer_norm(
     x: Float[Array, "*lead D"],
-    scale: Float[Array, "D"],
-    bias: Float[Array, "D"],
+    scale: Float[Array, "*heads D"],
+    bias: Float[Array, "*heads D"],
     epsilon: float,
 ) -> Float[Array, "*lead D"]:
     """Computes `(x - mean(x)) / std(x) * scale + bias` in float32 (Ba et al. 2016)."""
@@ -313,6 +319,7 @@ class Head(nnx.Module):
 
     Attributes:
       kernel: `[V, D]`, laid out like an embedding table.
+      bias: bias of each logit, `[V]`, or None.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
@@ -322,4 +329,9 @@ class Head(nnx.Module):
             ("vocab", "embed"),
             fan_in(config.width),
             config.parameter_dtype,
+        )
+        zeros = jax.nn.initializers.zeros
+        shape, dtype = (config.vocabulary_size,), config.parameter_dtype
+        self.bias = (
+            declare(key, shape, ("vocab",), zeros, dtype) if config.head_bias else None
         )

@@ -75,17 +75,27 @@ def _cosines_and_sines(
 
 
 def rotate(
-    x: Float[Array, "n heads K"], angles: tuple[Array, Array]
+    x: Float[Array, "n heads K"],
+    angles: tuple[Array, Array],
+    *,
+    interleaved: bool = False,
 ) -> Float[Array, "n heads K"]:
     """Rotates the first half of each head against the second, as Hugging Face does.
 
-    Elements of the head for which there are no angles are not rotated.
+    Elements of the head for which there are no angles are not rotated. Interleaved,
+    each element at an even index is rotated against its right neighbor, as in the
+    original (Su et al. 2021, equation 34).
     """
     cosine, sine = angles
     half = cosine.shape[-1]
     wide = x[..., : 2 * half].astype(jnp.float32)
-    first, second = jnp.split(wide, 2, axis=-1)  # [n, heads, K / 2]
+    if interleaved:
+        first, second = wide[..., ::2], wide[..., 1::2]  # [n, heads, K / 2]
+    else:
+        first, second = jnp.split(wide, 2, axis=-1)
     rotated = [first * cosine - second * sine, second * cosine + first * sine]
     rotated = [part.astype(x.dtype) for part in rotated]
+    if interleaved:
+        rotated = [jnp.stack(rotated, axis=-1).reshape(*wide.shape)]
     rest = [] if x.shape[-1] == 2 * half else [x[..., 2 * half :]]
     return jnp.concatenate([*rotated, *rest], axis=-1)

@@ -1,0 +1,83 @@
+"""Cohere's Command R and R7B: parallel layers, layer norms without bias."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, flattened
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import alternating, read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import layout_recipes, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_cohere(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = _read_cohere_layout(settings)
+    each = settings.flag("use_qk_norm", False)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=500_000.0)
+        | {"query_key_norm": "each_head" if each else "none"}
+    )
+
+
+def read_cohere2(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; only layers with a window are rotated.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = _read_cohere_layout(settings)
+    layers = fields["layers"]
+    kinds = alternating(layers, settings.size("sliding_window_pattern", 4))
+    windows = read_windows(settings, layers, kinds)
+    rotated = windows.get("windowed_layers", ())
+    unrotated = tuple(layer for layer in range(layers) if layer not in rotated)
+    rotary = read_rotary(settings, fields["head_width"])
+    return fields | rotary | windows | {"unrotated_layers": unrotated}
+
+
+def _read_cohere_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
+    fields = read_layout(settings, tied=True)
+    attention = settings.flag("attention_bias", False)
+    return fields | {
+        "norm": "layer_scale",
+        "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
+        "parallel": True,
+        "shared_norm": True,
+        "rotary_interleaved": True,
+        "biases": "attention" if attention else "none",
+        "logit_multiplier": settings.positive("logit_scale", 0.0625),
+    }
+
+
+def cohere_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    recipes = layout_recipes(config, names)
+    # Norms of heads are stored [H, K].
+    return {
+        path: dataclasses.replace(recipe, transform=flattened)
+        if path.endswith(("query_norm/scale", "key_norm/scale"))
+        else recipe
+        for path, recipe in recipes.items()
+    }
+
+
+COHERE = dataclasses.replace(
+    LLAMA,
+    model_type="cohere",
+    title="Command R and R+",
+    read_fields=read_cohere,
+    recipes=cohere_recipes,
+    write_settings=None,
+)
+COHERE2 = dataclasses.replace(
+    COHERE, model_type="cohere2", title="Command R7B and A", read_fields=read_cohere2
+)

@@ -1,0 +1,58 @@
+"""GLM-4: norms around each sublayer, interleaved and partial rotary positions."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import layout_recipes, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+GATE_UP = "mlp.gate_up_proj"
+NORMS = {
+    "self_attention_norm": "input_layernorm",
+    "self_attention_out_norm": "post_self_attn_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp_out_norm": "post_mlp_layernorm",
+}
+
+
+def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], partial=0.5)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1.5625e-7),
+            "norm_placement": "around",
+            "rotary_interleaved": True,
+            "biases": "qkv" if settings.flag("attention_bias", True) else "none",
+        }
+    )
+
+
+def glm4_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    fused = {
+        f"mlp/{name}": (GATE_UP, FusedPart(i, (1, 1), in_first=False))
+        for i, name in enumerate(("gate", "up"))
+    }
+    return layout_recipes(config, names, fused=fused, norms=NORMS)
+
+
+GLM4 = dataclasses.replace(
+    LLAMA,
+    model_type="glm4",
+    title="GLM-4 0414",
+    read_fields=read_glm4,
+    recipes=glm4_recipes,
+    write_settings=None,
+)

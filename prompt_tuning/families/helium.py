@@ -1,0 +1,37 @@
+"""Helium: a Llama with interleaved rotary positions."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_helium(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.require("mlp_bias", False, "biases of Helium's MLP are not implemented")
+    fields = read_layout(settings)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=100_000.0)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-8),
+            "rotary_interleaved": True,
+            "biases": "qkv" if settings.flag("attention_bias", False) else "none",
+        }
+    )
+
+
+HELIUM = dataclasses.replace(
+    LLAMA,
+    model_type="helium",
+    title="Helium",
+    read_fields=read_helium,
+    write_settings=None,
+)

@@ -1,0 +1,69 @@
+"""Phi-1, 1.5 and 2: attention and feed-forward layer in parallel after one norm."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import (
+    INERT,
+    PROJECTIONS,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import read_rotary
+
+MODULES = PROJECTIONS | {
+    "self_attention/out": "self_attn.dense",
+    "mlp/up": "mlp.fc1",
+    "mlp/down": "mlp.fc2",
+}
+QUERY_KEY_NORMS = {
+    "self_attention/query_norm": "self_attn.q_layernorm",
+    "self_attention/key_norm": "self_attn.k_layernorm",
+}
+
+
+def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    width = settings.head_width(fields["width"], fields["heads"])
+    return (
+        fields
+        | read_rotary(settings, width, partial=0.5)
+        | {
+            "head_width": width,
+            "norm": "layer",
+            "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
+            "query_key_norm": "head"
+            if settings.flag("qk_layernorm", False)
+            else "none",
+            "parallel": True,
+            "shared_norm": True,
+            "activation": settings.activation(settings.text("hidden_act", "gelu_new")),
+            "gated": False,
+            "biases": "all",
+            "head_bias": not fields["tied_head"],
+        }
+    )
+
+
+PHI = dataclasses.replace(
+    LLAMA,
+    model_type="phi",
+    title="Phi-1, 1.5 and 2",
+    read_fields=read_phi,
+    recipes=functools.partial(
+        layout_recipes,
+        modules=MODULES,
+        query_key_norms=QUERY_KEY_NORMS,
+        final_norm="final_layernorm",
+    ),
+    write_settings=None,
+    inert=INERT | {"resid_pdrop", "embd_pdrop"},
+)

@@ -1,0 +1,44 @@
+"""StableLM: a Llama with layer norms and partial rotary positions."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_stablelm(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    reason = "a norm for each head, stored apart (StableLM 2 12B), is not implemented"
+    settings.require("qk_layernorm", False, reason)
+    fields = read_layout(settings)
+    width = settings.head_width(fields["width"], fields["heads"])
+    parallel = settings.flag("use_parallel_residual", False)
+    return (
+        fields
+        | read_rotary(settings, width, partial=0.25)
+        | {
+            "head_width": width,
+            "norm": "layer",
+            "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
+            "parallel": parallel,
+            "shared_norm": parallel,
+            "biases": "qkv" if settings.flag("use_qkv_bias", False) else "none",
+        }
+    )
+
+
+STABLELM = dataclasses.replace(
+    LLAMA,
+    model_type="stablelm",
+    title="StableLM 3B, StableLM 2 1.6B",
+    read_fields=read_stablelm,
+    write_settings=None,
+    inert=INERT | {"hidden_dropout"},
+)

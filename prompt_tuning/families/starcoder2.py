@@ -1,0 +1,54 @@
+"""StarCoder 2: biases, layer norms, a window, and a feed-forward layer without gate."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import (
+    INERT,
+    PROJECTIONS,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+
+MODULES = PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
+
+
+def read_starcoder2(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings, tied=True)
+    width = settings.head_width(fields["width"], fields["heads"])
+    activation = settings.text("hidden_act", "gelu_pytorch_tanh")
+    kind = SLIDING if "sliding_window" in settings else FULL
+    return (
+        fields
+        | read_rotary(settings, width)
+        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
+        | {
+            "head_width": width,
+            "norm": "layer",
+            "norm_epsilon": settings.positive("norm_epsilon", 1e-5),
+            "activation": settings.activation(activation),
+            "gated": False,
+            "biases": "all" if settings.flag("use_bias", True) else "none",
+        }
+    )
+
+
+STARCODER2 = dataclasses.replace(
+    LLAMA,
+    model_type="starcoder2",
+    title="StarCoder 2",
+    read_fields=read_starcoder2,
+    recipes=functools.partial(layout_recipes, modules=MODULES),
+    write_settings=None,
+    inert=INERT | {"residual_dropout", "embedding_dropout"},
+)
