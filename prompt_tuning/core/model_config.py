@@ -6,13 +6,24 @@ differ only in the choices below.
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import jax.numpy as jnp
 
 from prompt_tuning.core.biased_projections import BIASED
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.model_choices import (
+    Activation,
+    Architecture,
+    AttentionMethod,
+    Biases,
+    Norm,
+    NormPlacement,
+    Positions,
+    QueryKeyNorm,
+    check_choices,
+)
 from prompt_tuning.core.model_sizes import (
     MAXIMUM_LAYERS,
     MAXIMUM_SIZE,
@@ -22,15 +33,6 @@ from prompt_tuning.core.quantization import QUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
-
-Architecture = Literal["decoder_only", "encoder_decoder"]
-Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale"]
-NormPlacement = Literal["before", "after", "around"]
-QueryKeyNorm = Literal["none", "head", "each_head", "width"]
-Positions = Literal["rotary", "learned", "relative"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
-Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
-AttentionMethod = Literal["auto", "reference", "flash"]
 
 MINIMUM_BUCKETS = 4
 """Minimum number of buckets of relative positions: two for each sign."""
@@ -185,7 +187,7 @@ class ModelConfig:
 
     def __post_init__(self):
         check_fields(self)
-        _check_choices(self)
+        check_choices(self)
         _check_sizes(self)
         check_products(self)
         for name in ("compute_dtype", "parameter_dtype"):
@@ -248,27 +250,6 @@ class ModelConfig:
     def dtype(self) -> jnp.dtype:
         """Dtype of activations."""
         return jnp.dtype(self.compute_dtype)
-
-
-def _check_choices(config: ModelConfig) -> None:
-    """Checks the fields that have one of a few names."""
-    choices = {
-        "architecture": Architecture,
-        "norm": Norm,
-        "norm_placement": NormPlacement,
-        "query_key_norm": QueryKeyNorm,
-        "positions": Positions,
-        "activation": Activation,
-        "biases": Biases,
-        "attention": AttentionMethod,
-    }
-    for name, accepted in choices.items():
-        value = getattr(config, name)
-        if value not in get_args(accepted):
-            raise InputError(
-                f"ModelConfig.{name} is {shown(value)}, expected "
-                f"{' or '.join(map(repr, get_args(accepted)))}"
-            )
 
 
 def _check_layers(config: ModelConfig) -> None:

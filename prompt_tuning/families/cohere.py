@@ -46,14 +46,14 @@ def read_cohere2(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def _read_cohere_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
     fields = read_layout(settings, tied=True)
-    attention = settings.flag("attention_bias", False)
+    biases = "attention" if settings.flag("attention_bias", False) else "none"
     return fields | {
         "norm": "layer_scale",
         "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
         "parallel": True,
         "shared_norm": True,
         "rotary_interleaved": True,
-        "biases": "attention" if attention else "none",
+        "biases": biases,
         "logit_multiplier": settings.positive("logit_scale", 0.0625),
     }
 

@@ -33,6 +33,7 @@ def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
     """
     fields = read_layout(settings)
     width = settings.head_width(fields["width"], fields["heads"])
+    norms = settings.flag("qk_layernorm", False)
     return (
         fields
         | read_rotary(settings, width, partial=0.5)
@@ -40,9 +41,7 @@ def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
             "head_width": width,
             "norm": "layer",
             "norm_epsilon": settings.positive("layer_norm_eps", 1e-5),
-            "query_key_norm": "head"
-            if settings.flag("qk_layernorm", False)
-            else "none",
+            "query_key_norm": "head" if norms else "none",
             "parallel": True,
             "shared_norm": True,
             "activation": settings.activation(settings.text("hidden_act", "gelu_new")),

@@ -38,8 +38,8 @@ class Attention(nnx.Module):
       key: `[L, D, G * K]`.
       value: `[L, D, G * K]`.
       out: `[L, H * K, D]`.
-      query_norm: norm of queries before the rotary embedding, `[L, K]` if all heads have
-        the same, else `[L, H * K]`; None without it.
+      query_norm: norm of queries before the rotary embedding, `[L, K]` for any head or
+        `[L, H * K]`; None without it.
       key_norm: the same of keys.
     """
 
