@@ -8,7 +8,7 @@ from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-IMPLEMENTED = ("default", "linear", "llama3", "yarn", "longrope")
+IMPLEMENTED = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def read_rotary(
@@ -77,6 +77,11 @@ def _read_scaling(
         return None
     source = rope.source
     rope = HuggingFaceSettings(f"the rope_type {shown(kind)} in {source}", rope.values)
+    if kind == "dynamic":
+        # It changes the base for rows longer than `max_position_embeddings`, which are
+        # refused: transformers changes it for the whole batch, and for later ones.
+        rope.positive("factor")
+        return None
     if kind == "linear":
         return RotaryScaling(factor=rope.positive("factor"))
     if kind == "llama3":

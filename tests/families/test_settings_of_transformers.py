@@ -90,7 +90,7 @@ def test_every_setting_is_read_or_inert(model_type):
         ("gemma3_text", {"layer_types": ["chunked_attention"]}),
         ("opt", {"do_layer_norm_before": False}),
         ("opt", {"word_embed_proj_dim": 4}),
-        ("phi3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+        ("phi3", {"rope_parameters": {"rope_type": "mrope", "factor": 2.0}}),
         ("mistral", {"layer_types": ["full_attention"]}),
         ("smollm3", {"no_rope_layers": [1]}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),

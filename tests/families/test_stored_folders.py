@@ -107,6 +107,19 @@ def test_bases_and_scalings_by_kind_of_layer_have_old_and_new_names(rope, tmp_pa
     assert config == read_config(FAMILIES / "gemma3_text/base")
 
 
+def test_dynamic_scaling_changes_nothing_within_the_positions_of_the_model(folder):
+    change(folder, rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+    usual = read_config(folder)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    change(folder, rope_parameters=dynamic)
+    assert read_config(folder) == usual
+    assert usual.maximum_positions == 64
+    del dynamic["factor"]
+    change(folder, rope_parameters=dynamic)
+    with pytest.raises(InputError, match=r"'dynamic' in rope_parameters.*'factor'"):
+        read_config(folder)
+
+
 def test_a_tokenizer_json_alone_puts_bos_first_as_transformers_does(folder):
     words_tokenizer(folder)
     (folder / "tokenizer_config.json").unlink()

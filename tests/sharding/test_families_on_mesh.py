@@ -61,3 +61,25 @@ def test_losses_and_all_gradients_equal_those_on_one_device(family, shape):
         np.testing.assert_allclose(
             leaf, gradient[path], atol=ROUNDING * largest, err_msg=path
         )
+
+
+CURVES = {
+    "data 2, tensor 2": TENSOR,
+    "fsdp 4": MeshShape(data=1, fsdp=4),
+}
+FAMILIES = sorted(path.name for path in FIXTURES.iterdir())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", FAMILIES)
+def test_twenty_steps_have_the_losses_of_one_device(family):
+    config = read_config(FIXTURES / family / "base")
+    graph, parameters = dummies.prompted(config)
+    group = parameter_groups.ParameterGroup((".*/prompt/.*",), meshes.DESCENT)
+    rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)
+    model, batch = (graph, parameters, [group]), dummies.make_batch(config, rows)
+    alone = meshes.curve(model, batch, None)
+    assert len(alone) == 20 and np.abs(np.diff(alone)).max() > 1e-4
+    for name, shape in CURVES.items():
+        losses = meshes.curve(model, batch, meshes.layout_of(shape, config))
+        np.testing.assert_allclose(losses, alone, rtol=1e-5, err_msg=name)

@@ -40,7 +40,8 @@ def logits(base, tokens, adapter=None, task_ids=None, double=False) -> np.ndarra
         if "labels" in given
         else transformers.AutoModelForCausalLM
     )
-    model = family.from_pretrained(base).eval()
+    # Other implementations leave out the soft caps of Gemma 2.
+    model = family.from_pretrained(base, attn_implementation="eager").eval()
     if adapter is not None:
         model = peft.PeftModel.from_pretrained(model, adapter).eval()
     if double:

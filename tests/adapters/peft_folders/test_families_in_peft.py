@@ -1,0 +1,69 @@
+"""PEFT loads our adapters of every family, and computes the logits that we do."""
+
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning.adapters.peft.folder import write_folder
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
+from prompt_tuning.families.hf_folder import read_config
+from tests.support.adapters import (
+    assert_same_logits,
+    batch_of,
+    needs_peft,
+    our_logits,
+    peft_logits,
+    random_adapter,
+    restored,
+)
+from tests.support.exhaustive import sample
+
+FOLDER = Path(
+    os.environ.get("FAMILY_FIXTURES", Path(__file__).parents[2] / "fixtures/families")
+)
+# Fused projections, and a norm of the keys that IA3 scales before it.
+FIRST = ["phi3"]
+FAMILIES = [*FIRST, *sorted({path.name for path in FOLDER.iterdir()} - {*FIRST})]
+KINDS = {
+    "prompt_tuning": "PROMPT_TUNING",
+    "prefix_tuning": "PREFIX_TUNING",
+    "lora": "LORA",
+    "ia3": "IA3",
+}
+INPUTS = ("input_ids", "attention_mask", "labels")
+
+
+@functools.cache
+def tokens_of(family):
+    given = np.load(FOLDER / family / "ref.npz")
+    return {name: given[name] for name in INPUTS if name in given}
+
+
+@needs_peft
+@pytest.mark.parametrize("family", sample(1, FAMILIES))
+def test_our_adapters_change_pefts_model_as_ours(family, tmp_path):
+    base = FOLDER / family / "base"
+    config, tokens = read_config(base), tokens_of(family)
+    np.savez(tmp_path / "tokens.npz", **tokens)
+    adapters, jobs = {}, {}
+    for folder, kind in KINDS.items():
+        if not (FOLDER / family / folder).is_dir():
+            continue  # PEFT has no such adapter of this family
+        adapter = adapters[kind] = random_adapter(config, kind)
+        write_folder(tmp_path / kind, to_peft(adapter, config, base_model=str(base)))
+        jobs[kind] = {
+            "base": base,
+            "adapter": tmp_path / kind,
+            "tokens": tmp_path / "tokens.npz",
+        }
+    theirs = peft_logits(tmp_path, jobs)
+    without = np.load(FOLDER / family / "ref.npz")["base.logits"]
+    batch = batch_of(tokens)
+    for kind, adapter in adapters.items():
+        graph, parameters = restored(base, adapter)
+        ours = our_logits(parameters, batch, graph=graph)
+        assert_same_logits(ours, theirs[kind], tokens)
+        assert np.abs(theirs[kind][:, -without.shape[1] :] - without).max() > 0.01
