@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,23 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Tracing creates and drops so many objects that garbage collection would take a tenth
 # of the time, mostly for imported objects that stay.
 gc.set_threshold(20_000, 10, 10)
+
+
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that limits the time of a run."""
+    parser.addoption(
+        "--minutes", type=float, help="skip tests that have not begun by then"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test when the time of the run is over."""
+    limit = item.config.getoption("minutes")
+    if limit is not None and time.monotonic() - STARTED > 60 * limit:
+        pytest.skip(f"--minutes {limit:g} are over")
 
 
 LONGEST = (

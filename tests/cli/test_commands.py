@@ -154,6 +154,7 @@ def test_a_t5_is_tuned_evaluated_and_generates(t5_run, capsys):
     assert output(capsys, *command, "hello=", "a much longer text=").startswith(alone)
 
 
+@pytest.mark.exhaustive
 def test_hdf5_rows_train_as_their_original_pairs(files, run, t5_run, tmp_path):
     rows = {"TRAIN_FILES": str(files.train_rows)}
     rows["EVALUATION_FILES"] = str(files.held_out_rows)

@@ -154,6 +154,7 @@ def test_a_bundled_model_can_be_named(run, tmp_path, capsys):
     assert settings["num_layers"] is not None
 
 
+@pytest.mark.exhaustive
 def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
     problem = refused(capsys, adapted, tmp_path / "peft")
     assert "these kinds: IA3, LORA; one can be written" in problem

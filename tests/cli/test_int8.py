@@ -12,6 +12,7 @@ from tests.support.small_runs import trained_prompt, tune
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", sample(1, ["decoder", "t5"]))
 def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
     model = getattr(files, family)

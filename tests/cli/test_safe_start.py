@@ -72,6 +72,7 @@ def commands(files, folder: Path) -> list[list[str]]:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_commands_write_only_to_their_outputs(files, tmp_path):
     (tmp_path / "rows.hdf5").write_bytes(files.train_rows.read_bytes())

@@ -233,6 +233,7 @@ def test_a_table_and_a_message_replace_the_picture_without_matplotlib(
     assert "x diverged" in printed
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_fails_if_all_members_diverge(files, tmp_path, capsys):
     vary = ["--vary", "Run.seed,warmup_linear_decay.peak=(0,1e38),(1,2e38)"]
     words = ["sweep", *files.arguments(tmp_path / "sweep"), *vary]

@@ -148,6 +148,7 @@ def test_every_kind_of_peft_folder_has_pefts_logits(case):
     assert_same_logits(logits, reference[f"{folder.name}.logits"], tokens)
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_of_several_leaves_replaces_another(run_named, capsys):
     one = run_named("residual", *RESIDUAL)
     other = run_named("residual_again", *RESIDUAL, "--gin.Run.seed=5")

@@ -177,6 +177,7 @@ def test_kept_values_are_not_recomputed():
         assert saved > kept > sizes[2] > least
 
 
+@pytest.mark.exhaustive
 def test_excluded_blocks_recompute_no_products():
     none, again = cost(Rematerialization())[0], cost(NOTHING)[0]
     half, _ = cost(Rematerialization(policy="nothing", skip_first=1, skip_last=2))

@@ -115,6 +115,7 @@ def with_one_prompt(config, model: PromptedModel, number: int):
     return model_of(config, soft)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
 def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     config = FAMILIES[family]

@@ -15,11 +15,13 @@ from prompt_tuning.generation.token_stream import (
 )
 from tests.generation.test_text_generation import ROW, model_with
 from tests.support.dummies import LetterTokenizer
+from tests.support.exhaustive import sample
 
 NEW = 3 * STREAMED_TOKENS - 1
+SAMPLERS = [TemperatureSampler(2.0, top_k=9), greedy]
 
 
-@pytest.mark.parametrize("sampler", [greedy, TemperatureSampler(2.0, top_k=9)])
+@pytest.mark.parametrize("sampler", sample(1, SAMPLERS))
 def test_tokens_in_pieces_are_those_at_once(sampler):
     model, parameters = model_with(64)
     options = {"new_tokens": NEW, "sampler": sampler, "seed": 3}

@@ -87,6 +87,7 @@ ANY = {
 FEW = settings(max_examples=24, deadline=None, derandomize=True, database=None)
 
 
+@pytest.mark.exhaustive
 @FEW
 @given(**ANY)
 def test_any_loss_and_gradient_equals_optaxs(shape, terms, trained, seed, spread):

@@ -119,6 +119,7 @@ def test_padding_of_a_prompt_changes_nothing(way):
     np.testing.assert_array_equal(gradient[P:], 0)
 
 
+@pytest.mark.exhaustive
 def test_an_isolated_prompt_has_the_same_result_shared_and_joined():
     batch = dummies.make_batch(
         dummies.T5_GATED, dummies.random_rows([(4, 3), (2, 5), (6, 1)])

@@ -162,6 +162,7 @@ def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
         np.testing.assert_allclose(actual[path], gradient, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_single_prompt_learns_from_examples_of_all_tasks():
     # One prompt in two ways: all examples in one batch, and each in its own batch.
     graph, parameters = model("t5 one isolated and several")

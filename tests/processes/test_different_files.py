@@ -24,6 +24,7 @@ def working_directories(files, tmp_path):
     return folders
 
 
+@pytest.mark.exhaustive
 def test_another_sharded_parameter_is_named_on_each_process(
     files, working_directories, tmp_path
 ):

@@ -138,6 +138,7 @@ def test_sigterm_to_one_stops_all_after_the_same_step(files, start, tmp_path):
     assert logged(tmp_path / "run")[-1]["step"] == step
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("killed", sample(1, [0, 1]))
 def test_the_other_processes_end_and_report_a_killed_one(
     killed, files, start, tmp_path
@@ -157,6 +158,7 @@ def test_the_other_processes_end_and_report_a_killed_one(
     assert CheckpointStore(tmp_path / "run").latest_valid() is not None
 
 
+@pytest.mark.exhaustive
 def test_processes_with_different_settings_are_refused_on_each(files, start, tmp_path):
     arguments = training(files, tmp_path / "run")
     other = [*arguments, "--gin.Run.seed=1"]
@@ -184,6 +186,7 @@ def test_processes_with_different_data_are_refused_on_each(files, start, tmp_pat
         assert "-digest of 16 of them" in errors
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lacking", sample(1, [0, 1]))
 def test_an_error_in_one_process_stops_the_others(lacking, files, start, tmp_path):
     directories = [tmp_path / "0", tmp_path / "1"]
@@ -256,6 +259,7 @@ class Store(dict):
         return [(k, x) for k, x in self.items() if k.startswith(key)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("word", "expected"),
     [

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from scripts.bench.gpu_shapes import CASES
 
 ROOT = __file__.rpartition("/tests/")[0]
@@ -20,6 +22,7 @@ def run(folder, *words):
     return done.returncode, results, out.with_suffix(".md").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_part_is_measured_and_written(tmp_path):
     code, results, page = run(tmp_path, "llama_prefix:flash")
     assert code == 0

@@ -31,6 +31,7 @@ def test_the_mesh_pads_batches_with_rows_that_do_not_count(rows, accumulate):
         assert TokenObjective(normalizer=TOTAL).divisor(batch) == len(rows) * 7
 
 
+@pytest.mark.exhaustive
 def test_a_token_budget_has_the_same_losses_on_a_mesh(files, tmp_path):
     choices = {
         "DataSource.batch_tokens": 120,

@@ -66,6 +66,7 @@ def check(name: str, family: str, mesh: str, rate: float) -> None:
     np.testing.assert_allclose(losses, alone(name, family, rate), rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "mesh"),
     sample(
@@ -81,6 +82,7 @@ def test_a_soft_prompt_has_the_same_losses(family, mesh):
     check("soft prompt", family, mesh, DROPOUT)
 
 
+@pytest.mark.exhaustive
 def test_an_optimizer_that_averages_over_the_vocabulary_ignores_padding():
     config = CONFIGS["decoder"]
     graph, parameters = dummies.prompted(config)
@@ -99,6 +101,7 @@ def test_an_optimizer_that_averages_over_the_vocabulary_ignores_padding():
     np.testing.assert_allclose(*curves, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "family", "mesh"), sample(1, CHOSEN))
 def test_methods_have_the_same_losses_when_fully_sharded(name, family, mesh):
     check(name, family, mesh, RATE)

@@ -79,6 +79,7 @@ def alone(family: str) -> np.ndarray:
     return final_prompt(family, None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "name"), sample(1, CHOSEN))
 def test_any_split_ends_with_the_prompt_of_one_device(family, name):
     actual, expected = final_prompt(family, MESHES[name]), alone(family)

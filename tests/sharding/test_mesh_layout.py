@@ -159,6 +159,7 @@ def test_inconsistent_splits_of_an_axis_are_refused():
         layout.spec("the bias", ("heads", "relative_buckets"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sample(1, RULES))
 def test_full_tuning_has_the_same_gradient_with_any_axis_rules(name):
     graph, parameters = dummies.prompted(dummies.LLAMA)

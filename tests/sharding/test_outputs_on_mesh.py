@@ -32,6 +32,7 @@ def prepared(family):
     return config, graph, parameter_groups.partition(parameters, labels), batch
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family, shape", sample(1, CASES), ids=["decoder", "t5"])
 def test_outputs_and_their_gradients_equal_those_on_one_device(family, shape):
     config, graph, (trained, frozen), batch = prepared(family)

@@ -17,6 +17,7 @@ def test_indivisible_rows_are_refused_at_the_start(name, files, tmp_path, capsys
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_indivisible_batches_are_padded(files, tmp_path):
     """Five held-out examples, and as many training rows as fit a token budget.
 

@@ -12,6 +12,7 @@ MESHES = [
 NAMES = ("loss", "accuracy", "evaluation/loss", "evaluation/accuracy")
 
 
+@pytest.mark.exhaustive
 def test_each_member_has_the_losses_of_one_device(files, tmp_path):
     """Prompts of two lengths, each with its own batches."""
     vary = ("--vary", "Run.seed,PROMPT_LENGTH=(0,4),(1,2)")

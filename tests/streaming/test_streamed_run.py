@@ -55,6 +55,7 @@ def run_of(files, models, tmp_path_factory):
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("weights", "model"),
     sample(

@@ -101,6 +101,7 @@ def test_loss_and_gradient_equal_the_usual_steps(family, micro_batches):
     assert len(layers.reads) == 2 * len(set(layers.reads))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "family", "rate"),
     sample(
@@ -141,6 +142,7 @@ def test_methods_have_the_same_updates_with_dropout_and_micro_batches(
         )
 
 
+@pytest.mark.exhaustive
 def test_another_objective_has_the_same_losses():
     objective = TokenObjective(0.01, 0.1, "average_per_sequence")
     graph, (trained, frozen, blocks, rest) = prompted(dummies.LLAMA)
@@ -153,6 +155,7 @@ def test_another_objective_has_the_same_losses():
     assert_equal(actual, compute(trained, frozen, batch, None), trained)
 
 
+@pytest.mark.exhaustive
 def test_a_teacher_reads_each_layer_together_with_its_student():
     config = dataclasses.replace(dummies.LLAMA, layers=3)
     objective = Distillation(make_teacher(config, [3, 1, 4]))

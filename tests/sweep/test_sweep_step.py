@@ -213,6 +213,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("family, lengths, own_batches", sample(1, CASES))
 def test_each_member_equals_its_own_run_in_float64(family, lengths, own_batches):
@@ -226,6 +227,7 @@ def test_each_member_equals_its_own_run_in_float32(family, lengths, own_batches)
     compare(family, lengths, own_batches=own_batches, double=False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     "family, lengths, own_batches", sample(1, [CASES[2], CASES[6]])
@@ -281,6 +283,7 @@ def test_members_have_their_own_dropout_keys():
     assert abs(others[0][0][1]["loss"] - members_together[0][0][1]["loss"]) > 1e-3
 
 
+@pytest.mark.exhaustive
 def test_clipping_and_second_moments_stay_with_each_member():
     """An optimizer over the stacked prompts would give different numbers."""
     config, _, starts = two_starts()

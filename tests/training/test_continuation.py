@@ -70,6 +70,7 @@ def test_fewer_steps_than_were_taken_are_refused(files, run, capsys):
     assert snapshot(run) == before
 
 
+@pytest.mark.exhaustive
 def test_another_evaluation_measures_the_checkpoints_again(
     files, run, tmp_path, capsys
 ):

@@ -78,6 +78,7 @@ def student(family="llama"):
     return graph, trained, frozen, objective
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", sample(1, ["llama", "gpt2", "t5_gated"]))
 def test_the_gradient_equals_the_divergences_in_one_batch_and_in_micro_batches(family):
     graph, trained, frozen, objective = student(family)
@@ -116,6 +117,7 @@ def test_the_contexts_embeddings_have_no_loss():
     np.testing.assert_allclose(sums.loss / sums.weight, 0, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_members_of_a_sweep_share_one_teacher():
     graph, trained, frozen, objective = student()
     batch = make_batch(dummies.LLAMA, dummies.random_rows(SIZES))
@@ -195,6 +197,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+@pytest.mark.exhaustive
 def test_an_evaluation_measures_the_divergence_and_the_cross_entropy(files, tmp_path):
     directory = tmp_path / "run"
     assert tune(files, directory, *DISTILL, **{"Run.steps": 2}) == 0

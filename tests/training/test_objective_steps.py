@@ -91,6 +91,7 @@ def plain_loss(graph, parameters, batch, objective):
     return jnp.mean(jnp.log1p(jnp.exp(other - gold_scores)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sample(1, OBJECTIVES))
 def test_the_gradient_equals_the_formula_in_one_batch_and_in_micro_batches(name):
     objective = OBJECTIVES[name]
@@ -235,6 +236,7 @@ def test_a_run_lowers_its_loss(files, tmp_path, loss, family):
     assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:2])
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_of_examples_with_classes(files, tmp_path):
     assert (
         tune_on_classes(
@@ -250,6 +252,7 @@ def test_micro_batches_of_examples_with_classes(files, tmp_path):
     assert (first["accuracy"] * 16) % 1 == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_over_seeds_with_classes(files, tmp_path):
     """Each member reads examples in its own order, and learns as if alone."""
     pairs = str(write_pairs(tmp_path / "classes.jsonl", CLASS_PAIRS))

@@ -137,6 +137,7 @@ def test_output_gradients_are_those_of_a_weighted_sum(start):
     assert_same(actual, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_advantages_push_texts_up_and_down():
     graph, trained, frozen, batch = prepared()
     batch = dataclasses.replace(batch, columns={"advantages": numbers(B, M)})
@@ -195,6 +196,7 @@ def test_micro_batches_add_up():
     np.testing.assert_allclose(nll, whole[0]["token_nll"], atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_use_the_dropout_of_training():
     graph, trained, frozen, batch = prepared(dropout_rate=0.3)
     cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)

@@ -184,6 +184,7 @@ def timeless(directory: Path) -> list[dict]:
     return lines
 
 
+@pytest.mark.exhaustive
 def test_a_kill_during_a_step(start, train, tmp_path, uninterrupted):
     process = start(SLOWLY)
     wait_for(lambda: lines_in(tmp_path / "run") >= 17, process)
@@ -243,6 +244,7 @@ def test_sigterm_saves_and_the_same_command_resumes(
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.exhaustive
 def test_a_stop_at_an_evaluation_step_evaluates(
     train, tmp_path, uninterrupted, monkeypatch
 ):

@@ -76,6 +76,7 @@ def losses(directory: Path) -> list[float]:
     return [line["loss"] for line in logged(directory) if "loss" in line]
 
 
+@pytest.mark.exhaustive
 def test_both_formats_have_the_same_bits(runs_in_both_formats, arguments):
     results = []
     for form, directory in runs_in_both_formats.items():
@@ -117,6 +118,7 @@ def test_a_run_starts_from_either_form(runs_in_both_formats, arguments, tmp_path
     assert 4 in [int(count) for count in counts]
 
 
+@pytest.mark.exhaustive
 def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
     first = read(arguments(tmp_path / "all", "orbax"), ALL)
     training = open_run(first)

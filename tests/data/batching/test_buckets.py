@@ -96,6 +96,7 @@ def test_no_bucket_goes_beyond_the_positions():
     assert tops.tolist() == [[42, 8]]
 
 
+@pytest.mark.exhaustive
 def test_the_choice_does_not_depend_on_the_order_of_the_table():
     lengths = RANDOM.integers(1, 9000, (5000, 2))
     expected = choose_tops(lengths, count=8, costs=(1, 1))

@@ -177,6 +177,7 @@ def test_pretraining_rows_become_examples_and_their_parts():
     np.testing.assert_array_equal(joined, rows)
 
 
+@pytest.mark.exhaustive
 @needs_shared
 def test_examples_do_not_depend_on_how_a_file_was_packed(tmp_path):
     source = SHARED / "data/data_prep/generative_tuning"

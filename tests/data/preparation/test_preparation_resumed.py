@@ -82,6 +82,7 @@ class Killed(BaseException):
     """Simulates a kill: nothing catches it."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("after", sample(2, [1, 4, 11]))
 def test_the_bytes_are_the_same_after_any_interruption(
     inputs, whole, tmp_path, monkeypatch, after
@@ -236,6 +237,7 @@ def test_one_output_is_prepared_by_one_process(inputs, tmp_path):
         prepare(preparation(inputs, output), workers=1)
 
 
+@pytest.mark.exhaustive
 def test_a_killed_command_resumes_and_leaves_no_process(inputs, whole, tmp_path):
     output = tmp_path / "out"
     command = [sys.executable, "-m", "prompt_tuning.cli.main", "prepare"]

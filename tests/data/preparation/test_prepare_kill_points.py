@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.small_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -82,6 +84,7 @@ print("points", points)
 """
 
 
+@pytest.mark.exhaustive
 def test_every_kill_point_ends_with_the_same_bytes(tmp_path):
     """The process is ended instead of each fifth call that changes a file."""
     write_tokenizer(tmp_path / "tokenizer")
