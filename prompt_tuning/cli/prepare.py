@@ -39,7 +39,7 @@ USES_JAX = False
 SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Writes HDF5 files of token ids and types (0 prompt, 1 completion, 2 padding, 3 "
-    "separator) for TRAIN_FILES and EVALUATION_FILES, from JSON objects with a prompt "
+    "separator), which train --train and --eval read, from JSON objects with a prompt "
     "and a completion, tables with named columns, or lines of plain text. A record is "
     "one such object, row or line; an example is a record, or one prompt and "
     "completion of it, as tokens. If the command is interrupted, the same command "

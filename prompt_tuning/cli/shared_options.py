@@ -7,7 +7,7 @@ from prompt_tuning.core.errors import InputError
 
 EPILOG = (
     "Override any other value with --gin.NAME=value, for example "
-    "--gin.Run.keep_last=5 or --gin.DataSource.joiner='\" \"'."
+    "--gin.Run.keep_last=5 or --gin.Prompting.placement='\"suffix\"'."
 )
 OTHER_PROMPT = (
     "a prompt file, checkpoint or PEFT folder to use instead of the run's best "

@@ -142,6 +142,13 @@ TABLE = (
         metavar="KEY",
     ),
     FlatOption(
+        "joiner",
+        DATA,
+        "text to insert between an input and the text to learn, such as one space",
+        "DataSource.joiner",
+        metavar="TEXT",
+    ),
+    FlatOption(
         "template",
         DATA,
         "prompt of each example as text, keys and vectors, such as "

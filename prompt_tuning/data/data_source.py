@@ -11,7 +11,12 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.truncation import TooLong
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.data_files import contains_text, list_files
-from prompt_tuning.data.rows.line_formats import FormatChoice, LineFormat, format_of
+from prompt_tuning.data.rows.line_formats import (
+    FormatChoice,
+    LineFormat,
+    first_record,
+    format_of,
+)
 from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import ADVANTAGES, TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
@@ -231,6 +236,21 @@ class DataSource:
         return format_of(path, self.format, self.completion_key) == "pairs"
 
     @property
+    def joined_words(self) -> str | None:
+        """Words of the first record that become one where its two texts are joined.
+
+        None if the texts are separated, or are not a pair.
+        """
+        if self.joiner or self.template is not None or not self.has_pairs:
+            return None
+        record = first_record(self.paths[0])
+        keys = (self.prompt_key or "", self.completion_key)
+        prompt, completion = (str(record.get(key, "")) for key in keys)
+        if prompt[-1:].isalnum() and completion[:1].isalnum():
+            return prompt.split()[-1] + completion.split()[0]
+        return None
+
+    @property
     def format_choice(self) -> FormatChoice:
         """How lines become conversations."""
         return FormatChoice(self.format, self.chat, self.chat_template, self.chat_date)
@@ -266,7 +286,7 @@ class DataSource:
             raise InputError(
                 f"DataSource.template is {state} and Prompting.placement is "
                 f"{model.placement!r}: a template determines where the prompt vectors "
-                "stand, so set both (data/template.gin does), or neither"
+                "stand, so set both (--template or data/template.gin does), or neither"
             )
         if self.template is None:
             return None

@@ -119,7 +119,8 @@ class Evaluation:
         if self.labels and len(self.labels) < 2:
             raise InputError(
                 f"Evaluation.labels is {list(self.labels)}, expected at least two to "
-                "rank, or None for a task without labels"
+                f"rank: give {how_to_set('Evaluation.labels', ['LABEL', 'LABEL'])}, or "
+                "leave labels out for a task without them"
             )
         if self.calibrate is None:
             return

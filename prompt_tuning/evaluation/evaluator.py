@@ -165,8 +165,8 @@ class Evaluator:
         if name not in self.metric_names:
             raise InputError(
                 f"Run.keep_best names the metric {name!r}, but the evaluation measures "
-                f"{', '.join(self.metric_names)}; ask for it in Evaluation, or choose "
-                "another"
+                f"{', '.join(self.metric_names)}; ask for it, by --exact_match, "
+                "--labels or --gin.Evaluation.metrics='[METRIC]', or choose another"
             )
 
     def compile_ahead(

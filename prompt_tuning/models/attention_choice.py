@@ -8,6 +8,7 @@ import jax
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.fused_kernel import FusedKernel, Obstacle
 from prompt_tuning.models.streams import AttentionView
 
@@ -75,8 +76,8 @@ def check_attention(config: ModelConfig) -> None:
     if obstacle is not None:
         raise InputError(
             f"Pretrained.attention is 'flash', but {obstacle.reason}: "
-            f"{obstacle.remedy}, or set attention to 'auto' (--attention auto), which "
-            "uses a fused kernel where there is one"
+            f"{obstacle.remedy}, or give {how_to_set('Pretrained.attention', 'auto')}, "
+            "which uses a fused kernel where there is one"
         )
 
 
@@ -102,7 +103,7 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
         return Obstacle(
             f"dropout_rate is {config.dropout_rate}, and fused kernels do not drop "
             "attention weights",
-            "set Pretrained.dropout_rate to 0",
+            f"give {how_to_set('Pretrained.dropout_rate', 0)}",
         )
     return None
 

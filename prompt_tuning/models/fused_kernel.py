@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.setting_hints import how_to_set
 
 Query = Float[Array, "B h Q K"]
 """Queries of `h` heads, all of which attend to the same keys."""
@@ -41,7 +42,7 @@ def dtype_obstacle(config: ModelConfig) -> Obstacle | None:
     return Obstacle(
         f"compute_dtype is {config.compute_dtype!r}, and fused kernels compute in "
         "bfloat16",
-        "set Pretrained.compute_dtype to 'bfloat16' (--compute_dtype bfloat16)",
+        f"give {how_to_set('Pretrained.compute_dtype', 'bfloat16')}",
     )
 
 

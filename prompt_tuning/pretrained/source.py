@@ -108,8 +108,8 @@ def open_checkpoint(
         return config, find_recipes(config, stored), stored
     if source.config is None:
         raise InputError(
-            f"{path} has no config.json. If it is a T5X checkpoint, set "
-            "Pretrained.config, for example with models/t5_1_1_base.gin"
+            f"{path} has no config.json. If it is a T5X checkpoint, give its "
+            "Pretrained.config, for example by --gin_file models/t5_1_1_base.gin"
         )
     config = dataclasses.replace(source.config, **choices)
     return config, t5x.t5x_recipes(config), t5x_checkpoint.open_t5x(path)

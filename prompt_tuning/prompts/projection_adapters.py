@@ -293,7 +293,8 @@ class LoRA(AdapterSpec):
             if projection not in adapter.scalings:
                 raise InputError(
                     f"the scaling (alpha / r) of the LoRA of {projection} is unknown: "
-                    "set Run.adapters to the adapters that it was trained with"
+                    "give the adapters that it was trained with, by --method "
+                    "and --rank or Run.adapters"
                 )
             group = (leaf.shape[2], adapter.scalings[projection])
             groups.setdefault(group, []).append(re.escape(projection))

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 from jax.extend.core.primitives import scan_p
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
 
 Values = list[Any]
 
@@ -220,8 +221,8 @@ def _check_loop(equation: JaxprEqn, streamed: Mapping[Var, str]) -> None:
     name = streamed[read[0]] if read else "a parameter"
     raise InputError(
         f"{name} is streamed, so only a loop over its layers can read it, but "
-        f"{problem}; set Pretrained.weights = 'device', or leave out what reads it "
-        "in another way (generating reads all layers for each token)"
+        f"{problem}; give {how_to_set('Pretrained.weights', 'device')}, or leave out "
+        "what reads it in another way (generating reads all layers for each token)"
     )
 
 
@@ -230,7 +231,7 @@ def _stacked_outside_error(stacked: Sequence[Var]) -> InputError:
     return InputError(
         f"a loop over layers stacks an output of all layers, of shape {kind.shape}, "
         "that is read outside the loop: with streamed weights only one layer is "
-        "available at a time; set Pretrained.weights = 'device'"
+        f"available at a time; give {how_to_set('Pretrained.weights', 'device')}"
     )
 
 

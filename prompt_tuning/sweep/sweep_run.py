@@ -22,6 +22,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, describe, split
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.pretrained.prompted_model import build_tuned
@@ -145,7 +146,8 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
     if first.early_stopping:
         raise InputError(
             f"Run.early_stopping is {first.early_stopping}, but members of a sweep "
-            "step together: set it to 0; the best checkpoint of each is kept anyway"
+            f"step together: give {how_to_set('Run.early_stopping', 0)}; the best "
+            "checkpoint of each is kept anyway"
         )
     for name, run in others:
         for field in dataclasses.fields(Run):
@@ -266,14 +268,15 @@ def _own_batches(opened: Sequence[RunPlan]) -> bool:
             "members read their rows in different orders, padded to the same shape, "
             f"and TokenObjective.normalizer is {TOTAL_TARGETS!r}, which counts that "
             "padding, so a member's loss would depend on the others; set "
-            "Run.data_seed, so that they share batches, or another normalizer"
+            "Run.data_seed, so that they share batches "
+            f"({how_to_set('Run.data_seed', 0)}), or another normalizer"
         )
     if own and opened[0].data.batch_tokens is not None:
         raise InputError(
             "members read their rows in different orders, and DataSource."
             "batch_tokens gives them batches of different shapes, which cannot be "
-            "stacked within the budget; set Run.data_seed, so that they share batches, "
-            "or DataSource.batch_tokens = None"
+            "stacked within the budget; set Run.data_seed, so that they share batches "
+            f"({how_to_set('Run.data_seed', 0)}), or leave out batch_tokens"
         )
     return own
 

@@ -21,6 +21,7 @@ from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
@@ -91,7 +92,8 @@ class MemoryEstimate:
         if run.model.weights != "device":
             raise InputError(
                 f"Pretrained.weights is {run.model.weights!r}: memory is predicted for "
-                "runs whose weights are on the device; set it to 'device'"
+                "runs whose weights are on the device; give "
+                f"{how_to_set('Pretrained.weights', 'device')}"
             )
         opened = plan_run(run)
         examples = opened.examples()

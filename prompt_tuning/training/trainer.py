@@ -7,7 +7,9 @@ from typing import Any
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import shown
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
@@ -92,6 +94,7 @@ class Trainer:
             rows.append(
                 f"loss, in training and evaluation: {self.evaluator.loss_meaning}"
             )
+        rows += self._joining_note()
         rows.append(f"{len(self.examples)} training examples")
         if self.examples.skipped:
             rows.append(f"{self.examples.skipped} left out because they are too long")
@@ -99,3 +102,15 @@ class Trainer:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")
         return "\n".join(rows)
+
+    def _joining_note(self) -> list[str]:
+        """Returns a note if a prompt runs into its completion, which may be wanted."""
+        if self.model.config.architecture == "encoder_decoder":
+            return []
+        words = self.run.source.joined_words
+        if words is None:
+            return []
+        return [
+            f"note: no space separates prompts from completions, as in {shown(words)}; "
+            f"to insert one, give {how_to_set('DataSource.joiner', ' ')}"
+        ]

@@ -23,6 +23,7 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, like
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.kinds import find_kind
 from prompt_tuning.prompts.projection_adapters import LoRA
@@ -106,7 +107,8 @@ class TransferSource:
             raise InputError(
                 f"{self.origin} multiplies the LoRA of {projection} by {scaling:g}, "
                 f"and this model by {lora.scaling:g} (rank {lora.rank}, alpha "
-                f"{lora.alpha:g}): set LoRA.alpha = {alpha:g} for it"
+                f"{lora.alpha:g}): set LoRA.alpha = {alpha:g} "
+                f"for it ({how_to_set('LoRA.alpha', alpha)})"
             )
 
 

@@ -119,7 +119,7 @@ def test_other_sizes_are_refused_with_the_units(text):
 def test_a_streamed_model_is_refused(files, capsys):
     given = arguments(files, Pretrained__weights="streamed")
     assert main(given) == 2
-    assert "set it to 'device'" in capsys.readouterr().err
+    assert "give --gin.Pretrained.weights=" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy():

@@ -48,6 +48,24 @@ def decoder(files):
     return opened(files.decoder)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion", "choices", "expected"),
+    [
+        ("a dull film", "bad taste", {}, "filmbad"),
+        ("a dull film", " bad", {}, None),
+        ("film:", "bad", {}, None),
+        ("film", "bad", {"joiner": " "}, None),
+        ("film", "bad", {"chat": True}, None),
+    ],
+)
+def test_texts_without_a_space_between_them_are_noticed(
+    tmp_path, prompt, completion, choices, expected
+):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": prompt, "completion": completion}))
+    assert DataSource(files=str(file), **choices).joined_words == expected
+
+
 def source(files, **choices):
     return DataSource(files=str(files.train), **choices)
 

@@ -220,7 +220,7 @@ def check_length(counts: Sequence[int], length: int) -> None:
     """
     if sum(counts) != length:
         raise InputError(
-            f"DataSource.template has {sum(counts)} soft vectors "
+            f"the template has {sum(counts)} soft vectors "
             f"({' + '.join(map(str, counts)) or 'no soft part'}), but the prompt has "
             f"{length}: give --prompt_length {sum(counts)} or "
             f"--gin.PROMPT_LENGTH={sum(counts)}, or change the template"
