@@ -1,6 +1,7 @@
 """Every family computes what transformers and PEFT compute.
 
-`scripts/make_fixtures.py` makes the folders; FAMILY_FIXTURES names another one.
+`scripts/make_fixtures.py` makes the folders; FAMILY_FIXTURES names another one. After
+all cases have passed, WRITE_FAMILIES=1 writes the table of families in the README.
 """
 
 import functools
@@ -48,6 +49,10 @@ CASES = sample(
     len(FIRST), [*FIRST, *(case for case in cases(KINDS) if case not in FIRST)]
 )
 TABLE = Path(__file__).parents[2] / "prompt_tuning/families/README.md"
+BEGIN = "<!-- families: made by tests/families/test_families.py -->"
+END = "<!-- /families -->"
+passed: set[tuple[str, str]] = set()
+"""Cases of which the test has passed."""
 
 
 @functools.cache
@@ -85,10 +90,12 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family, kind):
         pad_id=config.pad_id,
     )
     np.testing.assert_array_equal(generated, expected)
+    passed.add((family, kind))
 
 
-def test_the_document_lists_the_families_that_have_a_fixture():
-    rows = []
+def rendered_table():
+    """Returns the table of families with the adapters of their fixtures."""
+    rows = [BEGIN, "| models | `model_type` | PEFT adapters tested |", "|---|---|---|"]
     for model_type, family in KNOWN.items():
         folders = [
             name
@@ -101,7 +108,20 @@ def test_the_document_lists_the_families_that_have_a_fixture():
         kinds = [kind for kind in KINDS[1:] if (FOLDER / folders[0] / kind).is_dir()]
         cells = (family.title, f"`{model_type}`", ", ".join(kinds).replace("_", " "))
         rows.append(f"| {' | '.join(cells)} |")
-    assert "\n".join(rows) in TABLE.read_text(), "\n".join(rows)
+    return "\n".join([*rows, END])
+
+
+def test_the_document_has_the_table_of_tested_families():
+    text = TABLE.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    current, end, after = rest.partition(END)
+    assert begin and end
+    if os.environ.get("WRITE_FAMILIES"):
+        assert passed == {*cases(KINDS)}, "run all cases of this file, with -m ''"
+        TABLE.write_text(before + rendered_table() + after)
+    else:
+        expected = rendered_table()
+        assert begin + current + end == expected, "WRITE_FAMILIES=1 writes the table"
 
 
 def test_initial_values_from_the_vocabulary_are_what_gemma_reads():
