@@ -103,9 +103,9 @@ def _ignore(content: object) -> None:
 
 
 def _no_record(file: InputFile) -> str:
-    missing = "line with text"
-    if file.header or file.lines is not None:
-        missing = "row below its header" if file.header else "record"
+    missing = "line with text" if file.lines is None else "record"
+    if file.header:
+        missing = "row below its header"
     return f"input {file.path} has no {missing}"
 
 

@@ -114,6 +114,18 @@ def test_lists_and_parquet_files_are_read_as_lines(tmp_path, make, name, write, 
         make(tmp_path / name, name="refused")
 
 
+def test_a_damaged_list_is_skipped_on_request(tmp_path, make, tokenizer):
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    write_list(folder / "a.json", [{"completion": "hi"}])
+    (folder / "b.json").write_text('[{"completion": "yes"}')
+    with pytest.raises(InputError, match=r"b\.json is not valid JSON"):
+        make(folder)
+    output = make(folder, skip_malformed=True, packing="single::drop")
+    assert texts(output, tokenizer) == [[(1, " hi"), (3, EOS)]]
+    assert "b.json is not valid JSON" in (output / "skipped.jsonl").read_text()
+
+
 def test_prefix_and_postfix_surround_existing_prompts(tmp_path, make, tokenizer):
     source = write_jsonl(
         tmp_path / "a.jsonl",
