@@ -20,7 +20,7 @@ from prompt_tuning.checkpoints.run_store import (
     checkpoint_names,
     checkpoint_selection,
 )
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.numpy_files import read_npy
 
 SAFETENSORS = ".safetensors"
@@ -97,7 +97,8 @@ def read_array(path: Path) -> np.ndarray:
     stored = read_header(path)
     if len(stored) != 1:
         raise InputError(
-            f"{path} has {len(stored)} tensors, expected one: {sorted(stored)[:5]}"
+            f"{path} has {len(stored)} tensors, expected one: "
+            f"{shown(sorted(stored)[:5])}"
         )
     return next(iter(stored.values())).read()
 

@@ -27,6 +27,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     check_recipe,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.quantization import QUANTIZED, scale_path
 from prompt_tuning.core.slices import whole
 
@@ -224,12 +225,7 @@ def _refuse_fresh(fresh: list[str]) -> None:
 
 def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None:
     for entry in assignment_map:
-        try:
-            pattern = re.compile(entry[0])
-        except re.error as error:
-            raise InputError(
-                f"the assignment map has the invalid pattern {entry[0]!r}: {error}"
-            ) from error
+        pattern = compile_pattern(entry[0], "the assignment map")
         if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, paths)):
             continue
         raise InputError(
@@ -241,7 +237,7 @@ def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None
 def _assigned(path: str, assignment_map: AssignmentMap) -> str | None:
     """Returns the source of a parameter; None if it is fresh."""
     for pattern, source in assignment_map:
-        if match := re.fullmatch(pattern, path):
+        if match := compile_pattern(pattern, "the assignment map").fullmatch(path):
             try:
                 return None if source is None else match.expand(source)
             except (re.error, IndexError) as error:

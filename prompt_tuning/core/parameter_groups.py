@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.setting_hints import how_to_set
 
 Leaf = TypeVar("Leaf")
@@ -26,16 +27,9 @@ def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
     """Returns a predicate: does any of the expressions match the whole path?
 
     Raises:
-      InputError: if one of them is not a regular expression.
+      InputError: if one of them is not a regular expression, or too complex.
     """
-    compiled = []
-    for regex in regexes:
-        try:
-            compiled.append(re.compile(regex))
-        except re.error as problem:
-            raise InputError(
-                f"{regex!r} is not a regular expression: {problem}"
-            ) from None
+    compiled = [compile_pattern(regex, "regexes") for regex in regexes]
     return lambda path: any(pattern.fullmatch(path) for pattern in compiled)
 
 

@@ -8,7 +8,7 @@ from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rematerialization import Rematerialization
@@ -161,7 +161,7 @@ def open_embeddings(
     if missing:
         raise InputError(
             f"the checkpoint has no array {missing[0]}, the embedding table; it "
-            f"contains {', '.join(sorted(stored)[:5])}, ..."
+            f"contains {shown(sorted(stored)[:5])}, ..."
         )
     shape = (config.vocabulary_size, config.width)
     return StoredTable(path, shape, recipes[path], stored, config.embedding_multiplier)

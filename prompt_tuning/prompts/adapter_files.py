@@ -28,7 +28,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_files import STATE_FILE
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, checkpoint_path
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core import atomic_files
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.numpy_files import numpy_bytes
 from prompt_tuning.core.typed_json import JsonObject
@@ -175,7 +175,7 @@ def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:
     if len(adapter.parameters) != 1:
         raise InputError(
             f"the adapter has {len(adapter.parameters)} arrays "
-            f"({', '.join(sorted(adapter.parameters)[:4])}), but {file} can contain "
+            f"({shown(sorted(adapter.parameters)[:4])}), but {file} can contain "
             "only one; write a checkpoint or a PEFT folder"
         )
     ((path, array),) = adapter.parameters.items()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import Arrays
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.prompts import FACTORIES
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
@@ -111,9 +111,9 @@ def find_kind(parameters: Arrays, source: str) -> str:
             kinds |= {f"{stack}/prompt/{leaf}": kind for leaf in shapes}
     unknown = [path for path, kind in kinds.items() if kind is None]
     if unknown or len(set(kinds.values())) != 1:
-        paths = unknown or sorted(parameters)
+        paths = shortened(", ".join((unknown or sorted(parameters))[:5]))
         raise InputError(
-            f"{source} contains {', '.join(paths[:5])}, which is not one adapter of a "
+            f"{source} contains {paths}, which is not one adapter of a "
             "kind that can be recognized by its names; convert the run's directory, "
             "which records its modules"
         )

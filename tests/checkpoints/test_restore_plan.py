@@ -199,7 +199,7 @@ def test_recipes_of_other_shapes_are_refused(model, recipes, expected):
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
-    [(("(", None), "invalid pattern"), ((".*", r"\3"), "does not fit")],
+    [(("(", None), "is not a regular expression"), ((".*", r"\3"), "does not fit")],
 )
 def test_an_invalid_regular_expression_is_refused(entry, expected):
     with pytest.raises(InputError, match=expected):

@@ -31,7 +31,7 @@ def test_an_empty_list_of_expressions_matches_nothing():
 
 
 def test_invalid_expressions_are_refused():
-    with pytest.raises(InputError, match=r"'\*/prompt' is not a regular expression"):
+    with pytest.raises(InputError, match=r"'\*/prompt', which is not a regular"):
         parameter_groups.match_any(["*/prompt"])
 
 

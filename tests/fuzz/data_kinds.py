@@ -109,6 +109,14 @@ def write_typed_hdf5(folder: Path) -> None:
     np.save(folder / "types.npy", np.ones((6, 24), np.int32))
 
 
+def write_texts_hdf5(folder: Path) -> None:
+    """Writes rows, an array of new token types, and texts of variable length."""
+    write_typed_hdf5(folder)
+    with h5py.File(folder / "rows.hdf5", "a") as file:
+        file["texts"] = ["a", "bb" * 9, "ccc"] * 2
+        file.attrs["made_by"] = "hand" * 9
+
+
 def write_lines(folder: Path) -> None:
     """Writes rows as jsonl."""
     write_pairs(folder / "rows.jsonl", UPPER[:6])
@@ -243,6 +251,12 @@ KINDS = [
         "token-types",
         write_typed_hdf5,
         {"types.npy": mutate_bytes, "rows.hdf5": mutate_bytes},
+        add_token_types,
+    ),
+    Kind(
+        "token-types-texts",
+        write_texts_hdf5,
+        {"rows.hdf5": mutate_bytes},
         add_token_types,
     ),
     Kind("jsonl-rows", write_lines, {"rows.jsonl": mutate_text}, read_lines),

@@ -1,6 +1,5 @@
 """Kinds of input that describe a frozen model: Hugging Face folders and T5X files."""
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -17,13 +16,12 @@ from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from scripts.random_model import write_random_model
 from tests.checkpoints.formats.test_zarr import floats, write_zarr
-from tests.fuzz.fuzz_kind import Kind
+from tests.fuzz.fuzz_kind import Kind, copy_files
 from tests.fuzz.mutations import mutate_bytes, mutate_json
-from tests.support.dummies import GPT2, LLAMA, T5_GATED
+from tests.support.dummies import LLAMA
 from tests.support.shared_data import SHARED
 
-QWEN2 = dataclasses.replace(LLAMA, family="qwen2", biases="qkv")
-FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "gpt2": GPT2, "t5": T5_GATED}
+FAMILIES = Path(__file__).parents[1] / "fixtures/families"
 MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
 T5X = t5_config(width=8, feed_forward_width=16, layers=2, heads=4, head_width=3)
 
@@ -92,12 +90,12 @@ GZIP = {"id": "gzip", "level": 1}
 KINDS = [
     *(
         Kind(
-            f"{name}-config",
-            functools.partial(write_model, config),
+            f"{family.name}-config",
+            functools.partial(copy_files, family / "base"),
             {"config.json": mutate_json, "generation_config.json": mutate_json},
             read_model,
         )
-        for name, config in FAMILIES.items()
+        for family in sorted(FAMILIES.iterdir())
     ),
     Kind(
         "safetensors-bytes",

@@ -22,6 +22,11 @@ TEXTS = (
 )
 
 
+MAXIMUM_REPEATED = 100
+"""Number of entries up to which a list is repeated often, so that damaging a file
+several times takes no longer than reading it."""
+
+
 def hostile_value(rng: random.Random) -> Any:
     """Returns a JSON value of any type and size that a reader may not expect."""
     kind = rng.randrange(8)
@@ -123,7 +128,7 @@ def _mutate_value(rng: random.Random, value: Any) -> Any:
     elif isinstance(changed, dict):
         changed[str(rng.choice(TEXTS))] = changed.pop(key)
     else:
-        changed *= rng.choice((2, 1000))
+        changed *= 2 if len(changed) > MAXIMUM_REPEATED else rng.choice((2, 1000))
     return changed
 
 

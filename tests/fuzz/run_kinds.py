@@ -9,6 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
 from prompt_tuning.config.gin_files import read_run_directory
@@ -18,6 +21,12 @@ from prompt_tuning.training.metrics_log import METRICS_FILE, MetricsLog
 from prompt_tuning.training.run_directory import IDENTITY_FILE
 from tests.fuzz.fuzz_kind import Kind, run_command
 from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
+from tests.support.orbax_checkpoints import (
+    read_metadata,
+    seal,
+    write_checkpoint,
+    write_metadata,
+)
 from tests.support.small_runs import DECODER, UPPER, Files, write_model, write_pairs
 
 CHECKPOINT = f"{FOLDER}/checkpoint_2"
@@ -89,11 +98,43 @@ def read_sweep(folder: Path) -> None:
     read_diverged(folder)
 
 
+def write_orbax(folder: Path) -> None:
+    """Writes a checkpoint in Orbax's format, and a copy of an array's metadata."""
+    checkpoint = write_checkpoint(folder)
+    (folder / "metadata.json").write_bytes(read_metadata(checkpoint))
+
+
+def read_orbax(changes_metadata: bool, folder: Path) -> None:
+    """Reads all arrays of a checkpoint, whose checksums are made correct."""
+    checkpoint = folder / CHECKPOINT.replace("_2", "_1")
+    if changes_metadata:
+        write_metadata(checkpoint, (folder / "metadata.json").read_bytes())
+    seal(checkpoint)
+    state = checkpoint_files.verify(checkpoint)
+    for array in checkpoint_files.read_trained(checkpoint, state).values():
+        np.asarray(array)
+    for array in checkpoint_files.read_optimizer_leaves(checkpoint).values():
+        np.asarray(array)
+
+
 def _kind(name: str, file: str, mutation, read) -> Kind:
     return Kind(name, write_run, {file: mutation}, read)
 
 
 KINDS = [
+    Kind(
+        "orbax-files",
+        write_orbax,
+        {f"{FOLDER}/*/arrays/**/*": mutate_bytes, f"{FOLDER}/*/*/_*": mutate_json},
+        functools.partial(read_orbax, False),
+    ),
+    Kind(
+        "orbax-metadata",
+        write_orbax,
+        {"metadata.json": mutate_json},
+        functools.partial(read_orbax, True),
+        replaceable=False,
+    ),
     _kind("run-config", "config.gin", mutate_text, read_config),
     _kind("run-state", f"{CHECKPOINT}/state.json", mutate_sealed, convert),
     _kind("run-arrays", f"{CHECKPOINT}/*.np*", mutate_bytes, convert),

@@ -20,7 +20,7 @@ from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core import atomic_files
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.typed_json import JsonObject, read_json
 
 CONFIG = "adapter_config.json"
@@ -63,7 +63,9 @@ def find_folder(path: Path | str) -> Path | None:
     adapters = [child for child in sorted(path.iterdir()) if _is_adapter(child)]
     if len(adapters) > 1:
         names = ", ".join(str(child) for child in adapters)
-        raise InputError(f"{path} has several adapters; name one of them: {names}")
+        raise InputError(
+            f"{path} has several adapters; name one of them: {shortened(names, 1000)}"
+        )
     return adapters[0] if adapters else None
 
 

@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from prompt_tuning.adapters.peft.peft_settings import compile_pattern
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
@@ -129,8 +129,8 @@ def full_name(module: str, known: Collection[str], source: str) -> str:
         if prefix + module in known:
             return prefix + module
     raise InputError(
-        f"{source} adapts the module {module}, which is not a projection of this "
-        f"model; it has {', '.join(sorted(known)[:4])}, ..."
+        f"{source} adapts the module {shortened(module)}, which is not a projection "
+        f"of this model; it has {', '.join(sorted(known)[:4])}, ..."
     )
 
 

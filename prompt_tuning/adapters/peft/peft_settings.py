@@ -3,27 +3,19 @@
 The defaults come from PEFT 0.21.2. Like PEFT, we fill in missing settings.
 """
 
-import functools
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import MAXIMUM_SIZE
+from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.typed_json import JsonObject
 
 Settings = Mapping[str, Any]
 
 LARGEST = 1e30
 """Maximum absolute value of an alpha, which float32 can represent."""
-MAXIMUM_PATTERN = 2000
-"""Maximum length of a regular expression."""
-MAXIMUM_PARTS = 4
-"""Maximum number of repetitions, and of groups, of a regular expression."""
-_ONE_CHARACTER = re.compile(r"\\.|\[[^\]]+\]", re.DOTALL)
-_REPETITION = re.compile(r"[*+?{]")
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
 SIZES = (
     "num_attention_heads",
     "num_layers",
@@ -263,43 +255,7 @@ def divisor(settings: Settings, rank: int) -> float:
 def _patterned(settings: Settings, patterns: str, plain: str, module: str) -> Any:
     """Returns the value of the first pattern that matches, else the default."""
     for pattern, value in (setting(settings, patterns) or {}).items():
-        match = compile_pattern(pattern, patterns, r"(.*\.)?").match(module)
+        match = compile_pattern(pattern, patterns, r"(.*\.)?({})$").match(module)
         if match:
             return value
     return setting(settings, plain)
-
-
-@functools.cache
-def compile_pattern(pattern: str, name: str, prefix: str = "") -> re.Pattern:
-    """Compiles a regular expression for names of modules.
-
-    Its repetitions and groups are limited, since matching takes time that is
-    exponential in their number.
-
-    Args:
-      pattern: expression from the settings of an adapter.
-      name: name of the setting, for messages.
-      prefix: expression before it.
-
-    Raises:
-      InputError: if it is not an expression, or too complex.
-    """
-    if len(pattern) > MAXIMUM_PATTERN:
-        raise InputError(
-            f"{name} has a pattern of {len(pattern):,} characters, expected at most "
-            f"{MAXIMUM_PATTERN:,}"
-        )
-    plain = _ONE_CHARACTER.sub("x", pattern)
-    repetitions, groups = len(_REPETITION.findall(plain)), plain.count("(")
-    if _REPEATED_GROUP.search(plain) or max(repetitions, groups) > MAXIMUM_PARTS:
-        raise InputError(
-            f"{name} has {shown(pattern)}, with {repetitions} repetitions and {groups} "
-            f"groups, expected at most {MAXIMUM_PARTS} of each and no repeated group, "
-            "since matching it could take forever; list the names of the modules"
-        )
-    try:
-        return re.compile(rf"{prefix}({pattern})$")
-    except (re.error, OverflowError, RecursionError) as error:
-        raise InputError(
-            f"{name} has {shown(pattern)}, which is not a regular expression: {error}"
-        ) from error

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from prompt_tuning.adapters.adapter import MULTITASK, PREFIX, PROMPT, Adapter, Arrays
 from prompt_tuning.adapters.peft.peft_settings import Settings, submodules
 from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 
 PREFIX_PATH = "decoder/prompt/prompt"
@@ -196,7 +196,7 @@ def write_prefix(
     if PREFIX_PATH not in adapter.parameters:
         raise InputError(
             "PEFT puts prefixes into a decoder only; found "
-            f"{sorted(adapter.parameters)}"
+            f"{shown(sorted(adapter.parameters))}"
         )
     prefix = adapter.parameters[PREFIX_PATH]
     length = prefix.shape[2] if prefix.ndim == 5 else 0
@@ -255,7 +255,7 @@ def prompt_paths(adapter: Adapter, leaf: str) -> list[str]:
     if not paths:
         raise InputError(
             f"an adapter of kind {adapter.kind} needs encoder/prompt/{leaf} or "
-            f"decoder/prompt/{leaf}; found {sorted(adapter.parameters)}"
+            f"decoder/prompt/{leaf}; found {shown(sorted(adapter.parameters))}"
         )
     return paths
 

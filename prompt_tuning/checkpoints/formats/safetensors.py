@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.file_names import check_name
 from prompt_tuning.core.numpy_files import MAXIMUM_SIZE, check_shape
 from prompt_tuning.core.slices import Block
@@ -78,9 +78,9 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
     if not files:
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise InputError(
-            f"{folder} has no *.safetensors, only {found}; other formats of weights "
-            "are not supported (a *.bin is a pickle, which can run code): if you trust "
-            "them, convert them with transformers by AutoModelForCausalLM."
+            f"{folder} has no *.safetensors, only {shortened(found)}; other formats of "
+            "weights are not supported (a *.bin is a pickle, which can run code): if "
+            "you trust them, convert them with transformers by AutoModelForCausalLM."
             f"from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)"
         )
     return _open_files(files)

@@ -23,7 +23,7 @@ from prompt_tuning.checkpoints.formats.msgpack_index import (
 )
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.file_names import path_within
 from prompt_tuning.core.numpy_files import check_shape
 from prompt_tuning.core.slices import Block, extent
@@ -82,7 +82,7 @@ def find_checkpoint(path: Path) -> Path:
         names = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
         raise InputError(
             f"{path} has neither the file 'checkpoint' nor a 'checkpoint_<step>', "
-            f"only {names}"
+            f"only {shortened(names)}"
         )
     latest = steps[max(steps)]
     file = latest if latest.is_file() else latest / "checkpoint"

@@ -111,7 +111,7 @@ class RecordReader:
         for name in required:
             if name not in file.header:
                 raise InputError(
-                    f"{file.path} has the columns {list(file.header)}, expected "
+                    f"{file.path} has the columns {shown(list(file.header))}, expected "
                     f"{name!r}; choose columns with --prompt_key, --completion_key or "
                     "a template"
                 )

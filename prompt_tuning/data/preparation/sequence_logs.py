@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from prompt_tuning.core.atomic_files import sync_file
-from prompt_tuning.data.rows.hdf5_files import create_hdf5
+from prompt_tuning.data.rows.hdf5_files import open_for_writing
 
 CHUNK_CELLS = 1 << 14
 """Cells per chunk of a column: 64 KiB, the amount read to access one row."""
@@ -133,7 +133,7 @@ def write_hdf5(
 ) -> None:
     """Writes the HDF5 file of a finished log; equal logs give equal bytes."""
     per_chunk = rows_per_chunk(length)
-    with create_hdf5(target, libver="earliest") as file:
+    with open_for_writing(target, libver="earliest") as file:
         datasets = [
             file.create_dataset(
                 name,

@@ -64,7 +64,8 @@ def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Token
     inner.add_special_tokens([token for _, token in choice.special_tokens])
     ids = {role: inner.token_to_id(token) for role, token in choice.special_tokens}
     changed = SpecialTokens(*[ids.get(role) for role in ROLES], add_bos=None)
-    return HuggingFaceTokenizer(inner, changed.fill_from(tokenizer.special))
+    special = changed.fill_from(tokenizer.special)
+    return HuggingFaceTokenizer(inner, special, costs=tokenizer.costs)
 
 
 def _check_roles(choice: TokenizerChoice) -> None:

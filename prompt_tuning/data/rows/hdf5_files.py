@@ -72,18 +72,21 @@ def reporting_damage(path: Path, part: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def create_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
-    """Creates an HDF5 file, which is closed afterwards.
+def open_for_writing(
+    path: Path, mode: str = "w", **options: Any
+) -> Iterator[h5py.File]:
+    """Opens an HDF5 file for writing, and closes it afterwards.
 
     Args:
       path: path of the file.
+      mode: "w" to create it, or "r+" to change one of this package.
       options: options of `h5py.File`.
 
     Raises:
       OSError: if the file cannot be written, also where h5py raises something else.
     """
     try:
-        with h5py.File(path, "w", **options) as file:
+        with h5py.File(path, mode, **options) as file:
             yield file
     except (OSError, RuntimeError) as error:
         # A disk that becomes full while a file is closed is a RuntimeError of several

@@ -5,7 +5,7 @@ import io
 import os
 from pathlib import Path
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.rows.record_spans import (
     MAXIMUM_RECORD,
     RecordSpan,
@@ -74,11 +74,10 @@ def read_header(path: Path, delimiter: str, quotes: bool, hint: str) -> tuple[st
         with path.open("rb") as opened:
             content = read_record(opened.fileno(), span, location)
         names = tuple(parse_cells(content, delimiter, quotes, location, hint))
-        repeated = {name for name in names if names.count(name) > 1}
-        if repeated or "" in names:
+        if len(set(names)) < len(names) or "" in names:
             raise InputError(
-                f"{location}: the columns are {list(names)}, expected a unique name "
-                "for each"
+                f"{location}: the columns are {shown(list(names))}, expected a unique "
+                "name for each"
             )
         return names
     raise InputError(f"input {path} has no line with column names")
@@ -101,7 +100,7 @@ def parse_row(
     if len(cells) != len(header):
         raise InputError(
             f"{location}: {len(cells)} cells, expected {len(header)}, one for each of "
-            f"the columns {list(header)}"
+            f"the columns {shown(list(header))}"
         )
     return dict(zip(header, cells, strict=True))
 

@@ -134,7 +134,7 @@ class Tasks:
         names = how_to_set("DataSource.prompt_id_names", ["NAME", "NAME"])
         expected = f"an integer; or names, in order, by {names}"
         if self.names is not None:
-            expected = f"one of {list(self.names)} or its number"
+            expected = f"one of {shown(list(self.names))} or its number"
         raise InputError(
             f"{location}: {self.key!r} is {shown(value)}, expected {expected}"
         )

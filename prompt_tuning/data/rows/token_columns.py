@@ -157,7 +157,7 @@ def check_column(
         "loss_weights": "a finite number of 0 or more",
         "example_weights": "a finite number above 0; leave the row out instead of 0",
     }.get(role, "a finite number")
-    invalid = ~np.isfinite(values)
+    invalid = ~_is_finite(values)
     if role == "loss_weights":
         invalid |= values < 0
     elif role == "example_weights":
@@ -168,9 +168,17 @@ def check_column(
     if invalid.any():
         row, *token = np.argwhere(invalid)[0].tolist()
         location = describe_row(row) + (f", token {token[0]}" if token else "")
-        raise InputError(
-            f"{location}: {name} is {values[invalid][0]}, expected {expected}"
-        )
+        found = shown(values[invalid][0].item())
+        raise InputError(f"{location}: {name} is {found}, expected {expected}")
+
+
+def _is_finite(values: np.ndarray) -> np.ndarray:
+    """Returns which numbers are finite as float32, in which they are used."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.isfinite(values.astype(np.float32))
+    except OverflowError:  # an integer of JSON with hundreds of digits
+        return np.zeros(values.shape, bool)
 
 
 class ClassBalance:

@@ -1,4 +1,4 @@
-"""Limits and errors of the libraries that read and run tokenizers."""
+"""Errors of the libraries that read and run tokenizers."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,24 +9,6 @@ MAXIMUM_FILE = 2**27
 """Maximum size in bytes of each file of a tokenizer."""
 
 DECODING = "the tokenizer cannot decode its own ids"
-
-MAXIMUM_TEXT = 2**22
-"""Maximum number of characters that are encoded as one text. A tokenizer needs many
-seconds for millions of characters without a space.
-"""
-
-
-def check_text(text: str) -> None:
-    """Checks the length of a text before it is encoded.
-
-    Raises:
-      InputError: if it is longer than `MAXIMUM_TEXT`.
-    """
-    if len(text) > MAXIMUM_TEXT:
-        raise InputError(
-            f"a text has {len(text):,} characters, expected at most {MAXIMUM_TEXT:,}: "
-            "divide it into several"
-        )
 
 
 @contextlib.contextmanager

@@ -32,6 +32,23 @@ class SpecialTokens:
         return dataclasses.replace(other, **defined)
 
 
+def begin_token(
+    ids: list[int], plain_ids: list[int], bos_id: int | None
+) -> SpecialTokens:
+    """Returns the token that a tokenizer's post-processor puts before a text as BOS.
+
+    Without other files only the post-processor defines BOS.
+
+    Args:
+      ids: ids of a text with special tokens.
+      plain_ids: its ids without them.
+      bos_id: id of BOS as other files define it.
+    """
+    if bos_id is None and ids[:1] != plain_ids[:1]:
+        return SpecialTokens(bos_id=ids[0], add_bos=True)
+    return SpecialTokens(add_bos=ids[:1] == [bos_id])
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """Reads the JSON object of a file; returns an empty one if the file is missing.
 

@@ -1,15 +1,14 @@
 """The process that renders with a chat template, as its parent uses it."""
 
 import contextlib
-import json
 import signal
 import subprocess
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.limited_process import python_command
 from prompt_tuning.data.text.template_renderer import (
     MAXIMUM_MEMORY,
     MAXIMUM_SECONDS,
@@ -24,9 +23,7 @@ MAXIMUM_STOPPED = 3
 up altogether.
 """
 
-_COMMAND = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
+_STATEMENTS = """
 from prompt_tuning.data.text.template_renderer import serve
 try:
     serve()
@@ -85,7 +82,7 @@ class TemplateProcess:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _COMMAND, json.dumps(sys.path)],
+            python_command(_STATEMENTS),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

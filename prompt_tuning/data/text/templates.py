@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer, encode_consecutive
 
@@ -269,8 +269,8 @@ class TokenTemplate:
         keys = self.template.keys
         if len(keys) != 1:
             raise InputError(
-                f"DataSource.template has the keys {list(keys)}, expected one, such as "
-                "{text}, to insert the text"
+                f"DataSource.template has the keys {shown(list(keys))}, expected one, "
+                "such as {text}, to insert the text"
             )
         return self.encode_prompt({keys[0]: text})
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.text.library_errors import check_text, reporting_errors
+from prompt_tuning.data.text.encoding_limits import check_text
+from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,

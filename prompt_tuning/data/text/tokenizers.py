@@ -16,9 +16,19 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.text import library_errors
 from prompt_tuning.data.text.anchors import Anchor, encode_after, find_anchor
-from prompt_tuning.data.text.library_errors import check_text, reporting_errors
+from prompt_tuning.data.text.encoding_limits import (
+    QUICK,
+    UNLIMITED_TEXT,
+    Costs,
+    LimitedCalls,
+    TooSlowError,
+    check_text,
+    read_costs,
+)
+from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.special_tokens import (
     SpecialTokens,
+    begin_token,
     configured_tokens,
     read_json_object,
     read_settings,
@@ -138,6 +148,7 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
     Attributes:
       folder: folder that it was loaded from, which may contain a chat template; None if
         it was not loaded from a file.
+      costs: what encoding may take.
     """
 
     def __init__(
@@ -145,10 +156,13 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         tokenizer: "tokenizers.Tokenizer",
         special: SpecialTokens,
         folder: Path | None = None,
+        costs: Costs = QUICK,
     ):
         super().__init__(special)
         self.tokenizer = tokenizer
         self.folder = folder
+        self.costs = costs
+        self._limited = LimitedCalls()
         self.vocabulary_size = 1 + max(tokenizer.get_vocab().values(), default=-1)
         if not 0 < self.vocabulary_size <= MAXIMUM_VOCABULARY:
             raise InputError(
@@ -158,23 +172,35 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        check_text(text)
+        check_text(text, self.costs.growth)
         with reporting_errors(
             lambda: (
                 f"the text {shown(text)} cannot be encoded, perhaps because a part "
                 "of it is not in the tokenizer's vocabulary"
             )
         ):
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
+            if self.costs.is_quick and len(text) <= UNLIMITED_TEXT:
+                return self.tokenizer.encode(text, add_special_tokens=False).ids
+            return self._encode_batch([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes several texts, faster than calling `encode` for each."""
-        encode = self.tokenizer.encode_batch_fast
+        for text in texts:
+            check_text(text, self.costs.growth)
         try:
             with reporting_errors(lambda: "a text cannot be encoded"):
-                return [each.ids for each in encode(texts, add_special_tokens=False)]
+                return self._encode_batch(texts)
+        except TooSlowError:
+            raise
         except InputError:  # `encode` reports which text it was
             return [self.encode(text) for text in texts]
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        def encode() -> list[list[int]]:
+            encode_batch = self.tokenizer.encode_batch_fast
+            return [each.ids for each in encode_batch(texts, add_special_tokens=False)]
+
+        return self._limited(encode, sum(map(len, texts)))
 
     def encode_continuation(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -184,7 +210,14 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         """See `Tokenizer`."""
         inside = [i for i in map(int, ids) if 0 <= i < self.vocabulary_size]
         with reporting_errors(lambda: library_errors.DECODING):
-            return self.tokenizer.decode(inside, skip_special_tokens=True)
+            if self.costs.is_quick:
+                return self.tokenizer.decode(inside, skip_special_tokens=True)
+            # Unlike `decode`, it lets other threads run.
+            (text,) = self._limited(
+                lambda: self.tokenizer.decode_batch([inside], skip_special_tokens=True),
+                len(inside),
+            )
+            return text
 
     def token(self, id: int) -> str:
         """See `Tokenizer`."""
@@ -336,7 +369,7 @@ def _load_sentencepiece(
 def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
     import tokenizers
 
-    read_json_object(file)
+    costs = read_costs(read_json_object(file), str(file))
     with reporting_errors(lambda: f"{file} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     # It may be set to truncate or pad every text to the length that its model was
@@ -344,24 +377,12 @@ def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> To
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
-    defaults = _begin_token(tokenizer, special.bos_id)
-    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults), file.parent)
-
-
-def _begin_token(
-    tokenizer: "tokenizers.Tokenizer", bos_id: int | None
-) -> SpecialTokens:
-    """Returns the token that the post-processor puts before a text as BOS.
-
-    Without other files only the post-processor defines BOS.
-    """
-    ids = [
-        tokenizer.encode("a", add_special_tokens=given).ids for given in (True, False)
-    ]
-    (first, *_), (plain, *_) = ids
-    if bos_id is None and first != plain:
-        return SpecialTokens(bos_id=first, add_bos=True)
-    return SpecialTokens(add_bos=first == bos_id)
+    encode = tokenizer.encode_batch
+    ids = LimitedCalls()(
+        lambda: [encode(["a"], add_special_tokens=x)[0].ids for x in (True, False)], 2
+    )
+    special = special.fill_from(begin_token(*ids, special.bos_id))
+    return HuggingFaceTokenizer(tokenizer, special, file.parent, costs)
 
 
 def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:

@@ -5,32 +5,37 @@ time its name refers to either the complete old file or the complete new one.
 """
 
 import glob
-import math
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h5py
 import numpy as np
 from jaxtyping import Int64, Integer
 
 from prompt_tuning.core.atomic_files import sync_path
-from prompt_tuning.core.errors import InputError, StorageError, is_disk_full
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.hdf5_files import (
     check_contents,
     contains,
-    create_hdf5,
     list_names,
     open_data_set,
+    open_for_writing,
     open_hdf5,
     reporting_damage,
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import rows_per_block
+from prompt_tuning.data.tools.hdf5_copy import (
+    check_others,
+    copy_others,
+    not_equal,
+    reporting_copies,
+)
 from prompt_tuning.data.tools.type_rules import TypeRule
 
 TYPES = 4
@@ -147,27 +152,15 @@ def _replace_types(path: Path, rule: TypeRule, start: int) -> TypeCounts:
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open_hdf5(path) as old:
-            with create_hdf5(temporary) as new:
-                _copy(path, old, new, rule, start)
-            counts = _verify(path, old, temporary, rule, start)
-        shutil.copymode(path, temporary)
-        sync_path(temporary)
-        temporary.replace(path)
-        sync_path(path.parent)
-    except (InputError, StorageError):
-        raise
-    except OSError as error:
-        problem = StorageError if is_disk_full(error) else InputError
-        raise problem(
-            f"{path}: the copy with types cannot be written next to it ({error}); the "
-            "file is unchanged"
-        ) from error
-    except Exception as error:  # see `reporting_damage`
-        raise InputError(
-            f"{path} cannot be copied with types ({error}): it is damaged or has "
-            "objects that cannot be copied; the file is unchanged"
-        ) from error
+        with reporting_copies(path):
+            copy_others(path, temporary)
+            _add_types(path, temporary, rule, start)
+            counts = _verify_types(path, temporary, rule, start)
+            check_others(path, temporary)
+            shutil.copymode(path, temporary)
+            sync_path(temporary)
+            temporary.replace(path)
+            sync_path(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
     return counts
@@ -191,120 +184,42 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _copy(
-    path: Path, old: h5py.File, new: h5py.File, rule: TypeRule, start: int
-) -> None:
-    """Copies everything except the old types, and writes the new ones."""
-    for name, value in old.attrs.items():
-        new.attrs[name] = value
-    for name in old:
-        if name != TOKEN_TYPE_IDS:
-            old.copy(name, new)
-    ids = old[INPUT_IDS]
-    assert isinstance(ids, h5py.Dataset)
-    target = new.create_dataset(
-        TOKEN_TYPE_IDS,
-        shape=ids.shape,
-        dtype="i4",
-        compression="gzip",
-        chunks=ids.chunks or True,
-        maxshape=(None, ids.shape[1]),
-    )
-    for first, block in _blocks(path, old):
-        target[first : first + len(block)] = _types(path, rule, start + first, block)
+def _add_types(path: Path, temporary: Path, rule: TypeRule, start: int) -> None:
+    """Writes the types into the copy."""
+    with open_hdf5(path) as old, open_for_writing(temporary, "r+") as new:
+        ids = open_data_set(path, old, INPUT_IDS)
+        target = new.create_dataset(
+            TOKEN_TYPE_IDS,
+            shape=ids.shape,
+            dtype="i4",
+            compression="gzip",
+            chunks=ids.chunks or True,
+            maxshape=(None, ids.shape[1]),
+        )
+        for first, block in _blocks(path, old):
+            target[first : first + len(block)] = _types(
+                path, rule, start + first, block
+            )
 
 
-def _verify(
-    path: Path, old: h5py.File, temporary: Path, rule: TypeRule, start: int
+def _verify_types(
+    path: Path, temporary: Path, rule: TypeRule, start: int
 ) -> TypeCounts:
-    """Reads the copy back and compares it with the file and the rule.
+    """Reads the types in the copy back and compares them with the rule.
 
     Raises:
       InputError: if they differ.
     """
     counts, unlearned, rows = np.zeros(TYPES, np.int64), 0, 0
-    with open_hdf5(temporary) as new:
-        copied = {str(name) for name in old if name != TOKEN_TYPE_IDS}
-        if set(new) != {*copied, TOKEN_TYPE_IDS}:
-            raise _not_equal(path, f"it has the data sets {sorted(new)}")
-        _check_attributes(path, old, new)
-        for name in sorted(copied):
-            _check_copy(path, old[name], new[name])
+    with open_hdf5(path) as old, open_hdf5(temporary) as new:
         written = new[TOKEN_TYPE_IDS]
         assert isinstance(written, h5py.Dataset)
         for first, ids in _blocks(path, old):
             types = written[first : first + len(ids)]
             if not np.array_equal(types, _types(path, rule, start + first, ids)):
-                raise _not_equal(path, f"types of rows from {first} differ")
+                raise not_equal(path, f"types of rows from {first} differ")
             counts += np.bincount(types.ravel(), minlength=TYPES)
             learned = np.isin(types, (COMPLETION, SEPARATOR)).any(axis=1)
             unlearned += int(np.count_nonzero(~learned))
             rows += len(ids)
     return TypeCounts(path, rows, counts, unlearned)
-
-
-def _check_copy(path: Path, old: Any, new: Any) -> None:
-    """Compares a data set, or a group with all its members, with its copy.
-
-    Raises:
-      InputError: if they differ.
-    """
-    _check_attributes(path, old, new)
-    if isinstance(old, h5py.Group):
-        names: list[str] = []
-        copied: list[str] = []
-        old.visit(names.append)
-        new.visit(copied.append)
-        if names != copied:
-            raise _not_equal(path, f"{old.name} contains {copied}, expected {names}")
-        for name in names:
-            if isinstance(old[name], h5py.Dataset):
-                _check_values(path, old[name], new[name])
-            _check_attributes(path, old[name], new[name])
-    elif isinstance(old, h5py.Dataset):
-        _check_values(path, old, new)
-
-
-def _check_values(path: Path, old: Any, new: Any) -> None:
-    if (old.shape, old.dtype) != (new.shape, new.dtype):
-        raise _not_equal(path, f"{old.name} has shape {new.shape}, type {new.dtype}")
-    is_scalar = not old.shape
-    row = math.prod((old.shape or ())[1:]) * old.dtype.itemsize // 8
-    count = rows_per_block(row)
-    for first in range(0, 1 if is_scalar else len(old), count):
-        part = () if is_scalar else slice(first, first + count)
-        if not _same(old[part], new[part]):
-            raise _not_equal(path, f"{old.name} differs in rows from {first}")
-
-
-def _check_attributes(path: Path, old: Any, new: Any) -> None:
-    if set(old.attrs) != set(new.attrs):
-        raise _not_equal(path, f"{old.name} has the attributes {sorted(new.attrs)}")
-    for name, value in old.attrs.items():
-        if not _same(value, new.attrs[name]):
-            raise _not_equal(path, f"the attribute {name} of {old.name} differs")
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Returns whether two HDF5 values are equal bit for bit, so that NaN equals NaN."""
-    if isinstance(old, (h5py.Reference, h5py.RegionReference)):
-        return True  # Addresses within each file may differ.
-    if isinstance(old, h5py.Empty):
-        return isinstance(new, h5py.Empty) and old.dtype == new.dtype
-    first, second = np.asarray(old), np.asarray(new)
-    if (first.shape, first.dtype) != (second.shape, second.dtype):
-        return False
-    if first.dtype.names is not None:
-        return all(_same(first[name], second[name]) for name in first.dtype.names)
-    if not first.dtype.hasobject:
-        return first.tobytes() == second.tobytes()
-    if not first.ndim:
-        return first.item() == second.item()
-    return all(map(_same, first.flat, second.flat))
-
-
-def _not_equal(path: Path, difference: str) -> InputError:
-    return InputError(
-        f"{path}: the copy written next to it is wrong ({difference}); is the disk "
-        "full or failing? The file is unchanged"
-    )

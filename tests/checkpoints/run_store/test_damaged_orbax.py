@@ -3,44 +3,29 @@
 import json
 import shutil
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import tensorstore
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
-from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.checkpoints.run_store.checksummed_json import measured, sealed
 from prompt_tuning.core.errors import InputError
-
-LEAF = "encoder/prompt/prompt"
-ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
+from tests.support.orbax_checkpoints import (
+    ARRAY,
+    LEAF,
+    read_metadata,
+    seal,
+    write_checkpoint,
+    write_metadata,
+)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    store = CheckpointStore(tmp_path_factory.mktemp("run"), form="orbax")
-    trained, moments = {LEAF: jnp.asarray(ARRAY)}, {"count": jnp.asarray(3)}
-    store.save_sharded(1, trained, moments, {}, shapes=(trained, moments))
-    store.wait()
-    return store.folder / "checkpoint_1"
+    return write_checkpoint(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
 def checkpoint(written, tmp_path):
     return shutil.copytree(written, tmp_path / "checkpoint_1")
-
-
-def seal(checkpoint, change=lambda state: None):
-    """Changes the state, and writes the digests of all files and of the state."""
-    file = checkpoint / "state.json"
-    state = json.loads(file.read_text())
-    del state["checksum"]
-    paths = [path for path in (checkpoint / "arrays").rglob("*") if path.is_file()]
-    names = [path.relative_to(checkpoint).as_posix() for path in paths]
-    state["files"] = {name: measured(checkpoint / name) for name in names}
-    change(state)
-    file.write_text(sealed(state))
 
 
 def read(checkpoint):
@@ -50,11 +35,8 @@ def read(checkpoint):
 
 def declare(checkpoint, **metadata):
     """Changes the metadata of the stored array."""
-    base = f"file://{checkpoint}/arrays/"
-    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-    key = f"trained.{LEAF}/.zarray"
-    content = json.loads(store.read(key).result().value) | metadata
-    store.write(key, json.dumps(content)).result()
+    content = json.loads(read_metadata(checkpoint)) | metadata
+    write_metadata(checkpoint, json.dumps(content).encode())
 
 
 def test_an_untouched_copy_is_read(checkpoint):

@@ -25,7 +25,7 @@ BY_SEPARATOR = ["--until_last", "5", "--end", "2", "--padding", "0"]
 
 def write(path: Path, ids: np.ndarray = ROWS, **others: np.ndarray) -> Path:
     with h5py.File(path, "w") as file:
-        file.attrs["made_by"] = "hand"
+        file.attrs["made_by"] = np.bytes_("hand")
         file.create_dataset(
             "input_ids", data=ids, compression="gzip", maxshape=(None, ids.shape[1])
         )
@@ -70,7 +70,7 @@ def test_the_command_adds_types_and_changes_nothing_else(rows, capsys):
         "category_ids": [4, 5, 6],
     }
     with h5py.File(rows) as file:
-        assert file.attrs["made_by"] == "hand"
+        assert file.attrs["made_by"] == b"hand"
         assert file["category_ids"].attrs["unit"] == "category_ids"
         types = data_set(file, "token_type_ids")
         assert (types.dtype, types.compression, types.maxshape) == (
@@ -197,14 +197,15 @@ def test_files_that_cannot_be_typed_are_refused_unchanged(rows, tmp_path, capsys
 @pytest.mark.parametrize("damaged", ["input_ids", "token_type_ids"])
 def test_a_wrong_copy_replaces_nothing(rows, damaged, monkeypatch):
     before = rows.read_bytes()
-    copy = token_type_files._copy
+    add = token_type_files._add_types
 
-    def failing(path, old, new, *arguments):
-        copy(path, old, new, *arguments)
-        spoilt = data_set(new, damaged)
-        spoilt[1, 2] = 1 - spoilt[1, 2]
+    def failing(path, temporary, *arguments):
+        add(path, temporary, *arguments)
+        with h5py.File(temporary, "a") as new:
+            spoilt = data_set(new, damaged)
+            spoilt[1, 2] = 1 - spoilt[1, 2]
 
-    monkeypatch.setattr(token_type_files, "_copy", failing)
+    monkeypatch.setattr(token_type_files, "_add_types", failing)
     with pytest.raises(InputError, match="written next to it is wrong"):
         add_token_types(rows, GivenTypes(np.array(EXPECTED)))
     assert rows.read_bytes() == before
@@ -242,6 +243,10 @@ def _other_text(new):
     data_set(new, "texts")[1] = "c"
 
 
+def _other_variable_text(new):
+    data_set(new, "variable")[1] = "c"
+
+
 def _other_scalar(new):
     data_set(new, "scalar")[()] = 8
 
@@ -255,6 +260,7 @@ SPOILT = [
     _other_group_attribute,
     _lose_attribute,
     _other_text,
+    _other_variable_text,
     _other_scalar,
 ]
 
@@ -267,21 +273,25 @@ def test_all_stored_settings_are_compared(tmp_path, spoil, monkeypatch):
     with h5py.File(path, "a") as file:
         file["group/deep/values"] = np.arange(4.0)
         file["group/deep"].attrs["rate"] = np.nan
-        file["texts"] = ["a", "bé", ""]
+        file["texts"] = np.array([b"a", b"bc", b""])
+        if spoil in (None, _other_variable_text):  # copied in another process
+            file["variable"] = ["a", "bé", ""]
+            file.attrs["made_by"] = "hand"
         file["scalar"] = 7
         file["pairs"] = np.array([(1, b"a"), (2, b"b")], pair)
         file["nothing"] = h5py.Empty("f4")
         file["no_rows"] = np.zeros((0, 3), np.int32)
-        file.attrs["names"] = ["x", "y"]
+        file.attrs["names"] = np.array([b"x", b"y"])
         file.attrs["nothing"] = h5py.Empty("f4")
-    before, copy = path.read_bytes(), token_type_files._copy
+    before, add = path.read_bytes(), token_type_files._add_types
 
-    def failing(path, old, new, *arguments):
-        copy(path, old, new, *arguments)
+    def failing(path, temporary, *arguments):
+        add(path, temporary, *arguments)
         if spoil is not None:
-            spoil(new)
+            with h5py.File(temporary, "a") as new:
+                spoil(new)
 
-    monkeypatch.setattr(token_type_files, "_copy", failing)
+    monkeypatch.setattr(token_type_files, "_add_types", failing)
     monkeypatch.setattr(row_sources, "ROWS_PER_BLOCK", 2)
     if spoil is None:
         add_token_types(path, GivenTypes(np.array(EXPECTED)))
