@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from prompt_tuning.core.errors import DISK_FULL, InputError, shown
+from prompt_tuning.core.typed_json import as_object, parse_json, read_object
 
 FOLDER = "arrays"
 CHUNK = 32 * 2**20
@@ -33,6 +34,9 @@ ADVICE = "; remove the checkpoint to use the one before it"
 
 MAXIMUM_PADDING = 2**24
 """Numbers by which a stored array may exceed twice its unpadded size."""
+
+COMPRESSIONS = ("zstd", None)
+"""Compressions of arrays; Orbax writes the first."""
 
 LIMIT = 24 * 3600
 """Seconds that processes wait for each other; their heartbeat ends them sooner."""
@@ -195,6 +199,9 @@ class StoredArray:
           InputError: if shape, dtype or chunks differ from those of the array by more
             than its padding.
         """
+        settings = read_object(self.folder / FOLDER / "_METADATA")
+        if settings.flag("use_zarr3", False):
+            settings.refuse("use_zarr3", "false")
         stored = self._open()
         chunk = tuple(stored.chunk_layout.read_chunk.shape or ())
         limit = 2 * math.prod(self.shape) + MAXIMUM_PADDING
@@ -218,10 +225,32 @@ class StoredArray:
         kvstore = {"driver": "ocdbt", "base": base, "path": path}
         spec = {"driver": "zarr", "kvstore": kvstore}
         try:
+            metadata = tensorstore.KvStore.open(kvstore).result()
+            content = metadata.read(".zarray").result().value
+            self._check_metadata(content)
             return tensorstore.open(spec, open=True, read=True).result()
+        except InputError:
+            raise
         # TensorStore raises other errors besides ValueError for damaged files.
         except Exception as error:
             raise InputError(f"{self._label}: {_first_line(error)}{ADVICE}") from error
+
+    def _check_metadata(self, content: bytes) -> None:
+        """Checks the array's metadata, which TensorStore would crash on if it is deep.
+
+        Raises:
+          InputError: if it is no JSON object, or has a compression other than Orbax's.
+        """
+        source = f"{self._label}, .zarray"
+        metadata = as_object(parse_json(content, source), source)
+        compressor = metadata.value("compressor", None)
+        kind = compressor.get("id") if isinstance(compressor, dict) else compressor
+        # Of others, TensorStore unpacks more than a chunk.
+        if kind not in COMPRESSIONS:
+            raise InputError(
+                f"{source} has the compressor {shown(compressor)}, expected "
+                f"zstd or null{ADVICE}"
+            )
 
     @property
     def _label(self) -> str:

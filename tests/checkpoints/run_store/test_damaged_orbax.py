@@ -49,6 +49,7 @@ def test_an_untouched_copy_is_read(checkpoint):
 @pytest.mark.parametrize(
     "metadata",
     [
+        {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 0}},
         {"shape": [10**11, 4]},
         {"shape": [10**11, 4], "fill_value": 0.0},
         {"chunks": [2**20, 2**20]},
@@ -63,6 +64,21 @@ def test_arrays_declared_differently_are_refused(metadata, checkpoint):
     declare(checkpoint, **metadata)
     seal(checkpoint)
     with pytest.raises(InputError, match=f"trained '{LEAF}'"):
+        read(checkpoint)
+
+
+def test_metadata_that_crashes_tensorstore_is_refused(checkpoint):
+    write_metadata(checkpoint, b"[" * 100_000 + b"]" * 100_000)
+    seal(checkpoint)
+    with pytest.raises(InputError, match=r"\.zarray nests its JSON more than 100"):
+        read(checkpoint)
+
+
+def test_another_version_of_the_metadata_is_refused(checkpoint):
+    file = checkpoint / "arrays/_METADATA"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_zarr3": True}))
+    seal(checkpoint)
+    with pytest.raises(InputError, match="_METADATA has use_zarr3"):
         read(checkpoint)
 
 
