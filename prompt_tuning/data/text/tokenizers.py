@@ -33,6 +33,7 @@ from prompt_tuning.data.text.special_tokens import (
     read_json_object,
     read_settings,
 )
+from prompt_tuning.data.text.tokenizer_folder import find_tokenizer
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -303,7 +304,7 @@ def load_tokenizer(
     Raises:
       InputError: if the file is missing, or cannot be read as a tokenizer.
     """
-    file = _tokenizer_file(Path(path))
+    file = find_tokenizer(Path(path))
     overrides = SpecialTokens(bos_id, eos_id, pad_id, add_bos)
     config = read_settings(file.parent)
     load = _load_hugging_face
@@ -324,29 +325,6 @@ def has_tokenizer(folder: Path) -> bool:
     """Returns whether a folder contains the files of a tokenizer."""
     names = ("tokenizer.json", "*.model", "vocab.json")
     return any(any(folder.glob(name)) for name in names)
-
-
-def _tokenizer_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise InputError(
-            f"tokenizer {path}: no such file or folder; expected tokenizer.json, a "
-            "sentencepiece .model file, or a folder that contains one"
-        )
-    for name in ("tokenizer.json", "tokenizer.model", "spiece.model"):
-        if (path / name).is_file():
-            return path / name
-    models = sorted(path.glob("*.model"))
-    if len(models) == 1:
-        return models[0]
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return path / "vocab.json"
-    raise InputError(
-        f"tokenizer {path}: the folder has {len(models)} .model files; expected "
-        "tokenizer.json, tokenizer.model, spiece.model, one *.model, or vocab.json "
-        "with merges.txt"
-    )
 
 
 def _load_sentencepiece(

@@ -1,0 +1,33 @@
+"""The file of a tokenizer in the folder of a checkpoint."""
+
+from pathlib import Path
+
+from prompt_tuning.core.errors import InputError
+
+
+def find_tokenizer(path: Path) -> Path:
+    """Returns the file to read for the path of a file or folder.
+
+    Raises:
+      InputError: if there is none, or several could be meant.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InputError(
+            f"tokenizer {path}: no such file or folder; expected tokenizer.json, a "
+            "sentencepiece .model file, or a folder that contains one"
+        )
+    for name in ("tokenizer.json", "tokenizer.model", "spiece.model"):
+        if (path / name).is_file():
+            return path / name
+    models = sorted(path.glob("*.model"))
+    if len(models) == 1:
+        return models[0]
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return path / "vocab.json"
+    raise InputError(
+        f"tokenizer {path}: the folder has {len(models)} .model files; expected "
+        "tokenizer.json, tokenizer.model, spiece.model, one *.model, or vocab.json "
+        "with merges.txt"
+    )
