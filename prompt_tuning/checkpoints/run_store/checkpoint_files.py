@@ -235,6 +235,8 @@ def verify(directory: Path) -> dict[str, Any]:
         the actual values.
     """
     state = read_state(directory)
+    if state["format"] == SHARDED_FORMAT:
+        orbax_arrays.check_names(directory, state["files"])
     for name, expected in state["files"].items():
         path = directory / name
         if not path.is_file():

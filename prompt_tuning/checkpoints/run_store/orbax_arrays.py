@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,27 @@ COMPRESSIONS = ("zstd", None)
 
 LIMIT = 24 * 3600
 """Seconds that processes wait for each other; their heartbeat ends them sooner."""
+
+
+def check_names(folder: Path, names: Collection[str]) -> None:
+    """Checks that Orbax can open nothing else than the files of a checkpoint.
+
+    Args:
+      folder: folder that contains `arrays/`.
+      names: paths of its files, whose digests are verified.
+
+    Raises:
+      InputError: for another file, and for a pipe, which would never be read to its
+        end.
+    """
+    for path in (folder / FOLDER).rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not is_folder and name not in names:
+            raise InputError(
+                f"{folder} has {shown(name)}, expected only the files that its "
+                f"state.json names{ADVICE}"
+            )
 
 
 class Writing:

@@ -1,6 +1,7 @@
 """Damaged checkpoints in Orbax's format with correct checksums."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -71,6 +72,17 @@ def test_metadata_that_crashes_tensorstore_is_refused(checkpoint):
     write_metadata(checkpoint, b"[" * 100_000 + b"]" * 100_000)
     seal(checkpoint)
     with pytest.raises(InputError, match=r"\.zarray nests its JSON more than 100"):
+        read(checkpoint)
+
+
+def test_a_pipe_is_not_opened(checkpoint):
+    file = sorted((checkpoint / "arrays/d").iterdir())[0]
+    file.unlink()
+    os.mkfifo(file)
+    seal(checkpoint)
+    with pytest.raises(
+        InputError, match=r"expected only the files that its state\.json"
+    ):
         read(checkpoint)
 
 
