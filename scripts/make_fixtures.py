@@ -69,6 +69,19 @@ YARN = {
     "original_max_position_embeddings": 16,
 }
 DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
+SPECIAL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GPT2: dict[str, Any] = {
+    **SPECIAL,
+    "n_embd": 8,
+    "n_head": 2,
+    "n_layer": 2,
+    "n_positions": 32,
+}
 ENCODER_DECODER: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 8,
@@ -237,16 +250,86 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_parallel_residual": False,
         "attention_bias": False,
     },
-    "gpt2": {
-        "vocab_size": VOCABULARY,
-        "n_embd": 8,
-        "n_head": 2,
-        "n_layer": 2,
-        "n_positions": 32,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
+    "mixtral": NO_HEAD_DIM
+    | {"num_hidden_layers": 2, "num_local_experts": 4, "sliding_window": 4},
+    "qwen2_moe": NO_HEAD_DIM
+    | {
+        "num_hidden_layers": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 12,
     },
+    "qwen3_moe": DECODER
+    | {
+        "num_hidden_layers": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 8,
+        "norm_topk_prob": True,
+    },
+    "olmoe": NO_HEAD_DIM
+    | {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": NO_HEAD_DIM
+    | {
+        "num_hidden_layers": 2,
+        "num_local_experts": 3,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.8,
+    },
+    "gptj": {
+        **GPT2,
+        "n_embd": 16,
+        "rotary_dim": 4,
+    },
+    "gpt_neo": {
+        **SPECIAL,
+        "hidden_size": 8,
+        "num_heads": 2,
+        "num_layers": 3,
+        "attention_types": [[["local", "global"], 1], [["local"], 1]],
+        "window_size": 4,
+        "max_position_embeddings": 32,
+    },
+    "falcon": {
+        **SPECIAL,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "ffn_hidden_size": 12,
+        "max_position_embeddings": 64,
+        "rope_parameters": DEFAULT,
+    },
+    "falcon_sequential": {
+        **SPECIAL,
+        "model_type": "falcon",
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "multi_query": False,
+        "parallel_attn": False,
+        "bias": True,
+        "ffn_hidden_size": 12,
+    },
+    "falcon_new": {
+        **SPECIAL,
+        "model_type": "falcon",
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "num_hidden_layers": 2,
+        "new_decoder_architecture": True,
+        "ffn_hidden_size": 12,
+    },
+    "bloom": {
+        **SPECIAL,
+        "hidden_size": 12,
+        "n_head": 6,
+        "n_layer": 2,
+    },
+    "gpt2": GPT2,
     "opt": {
         "vocab_size": VOCABULARY,
         "hidden_size": 8,
@@ -371,8 +454,11 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     virtual = {"num_virtual_tokens": PROMPT_LENGTH}
     yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual)
     yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual)
-    yield "lora", peft.LoraConfig(**task, r=2, target_modules="all-linear")
     names = [name for name, _ in model.named_modules()]
+    # PEFT counts experts among the linear layers; adapters of them are not read.
+    sparse = any(name.endswith(".experts") for name in names)
+    linear = ["q_proj", "k_proj", "v_proj", "o_proj"] if sparse else "all-linear"
+    yield "lora", peft.LoraConfig(**task, r=2, target_modules=linear)
     present = [
         [end for end in ends if any(name.endswith(f".{end}") for name in names)]
         for ends in (SCALED_OUTPUT, SCALED_INPUT)

@@ -206,11 +206,22 @@ class Recipe:
       sources: names of the stored arrays: one, or one per layer.
       stacked: whether they are stacked on a leading axis `L`.
       transform: transform applied to each stored array.
+      experts: number of arrays of each layer, stacked on a second axis; None if each
+        layer has one array.
     """
 
     sources: tuple[str, ...]
     stacked: bool = False
     transform: Transform = identity
+    experts: int | None = None
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """Sizes of the axes on which the arrays are stacked."""
+        count = len(self.sources)
+        if self.experts is not None:
+            return count // self.experts, self.experts
+        return (count,) if self.stacked else ()
 
 
 def layered(pattern: str, layers: int, transform: Transform = identity) -> Recipe:
@@ -241,12 +252,13 @@ def check_recipe(
     Raises:
       InputError: for another shape, or a dtype that is not floating-point.
     """
-    if recipe.stacked and shape[:1] != (len(recipe.sources),):
+    stack = recipe.stack
+    if shape[: len(stack)] != stack:
         raise InputError(
             f"{path} has shape {shape} in the model, but its recipe stacks "
-            f"{len(recipe.sources)} layers; were both made from one config?"
+            f"{len(recipe.sources)} arrays; were both made from one config?"
         )
-    expected = shape[1:] if recipe.stacked else shape
+    expected = shape[len(stack) :]
     for name in recipe.sources:
         tensor = stored[name]
         if tensor.dtype.name not in FLOATING:
@@ -339,15 +351,14 @@ def by_source(
       The name of a stored array, with a list of the memory to fill from it and the
       block of the transformed array to fill it with.
     """
-    if not recipe.stacked:
-        yield recipe.sources[0], list(zip(results, parts, strict=True))
-        return
-    for number, name in enumerate(recipe.sources):
-        targets = [
-            (result[number - layers.start], tuple(block))
-            for result, (layers, *block) in zip(results, parts, strict=True)
-            if layers.start <= number < layers.stop
-        ]
+    depth = len(recipe.stack)
+    for name, place in zip(recipe.sources, np.ndindex(*recipe.stack), strict=True):
+        targets = []
+        for result, part in zip(results, parts, strict=True):
+            stacked = list(zip(place, part[:depth], strict=True))
+            if all(axis.start <= index < axis.stop for index, axis in stacked):
+                within = tuple(index - axis.start for index, axis in stacked)
+                targets.append((result[(*within, ...)], tuple(part[depth:])))
         if targets:
             yield name, targets
 

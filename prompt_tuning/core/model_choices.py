@@ -8,7 +8,7 @@ Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale"]
 NormPlacement = Literal["before", "after", "around"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width"]
-Positions = Literal["rotary", "learned", "relative"]
+Positions = Literal["rotary", "learned", "relative", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
 AttentionMethod = Literal["auto", "reference", "flash"]
@@ -39,3 +39,31 @@ def check_choices(config: object) -> None:
                 f"ModelConfig.{name} is {shown(value)}, expected "
                 f"{' or '.join(map(repr, get_args(accepted)))}"
             )
+
+
+def check_combinations(config: Any) -> None:
+    """Checks the choices of a `ModelConfig` that exclude others.
+
+    Raises:
+      InputError: with both choices.
+    """
+    if config.positions == "relative" and config.architecture == "decoder_only":
+        raise InputError(
+            "relative positions are for encoder-decoder models: the rows of a "
+            "decoder-only model each have their own positions"
+        )
+    if config.positions == "alibi" and config.architecture == "encoder_decoder":
+        raise InputError("linear biases (alibi) are for decoder-only models")
+    first = config.norm_placement == "before"
+    if config.shared_norm and not (config.parallel and first):
+        raise InputError(
+            "shared_norm needs parallel layers with a norm before them, found "
+            f"parallel={config.parallel} and norm_placement={config.norm_placement!r}"
+        )
+    if config.experts and not 1 <= config.experts_per_token <= config.experts:
+        raise InputError(
+            f"experts_per_token is {config.experts_per_token}, expected a number "
+            f"from 1 to {config.experts}"
+        )
+    if config.head_bias and config.tied_head:
+        raise InputError("head_bias needs an untied head, found tied_head=True")

@@ -23,8 +23,10 @@ from prompt_tuning.core.model_choices import (
     Positions,
     QueryKeyNorm,
     check_choices,
+    check_combinations,
 )
 from prompt_tuning.core.model_sizes import (
+    MAXIMUM_EXPERTS,
     MAXIMUM_LAYERS,
     MAXIMUM_SIZE,
     check_products,
@@ -51,7 +53,13 @@ class ModelConfig:
       architecture: decoder-only or encoder-decoder.
       vocabulary_size: number of rows `V` of the embedding table, padding included.
       width: model width `D`.
-      feed_forward_width: `F`.
+      feed_forward_width: `F`, of each expert if there are any.
+      experts: number of experts `E` of each feed-forward layer, 0 for a dense one (see
+        `models.experts`).
+      experts_per_token: number of experts that process each token.
+      normalize_experts: whether the weights of these experts sum to 1.
+      shared_expert_width: width of an expert that processes every token; 0 for none
+        (Qwen 2 MoE).
       layers: number of blocks `L` of the decoder.
       family: name of the family (see `families`) after which the tensors of
         checkpoints and adapters are named; None for a model that has neither.
@@ -73,8 +81,9 @@ class ModelConfig:
         and are added together (GPT-NeoX: Black et al. 2022, section 2.1).
       shared_norm: whether both also read the output of one norm (GPT-J: Wang and
         Komatsuzaki 2021, "GPT-J-6B").
-      positions: rotary on queries and keys, a learned table added to the input, or
-        T5's relative position bias on the scores.
+      positions: rotary on queries and keys, a learned table added to the input, T5's
+        relative position bias on the scores, or a bias of the scores that is linear in
+        the distance (ALiBi; see `models.linear_bias`).
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
@@ -107,6 +116,8 @@ class ModelConfig:
         (Gemma 2; see `attention.attend`).
       logit_soft_cap: bound on the absolute value of logits, or None (Gemma 2; see
         `losses.output_head`).
+      embedding_norm: whether all input vectors are normalized (BLOOM: BigScience 2022,
+        section 3.2.2).
       embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
@@ -142,6 +153,10 @@ class ModelConfig:
     gated: bool
     tied_head: bool
     family: str | None = None
+    experts: int = 0
+    experts_per_token: int = 0
+    normalize_experts: bool = True
+    shared_expert_width: int = 0
     encoder_layers: int = 0
     norm_epsilon: float = 1e-6
     norm_placement: NormPlacement = "before"
@@ -167,6 +182,7 @@ class ModelConfig:
     attention_multiplier: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
+    embedding_norm: bool = False
     embedding_multiplier: float = 1.0
     input_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -197,24 +213,13 @@ class ModelConfig:
                 f"{self.heads} query heads cannot share {self.key_value_heads} "
                 "key/value heads: the first must be a multiple of the second"
             )
-        if self.positions == "relative" and self.architecture == "decoder_only":
-            raise InputError(
-                "relative positions are for encoder-decoder models: the rows of a "
-                "decoder-only model each have their own positions"
-            )
         if self.positions == "rotary" and self.rotated_width % 2:
             raise InputError(
                 f"rotary positions need an even head_width, found {self.rotated_width}"
             )
         if self.positions == "learned" and self.maximum_positions is None:
             raise InputError("learned positions need maximum_positions, found None")
-        if self.shared_norm and not (self.parallel and self.norm_placement == "before"):
-            raise InputError(
-                "shared_norm needs parallel layers with a norm before them, found "
-                f"parallel={self.parallel} and norm_placement={self.norm_placement!r}"
-            )
-        if self.head_bias and self.tied_head:
-            raise InputError("head_bias needs an untied head, found tied_head=True")
+        check_combinations(self)
         _check_layers(self)
         if not 0 <= self.dropout_rate < 1:
             raise InputError(
@@ -273,6 +278,8 @@ def _check_sizes(config: ModelConfig) -> None:
         "vocabulary_size": (1, MAXIMUM_SIZE),
         "width": (1, MAXIMUM_SIZE),
         "feed_forward_width": (1, MAXIMUM_SIZE),
+        "experts": (0, MAXIMUM_EXPERTS),
+        "shared_expert_width": (0, MAXIMUM_SIZE),
         "layers": (1, MAXIMUM_LAYERS),
         "encoder_layers": (0, MAXIMUM_LAYERS),
         "heads": (1, MAXIMUM_SIZE),

@@ -5,24 +5,33 @@ A new family is a module with a `Family`, a line below, and a fixture that
 all of them.
 """
 
+from prompt_tuning.families.bloom import BLOOM
 from prompt_tuning.families.cohere import COHERE, COHERE2
+from prompt_tuning.families.falcon import FALCON
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3
 from prompt_tuning.families.glm4 import GLM4
 from prompt_tuning.families.gpt2 import GPT2
+from prompt_tuning.families.gpt_neo import GPT_NEO
 from prompt_tuning.families.gpt_neox import GPT_NEOX
+from prompt_tuning.families.gptj import GPTJ
 from prompt_tuning.families.granite import GRANITE
+from prompt_tuning.families.granitemoe import GRANITEMOE
 from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
+from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
+from prompt_tuning.families.olmoe import OLMOE
 from prompt_tuning.families.opt import OPT
 from prompt_tuning.families.phi import PHI
 from prompt_tuning.families.phi3 import PHI3
 from prompt_tuning.families.qwen2 import QWEN2
+from prompt_tuning.families.qwen2_moe import QWEN2_MOE
 from prompt_tuning.families.qwen3 import QWEN3
+from prompt_tuning.families.qwen3_moe import QWEN3_MOE
 from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.stablelm import STABLELM
 from prompt_tuning.families.starcoder2 import STARCODER2
@@ -31,9 +40,7 @@ from prompt_tuning.families.t5_multilingual import MT5, UMT5
 
 REFUSED = {
     "bert": "an encoder alone generates no text",
-    "gpt_oss": "mixtures of experts are not implemented",
-    "mixtral": "mixtures of experts are not implemented",
-    "qwen3_moe": "mixtures of experts are not implemented",
+    "gpt_oss": "attention sinks and MXFP4 weights are not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
 
@@ -61,6 +68,15 @@ FAMILIES: dict[str, Family] = {
         COHERE,
         COHERE2,
         GPT_NEOX,
+        MIXTRAL,
+        QWEN2_MOE,
+        QWEN3_MOE,
+        OLMOE,
+        GRANITEMOE,
+        GPTJ,
+        GPT_NEO,
+        FALCON,
+        BLOOM,
         GPT2,
         OPT,
         T5,

@@ -88,6 +88,12 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
             "T5 adds a bias to its scores, which fused kernels do not read",
             "use a decoder-only model",
         )
+    if config.positions == "alibi":
+        return Obstacle(
+            "the model adds a bias to its scores (ALiBi), which fused kernels do not "
+            "read",
+            "use another model",
+        )
     if config.windowed_layers:
         return Obstacle(
             "the model has windowed_layers, which the fused kernels do not compute",

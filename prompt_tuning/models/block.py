@@ -23,6 +23,7 @@ from prompt_tuning.models.attention import (
     positions_first,
 )
 from prompt_tuning.models.attention_choice import choose_attention
+from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense, FeedForward, Norm
 from prompt_tuning.models.rotary import rotate
@@ -179,7 +180,7 @@ class Block(nnx.Module):
       cross_attention: projections of cross-attention; None without it.
       mlp_norm: norm before the feed-forward layer; None without it, and where it reads
         the output of `self_attention_norm`.
-      mlp: the feed-forward layer.
+      mlp: the feed-forward layer, dense or of experts.
       mlp_out_norm: norm after the feed-forward layer, or None.
     """
 
@@ -206,7 +207,8 @@ class Block(nnx.Module):
         self.cross_attention_norm = norm("cross_attention_norm") if cross else None
         self.cross_attention = attention("cross_attention") if cross else None
         self.mlp_norm = norm("mlp_norm", before and not config.shared_norm)
-        self.mlp = FeedForward(named_key(key, "mlp"), config, layers=layers)
+        feed_forward = MixtureOfExperts if config.experts else FeedForward
+        self.mlp = feed_forward(named_key(key, "mlp"), config, layers=layers)
         self.mlp_out_norm = norm("mlp_out_norm", after)
 
     def __call__(

@@ -19,7 +19,7 @@ from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Embedding
+from prompt_tuning.models.layers import Embedding, Norm
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
 from prompt_tuning.models.streams import Stream
 from prompt_tuning.models.transformer import Stack
@@ -90,6 +90,7 @@ class DecoderOnly(LanguageModel):
     """Embedding, causal blocks, head.
 
     Attributes:
+      embedding_norm: norm of the input vectors, prompts included; None without it.
       position_embedder: table `[positions, D]` of learned positions, else None.
       decoder: the blocks.
     """
@@ -110,6 +111,11 @@ class DecoderOnly(LanguageModel):
                 "positions",
             )
             if config.positions == "learned"
+            else None
+        )
+        self.embedding_norm = (
+            Norm(named_key(key, "embedding_norm"), config, stacked=None)
+            if config.embedding_norm
             else None
         )
         self.decoder = decoder(named_key(key, "decoder"), config, cross=False)
@@ -261,6 +267,8 @@ class DecoderOnly(LanguageModel):
         hidden = stream.hidden.astype(self.config.dtype)
         if self.config.input_multiplier != 1:
             hidden = hidden * self.config.input_multiplier
+        if self.embedding_norm is not None:
+            hidden = self.embedding_norm(hidden)
         if self.position_embedder is not None:
             hidden = hidden + self.position_embedder(
                 stream.positions, self.config.dtype

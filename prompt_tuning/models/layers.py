@@ -211,10 +211,18 @@ class FeedForward(nnx.Module):
       down: `[L, F, D]`.
     """
 
-    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        layers: int,
+        width: int | None = None,
+    ):
         self.activation = config.activation
         self.dropout_rate = config.dropout_rate
-        width, inner = config.width, config.feed_forward_width
+        inner = config.feed_forward_width if width is None else width
+        width = config.width
 
         def dense(name, sizes, axes):
             return Dense(

@@ -33,6 +33,7 @@ from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layers import Norm
+from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.relative_positions import RelativePositionBias
 from prompt_tuning.models.rotary import rotary_angles, rotary_table_indices
 from prompt_tuning.models.row_info import RowInfo
@@ -278,6 +279,8 @@ class Stack(nnx.Module):
             if not self.relative_position_bias.in_each_block:
                 table = self.relative_position_bias.embedding[...]
                 bias, buckets = bias_of_buckets(table, buckets), None
+        if self.config.positions == "alibi":
+            bias = linear_bias(queries, keys, self.config.heads)
         return AttentionView(mask, rows, bias, distance, buckets)
 
 

@@ -308,7 +308,8 @@ class LoRA(AdapterSpec):
 class IA3(AdapterSpec):
     """Trained scales of keys, values and the feed-forward layer's inner values.
 
-    The input of `mlp/down` is scaled, and the output of any other projection.
+    The input of `mlp/down` is scaled, also of a shared expert, and the output of any
+    other projection.
     """
 
     name: ClassVar[str] = "ia3"
@@ -325,7 +326,7 @@ class IA3(AdapterSpec):
         """Initializes the scales to 1."""
         del key
         layers, size_in, size_out = shape
-        if path.endswith("mlp/down"):
+        if path.endswith(("mlp/down", "shared/down")):
             return InputScale(jnp.ones((layers, size_in)), axes)
         return OutputScale(jnp.ones((layers, size_out)), axes)
 

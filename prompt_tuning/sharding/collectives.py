@@ -140,6 +140,11 @@ def local_group_count(groups: int) -> int:
     return groups if layout is None else max(1, groups // layout.shard_count(GROUPS))
 
 
+def local_head_count(heads: int) -> int:
+    """The number of this device's query heads, of `heads` in all."""
+    return heads // _size(_axes("heads"))
+
+
 def head_range(heads: int) -> "IndexRange":
     """The range of this device's `heads` query heads among all."""
     axes = _axes("heads")

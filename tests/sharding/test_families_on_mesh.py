@@ -31,6 +31,15 @@ CASES = [
     ("gemma3_text", TENSOR),
     ("granite", TENSOR),
     ("umt5", TENSOR),
+    # A norm with a scale for each head; a bias of the head; linear biases; experts.
+    ("cohere", TENSOR),
+    ("cohere", MeshShape(data=1, tensor=4)),
+    ("phi", TENSOR),
+    ("phi", MeshShape(data=1, fsdp=4)),
+    ("bloom", TENSOR),
+    ("gemma2", TENSOR),
+    ("mixtral", TENSOR),
+    ("qwen2_moe", MeshShape(data=1, fsdp=2, tensor=2)),
 ]
 
 

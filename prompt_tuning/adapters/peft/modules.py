@@ -52,7 +52,7 @@ class Projection:
     @property
     def scales_input(self) -> bool:
         """Whether IA3 scales the input (Liu et al. 2022, section 3.3)."""
-        return self.path.endswith("/mlp/down")
+        return self.path.endswith(("/mlp/down", "/shared/down"))
 
 
 def projections(
@@ -87,6 +87,7 @@ def projections(
 def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Returns the input and output size of each kind of projection."""
     width, inner = config.width, config.feed_forward_width
+    shared = config.shared_expert_width
     queries = config.heads * config.head_width
     keys = config.key_value_heads * config.head_width
     attention = {
@@ -101,6 +102,9 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
             for layer in ("self_attention", "cross_attention")
             for name, size in attention.items()
         },
+        **{f"shared/{name}": (width, shared) for name in ("gate", "up")},
+        "shared/down": (shared, width),
+        "mlp/shared_gate": (width, 1),
         "mlp/gate": (width, inner),
         "mlp/up": (width, inner),
         "mlp/down": (inner, width),

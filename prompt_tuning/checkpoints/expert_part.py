@@ -1,0 +1,36 @@
+"""Projections of all experts of a layer, stored as one tensor."""
+
+import dataclasses
+
+import numpy as np
+
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
+from prompt_tuning.core.slices import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertPart(Transform):
+    """Takes one of several projections of all experts, stored `[E, out, in]`.
+
+    Attributes:
+      index: index of the part.
+      parts: number of parts of equal size, one after the other.
+    """
+
+    index: int = 0
+    parts: int = 1
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the part, `[E, in, out]`.
+
+        Raises:
+          ValueError: if the number of columns is not divisible.
+        """
+        return np.split(stored.swapaxes(1, 2), self.parts, axis=2)[self.index]
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the block of the part."""
+        experts, rows, columns = block
+        first = tensor.shape[1] // self.parts * self.index
+        stored = slice(columns.start + first, columns.stop + first)
+        return tensor.read((experts, stored, rows)).swapaxes(1, 2)

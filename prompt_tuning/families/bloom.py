@@ -1,0 +1,101 @@
+"""BLOOM: linear biases of scores, a norm of the embeddings, layers fused per head."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import (
+    Family,
+    final_norm_recipes,
+    head_recipe,
+    layer_recipes,
+    norm_names,
+    projection_names,
+)
+from prompt_tuning.families.gpt_neox import NORMS
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+PREFIX = "transformer."
+QKV = "self_attention.query_key_value"
+PROJECTIONS = {
+    "self_attention/out": "self_attention.dense",
+    "mlp/up": "mlp.dense_h_to_4h",
+    "mlp/down": "mlp.dense_4h_to_h",
+}
+
+
+def read_bloom(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    reason = "residual connections after the norm are not implemented"
+    settings.require("apply_residual_connection_post_layernorm", False, reason)
+    width = settings.size("n_embed" if "n_embed" in settings else "hidden_size")
+    heads = settings.size(
+        "num_attention_heads" if "num_attention_heads" in settings else "n_head"
+    )
+    return {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": width,
+        "feed_forward_width": 4 * width,
+        "layers": settings.layers(
+            "num_hidden_layers" if "num_hidden_layers" in settings else "n_layer"
+        ),
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": settings.head_width(width, heads),
+        "norm": "layer",
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+        "positions": "alibi",
+        "embedding_norm": True,
+        "activation": "gelu_tanh",
+        "gated": False,
+        "biases": "all",
+        "tied_head": settings.flag("tie_word_embeddings", True),
+    }
+
+
+def fused_qkv(config: ModelConfig) -> dict[str, tuple[str, FusedPart]]:
+    """Returns the parts of a tensor with groups of queries, a key and a value."""
+    groups = config.key_value_heads
+    shares = (config.heads // groups, 1, 1)
+    return {
+        f"self_attention/{name}": (QKV, FusedPart(i, shares, groups, in_first=False))
+        for i, name in enumerate(("query", "key", "value"))
+    }
+
+
+def bloom_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if "word_embeddings.weight" in names else PREFIX
+    layer = projection_names(config, PROJECTIONS, fused_qkv(config))
+    layer |= norm_names(config, NORMS)
+    norm = f"{prefix}word_embeddings_layernorm"
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}word_embeddings.weight",)),
+        "embedding_norm/scale": Recipe((f"{norm}.weight",)),
+        "embedding_norm/bias": Recipe((f"{norm}.bias",)),
+        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
+        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
+        **head_recipe(config),
+    }
+
+
+BLOOM = Family(
+    model_type="bloom",
+    title="BLOOM, BLOOMZ",
+    read_fields=read_bloom,
+    recipes=bloom_recipes,
+    embedding_tables=("transformer.word_embeddings.weight", "word_embeddings.weight"),
+    base_prefix=PREFIX,
+    inert=frozenset(
+        {
+            *("hidden_dropout", "attention_dropout", "initializer_range", "use_cache"),
+            *("pretraining_tp", "slow_but_exact"),  # how sums are computed
+        }
+    ),
+)

@@ -1,0 +1,92 @@
+"""Falcon: attention and feed-forward layer in parallel, few key/value heads, fused."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.bloom import BLOOM, PREFIX, PROJECTIONS, fused_qkv
+from prompt_tuning.families.family import (
+    final_norm_recipes,
+    head_recipe,
+    layer_recipes,
+    norm_names,
+    projection_names,
+)
+from prompt_tuning.families.gpt_neox import NORMS
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.rotary_settings import read_rotary
+
+TWO_NORMS = {"self_attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+
+
+def read_falcon(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    reason = "the biases of Falcon RW, rounded to bfloat16, are not implemented"
+    settings.require("alibi", False, reason)
+    width, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
+    head_width = settings.head_width(width, heads)
+    new = settings.flag("new_decoder_architecture", False)
+    groups = settings.size("num_kv_heads", heads)
+    if not new:
+        groups = 1 if settings.flag("multi_query", True) else heads
+    parallel = settings.flag("parallel_attn", True)
+    if new:
+        expected = "True: that variant of Falcon is not implemented"
+        parallel or settings.refuse("parallel_attn", expected)
+    norms = settings.integer("num_ln_in_parallel_attn", 2 if new else 1, minimum=1)
+    if norms > 1 + new:
+        settings.refuse("num_ln_in_parallel_attn", "1 or 2" if new else "1")
+    return read_rotary(settings, head_width) | {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": width,
+        "feed_forward_width": settings.size("ffn_hidden_size", 4 * width),
+        "layers": settings.layers("num_hidden_layers"),
+        "heads": heads,
+        "key_value_heads": groups,
+        "head_width": head_width,
+        "norm": "layer",
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+        "parallel": parallel,
+        "shared_norm": parallel and norms == 1,
+        "positions": "rotary",
+        "maximum_positions": settings.size("max_position_embeddings", 2048),
+        "activation": settings.activation(settings.text("activation", "gelu")),
+        "gated": False,
+        "biases": "all" if settings.flag("bias", False) else "none",
+        "tied_head": settings.flag("tie_word_embeddings", True),
+    }
+
+
+def falcon_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if "word_embeddings.weight" in names else PREFIX
+    norms = TWO_NORMS if config.parallel else NORMS
+    if config.shared_norm:
+        norms = {"self_attention_norm": NORMS["self_attention_norm"]}
+    layer = projection_names(config, PROJECTIONS, fused_qkv(config))
+    layer |= norm_names(config, norms)
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}word_embeddings.weight",)),
+        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
+        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
+        **head_recipe(config),
+    }
+
+
+FALCON = dataclasses.replace(
+    BLOOM,
+    model_type="falcon",
+    title="Falcon 7B, 40B, 180B and Falcon 2",
+    read_fields=read_falcon,
+    recipes=falcon_recipes,
+    inert=frozenset(
+        {"hidden_dropout", "attention_dropout", "initializer_range", "use_cache"}
+    ),
+)

@@ -1,0 +1,86 @@
+"""GPT-J: attention and feed-forward layer in parallel, interleaved rotary positions."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import (
+    Family,
+    final_norm_recipes,
+    head_recipe,
+    layer_recipes,
+    norm_names,
+    projection_names,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+PREFIX = "transformer."
+PROJECTIONS = {
+    "self_attention/query": "attn.q_proj",
+    "self_attention/key": "attn.k_proj",
+    "self_attention/value": "attn.v_proj",
+    "self_attention/out": "attn.out_proj",
+    "mlp/up": "mlp.fc_in",
+    "mlp/down": "mlp.fc_out",
+}
+NORMS = {"self_attention_norm": "ln_1"}
+
+
+def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    width, heads = settings.size("n_embd"), settings.size("n_head")
+    activation = settings.text("activation_function", "gelu_new")
+    tied = settings.flag("tie_word_embeddings", False)
+    return {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": width,
+        "feed_forward_width": settings.size("n_inner", 4 * width),
+        "layers": settings.layers("n_layer"),
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": settings.head_width(width, heads),
+        "norm": "layer",
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+        "parallel": True,
+        "shared_norm": True,
+        "positions": "rotary",
+        "rotary_width": settings.size("rotary_dim", 64),
+        "rotary_interleaved": True,
+        "maximum_positions": settings.size("n_positions"),
+        "activation": settings.activation(activation),
+        "gated": False,
+        "biases": "mlp",
+        "tied_head": tied,
+        "head_bias": not tied,
+    }
+
+
+def gptj_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if "wte.weight" in names else PREFIX
+    layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
+    return {
+        "token_embedder/embedding": Recipe((f"{prefix}wte.weight",)),
+        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
+        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
+        **head_recipe(config),
+    }
+
+
+GPTJ = Family(
+    model_type="gptj",
+    title="GPT-J",
+    read_fields=read_gptj,
+    recipes=gptj_recipes,
+    embedding_tables=("transformer.wte.weight", "wte.weight"),
+    base_prefix=PREFIX,
+    inert=frozenset(
+        {"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "use_cache"}
+    ),
+)

@@ -1,0 +1,38 @@
+"""Granite 3 with experts."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from prompt_tuning.families.expert_layout import (
+    BALANCING,
+    fused_expert_recipes,
+    read_experts,
+)
+from prompt_tuning.families.granite import GRANITE
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+
+def read_granitemoe(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = GRANITE.read_fields(settings)
+    return fields | read_experts(settings, "num_local_experts")
+
+
+GRANITEMOE = dataclasses.replace(
+    GRANITE,
+    model_type="granitemoe",
+    title="Granite 3, mixtures of experts",
+    read_fields=read_granitemoe,
+    recipes=functools.partial(
+        fused_expert_recipes,
+        router="block_sparse_moe.router.layer.weight",
+        inward="block_sparse_moe.input_linear.weight",
+        outward="block_sparse_moe.output_linear.weight",
+    ),
+    inert=GRANITE.inert | BALANCING,
+)

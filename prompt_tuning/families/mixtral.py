@@ -1,0 +1,46 @@
+"""Mixtral: a Mistral with experts."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from prompt_tuning.families.expert_layout import (
+    BALANCING,
+    expert_recipes,
+    read_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+
+
+def read_mixtral(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    kind = SLIDING if "sliding_window" in settings else FULL
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=1_000_000.0)
+        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
+        | read_experts(settings, "num_local_experts")
+        | {"norm_epsilon": settings.positive("rms_norm_eps", 1e-5)}
+    )
+
+
+MIXTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mixtral",
+    title="Mixtral",
+    read_fields=read_mixtral,
+    recipes=functools.partial(
+        expert_recipes, block="block_sparse_moe", parts=("w1", "w3", "w2")
+    ),
+    write_settings=None,
+    inert=INERT | BALANCING | {"router_jitter_noise"},
+)

@@ -1,0 +1,53 @@
+"""Qwen 3 with experts."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.expert_layout import (
+    BALANCING,
+    expert_recipes,
+    read_experts,
+    require_all_sparse,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
+
+
+def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    require_all_sparse(settings)
+    fields = read_layout(settings)
+    windows = settings.flag("use_sliding_window", False)
+    kind = SLIDING if windows and "sliding_window" in settings else FULL
+    local = "num_local_experts"
+    count = local if local in settings else "num_experts"
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"])
+        | read_windows(settings, fields["layers"], [kind] * fields["layers"])
+        | read_experts(settings, count)
+        | {
+            "feed_forward_width": settings.size("moe_intermediate_size"),
+            "query_key_norm": "head",
+            "biases": "attention" if settings.flag("attention_bias", False) else "none",
+            "normalize_experts": settings.flag("norm_topk_prob", False),
+        }
+    )
+
+
+QWEN3_MOE = dataclasses.replace(
+    LLAMA,
+    model_type="qwen3_moe",
+    title="Qwen 3, mixtures of experts",
+    read_fields=read_qwen3_moe,
+    recipes=expert_recipes,
+    write_settings=None,
+    inert=INERT | BALANCING,
+)

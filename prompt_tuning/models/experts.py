@@ -1,0 +1,170 @@
+"""Feed-forward layers of which a few experts process each token (Shazeer et al. 2017).
+
+A router scores all experts for a token, and the token's output is the sum of those of
+the `k` experts with the highest scores, weighted by the softmax of the scores (Jiang et
+al. 2024, "Mixtral of Experts", section 2.1). Losses that balance the load of experts
+are not computed: the router is frozen.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from prompt_tuning.core.dropout import DropoutIndex, dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import declare, fan_in, named_key
+from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
+from prompt_tuning.sharding import collectives
+
+
+class ExpertKernels(NamedTuple):
+    """Kernels of the experts of one block, or this device's shard of `F`."""
+
+    gate: Float[Array, "E D F"]
+    up: Float[Array, "E D F"]
+    down: Float[Array, "E F D"]
+
+
+class MixtureOfExperts(nnx.Module):
+    """Router and experts; in the dtype bfloat16 if projections are int8.
+
+    Attributes:
+      router: `[L, D, E]`.
+      expert_gate: `[L, E, D, F]`.
+      expert_up: `[L, E, D, F]`.
+      expert_down: `[L, E, F, D]`.
+      shared: expert that processes every token, or None.
+      shared_gate: score of that expert, whose sigmoid is its weight, `[L, D, 1]`.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        self.config = config
+        width, inner, count = config.width, config.feed_forward_width, config.experts
+
+        def dense(name, size, axis):
+            return Dense(
+                named_key(key, name),
+                (width, size),
+                ("embed", axis),
+                layers=layers,
+                bias=False,
+                dtype=config.parameter_dtype,
+            )
+
+        def kernels(name, sizes, axes):
+            return declare(
+                named_key(key, name),
+                (layers, count, *sizes),
+                ("layers", "experts", *axes),
+                fan_in(sizes[0]),
+                config.parameter_dtype,
+            )
+
+        self.router = dense("router", count, "experts")
+        inward = ((width, inner), ("embed", "mlp"))
+        self.expert_gate = kernels("expert_gate", *inward)
+        self.expert_up = kernels("expert_up", *inward)
+        self.expert_down = kernels("expert_down", (inner, width), ("mlp", "embed"))
+        shared = config.shared_expert_width
+        self.shared = (
+            FeedForward(named_key(key, "shared"), config, layers=layers, width=shared)
+            if shared
+            else None
+        )
+        self.shared_gate = dense("shared_gate", 1, "shared_gate") if shared else None
+
+    def __call__(
+        self,
+        x: Float[Array, "n D"],
+        key: Key[Array, ""] | None,
+        numbers: Int[Array, "n"],
+    ) -> Float[Array, "n D"]:
+        """Applies the experts of one block; arguments as of `FeedForward`.
+
+        Dropout applies to the output: activations of experts have no fixed numbers.
+        """
+        chosen, weights = route(self.router(x), self.config)
+        kernels = ExpertKernels(
+            *(
+                kernel[...].astype(x.dtype)
+                for kernel in (self.expert_gate, self.expert_up, self.expert_down)
+            )
+        )
+        run = run_grouped if jax.default_backend() in GROUPED else run_all
+        output = run(
+            collectives.copy_to_shards(x, "mlp"),
+            chosen,
+            collectives.copy_to_shards(weights.astype(x.dtype), "mlp"),
+            kernels,
+            self.config.activation,
+        )
+        output = collectives.reduce_from_shards(output, "mlp")
+        index = DropoutIndex.at_positions(numbers, output.shape[-1])
+        output = dropout(output, self.config.dropout_rate, key, index)
+        if self.shared is None or self.shared_gate is None:
+            return output
+        weight = jax.nn.sigmoid(self.shared_gate(x))  # [n, 1]
+        return output + weight * self.shared(x, key, numbers)
+
+
+GROUPED = ("gpu", "tpu")
+"""Platforms with kernels that multiply groups of rows with a matrix each."""
+
+
+def route(
+    scores: Float[Array, "n E"], config: ModelConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+    """Returns the experts of each token and their weights, in float32."""
+    shares = jax.nn.softmax(scores.astype(jnp.float32))
+    weights, chosen = jax.lax.top_k(shares, config.experts_per_token)
+    if config.normalize_experts:
+        weights = weights / weights.sum(-1, keepdims=True)
+    return chosen, weights
+
+
+def run_grouped(
+    x: Float[Array, "n D"],
+    chosen: Int[Array, "n k"],
+    weights: Float[Array, "n k"],
+    kernels: ExpertKernels,
+    activation: str,
+) -> Float[Array, "n D"]:
+    """Runs each token through its experts, with the tokens of an expert together."""
+    count = chosen.shape[1]
+    order = jnp.argsort(chosen.reshape(-1))  # [n * k], by expert
+    sizes = jnp.bincount(chosen.reshape(-1), length=len(kernels.gate)).astype(jnp.int32)
+    tokens = x[order // count]
+    gate = jax.lax.ragged_dot(tokens, kernels.gate, sizes)
+    inner = ACTIVATIONS[activation](gate) * jax.lax.ragged_dot(
+        tokens, kernels.up, sizes
+    )
+    outputs = jax.lax.ragged_dot(inner, kernels.down, sizes)
+    in_order = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1)  # [n, k, D]
+    return (in_order * weights[..., None]).sum(1)
+
+
+def run_all(
+    x: Float[Array, "n D"],
+    chosen: Int[Array, "n k"],
+    weights: Float[Array, "n k"],
+    kernels: ExpertKernels,
+    activation: str,
+) -> Float[Array, "n D"]:
+    """Runs every token through all experts, one expert at a time.
+
+    CPUs compute `jax.lax.ragged_dot` as if each group had all rows, which is slower.
+    """
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def add_expert(total, expert):
+        number, (gate, up, down) = expert
+        weight = jnp.where(chosen == number, weights, 0).sum(1)  # [n]
+        inner = ACTIVATIONS[activation](x @ gate) * (x @ up)
+        return total + (inner @ down) * weight[:, None], None
+
+    experts = (jnp.arange(len(kernels.gate)), kernels)
+    return jax.lax.scan(add_expert, jnp.zeros_like(x), experts)[0]

@@ -1,0 +1,68 @@
+"""Mixtures of experts, against a loop over tokens in NumPy."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.models.experts import ExpertKernels, route, run_all, run_grouped
+from tests.support import dummies
+
+N, D, F, E, K = 7, 4, 5, 6, 3
+RANDOM = np.random.default_rng(0)
+
+
+def random(*shape):
+    return jnp.asarray(RANDOM.standard_normal(shape), jnp.float32)
+
+
+X = random(N, D)
+KERNELS = ExpertKernels(random(E, D, F), random(E, D, F), random(E, F, D))
+# No token chooses the last expert.
+CHOSEN = jnp.asarray([RANDOM.permutation(E - 1)[:K] for _ in range(N)])
+WEIGHTS = random(N, K)
+
+
+def expected(x, chosen, weights, kernels):
+    """The sum over the chosen experts of each token."""
+    rows = []
+    for row, experts, factors in zip(x, chosen, weights, strict=True):
+        total = 0
+        for expert, factor in zip(experts, factors, strict=True):
+            gate, up, down = (kernel[int(expert)] for kernel in kernels)
+            total = total + factor * ((jax.nn.silu(row @ gate) * (row @ up)) @ down)
+        rows.append(total)
+    return jnp.stack(rows)
+
+
+@pytest.mark.parametrize("run", [run_all, run_grouped])
+def test_outputs_and_gradients_are_those_of_the_chosen_experts(run):
+    cotangent = random(N, D)
+
+    def results(function):
+        loss = jax.value_and_grad(
+            lambda x, weights, kernels: (
+                function(x, CHOSEN, weights, kernels) * cotangent
+            ).sum(),
+            (0, 1, 2),
+        )
+        return jax.tree.leaves(loss(X, WEIGHTS, KERNELS))
+
+    ours = results(jax.jit(functools.partial(run, activation="silu")))
+    for actual, correct in zip(ours, results(expected), strict=True):
+        np.testing.assert_allclose(actual, correct, atol=2e-4)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_best_experts_get_their_share_of_the_softmax(normalize):
+    config = dataclasses.replace(
+        dummies.LLAMA, experts=3, experts_per_token=2, normalize_experts=normalize
+    )
+    scores = jnp.log(jnp.array([[0.2, 0.5, 0.3]]))
+    chosen, weights = route(scores, config)
+    np.testing.assert_array_equal(chosen, [[1, 2]])
+    total = 0.8 if normalize else 1
+    np.testing.assert_allclose(weights, [[0.5 / total, 0.3 / total]], rtol=1e-6)
