@@ -36,9 +36,9 @@ def read_falcon(settings: HuggingFaceSettings) -> dict[str, Any]:
     if not new:
         groups = 1 if settings.flag("multi_query", True) else heads
     parallel = settings.flag("parallel_attn", True)
-    if new:
+    if new and not parallel:
         expected = "True: that variant of Falcon is not implemented"
-        parallel or settings.refuse("parallel_attn", expected)
+        settings.refuse("parallel_attn", expected)
     norms = settings.integer("num_ln_in_parallel_attn", 2 if new else 1, minimum=1)
     if norms > 1 + new:
         settings.refuse("num_ln_in_parallel_attn", "1 or 2" if new else "1")

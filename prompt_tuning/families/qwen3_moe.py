@@ -26,8 +26,7 @@ def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     fields = read_layout(settings)
     windows = settings.flag("use_sliding_window", False)
     kind = SLIDING if windows and "sliding_window" in settings else FULL
-    local = "num_local_experts"
-    count = local if local in settings else "num_experts"
+    count = "num_experts" if "num_experts" in settings else "num_local_experts"
     return (
         fields
         | read_rotary(settings, fields["head_width"])

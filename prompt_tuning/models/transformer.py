@@ -279,7 +279,7 @@ class Stack(nnx.Module):
             if not self.relative_position_bias.in_each_block:
                 table = self.relative_position_bias.embedding[...]
                 bias, buckets = bias_of_buckets(table, buckets), None
-        if self.config.positions == "alibi":
+        if self.config.positions == "alibi" and keys is not None:
             bias = linear_bias(queries, keys, self.config.heads)
         return AttentionView(mask, rows, bias, distance, buckets)
 

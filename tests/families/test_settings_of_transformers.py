@@ -29,6 +29,8 @@ LONGROPE = {
 OPTIONS = {
     "qwen2": WINDOWS,
     "qwen3": WINDOWS,
+    "qwen2_moe": WINDOWS,
+    "qwen3_moe": WINDOWS,
     "smollm3": WINDOWS,
     "phi3": LONGROPE,
 }
@@ -94,6 +96,12 @@ def test_every_setting_is_read_or_inert(model_type):
         ("mistral", {"layer_types": ["full_attention"]}),
         ("smollm3", {"no_rope_layers": [1]}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt_neo", {"attention_types": [[["global"], 1]]}),
+        ("falcon", {"alibi": True}),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}),
+        ("stablelm", {"qk_layernorm": True}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
+        ("olmoe", {"clip_qkv": 8.0}),
     ],
     ids=str,
 )
