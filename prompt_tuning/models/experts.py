@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, fan_in, named_key
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
@@ -85,7 +84,8 @@ class MixtureOfExperts(nnx.Module):
     ) -> Float[Array, "n D"]:
         """Applies the experts of one block; arguments as of `FeedForward`.
 
-        Dropout applies to the output: activations of experts have no fixed numbers.
+        Only activations of the shared expert are dropped: those of the others depend on
+        the choice of experts.
         """
         chosen, weights = route(self.router(x), self.config)
         kernels = ExpertKernels(
@@ -103,8 +103,6 @@ class MixtureOfExperts(nnx.Module):
             self.config.activation,
         )
         output = collectives.reduce_from_shards(output, "mlp")
-        index = DropoutIndex.at_positions(numbers, output.shape[-1])
-        output = dropout(output, self.config.dropout_rate, key, index)
         if self.shared is None or self.shared_gate is None:
             return output
         weight = jax.nn.sigmoid(self.shared_gate(x))  # [n, 1]

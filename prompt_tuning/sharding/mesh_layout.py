@@ -43,11 +43,12 @@ class MeshLayout:
     config: ModelConfig
 
     def __post_init__(self):
-        sizes = {
-            "heads": ("heads", self.config.heads),
-            "mlp": ("feed-forward columns", self.config.feed_forward_width),
-        }
-        for name, (noun, size) in sizes.items():
+        sizes = (
+            ("heads", "heads", self.config.heads),
+            ("mlp", "feed-forward columns", self.config.feed_forward_width),
+            ("mlp", "columns of a shared expert", self.config.shared_expert_width),
+        )
+        for name, noun, size in sizes:
             count = self.shard_count(name)
             if size % count:
                 raise InputError(
