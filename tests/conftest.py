@@ -79,6 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 LONGEST = (
+    "test_documents",
     "test_methods",
     "test_processes",
     "test_rematerialization",
