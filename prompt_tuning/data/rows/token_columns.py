@@ -168,7 +168,7 @@ def check_column(
     if invalid.any():
         row, *token = np.argwhere(invalid)[0].tolist()
         location = describe_row(row) + (f", token {token[0]}" if token else "")
-        found = shown(values[invalid][0].item())
+        found = shown(values[invalid].tolist()[0])
         raise InputError(f"{location}: {name} is {found}, expected {expected}")
 
 

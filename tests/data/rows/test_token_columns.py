@@ -237,6 +237,13 @@ def test_invalid_example_weights_are_refused(tmp_path, value):
         load(lines, example_weight_key="w")
 
 
+@pytest.mark.parametrize("digits", [50, 300, 400])
+def test_integers_beyond_float32_are_refused(tmp_path, digits):
+    lines = write_lines(tmp_path / "a.jsonl", {"w": 1}, {"w": 10**digits})
+    with pytest.raises(InputError, match=r"a.jsonl, line 2: w is 1000000"):
+        load(lines, example_weight_key="w")
+
+
 def test_missing_columns_and_columns_of_another_kind_are_refused(tmp_path):
     path = write(tmp_path / "a.hdf5", label=np.array([0.5, 1, 2]), short=np.ones(2))
     with pytest.raises(InputError, match=r"'w', which DataSource.example_weight_key"):
