@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.core.errors import InputError, kind_of, shortened, shown
 
 MAXIMUM_BYTES = 128 * 2**20
 """Maximum size of a JSON file; the header of a safetensors file has at most 100 MB."""
@@ -144,8 +144,8 @@ class JsonObject:
           InputError: always.
         """
         raise InputError(
-            f"{self.source} has {name} = {shown(self.values[name])}, expected "
-            f"{expected}"
+            f"{self.source} has {shortened(name)} = {shown(self.values[name])}, "
+            f"expected {expected}"
         )
 
     def _typed(self, name: str, default: Any, kind: type) -> Any:

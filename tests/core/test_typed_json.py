@@ -134,3 +134,10 @@ def test_repeated_names_are_refused_if_names_must_be_distinct():
     assert parse_json('{"a": 1, "a": 2}', "a.json") == {"a": 2}
     with pytest.raises(InputError, match=r"a\.json is not valid .*'a' more than once"):
         parse_json('[{"b": 1, "a": 1, "a": 2}]', "a.json", distinct_names=True)
+
+
+def test_a_message_does_not_repeat_a_long_name():
+    content = JsonObject("a.json", {"a" * 70_000: "x"})
+    with pytest.raises(InputError, match="a finite number") as raised:
+        content.number("a" * 70_000)
+    assert len(str(raised.value)) < 400

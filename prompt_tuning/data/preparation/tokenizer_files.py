@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
 from prompt_tuning.data.text.chat_templates import TEMPLATE_FILE, role_texts_of
 from prompt_tuning.data.text.special_tokens import (
@@ -73,13 +73,13 @@ def _check_roles(choice: TokenizerChoice) -> None:
     for role, token in choice.special_tokens:
         if role not in (*ROLES, ADDITIONAL):
             raise InputError(
-                f"--special_tokens names {role!r}, expected "
+                f"--special_tokens names {shown(role)}, expected "
                 f"{', '.join((*ROLES, ADDITIONAL))}"
             )
         if role in assigned and role != ADDITIONAL:
             raise InputError(
-                f"--special_tokens gives {role!r} to {token!r} and to another token, "
-                "expected one token"
+                f"--special_tokens gives {role!r} to {shown(token)} and to another "
+                "token, expected one token"
             )
         assigned.add(role)
 
