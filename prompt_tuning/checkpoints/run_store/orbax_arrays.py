@@ -211,7 +211,14 @@ class StoredArray:
                     tree = reader.restore(path, args=wanted)
             except OSError as error:
                 raise InputError(f"{self._label}: {error}{ADVICE}") from error
-        return tree[self.group][self.name]
+        restored = tree[self.group][self.name]
+        # Metadata can declare that the array is a number or something else.
+        if np.ndim(restored) != self.ndim:
+            raise InputError(
+                f"{self._label} has {np.ndim(restored)} axes, expected {self.ndim}"
+                f"{ADVICE}"
+            )
+        return restored
 
     def _check_stored(self) -> None:
         """Checks what the folder declares, for which Orbax allocates memory.
