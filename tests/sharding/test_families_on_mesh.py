@@ -68,6 +68,8 @@ def test_losses_and_all_gradients_equal_those_on_one_device(family, shape):
     [prompt] = (leaf for path, leaf in gradient.items() if "/prompt/" in path)
     assert np.abs(prompt).max() > 0.01  # else equal gradients would mean little
     for path, leaf in placement.replicate(theirs).items():
+        if config.positions == "alibi" and path.endswith("key/bias"):
+            continue  # the softmax does not depend on it: the gradient is rounding
         largest = np.abs(gradient[path]).max()
         np.testing.assert_allclose(
             leaf, gradient[path], atol=ROUNDING * largest, err_msg=path
