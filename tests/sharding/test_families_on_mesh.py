@@ -33,6 +33,7 @@ CASES = [
     ("umt5", TENSOR),
     # A norm with a scale for each head; a bias of the head; linear biases; experts.
     ("cohere", TENSOR),
+    ("cohere", MeshShape(data=1, tensor=4)),
     ("phi", TENSOR),
     ("phi", MeshShape(data=1, fsdp=4)),
     ("bloom", TENSOR),
