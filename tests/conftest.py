@@ -12,7 +12,7 @@ import pytest
 # Tests of tiny models spend nearly all their time compiling, and on a CPU these flags
 # save more than half of it. XLA's rewrites and matrix products stay the same; only the
 # machine code around them is slower.
-QUICK = " ".join(
+FLAGS = " ".join(
     (
         "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE",
         # XLA's verification of the rewrites.
@@ -22,6 +22,9 @@ QUICK = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
         # One part per program, since each part has a preamble.
         "--xla_cpu_parallel_codegen_split_count=1",
+        # On a busy machine a device of a mesh may wait for the others for longer than
+        # the 40 seconds after which XLA ends the process.
+        "--xla_cpu_collective_call_terminate_timeout_seconds=600",
     )
 )
 
@@ -29,9 +32,9 @@ QUICK = " ".join(
 def _start_quickly() -> None:
     """Sets the flags before JAX reads them, if XLA knows them; others abort JAX."""
     given = os.environ.get("XLA_FLAGS", "")
-    if QUICK in given:  # set by the parent process
+    if FLAGS in given:  # set by the parent process
         return
-    flags = f"{given} {QUICK}".strip()
+    flags = f"{given} {FLAGS}".strip()
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     attempt = subprocess.run(
         command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
