@@ -356,10 +356,10 @@ def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> To
     tokenizer.no_padding()
     special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
     encode = tokenizer.encode_batch
-    ids = LimitedCalls()(
+    marked, plain = LimitedCalls()(
         lambda: [encode(["a"], add_special_tokens=x)[0].ids for x in (True, False)], 2
     )
-    special = special.fill_from(begin_token(*ids, special.bos_id))
+    special = special.fill_from(begin_token(marked, plain, special.bos_id))
     return HuggingFaceTokenizer(tokenizer, special, file.parent, costs)
 
 
