@@ -182,8 +182,8 @@ def test_shapes_are_compared_before_reading():
 @pytest.mark.parametrize(
     ("model", "recipes", "expected"),
     [
-        (shapes(w=(3, 4, 2)), {"w": layered("block.{}.w", 2)}, "stacks 2 layers"),
-        (shapes(w=()), {"w": layered("block.{}.w", 2)}, "stacks 2 layers"),
+        (shapes(w=(3, 4, 2)), {"w": layered("block.{}.w", 2)}, "stacks 2 arrays"),
+        (shapes(w=()), {"w": layered("block.{}.w", 2)}, "stacks 2 arrays"),
         (shapes(w=(4,)), {"w": Recipe(("mask",))}, "mask .* is uint8"),
         (
             shapes(w=(3, 0)),

@@ -178,7 +178,10 @@ BFLOAT16 = dataclasses.replace(dummies.LLAMA, compute_dtype="bfloat16", head_wid
     [
         (BFLOAT16, "no fused kernel for the platform 'cpu': use a GPU or a TPU"),
         (dummies.T5_GATED, "T5 adds a bias .*: use a decoder-only model"),
-        (dummies.with_dropout(BFLOAT16), "dropout_rate is 0.3.*set Pretrained.dropout"),
+        (
+            dummies.with_dropout(BFLOAT16),
+            "dropout_rate is 0.3.*give --gin.Pretrained.dropout_rate=0",
+        ),
     ],
 )
 def test_flash_where_it_is_impossible_is_an_error_with_the_reason(config, message):
