@@ -87,7 +87,7 @@ def plain(family: str, regex: str = ".*/prompt/.*"):
     return outcome(deep(dummies.FAMILIES[family]), regex)
 
 
-def assert_same(actual, expected):
+def assert_same(actual, expected, rounding=2e-6):
     (sums, gradient), (expected_sums, expected_gradient) = actual, expected
     assert float(expected_sums.loss) > 1
     np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=1e-6)
@@ -95,7 +95,7 @@ def assert_same(actual, expected):
         largest = float(np.abs(want).max())
         assert largest > 1e-4, path
         np.testing.assert_allclose(
-            gradient[path], want, atol=2e-6 * largest, err_msg=path
+            gradient[path], want, atol=rounding * largest, err_msg=path
         )
 
 
@@ -125,7 +125,8 @@ def test_weight_gradients_are_the_same_in_scans_that_index_layers():
     cut = HOWS["the two in the middle"]
     weights = ".*(prompt/prompt|kernel|scale|embedding)"
     actual = outcome(deep(dummies.T5_GATED, cut), weights)
-    assert_same(actual, plain("t5_gated", weights))
+    # Gradients of weights are sums over all positions.
+    assert_same(actual, plain("t5_gated", weights), rounding=4e-6)
 
 
 @pytest.mark.exhaustive
