@@ -96,6 +96,7 @@ def test_a_text_prompt_precedes_the_ids_of_hdf5_rows(run, tmp_path, capsys):
     assert of_rows == of_text
 
 
+@pytest.mark.exhaustive
 def test_labels_and_categories_are_measured_for_all_systems(run, tmp_path, capsys):
     file = tmp_path / "kinds.jsonl"
     lines = [

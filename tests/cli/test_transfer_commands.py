@@ -92,6 +92,7 @@ def model_arguments(files) -> tuple[str, ...]:
     return ("--gin_file=models/checkpoint.gin", f"--gin.MODEL={str(files.decoder)!r}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bindings", [[], LORA_ALONE], ids=["prompt", "lora"])
 def test_an_exported_model_and_peft_folder_generate_the_runs_texts(
     bindings, run_named, files, tmp_path, capsys

@@ -181,6 +181,7 @@ def test_a_finished_row_is_padded():
     assert ended[0, 2:].tolist() == [0] * 4
 
 
+@pytest.mark.exhaustive
 def test_dropout_draws_the_same_mask_when_recomputed():
     config = dummies.with_dropout(dummies.GPT2)
     graph, frozen = dummies.prompted(config, prompting=JOINED)

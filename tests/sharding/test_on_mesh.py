@@ -29,6 +29,7 @@ def on_mesh(family: str):
     return graph, [(parameters, None), (put, layout)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampler", sample(1, SAMPLERS))
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_sharded_rows_continue_the_same(family, sampler):

@@ -274,6 +274,7 @@ def test_models_that_cannot_be_streamed_are_refused(function: Any, message):
         StreamedFunction(function).forward({}, {"stack": stack})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
 def test_blocks_copy_their_weights_from_pinned_memory(family):
     config = dataclasses.replace(dummies.FAMILIES[family], feed_forward_width=20)

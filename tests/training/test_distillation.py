@@ -174,6 +174,7 @@ DISTILL = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["decoder", "t5"])
 def test_a_run_learns_the_output_that_the_context_causes(files, tmp_path, family):
     macros = {"Run.steps": 24, "adafactor.learning_rate": 0.1}

@@ -113,6 +113,7 @@ def test_the_gradient_equals_the_formula_in_one_batch_and_in_micro_batches(name)
         np.testing.assert_allclose(gradient[PROMPT], expected[PROMPT], atol=2e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_penalty_is_added_once(monkeypatch, accumulate):
     """Half the squared norm of the prompt, whose gradient is the prompt.

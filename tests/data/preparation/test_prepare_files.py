@@ -324,6 +324,7 @@ def test_checksums_match_the_files(tmp_path, make):
     assert checked.stdout.count("OK") == sum(p.is_file() for p in output.rglob("*")) - 1
 
 
+@pytest.mark.exhaustive
 def test_bytes_depend_on_the_seed_and_not_on_the_workers(tmp_path, make):
     folder = tmp_path / "inputs"
     folder.mkdir()
