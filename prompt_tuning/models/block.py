@@ -236,7 +236,8 @@ class Block(nnx.Module):
           the hidden states, and the keys and values of each stream.
         """
         start = x
-        update, key_values = self._attend_to_self(x, angles, views, past, key)
+        normed = _normalize(self.self_attention_norm, x)
+        update, key_values = self._attend_to_self(normed, angles, views, past, key)
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
         def add(x, update, name):
@@ -249,9 +250,9 @@ class Block(nnx.Module):
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)
             x = add(x, update, "cross_out")
-        mlp_norm = self.self_attention_norm if self.shares_norm else self.mlp_norm
-        given = _normalize(mlp_norm, start if self.parallel else x)
-        update = self.mlp(given, optional_key(key, "mlp"), numbers)
+        if not self.shares_norm:
+            normed = _normalize(self.mlp_norm, start if self.parallel else x)
+        update = self.mlp(normed, optional_key(key, "mlp"), numbers)
         update = _normalize(self.mlp_out_norm, update)
         return add(x, update, "mlp_out"), key_values
 
@@ -274,8 +275,7 @@ class Block(nnx.Module):
             key_values.append(before)
         return tuple(key_values)
 
-    def _attend_to_self(self, x, angles, views, past, key):
-        normed = _normalize(self.self_attention_norm, x)
+    def _attend_to_self(self, normed, angles, views, past, key):
         normed = collectives.copy_to_shards(normed, "heads")
         query = self.self_attention.queries(normed)  # [n, H, K]
         keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
