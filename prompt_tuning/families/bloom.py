@@ -3,13 +3,12 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
+    fused_in_groups,
     norm_names,
     projection_names,
 )
@@ -59,30 +58,19 @@ def read_bloom(settings: HuggingFaceSettings) -> dict[str, Any]:
     }
 
 
-def fused_qkv(config: ModelConfig) -> dict[str, tuple[str, FusedPart]]:
-    """Returns the parts of a tensor with groups of queries, a key and a value."""
-    groups = config.key_value_heads
-    shares = (config.heads // groups, 1, 1)
-    return {
-        f"self_attention/{name}": (QKV, FusedPart(i, shares, groups, in_first=False))
-        for i, name in enumerate(("query", "key", "value"))
-    }
-
-
 def bloom_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "word_embeddings.weight" in names else PREFIX
-    layer = projection_names(config, PROJECTIONS, fused_qkv(config))
+    layer = projection_names(config, PROJECTIONS, fused_in_groups(config, QKV))
     layer |= norm_names(config, NORMS)
     norm = f"{prefix}word_embeddings_layernorm"
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}word_embeddings.weight",)),
-        "embedding_norm/scale": Recipe((f"{norm}.weight",)),
-        "embedding_norm/bias": Recipe((f"{norm}.bias",)),
-        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
-        **head_recipe(config),
+    tables = {
+        "token_embedder/embedding": f"{prefix}word_embeddings.weight",
+        "embedding_norm/scale": f"{norm}.weight",
+        "embedding_norm/bias": f"{norm}.bias",
     }
+    pattern = f"{prefix}h.{{}}."
+    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
 BLOOM = Family(

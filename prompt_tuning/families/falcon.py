@@ -6,11 +6,10 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.bloom import BLOOM, PREFIX, PROJECTIONS, fused_qkv
+from prompt_tuning.families.bloom import BLOOM, PREFIX, PROJECTIONS, QKV
 from prompt_tuning.families.family import (
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
+    fused_in_groups,
     norm_names,
     projection_names,
 )
@@ -70,14 +69,11 @@ def falcon_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Rec
     norms = TWO_NORMS if config.parallel else NORMS
     if config.shared_norm:
         norms = {"self_attention_norm": NORMS["self_attention_norm"]}
-    layer = projection_names(config, PROJECTIONS, fused_qkv(config))
+    layer = projection_names(config, PROJECTIONS, fused_in_groups(config, QKV))
     layer |= norm_names(config, norms)
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}word_embeddings.weight",)),
-        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
-        **head_recipe(config),
-    }
+    tables = {"token_embedder/embedding": f"{prefix}word_embeddings.weight"}
+    pattern = f"{prefix}h.{{}}."
+    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
 FALCON = dataclasses.replace(

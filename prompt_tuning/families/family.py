@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
     Recipe,
     Transform,
     identity,
@@ -80,6 +81,18 @@ def projection_names(
     return names
 
 
+def fused_in_groups(
+    config: ModelConfig, module: str
+) -> dict[str, tuple[str, FusedPart]]:
+    """Returns the parts of a module with groups of queries, a key and a value."""
+    groups = config.key_value_heads
+    shares = (config.heads // groups, 1, 1)
+    return {
+        f"self_attention/{name}": (module, FusedPart(i, shares, groups, in_first=False))
+        for i, name in enumerate(("query", "key", "value"))
+    }
+
+
 def norm_names(
     config: ModelConfig, modules: Mapping[str, str]
 ) -> dict[str, tuple[str, Transform]]:
@@ -127,6 +140,32 @@ def head_recipe(config: ModelConfig, name: str = "lm_head.weight") -> dict[str, 
         bias = f"{name.removesuffix('weight')}bias"
         recipes["head/bias"] = Recipe((bias,))
     return recipes
+
+
+def decoder_recipes(
+    config: ModelConfig,
+    tables: Mapping[str, str],
+    pattern: str,
+    names: LayerNames,
+    final_norm: str,
+    head: str = "lm_head.weight",
+) -> dict[str, Recipe]:
+    """Returns the recipes of a decoder-only model.
+
+    Args:
+      config: config of the model.
+      tables: stored name of each embedding table, by our path.
+      pattern: see `layer_recipes`.
+      names: see `layer_recipes`.
+      final_norm: stored module of the norm after the layers.
+      head: stored name of an untied head.
+    """
+    return {
+        **{path: Recipe((name,)) for path, name in tables.items()},
+        **layer_recipes("decoder", pattern, config.layers, names),
+        **final_norm_recipes(config, "decoder", final_norm),
+        **head_recipe(config, head),
+    }
 
 
 def token_settings(config: ModelConfig) -> dict[str, Any]:

@@ -7,9 +7,7 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
     norm_names,
     projection_names,
     token_settings,
@@ -39,6 +37,16 @@ def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
     reason = "that variant of GPT-2 is not implemented"
     settings.require("scale_attn_by_inverse_layer_idx", False, reason)
     settings.require("add_cross_attention", False, reason)
+    return read_gpt2_layout(settings) | {
+        "positions": "learned",
+        "biases": "all",
+        "tied_head": settings.flag("tie_word_embeddings", True),
+        "scale_scores": settings.flag("scale_attn_weights", True),
+    }
+
+
+def read_gpt2_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns the fields of `ModelConfig` whose settings are named as GPT-2's."""
     width, heads = settings.size("n_embd"), settings.size("n_head")
     activation = settings.text("activation_function", "gelu_new")
     return {
@@ -52,13 +60,9 @@ def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
         "head_width": settings.head_width(width, heads),
         "norm": "layer",
         "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
-        "positions": "learned",
         "maximum_positions": settings.size("n_positions"),
         "activation": settings.activation(activation),
         "gated": False,
-        "biases": "all",
-        "tied_head": settings.flag("tie_word_embeddings", True),
-        "scale_scores": settings.flag("scale_attn_weights", True),
     }
 
 
@@ -67,13 +71,12 @@ def gpt2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS, FUSED, kernel=identity)
     layer |= norm_names(config, NORMS)
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}wte.weight",)),
-        "position_embedder/embedding": Recipe((f"{prefix}wpe.weight",)),
-        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
-        **head_recipe(config),
+    tables = {
+        "token_embedder/embedding": f"{prefix}wte.weight",
+        "position_embedder/embedding": f"{prefix}wpe.weight",
     }
+    pattern = f"{prefix}h.{{}}."
+    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
 def gpt2_settings(config: ModelConfig) -> dict[str, Any]:

@@ -7,9 +7,7 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
     norm_names,
     projection_names,
 )
@@ -78,13 +76,12 @@ def gpt_neo_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}wte.weight",)),
-        "position_embedder/embedding": Recipe((f"{prefix}wpe.weight",)),
-        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
-        **head_recipe(config),
+    tables = {
+        "token_embedder/embedding": f"{prefix}wte.weight",
+        "position_embedder/embedding": f"{prefix}wpe.weight",
     }
+    pattern = f"{prefix}h.{{}}."
+    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
 GPT_NEO = Family(

@@ -3,13 +3,12 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
+    fused_in_groups,
     norm_names,
     projection_names,
 )
@@ -60,20 +59,12 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
 def gpt_neox_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_in.weight" in names else PREFIX
-    fused = {
-        f"self_attention/{name}": (
-            "attention.query_key_value",
-            FusedPart(i, (1, 1, 1), config.heads, in_first=False),
-        )
-        for i, name in enumerate(("query", "key", "value"))
-    }
+    fused = fused_in_groups(config, "attention.query_key_value")
     layer = projection_names(config, PROJECTIONS, fused) | norm_names(config, NORMS)
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}embed_in.weight",)),
-        **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}final_layer_norm"),
-        **head_recipe(config, HEAD),
-    }
+    tables = {"token_embedder/embedding": f"{prefix}embed_in.weight"}
+    pattern = f"{prefix}layers.{{}}."
+    norm = f"{prefix}final_layer_norm"
+    return decoder_recipes(config, tables, pattern, layer, norm, HEAD)
 
 
 GPT_NEOX = Family(

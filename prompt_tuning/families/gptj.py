@@ -7,15 +7,13 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
     norm_names,
     projection_names,
 )
+from prompt_tuning.families.gpt2 import PREFIX, read_gpt2_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
-PREFIX = "transformer."
 PROJECTIONS = {
     "self_attention/query": "attn.q_proj",
     "self_attention/key": "attn.k_proj",
@@ -33,28 +31,13 @@ def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    width, heads = settings.size("n_embd"), settings.size("n_head")
-    activation = settings.text("activation_function", "gelu_new")
     tied = settings.flag("tie_word_embeddings", False)
-    return {
-        "architecture": "decoder_only",
-        "vocabulary_size": settings.size("vocab_size"),
-        "width": width,
-        "feed_forward_width": settings.size("n_inner", 4 * width),
-        "layers": settings.layers("n_layer"),
-        "heads": heads,
-        "key_value_heads": heads,
-        "head_width": settings.head_width(width, heads),
-        "norm": "layer",
-        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+    return read_gpt2_layout(settings) | {
         "parallel": True,
         "shared_norm": True,
         "positions": "rotary",
         "rotary_width": settings.size("rotary_dim", 64),
         "rotary_interleaved": True,
-        "maximum_positions": settings.size("n_positions"),
-        "activation": settings.activation(activation),
-        "gated": False,
         "biases": "mlp",
         "tied_head": tied,
         "head_bias": not tied,
@@ -65,12 +48,9 @@ def gptj_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "wte.weight" in names else PREFIX
     layer = projection_names(config, PROJECTIONS) | norm_names(config, NORMS)
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}wte.weight",)),
-        **layer_recipes("decoder", f"{prefix}h.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}ln_f"),
-        **head_recipe(config),
-    }
+    tables = {"token_embedder/embedding": f"{prefix}wte.weight"}
+    pattern = f"{prefix}h.{{}}."
+    return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
 GPTJ = Family(

@@ -10,9 +10,7 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
     norm_names,
     projection_names,
 )
@@ -129,9 +127,6 @@ def layout_recipes(
         for table in (norms, modules)
     )
     layer = norm_names(config, norms) | projection_names(config, modules, fused)
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
-        **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}{final_norm}"),
-        **head_recipe(config),
-    }
+    tables = {"token_embedder/embedding": f"{prefix}embed_tokens.weight"}
+    pattern = f"{prefix}layers.{{}}."
+    return decoder_recipes(config, tables, pattern, layer, f"{prefix}{final_norm}")

@@ -7,9 +7,7 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe, RowsFrom
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
-    final_norm_recipes,
-    head_recipe,
-    layer_recipes,
+    decoder_recipes,
     norm_names,
     projection_names,
 )
@@ -68,13 +66,10 @@ def opt_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe
     positions = Recipe(
         (f"{prefix}embed_positions.weight",), transform=RowsFrom(FIRST_POSITION)
     )
-    return {
-        "token_embedder/embedding": Recipe((f"{prefix}embed_tokens.weight",)),
-        "position_embedder/embedding": positions,
-        **layer_recipes("decoder", f"{prefix}layers.{{}}.", config.layers, layer),
-        **final_norm_recipes(config, "decoder", f"{prefix}final_layer_norm"),
-        **head_recipe(config),
-    }
+    tables = {"token_embedder/embedding": f"{prefix}embed_tokens.weight"}
+    pattern, norm = f"{prefix}layers.{{}}.", f"{prefix}final_layer_norm"
+    recipes = decoder_recipes(config, tables, pattern, layer, norm)
+    return recipes | {"position_embedder/embedding": positions}
 
 
 OPT = Family(
