@@ -1,0 +1,1 @@
+"""Pipelines: a model in stages, with a backward pass in one part or two."""

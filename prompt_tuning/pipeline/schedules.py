@@ -1,0 +1,318 @@
+"""Schedules of a pipeline: the operations of each stage, in order; without JAX.
+
+A stage computes the forward pass of each micro-batch and its backward pass. A backward
+pass in one part (`BACKWARD`) sends the gradient of the stage's input upstream when all
+of it is computed. In two parts, the gradient of the input (`INPUT_GRADIENT`, p1) is
+sent at once, and that of the stage's weights (`WEIGHT_GRADIENT`, p2) is computed later,
+where the stage would otherwise wait.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from prompt_tuning.core.errors import InputError, did_you_mean
+
+FORWARD = "forward"
+INPUT_GRADIENT = "input_gradient"
+WEIGHT_GRADIENT = "weight_gradient"
+BACKWARD = "backward"
+PREFIX_FORWARD = "prefix_forward"
+PREFIX_BACKWARD = "prefix_backward"
+
+Kind = Literal[
+    "forward",
+    "input_gradient",
+    "weight_gradient",
+    "backward",
+    "prefix_forward",
+    "prefix_backward",
+]
+
+NONE, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "none", "gpipe", "1f1b", "zb-h1"
+ONE_F_ONE_B_DOUBLE = "1f1b-2"
+SCHEDULES = (NONE, GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_DOUBLE, ZERO_BUBBLE)
+
+ONE_PART_OR_TWO = ({FORWARD, BACKWARD}, {FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT})
+"""The operations of a micro-batch on a stage, by the parts of its backward pass."""
+
+
+class Operation(NamedTuple):
+    """One operation of a stage.
+
+    Attributes:
+      kind: what is computed. `PREFIX_FORWARD` and `PREFIX_BACKWARD` are those of the
+        prompt that all rows share, once for each step.
+      microbatch: the micro-batch's index; 0 for the prefix.
+    """
+
+    kind: Kind
+    microbatch: int
+
+
+Order = tuple[Operation, ...]
+"""The operations of one stage, in the order in which it computes them."""
+
+
+class DeadlockError(ValueError):
+    """No stage of a schedule can continue: each waits for another."""
+
+
+def minimum_microbatches(schedule: str, stages: int) -> int:
+    """Returns the number of micro-batches below which a schedule is not defined."""
+    return 2 * stages if schedule == ONE_F_ONE_B_DOUBLE else 1
+
+
+def stage_orders(
+    schedule: str,
+    stages: int,
+    microbatches: int,
+    two_stage: bool,
+    *,
+    prefix: bool = False,
+) -> tuple[Order, ...]:
+    """Returns the operations of each stage, in the order in which it computes them.
+
+    Args:
+      schedule: one of `SCHEDULES`:
+        - "none": one micro-batch after another, so only one stage computes at a time;
+        - "gpipe": all forward passes, then all backward passes (Huang et al. 2019,
+          arXiv 1811.06965);
+        - "1f1b": a backward pass as early as possible, so that stage `s` of `N` has at
+          most `N - s` micro-batches in flight (Narayanan et al. 2019, PipeDream);
+        - "1f1b-2": the same with at least two micro-batches for each stage (Rae et al.
+          2024, arXiv 2405.18047);
+        - "zb-h1": 1f1b in which stage `s` postpones p2 by `s` micro-batches, so that no
+          stage holds more than `N` (Qi et al. 2023, arXiv 2401.10241).
+      stages: number of stages, `N`.
+      microbatches: number of micro-batches of a step.
+      two_stage: whether the backward pass has two parts.
+      prefix: whether a prompt that all rows share crosses the stages once.
+
+    Raises:
+      InputError: if there is no such schedule, or it needs other numbers.
+    """
+    check_schedule(schedule, stages, microbatches, two_stage)
+    orders = []
+    for stage in range(stages):
+        if schedule == NONE:
+            order = _one_after_another(microbatches, two_stage)
+        elif schedule == GPIPE:
+            order = _all_forward_first(microbatches, two_stage)
+        elif schedule == ZERO_BUBBLE:
+            order = _late_weight_gradients(stages, stage, microbatches)
+        else:
+            order = _one_forward_one_backward(stages, stage, microbatches, two_stage)
+        orders.append(_with_prefix(order) if prefix else order)
+    return tuple(orders)
+
+
+def check_schedule(
+    schedule: str, stages: int, microbatches: int, two_stage: bool
+) -> None:
+    """Checks that a schedule is defined for these numbers.
+
+    Raises:
+      InputError: with the numbers and what to set.
+    """
+    if schedule not in SCHEDULES:
+        raise InputError(
+            f"there is no schedule {schedule!r}{did_you_mean(schedule, SCHEDULES)}"
+        )
+    if stages < 1 or microbatches < 1:
+        raise InputError(
+            f"a pipeline of {stages} stages and {microbatches} micro-batches: expected "
+            "at least one of each"
+        )
+    minimum = minimum_microbatches(schedule, stages)
+    if microbatches < minimum:
+        raise InputError(
+            f"schedule {schedule!r} with {stages} stages needs at least {minimum} "
+            f"micro-batches, but there are {microbatches}: set Run.accumulate to "
+            f"{minimum} or more, or the schedule to {ONE_F_ONE_B!r}"
+        )
+    if schedule == ZERO_BUBBLE and not two_stage:
+        raise InputError(
+            f"schedule {ZERO_BUBBLE!r} has a backward pass in two parts, but two_stage "
+            f"is False: set it to None or True, or the schedule to {ONE_F_ONE_B!r}"
+        )
+
+
+def _one_after_another(microbatches: int, two_stage: bool) -> Order:
+    kinds: tuple[Kind, ...] = (FORWARD, BACKWARD)
+    if two_stage:
+        kinds = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+    return tuple(Operation(kind, i) for i in range(microbatches) for kind in kinds)
+
+
+def _all_forward_first(microbatches: int, two_stage: bool) -> Order:
+    kinds: tuple[Kind, ...] = (FORWARD, BACKWARD)
+    if two_stage:
+        kinds = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+    return tuple(Operation(kind, i) for kind in kinds for i in range(microbatches))
+
+
+def _one_forward_one_backward(
+    stages: int, stage: int, microbatches: int, two_stage: bool
+) -> Order:
+    """Postpones p2 until no forward pass is left: it fills the waiting times there."""
+    warm = min(microbatches, stages - stage)
+    order = [Operation(FORWARD, i) for i in range(warm)]
+    postponed = 0
+    for i in range(microbatches):
+        order.append(Operation(INPUT_GRADIENT if two_stage else BACKWARD, i))
+        if warm + i < microbatches:
+            order.append(Operation(FORWARD, warm + i))
+        elif two_stage:
+            order.append(Operation(WEIGHT_GRADIENT, postponed))
+            postponed += 1
+    if two_stage:
+        order += [Operation(WEIGHT_GRADIENT, i) for i in range(postponed, microbatches)]
+    return tuple(order)
+
+
+def _late_weight_gradients(stages: int, stage: int, microbatches: int) -> Order:
+    warm = min(microbatches, stages - stage)
+    order = [Operation(FORWARD, i) for i in range(warm)]
+    for i in range(microbatches):
+        order.append(Operation(INPUT_GRADIENT, i))
+        if i >= stage:
+            order.append(Operation(WEIGHT_GRADIENT, i - stage))
+        if warm + i < microbatches:
+            order.append(Operation(FORWARD, warm + i))
+    first = max(microbatches - stage, 0)
+    order += [Operation(WEIGHT_GRADIENT, i) for i in range(first, microbatches)]
+    return tuple(order)
+
+
+def _with_prefix(order: Order) -> Order:
+    """Adds the prefix: first of all, and when all its rows' gradients are there."""
+    last = max(
+        at
+        for at, operation in enumerate(order)
+        if operation.kind in (INPUT_GRADIENT, BACKWARD)
+    )
+    return (
+        Operation(PREFIX_FORWARD, 0),
+        *order[: last + 1],
+        Operation(PREFIX_BACKWARD, 0),
+        *order[last + 1 :],
+    )
+
+
+class Result(NamedTuple):
+    """Something that an operation computes and others wait for.
+
+    Attributes:
+      name: kind of the operation that computes it; `INPUT_GRADIENT` for both forms of
+        the backward pass.
+      stage: the stage that computes it.
+      microbatch: the micro-batch's index.
+    """
+
+    name: Kind
+    stage: int
+    microbatch: int
+
+
+def result_of(stage: int, operation: Operation) -> Result:
+    """Returns the result of an operation of a stage."""
+    kind, microbatch = operation
+    return Result(INPUT_GRADIENT if kind == BACKWARD else kind, stage, microbatch)
+
+
+def needed_results(
+    stage: int, operation: Operation, orders: Sequence[Order]
+) -> Iterator[Result]:
+    """Yields the results that an operation of a stage waits for."""
+    kind, microbatch = operation
+    last = len(orders) - 1
+    if kind in (FORWARD, PREFIX_FORWARD):
+        if stage > 0:
+            yield Result(kind, stage - 1, microbatch)
+        if kind == FORWARD and orders[stage][0].kind == PREFIX_FORWARD:
+            yield Result(PREFIX_FORWARD, stage, 0)
+    elif kind in (INPUT_GRADIENT, BACKWARD):
+        yield Result(FORWARD, stage, microbatch)
+        if stage < last:
+            yield Result(INPUT_GRADIENT, stage + 1, microbatch)
+    elif kind == WEIGHT_GRADIENT:
+        yield Result(INPUT_GRADIENT, stage, microbatch)
+    elif kind == PREFIX_BACKWARD:
+        for other in orders[stage]:
+            if other.kind in (INPUT_GRADIENT, BACKWARD):
+                yield result_of(stage, other)
+        if stage < last:
+            yield Result(PREFIX_BACKWARD, stage + 1, 0)
+
+
+def runnable_sequence(orders: Sequence[Order]) -> Iterator[tuple[int, Operation]]:
+    """Yields all operations in a sequence in which none waits for a later one.
+
+    Raises:
+      DeadlockError: if there is none, with what each stage waits for.
+    """
+    finished: set[Result] = set()
+    position = [0] * len(orders)
+    while any(at < len(order) for at, order in zip(position, orders, strict=True)):
+        progress = False
+        for stage, order in enumerate(orders):
+            while position[stage] < len(order):
+                operation = order[position[stage]]
+                if not finished.issuperset(needed_results(stage, operation, orders)):
+                    break
+                yield stage, operation
+                finished.add(result_of(stage, operation))
+                position[stage] += 1
+                progress = True
+        if not progress:
+            raise DeadlockError(_deadlock_text(orders, position, finished))
+
+
+def _deadlock_text(
+    orders: Sequence[Order], position: Sequence[int], finished: set[Result]
+) -> str:
+    waiting = []
+    for stage, (order, at) in enumerate(zip(orders, position, strict=True)):
+        if at < len(order):
+            needed = needed_results(stage, order[at], orders)
+            missing = next(result for result in needed if result not in finished)
+            waiting.append(
+                f"stage {stage} waits with {order[at].kind} {order[at].microbatch} for "
+                f"{missing.name} {missing.microbatch} of stage {missing.stage}"
+            )
+    return f"the schedule cannot continue: {'; '.join(waiting)}"
+
+
+def check_orders(orders: Sequence[Order], microbatches: int) -> None:
+    """Checks that each stage computes each micro-batch once, in a possible order.
+
+    Raises:
+      DeadlockError: if an operation comes before one that it needs, or stages wait for
+        each other.
+      ValueError: if an operation is missing, repeated or of an unknown micro-batch.
+    """
+    for stage, order in enumerate(orders):
+        _check_operations(stage, order, microbatches)
+    deque(runnable_sequence(orders), maxlen=0)
+
+
+def _check_operations(stage: int, order: Order, microbatches: int) -> None:
+    for operation, count in Counter(order).items():
+        kind, index = operation
+        if count > 1:
+            raise ValueError(f"stage {stage} computes {kind} {index} {count} times")
+        if not 0 <= index < microbatches:
+            raise ValueError(
+                f"stage {stage} computes {kind} {index}, but there are {microbatches} "
+                "micro-batches"
+            )
+    for i in range(microbatches):
+        kinds = {kind for kind, index in order if index == i}
+        kinds -= {PREFIX_FORWARD, PREFIX_BACKWARD}
+        if kinds not in ONE_PART_OR_TWO:
+            raise ValueError(
+                f"stage {stage} computes {', '.join(sorted(kinds)) or 'nothing'} of "
+                f"micro-batch {i}: expected {FORWARD} and either {BACKWARD} or "
+                f"{INPUT_GRADIENT} and {WEIGHT_GRADIENT}"
+            )

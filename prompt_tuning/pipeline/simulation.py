@@ -1,0 +1,199 @@
+"""The timeline of a pipeline, simulated from what each operation costs; without JAX."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prompt_tuning.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    NONE,
+    PREFIX_BACKWARD,
+    PREFIX_FORWARD,
+    WEIGHT_GRADIENT,
+    Operation,
+    Order,
+    Result,
+    minimum_microbatches,
+    needed_results,
+    result_of,
+    runnable_sequence,
+    stage_orders,
+)
+
+Cost = float | int
+"""A time, a number of operations or of bytes."""
+
+MAXIMUM_MICROBATCHES = 4096
+"""The largest number of micro-batches that `microbatches_below` tries."""
+
+ROUNDING = 1e-9
+"""Shares of bubbles that differ by less are equal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StageCosts:
+    """The time that one stage takes for each operation of a micro-batch, in any unit.
+
+    Attributes:
+      forward: of the forward pass.
+      input_gradient: of p1.
+      weight_gradient: of p2.
+      prefix_forward: of the shared prompt's forward pass, once for each step.
+      prefix_backward: of its backward pass.
+    """
+
+    forward: Cost = 1.0
+    input_gradient: Cost = 1.0
+    weight_gradient: Cost = 1.0
+    prefix_forward: Cost = 0.0
+    prefix_backward: Cost = 0.0
+
+    def of(self, operation: Operation) -> Cost:
+        """Returns the time of an operation."""
+        if operation.kind == BACKWARD:
+            return self.input_gradient + self.weight_gradient
+        return {
+            FORWARD: self.forward,
+            INPUT_GRADIENT: self.input_gradient,
+            WEIGHT_GRADIENT: self.weight_gradient,
+            PREFIX_FORWARD: self.prefix_forward,
+            PREFIX_BACKWARD: self.prefix_backward,
+        }[operation.kind]
+
+    @property
+    def microbatch(self) -> Cost:
+        """The time of all operations of a micro-batch."""
+        return self.forward + self.input_gradient + self.weight_gradient
+
+
+class TimedOperation(NamedTuple):
+    """When a stage computes an operation."""
+
+    stage: int
+    operation: Operation
+    start: Cost
+    end: Cost
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """When each stage computes each operation of a step.
+
+    Attributes:
+      stages: number of stages.
+      spans: all operations, each stage's in the order of time.
+    """
+
+    stages: int
+    spans: tuple[TimedOperation, ...]
+
+    @property
+    def makespan(self) -> Cost:
+        """The time from the first operation's start to the last one's end."""
+        return max(span.end for span in self.spans)
+
+    @property
+    def busy(self) -> tuple[Cost, ...]:
+        """The time that each stage computes."""
+        times = [0.0] * self.stages
+        for span in self.spans:
+            times[span.stage] += span.end - span.start
+        return tuple(times)
+
+    @property
+    def bubble_share(self) -> float:
+        """The share of all stages' time in which they wait."""
+        if self.makespan == 0:
+            return 0.0
+        return 1 - sum(self.busy) / (self.stages * self.makespan)
+
+
+def simulate(
+    orders: Sequence[Order], costs: Sequence[StageCosts], transfer: Cost = 0.0
+) -> Timeline:
+    """Returns when each operation is computed if a stage starts as soon as it can.
+
+    Args:
+      orders: the operations of each stage.
+      costs: what they cost, for each stage.
+      transfer: time of a message between neighboring stages, in the unit of the costs;
+        messages and operations of a stage overlap.
+
+    Raises:
+      DeadlockError: if the stages wait for each other.
+    """
+    ends: dict[Result, float] = {}
+    free = [0.0] * len(orders)
+    spans = []
+    for stage, operation in runnable_sequence(orders):
+        start = free[stage]
+        for needed in needed_results(stage, operation, orders):
+            delay = transfer if needed.stage != stage else 0.0
+            start = max(start, ends[needed] + delay)
+        end = start + costs[stage].of(operation)
+        ends[result_of(stage, operation)] = free[stage] = end
+        spans.append(TimedOperation(stage, operation, start, end))
+    spans.sort(key=lambda span: (span.stage, span.start, span.end))
+    return Timeline(len(orders), tuple(spans))
+
+
+def peak_held(order: Order, kept: Cost = 1, postponed: Cost = 1) -> Cost:
+    """Returns the most that a stage holds between two operations.
+
+    Args:
+      order: the stage's operations.
+      kept: held of each micro-batch from its forward to its backward pass, or p1.
+      postponed: held of each micro-batch from p1 to p2. With 1 for both, the result
+        is a number of micro-batches.
+    """
+    held = peak = 0
+    for kind, _ in order:
+        if kind == FORWARD:
+            held += kept
+        elif kind == BACKWARD:
+            held -= kept
+        elif kind == INPUT_GRADIENT:
+            held += postponed - kept
+        elif kind == WEIGHT_GRADIENT:
+            held -= postponed
+        peak = max(peak, held)
+    return peak
+
+
+def bubble_limit(costs: Sequence[StageCosts]) -> Cost:
+    """Returns the bubble share that remains whatever the number of micro-batches.
+
+    All stages wait for the one with the most work.
+    """
+    work = [cost.microbatch for cost in costs]
+    return 1 - sum(work) / (len(work) * max(work))
+
+
+def microbatches_below(
+    share: float, schedule: str, two_stage: bool, costs: Sequence[StageCosts]
+) -> int | None:
+    """Returns the fewest micro-batches with a smaller bubble share; None if none has.
+
+    The search doubles the number until the share is small enough, up to
+    `MAXIMUM_MICROBATCHES`, and then bisects.
+    """
+
+    def small_enough(microbatches: int) -> bool:
+        orders = stage_orders(schedule, len(costs), microbatches, two_stage)
+        return simulate(orders, costs).bubble_share < share - ROUNDING
+
+    if schedule == NONE:  # each micro-batch has the same bubble
+        return 1 if small_enough(1) else None
+    if bubble_limit(costs) >= share - ROUNDING:
+        return None
+    low, high = 0, minimum_microbatches(schedule, len(costs))
+    while not small_enough(high):
+        low, high = high, 2 * high
+        if high > MAXIMUM_MICROBATCHES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if small_enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,138 @@
+"""Orders of operations: each once, in a possible order, and never a deadlock."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.pipeline.schedules import (
+    SCHEDULES,
+    DeadlockError,
+    Operation,
+    check_orders,
+    stage_orders,
+)
+
+SIZES = list(itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 7, 8, 16, 17)))
+
+
+def possible_schedules():
+    """Yields every schedule that is defined for a size, in one part and in two."""
+    for schedule, two_stage, (stages, count) in itertools.product(
+        SCHEDULES, (False, True), SIZES
+    ):
+        if schedule == "zb-h1" and not two_stage:
+            continue
+        if schedule == "1f1b-2" and count < 2 * stages:
+            continue
+        yield schedule, stages, count, two_stage
+
+
+def letters(order):
+    """Returns an order as text: F and B, or F, p and w, and PF and PB."""
+    names = {"forward": "F", "backward": "B"}
+    names |= {"input_gradient": "p", "weight_gradient": "w"}
+    names |= {"prefix_forward": "PF", "prefix_backward": "PB"}
+    return " ".join(f"{names[kind]}{index}" for kind, index in order)
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_every_order_is_complete_and_possible(prefix):
+    for schedule, stages, count, two_stage in possible_schedules():
+        orders = stage_orders(schedule, stages, count, two_stage, prefix=prefix)
+        check_orders(orders, count)
+        assert len(orders) == stages
+        operations = count * (3 if two_stage else 2) + 2 * prefix
+        assert [len(order) for order in orders] == [operations] * stages
+
+
+def test_published_orders_of_the_first_stage():
+    # PipeDream's figure 4 (arXiv 1806.03377), and figure 3 of arXiv 2401.10241.
+    first = stage_orders("1f1b", 4, 6, False)[0]
+    assert letters(first) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5"
+    last = stage_orders("1f1b", 4, 3, False)[3]
+    assert letters(last) == "F0 B0 F1 B1 F2 B2"
+    first, *_, last = stage_orders("zb-h1", 4, 5, True)
+    assert letters(first) == "F0 F1 F2 F3 p0 w0 F4 p1 w1 p2 w2 p3 w3 p4 w4"
+    assert letters(last) == "F0 p0 F1 p1 F2 p2 F3 p3 w0 F4 p4 w1 w2 w3 w4"
+
+
+def test_prefix_goes_first_and_after_the_last_gradient_of_a_row():
+    orders = stage_orders("gpipe", 2, 2, True, prefix=True)
+    assert letters(orders[0]) == "PF0 F0 F1 p0 p1 PB0 w0 w1"
+    late = tuple(sorted(orders[0], key=lambda each: each.kind == "input_gradient"))
+    with pytest.raises(DeadlockError):
+        check_orders((late, orders[1]), 2)
+
+
+def swapped(order, first, second):
+    order = list(order)
+    a, b = order.index(Operation(*first)), order.index(Operation(*second))
+    order[a], order[b] = order[b], order[a]
+    return tuple(order)
+
+
+def test_operations_before_what_they_need_are_refused():
+    orders = stage_orders("gpipe", 2, 2, True)
+    for first, second in (
+        (("forward", 0), ("input_gradient", 0)),
+        (("input_gradient", 1), ("weight_gradient", 1)),
+    ):
+        for stage in (0, 1):
+            wrong = list(orders)
+            wrong[stage] = swapped(orders[stage], first, second)
+            with pytest.raises(DeadlockError, match=f"stage {stage} waits with"):
+                check_orders(wrong, 2)
+
+
+def test_stages_that_wait_for_each_other_are_an_error_not_a_hang():
+    # Stage 0 wants the gradient of 0 before it sends 1; stage 1 computes 1 first.
+    ahead = tuple(Operation(k, i) for i in (0, 1) for k in ("forward", "backward"))
+    late = tuple(Operation(k, i) for i in (1, 0) for k in ("forward", "backward"))
+    check_orders((ahead, ahead), 2)
+    with pytest.raises(DeadlockError) as problem:
+        check_orders((ahead, late), 2)
+    assert str(problem.value) == (
+        "the schedule cannot continue: stage 0 waits with backward 0 for "
+        "input_gradient 0 of stage 1; stage 1 waits with forward 1 for forward 1 of "
+        "stage 0"
+    )
+
+
+def test_missing_repeated_and_unknown_operations_are_refused():
+    (order,) = stage_orders("1f1b", 1, 2, True)
+    with pytest.raises(ValueError, match="stage 0 computes forward 0 2 times"):
+        check_orders(((*order, order[0]),), 2)
+    with pytest.raises(ValueError, match="of micro-batch 1: expected forward and eith"):
+        check_orders((order[:-1],), 2)
+    with pytest.raises(ValueError, match="of micro-batch 2: expected"):
+        check_orders((order,), 3)
+    with pytest.raises(ValueError, match="but there are 1 micro-batches"):
+        check_orders((order,), 1)
+    both = (*order, Operation("backward", 1))
+    with pytest.raises(ValueError, match="computes backward, forward, input_gradient"):
+        check_orders((both,), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1f1b-2", 4, 7, True), "4 stages needs at least 8 micro-batches, but there "),
+        (("zb-h1", 4, 8, False), "two_stage is False: set it to None or True"),
+        (("zb-h2", 4, 8, True), "no schedule 'zb-h2'.*zb-h1"),
+        (("gpipe", 4, 0, True), "4 stages and 0 micro-batches"),
+    ],
+)
+def test_impossible_settings_are_refused_with_the_numbers(arguments, message):
+    with pytest.raises(InputError, match=message):
+        stage_orders(*arguments)
+
+
+def test_schedules_and_simulation_do_not_import_jax():
+    code = (
+        "import sys, prompt_tuning.pipeline.simulation\n"
+        "sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
