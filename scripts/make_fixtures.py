@@ -96,6 +96,28 @@ ENCODER_DECODER: dict[str, Any] = {
     "pad_token_id": 0,
     "decoder_start_token_id": 0,
 }
+GEMMA3: dict[str, Any] = {
+    **DECODER,
+    "head_dim": 6,
+    "tie_word_embeddings": True,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+        "sliding_attention": DEFAULT,
+    },
+}
+IMAGES: dict[str, Any] = {
+    "hidden_size": 2,
+    "intermediate_size": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 4,
+    "patch_size": 4,
+    "num_channels": 1,
+    "vision_use_head": False,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": DECODER | {"rope_parameters": LLAMA3, "eos_token_id": [2, 19]},
     "llama_attention_bias": DECODER
@@ -124,21 +146,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 2.0,
     },
-    "gemma3_text": DECODER
-    | {
-        "head_dim": 6,
-        "tie_word_embeddings": True,
-        "sliding_window": 4,
-        "query_pre_attn_scalar": 3,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "rope_parameters": {
-            "full_attention": {
-                "rope_type": "linear",
-                "factor": 8.0,
-                "rope_theta": 1000.0,
-            },
-            "sliding_attention": DEFAULT,
-        },
+    "gemma3_text": GEMMA3,
+    "gemma3": {
+        "text_config": GEMMA3
+        | {"num_hidden_layers": 2, "layer_types": GEMMA3["layer_types"][:2]},
+        "vision_config": IMAGES,
+        "mm_tokens_per_image": 1,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 19],
+        "pad_token_id": 0,
     },
     "phi3": NO_HEAD_DIM
     | {
@@ -410,6 +426,7 @@ def make_family(folder: Path, name: str, seed: int) -> list[str]:
         except (RuntimeError, ValueError, IndexError, AttributeError) as error:
             print(f"{name}: PEFT has no {kind}: {error}")
             continue
+        adapted.peft_config["default"].base_model_name_or_path = "base"
         adapted.save_pretrained(folder / kind)
         (folder / kind / "README.md").unlink()
         kinds.append(kind)
@@ -455,12 +472,16 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual)
     yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual)
     names = [name for name, _ in model.named_modules()]
+    text = [name for name in names if ".language_model." in name]
     # PEFT counts experts among the linear layers; adapters of them are not read.
     sparse = any(name.endswith(".experts") for name in names)
-    linear = ["q_proj", "k_proj", "v_proj", "o_proj"] if sparse else "all-linear"
+    linear: Any = ["q_proj", "k_proj", "v_proj", "o_proj"] if sparse else "all-linear"
+    # Parts that read images are not adapted, although they have the same names.
+    linear = [name for name in text if name.endswith("_proj")] or linear
     yield "lora", peft.LoraConfig(**task, r=2, target_modules=linear)
     present = [
-        [end for end in ends if any(name.endswith(f".{end}") for name in names)]
+        [name for name in text if name.endswith(ends)]
+        or [end for end in ends if any(name.endswith(f".{end}") for name in names)]
         for ends in (SCALED_OUTPUT, SCALED_INPUT)
     ]
     yield (

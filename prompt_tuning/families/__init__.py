@@ -11,7 +11,7 @@ from prompt_tuning.families.falcon import FALCON
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
-from prompt_tuning.families.gemma3 import GEMMA3
+from prompt_tuning.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from prompt_tuning.families.glm4 import GLM4
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neo import GPT_NEO
@@ -54,6 +54,7 @@ FAMILIES: dict[str, Family] = {
         QWEN3,
         GEMMA,
         GEMMA2,
+        GEMMA3_TEXT,
         GEMMA3,
         PHI3,
         SMOLLM3,

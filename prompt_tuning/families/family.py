@@ -35,6 +35,10 @@ class Family:
       base_prefix: prefix of names in the full model that its base model lacks; PEFT
         omits it for adapters that were trained on a base model.
       head_name: name of an untied head.
+      token_parts: parts of `config.json` that also name special tokens, which count
+        where neither `config.json` itself nor `generation_config.json` names them.
+      unread_modules: modules of a layer of the parts of the model that are not read,
+        with `{}` for the layer's number, which PEFT must not adapt.
       tied_without_head: whether a checkpoint without a head has a tied one, whatever
         `config.json` declares.
       inert: settings that `read_fields` ignores because they change no logits outside
@@ -49,6 +53,8 @@ class Family:
     write_settings: Callable[[ModelConfig], dict[str, Any]] | None = None
     base_prefix: str = ""
     head_name: str = "lm_head.weight"
+    token_parts: tuple[str, ...] = ()
+    unread_modules: tuple[str, ...] = ()
     tied_without_head: bool = False
     inert: frozenset[str] = frozenset()
 

@@ -1,8 +1,14 @@
-"""Gemma 3, text models: norms of queries and keys, two bases of rotary positions."""
+"""Gemma 3: norms of queries and keys, two bases of rotary positions.
+
+Of models that also read images, the text model is read, and the rest is ignored.
+"""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import (
@@ -10,7 +16,25 @@ from prompt_tuning.families.layer_settings import (
     read_soft_caps,
     read_windows,
 )
+from prompt_tuning.families.llama_layout import layout_recipes
 from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
+
+TEXT = "text_config"
+STORED, LOADED = "language_model.model.", "model.language_model."
+"""Prefix of the text model in files, and in the model that transformers loads."""
+TEXT_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+"""What published folders leave to `transformers.Gemma3TextConfig`."""
 
 
 def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -38,9 +62,52 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
-GEMMA3 = dataclasses.replace(
+def read_gemma3_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_gemma3(settings.part(TEXT, TEXT_DEFAULTS))
+    return fields | {"tied_head": settings.flag("tie_word_embeddings", True)}
+
+
+def text_model_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    stored = f"{STORED}embed_tokens.weight" in names
+    return layout_recipes(
+        config,
+        names,
+        prefix=STORED if stored else LOADED,
+        head="language_model.lm_head.weight",
+    )
+
+
+GEMMA3_TEXT = dataclasses.replace(
     GEMMA,
     model_type="gemma3_text",
     title="Gemma 3, text models",
     read_fields=read_gemma3,
+)
+GEMMA3 = dataclasses.replace(
+    GEMMA3_TEXT,
+    model_type="gemma3",
+    title="Gemma 3 with images, of which the text model is read",
+    read_fields=read_gemma3_with_images,
+    recipes=text_model_recipes,
+    embedding_tables=(f"{STORED}embed_tokens.weight", f"{LOADED}embed_tokens.weight"),
+    head_name="language_model.lm_head.weight",
+    token_parts=(TEXT,),
+    unread_modules=tuple(
+        f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
+        for name in ("q", "k", "v")
+    ),
+    inert=frozenset(
+        {
+            *("vision_config", "mm_tokens_per_image", "initializer_range"),
+            *("boi_token_index", "eoi_token_index", "image_token_index"),
+        }
+    ),
 )

@@ -69,7 +69,8 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     for field, name in SOFT_CAPS.items():
         if field not in fields:
             settings.require(name, None, "this family has no soft caps")
-    fields |= _token_ids(file, settings, overrides)
+    parts = [settings.part(name) for name in family.token_parts]
+    fields |= _token_ids(file, [settings, *parts], overrides)
     if "tied_head" not in overrides:
         stored = open_safetensors(folder)
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
@@ -80,12 +81,14 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
 
 
 def _token_ids(
-    file: Path, settings: HuggingFaceSettings, overrides: Mapping[str, Any]
+    file: Path,
+    parts: Sequence[HuggingFaceSettings],
+    overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
     generation_file = file.with_name("generation_config.json")
-    sources = [settings]
+    sources = list(parts)
     if generation_file.exists():
-        sources.append(read_settings(generation_file))
+        sources.insert(1, read_settings(generation_file))
     ids: dict[str, Any] = _end_ids(sources, overrides.get("eos_id"))
     for field, name in TOKEN_IDS.items():
         source = next((source for source in sources if name in source), None)

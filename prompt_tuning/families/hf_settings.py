@@ -1,5 +1,6 @@
 """Settings in `config.json`, with errors that name the file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ class HuggingFaceSettings(JsonObject):
         """Checks that a setting is absent or one of some texts."""
         if name in self and self.value(name) not in accepted:
             self.refuse(name, " or ".join(map(repr, accepted)))
+
+    def part(
+        self, name: str, defaults: Mapping[str, Any] | None = None
+    ) -> "HuggingFaceSettings":
+        """Returns the settings of a part of the model, with defaults for some."""
+        part = self.nested(name)
+        given = {key: value for key, value in part.values.items() if value is not None}
+        return type(self)(part.source, {**(defaults or {}), **given})
 
     def activation(self, name: str) -> str:
         """Returns our name of an activation."""

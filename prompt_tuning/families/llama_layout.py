@@ -104,6 +104,8 @@ def layout_recipes(
     norms: Mapping[str, str] | None = None,
     query_key_norms: Mapping[str, str] = QUERY_KEY_NORMS,
     final_norm: str = "norm",
+    prefix: str | None = None,
+    head: str = "lm_head.weight",
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
@@ -115,8 +117,11 @@ def layout_recipes(
       norms: module of each norm of a layer, if not as in Llama.
       query_key_norms: modules of the norms of queries and keys, if there are any.
       final_norm: module of the norm after the layers.
+      prefix: prefix of all names but the head's, if not as in Llama.
+      head: stored name of an untied head.
     """
-    prefix = "" if "embed_tokens.weight" in names else PREFIX
+    if prefix is None:
+        prefix = "" if "embed_tokens.weight" in names else PREFIX
     norms = norms or NORMS[config.norm_placement]
     if config.query_key_norm != "none":
         norms = {**norms, **query_key_norms}
@@ -129,4 +134,5 @@ def layout_recipes(
     layer = norm_names(config, norms) | projection_names(config, modules, fused)
     tables = {"token_embedder/embedding": f"{prefix}embed_tokens.weight"}
     pattern = f"{prefix}layers.{{}}."
-    return decoder_recipes(config, tables, pattern, layer, f"{prefix}{final_norm}")
+    norm = f"{prefix}{final_norm}"
+    return decoder_recipes(config, tables, pattern, layer, norm, head)

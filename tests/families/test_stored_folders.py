@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, find_tokenizer
 from tests.data.text.test_tokenizers import words_tokenizer
+from tests.support.adapters import random_adapter
 
 FAMILIES = Path(__file__).parents[1] / "fixtures/families"
 SCALED = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0}
@@ -105,6 +107,36 @@ def test_bases_and_scalings_by_kind_of_layer_have_old_and_new_names(rope, tmp_pa
     bases = (config.rotary_base, config.window_rotary_base)
     assert bases == (1000, 100)
     assert config == read_config(FAMILIES / "gemma3_text/base")
+
+
+def test_the_text_model_of_a_folder_with_images_is_read_alone(tmp_path):
+    folder = copied("gemma3", tmp_path)
+    config = read_config(folder)
+    assert (config.eos_id, config.stop_ids, config.pad_id) == (2, (19,), 0)
+    source = Pretrained(checkpoint=str(folder))
+    plan = open_pretrained(source, key=jax.random.key(0)).plan
+    assert plan.ignored and all(
+        name.startswith(("vision_tower.", "multi_modal_projector."))
+        for name in plan.ignored
+    )
+    assert plan.ignored[0] in plan.report()
+    # The published folders name only what differs from transformers' defaults.
+    text = settings_of(folder)["text_config"]
+    del text["query_pre_attn_scalar"], text["num_attention_heads"]
+    change(folder, text_config=text)
+    config = read_config(folder, tied_head=True)
+    assert (config.heads, config.attention_multiplier) == (8, 256**-0.5)
+    change(folder, text_config=text | {"hidden_activation": "relu"})
+    with pytest.raises(InputError, match=r"text_config in .* has hidden_activation"):
+        read_config(folder)
+
+
+def test_adapters_of_a_folder_with_images_name_modules_of_the_text_model():
+    config = read_config(FAMILIES / "gemma3/base")
+    targets = to_peft(random_adapter(config, "LORA"), config).settings["target_modules"]
+    assert {"o_proj", "language_model.layers.0.self_attn.q_proj"} <= set(targets)
+    image = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    assert not any(image.endswith(f".{name}") for name in targets)
 
 
 def test_dynamic_scaling_changes_nothing_within_the_positions_of_the_model(folder):

@@ -123,6 +123,12 @@ def by_module(known: Mapping[str, Projection]) -> dict[str, list[Projection]]:
     }
 
 
+def unread_modules(config: ModelConfig) -> set[str]:
+    """Returns modules of transformers' model that ours lacks, named as ours are."""
+    patterns = hf_folder.find_family(config).unread_modules
+    return {name.format(i) for name in patterns for i in range(config.layers)}
+
+
 def full_name(module: str, known: Collection[str], source: str) -> str:
     """Completes the name of a module if the adapter's model lacked the head.
 

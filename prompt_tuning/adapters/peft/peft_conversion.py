@@ -26,6 +26,7 @@ from prompt_tuning.adapters.peft.modules import (
     match_targets,
     projections,
     shortest_names,
+    unread_modules,
 )
 from prompt_tuning.adapters.peft.peft_settings import (
     DEFAULTS,
@@ -246,8 +247,10 @@ def _write_projections(
     holders = by_module(known)
     modules = {module_name(name) for name in tensors}
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
-    if not _selects(settings, modules, holders):
-        derived |= _targets(adapter.kind, modules, holders)
+    names = {*holders, *unread_modules(config)}
+    inputs = {module for module in modules if holders[module][0].scales_input}
+    if not _selects(settings, modules, inputs, names):
+        derived |= _targets(adapter.kind, modules, inputs, names)
     return tensors, derived
 
 
@@ -285,33 +288,38 @@ def _has_scalings(
 
 
 def _selects(
-    settings: Settings, modules: set[str], holders: Mapping[str, list[Projection]]
+    settings: Settings, modules: set[str], inputs: set[str], names: set[str]
 ) -> bool:
-    """Whether the settings already select exactly these modules."""
+    """Whether the settings already select exactly these modules.
+
+    Args:
+      settings: settings of a PEFT adapter.
+      modules: the adapted modules.
+      inputs: those that IA3 scales at their input.
+      names: all modules that PEFT can adapt.
+    """
     narrowed = ("exclude_modules", "layers_to_transform", "layers_pattern")
     if any(settings.get(name) for name in narrowed):
         return False
-    inputs = {module for module in modules if holders[module][0].scales_input}
-    return match_targets(settings["target_modules"], holders) == modules and (
+    return match_targets(settings["target_modules"], names) == modules and (
         settings["peft_type"] != IA3
         or match_targets(settings["feedforward_modules"], modules) == inputs
     )
 
 
 def _targets(
-    kind: str, modules: set[str], holders: Mapping[str, list[Projection]]
+    kind: str, modules: set[str], inputs: set[str], names: set[str]
 ) -> dict[str, Any]:
-    """Returns the settings that select exactly these modules.
+    """Returns the settings that select exactly these modules; see `_selects`.
 
     IA3's feed-forward modules must be among its targets under the same names.
     """
     narrowed: dict[str, Any] = {"exclude_modules": None}
     if kind == LORA:
         narrowed |= {"layers_to_transform": None, "layers_pattern": None}
-        return narrowed | {"target_modules": shortest_names(modules, holders)}
-    inputs = {module for module in modules if holders[module][0].scales_input}
-    before = shortest_names(inputs, holders)
-    after = shortest_names(modules - inputs, holders)
+        return narrowed | {"target_modules": shortest_names(modules, names)}
+    before = shortest_names(inputs, names)
+    after = shortest_names(modules - inputs, names)
     return narrowed | {
         "target_modules": sorted(before + after),
         "feedforward_modules": before,
