@@ -44,6 +44,8 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
+    ignored = "transformers ignores it in Gemma 3"
+    settings.require("attn_logit_softcapping", None, ignored)
     fields = read_gemma_layout(settings)
     layers = fields["layers"]
     pattern = alternating(layers, settings.size("sliding_window_pattern", 6))

@@ -40,6 +40,9 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
     head_width = settings.head_width(width, heads)
     base = settings.positive("rotary_emb_base", 10_000.0)
     partial = settings.number("rotary_pct", 0.25, minimum=0, maximum=1)
+    reason = "transformers reads rotary_emb_base and rotary_pct of this family"
+    settings.require("rope_theta", base, reason)
+    settings.require("partial_rotary_factor", partial, reason)
     return (
         fields
         | read_rotary(settings, head_width, base=base, partial=partial)

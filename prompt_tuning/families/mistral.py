@@ -16,6 +16,9 @@ def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
+    # A missing setting has the default of transformers, and null means no window.
+    values = {"sliding_window": 4096, **settings.values}
+    settings = dataclasses.replace(settings, values=values)
     kind = SLIDING if "sliding_window" in settings else FULL
     reason = "transformers gives all layers of this family the same kind"
     layers = settings.layers("num_hidden_layers")

@@ -6,17 +6,11 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.rotary_scaling import RotaryDivisors
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_layout
-from prompt_tuning.families.rotary_settings import (
-    FULL,
-    SLIDING,
-    longrope_positions,
-    read_rotary,
-)
+from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
 
@@ -30,10 +24,8 @@ def read_phi3(settings: HuggingFaceSettings) -> dict[str, Any]:
     fields = read_layout(settings)
     layers = fields["layers"]
     kind = SLIDING if "sliding_window" in settings else FULL
-    fields |= read_rotary(settings, fields["head_width"])
-    if isinstance(fields["rotary_scaling"], RotaryDivisors):
-        # For longer rows transformers changes the frequencies of a whole batch.
-        fields["maximum_positions"] = longrope_positions(settings)
+    fields |= read_rotary(settings, fields["head_width"], partial=1.0)
+    fields["norm_epsilon"] = settings.positive("rms_norm_eps", 1e-5)
     return fields | read_windows(settings, layers, [kind] * layers)
 
 

@@ -8,6 +8,7 @@ from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+LONGROPE = ("longrope", "su")
 IMPLEMENTED = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
@@ -16,7 +17,7 @@ def read_rotary(
     head_width: int,
     *,
     base: float = 10_000.0,
-    partial: float = 1.0,
+    partial: float | None = None,
 ) -> dict[str, Any]:
     """Reads `rope_parameters` (transformers 5), or `rope_scaling` and its companions.
 
@@ -24,29 +25,34 @@ def read_rotary(
       settings: the settings in `config.json`.
       head_width: `K`.
       base: base of the frequencies if no setting has it.
-      partial: rotated fraction of each head if no setting has it.
+      partial: rotated fraction of each head if no setting has it; None for families
+        that rotate whole heads, whatever the settings are.
 
     Returns:
       fields of `ModelConfig`; with settings for each kind of layer, those of the layers
         without a window.
+
+    Raises:
+      InputError: for a scaling that is not implemented, and for a rotated fraction that
+        transformers would ignore.
     """
-    base = settings.positive("rope_theta", base)
-    partial = settings.number("partial_rotary_factor", partial, minimum=0, maximum=1)
-    blocks = [
-        _block(settings, name, FULL) for name in ("rope_parameters", "rope_scaling")
-    ]
-    for block in blocks:
-        base = block.positive("rope_theta", base)
-        partial = block.number("partial_rotary_factor", partial, minimum=0, maximum=1)
-    width = int(head_width * partial)
-    scaling = None
-    for block in blocks:
-        scaling = _read_scaling(block, settings, base, width) or scaling
-    return {
+    block = _rotary_block(settings)
+    fraction = 1.0 if partial is None else partial
+    for source in (settings, block):
+        base = source.positive("rope_theta", base)
+        name = "partial_rotary_factor"
+        fraction = source.number(name, fraction, minimum=0, maximum=1)
+        if partial is None and fraction != 1:
+            source.refuse(name, "1: models of this family rotate whole heads")
+    width = int(head_width * fraction)
+    fields: dict[str, Any] = {
         "rotary_base": base,
-        "rotary_scaling": scaling,
+        "rotary_scaling": _read_scaling(block, settings, base, width),
         "rotary_width": None if width == head_width else width,
     }
+    if _kind(block) in LONGROPE:
+        fields["maximum_positions"] = _original_positions(block, settings)
+    return fields
 
 
 def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, Any]:
@@ -58,6 +64,21 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
     block = _block(settings, "rope_parameters", SLIDING)
     block.require("rope_type", "default", "scaling in windowed layers is unknown")
     return {"window_rotary_base": block.positive("rope_theta", base)}
+
+
+def _rotary_block(settings: HuggingFaceSettings) -> HuggingFaceSettings:
+    """Returns the settings of layers without a window.
+
+    Like transformers 5, `rope_scaling` replaces `rope_parameters`, except where these
+    are given for each kind of layer.
+    """
+    block = _block(settings, "rope_parameters", FULL)
+    scaling = _block(settings, "rope_scaling", FULL)
+    if not scaling.values:
+        return block
+    if FULL not in settings.nested("rope_parameters", {}):
+        return scaling
+    return HuggingFaceSettings(scaling.source, {**block.values, **scaling.values})
 
 
 def _block(settings: HuggingFaceSettings, name: str, kind: str) -> HuggingFaceSettings:
@@ -72,7 +93,7 @@ def _block(settings: HuggingFaceSettings, name: str, kind: str) -> HuggingFaceSe
 def _read_scaling(
     rope: HuggingFaceSettings, settings: HuggingFaceSettings, base: float, width: int
 ) -> RotaryScaling | RotaryDivisors | None:
-    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = _kind(rope)
     if kind == "default":
         return None
     source = rope.source
@@ -92,13 +113,11 @@ def _read_scaling(
             factor=rope.positive("factor"),
             low_frequency_factor=low,
             high_frequency_factor=high,
-            original_positions=rope.integer(
-                "original_max_position_embeddings", minimum=1
-            ),
+            original_positions=_original_positions(rope, settings),
         )
     if kind == "yarn":
-        return _yarn(rope, base, width)
-    if kind in ("longrope", "su"):
+        return _yarn(rope, _original_positions(rope, settings), base, width)
+    if kind in LONGROPE:
         return _longrope(rope, settings, width)
     raise InputError(
         f"{source} has the rope_type {shown(kind)}, expected one of "
@@ -106,14 +125,15 @@ def _read_scaling(
     )
 
 
-def _yarn(rope: HuggingFaceSettings, base: float, width: int) -> RotaryDivisors:
+def _yarn(
+    rope: HuggingFaceSettings, original: int, base: float, width: int
+) -> RotaryDivisors:
     """Returns the scaling of YaRN (Peng et al. 2023, section 3.2 and equation 22).
 
     Frequencies that turn more than `beta_fast` times within the original context are
     unchanged, and those that turn less than `beta_slow` times are divided.
     """
     factor = rope.positive("factor")
-    original = rope.integer("original_max_position_embeddings", minimum=1)
 
     def dimension(turns: float) -> float:
         """Returns the pair that turns so many times within the original context."""
@@ -147,14 +167,14 @@ def _longrope(
     """Returns the short factors of LongRoPE (Ding et al. 2024, section 3.3).
 
     transformers uses the long ones for all rows of a batch of which one is longer than
-    the original context; such rows are not supported, see `longrope_positions`.
+    the original context; such rows are not supported, see `read_rotary`.
     """
     divisors = rope.sequence("short_factor")
     if len(divisors) != width // 2 or not all(
         type(number) in (int, float) for number in divisors
     ):
         rope.refuse("short_factor", f"a list of {width // 2} numbers")
-    original = longrope_positions(settings)
+    original = _original_positions(rope, settings)
     maximum = settings.integer("max_position_embeddings", minimum=1)
     factor = rope.positive("factor", maximum / original)
     magnitude = 1.0
@@ -166,11 +186,21 @@ def _longrope(
     )
 
 
-def longrope_positions(settings: HuggingFaceSettings) -> int:
-    """Returns the number of positions for which LongRoPE's short factors are used."""
+def _kind(rope: HuggingFaceSettings) -> str:
+    """Returns the kind of scaling."""
+    return rope.text("rope_type", rope.text("type", "default"))
+
+
+def _original_positions(
+    rope: HuggingFaceSettings, settings: HuggingFaceSettings
+) -> int:
+    """Returns the number of positions that a model was first trained with.
+
+    Like transformers, a setting of the model (Phi-3) precedes that of the scaling, and
+    without any it is `max_position_embeddings`.
+    """
     name = "original_max_position_embeddings"
-    for block in ("rope_parameters", "rope_scaling"):
-        rope = _block(settings, block, FULL)
-        if name in rope:
-            return rope.integer(name, minimum=2)
-    return settings.integer(name, minimum=2)
+    for source in (settings, rope):
+        if name in source:
+            return source.integer(name, minimum=2)
+    return settings.integer("max_position_embeddings", minimum=2)

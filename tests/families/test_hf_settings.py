@@ -126,6 +126,18 @@ def test_rotary_scaling_of_another_type_is_refused(setting, name, tmp_path):
             read(tmp_path, config | {setting: ROPE | {name: other}})
 
 
+@pytest.mark.parametrize("name", ["longrope", "su"])
+def test_positions_end_where_longrope_would_change_its_factors(name, tmp_path):
+    scaling = {
+        "rope_type": name,
+        "short_factor": [1.0, 2.0],
+        "long_factor": [3.0, 4.0],
+        "original_max_position_embeddings": 16,
+    }
+    config = read(tmp_path, LLAMA | {"rope_scaling": scaling})
+    assert config.maximum_positions == 16
+
+
 @pytest.mark.parametrize("name", TOKENS)
 def test_token_ids_of_the_generation_config_are_checked(name, tmp_path):
     config = {key: value for key, value in GPT2.items() if key not in TOKENS}

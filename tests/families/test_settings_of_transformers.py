@@ -3,9 +3,10 @@
 # transformers is only in the `bench` extra.
 # pyright: reportMissingImports=false
 
+import copy
 import importlib.util
 import inspect
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -85,11 +86,81 @@ def test_every_setting_is_read_or_inert(model_type):
     assert not family.inert & Recorded.names
 
 
+def same_as_transformers(model_type, settings):
+    """Returns whether settings are read like those that transformers makes of them."""
+    import huggingface_hub
+    import transformers
+
+    refusals = (InputError, KeyError, huggingface_hub.errors.StrictDataclassError)
+    kind = type(transformers.AutoConfig.for_model(model_type))
+    try:
+        ours = read(model_type, copy.deepcopy(settings))
+        theirs = kind.from_dict(copy.deepcopy(settings)).to_dict()
+    except refusals:
+        return True
+    return ours == read(model_type, theirs)
+
+
+def read(model_type, settings):
+    return FAMILIES[model_type].read_fields(
+        HuggingFaceSettings("config.json", settings)
+    )
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_missing_setting_has_the_default_of_transformers(model_type):
+    import transformers
+
+    full = transformers.AutoConfig.for_model(model_type).to_dict()
+    # A wrong number of key/value heads disagrees with the shapes in the checkpoint.
+    wrong = [
+        name
+        for name in full.keys() - {"num_key_value_heads"}
+        if not same_as_transformers(
+            model_type, {other: full[other] for other in full if other != name}
+        )
+    ]
+    assert not wrong
+
+
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 3.0}
+ROTARY: list[dict[str, Any]] = [
+    {"rope_theta": 777.0},
+    {"rope_theta": 777.0, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    {"rope_scaling": YARN | {"original_max_position_embeddings": 64}},
+    {"rope_scaling": YARN},
+    {"partial_rotary_factor": 0.5},
+    {"rotary_pct": 0.5, "rotary_emb_base": 333.0},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 99.0}}
+    | {"rope_theta": 777.0, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    {"rope_local_base_freq": 555.0, "sliding_window_pattern": 3},
+]
+"""Rotary settings as transformers 4 and 5 write them, and mixtures of both."""
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_rotary_settings_are_read_as_transformers_reads_them(model_type):
+    import transformers
+
+    full = transformers.AutoConfig.for_model(model_type).to_dict()
+    rotary = full.pop("rope_parameters", None) is not None
+    full.pop("layer_types", None)
+    wrong = [
+        settings
+        for settings in ROTARY[: len(ROTARY) * rotary]
+        # Of this family transformers 5 reads it for layers without a window only.
+        if not (model_type == "olmo3" and "rope_theta" in settings)
+        and not same_as_transformers(model_type, full | settings)
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize(
     ("model_type", "setting"),
     [
         ("gemma", {"use_bidirectional_attention": True}),
         ("gemma3_text", {"layer_types": ["chunked_attention"]}),
+        ("gemma3_text", {"attn_logit_softcapping": 0.5}),
         ("opt", {"do_layer_norm_before": False}),
         ("opt", {"word_embed_proj_dim": 4}),
         ("phi3", {"rope_parameters": {"rope_type": "mrope", "factor": 2.0}}),
@@ -102,6 +173,8 @@ def test_every_setting_is_read_or_inert(model_type):
         ("stablelm", {"qk_layernorm": True}),
         ("qwen3_moe", {"mlp_only_layers": [0]}),
         ("olmoe", {"clip_qkv": 8.0}),
+        ("llama", {"partial_rotary_factor": 0.5}),
+        ("gpt_neox", {"rope_theta": 5.0}),
     ],
     ids=str,
 )
