@@ -42,6 +42,7 @@ CONFIGURABLE = (
     "Evaluation",
     "MeshShape",
     "ParameterGroup",
+    "Pipeline",
     "Pretrained",
     "Rematerialization",
     "adafactor",

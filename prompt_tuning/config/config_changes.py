@@ -29,7 +29,8 @@ _FREE = re.compile(
 )
 """Settings of a run that change nothing that it learns."""
 _COMPUTATION = re.compile(
-    r"(\w+/)*(Run\.(mesh|checkpoint_form)|(MeshShape|AxisRules|Rematerialization)\.\w+"
+    r"(\w+/)*(Run\.(mesh|pipeline|checkpoint_form)"
+    r"|(MeshShape|Pipeline|AxisRules|Rematerialization)\.\w+"
     r"|Pretrained\.(attention|weights|(encoder_)?rematerialization))"
 )
 """Settings of where and in which order a run computes: they change its results only by

@@ -17,6 +17,7 @@ FACTORIES = {
     "ObjectiveFromPython": "prompt_tuning.config.python_objects",
     "optimizer_from_python": "prompt_tuning.config.python_objects",
     "MeshShape": "prompt_tuning.sharding.mesh",
+    "Pipeline": "prompt_tuning.pipeline.pipeline_settings",
     "AxisRules": "prompt_tuning.sharding.axis_rules",
     "ParameterGroup": "prompt_tuning.core.parameter_groups",
     "adafactor": "prompt_tuning.core.parameter_groups",

@@ -25,6 +25,7 @@ IMPLIED = {
     "Prompting": ("Run", "prompting"),
     "Rematerialization": ("Pretrained", "rematerialization"),
     "MeshShape": ("Run", "mesh"),
+    "Pipeline": ("Run", "pipeline"),
 }
 """Parameters that refer to a factory if bindings set some of the factory's values."""
 DEFAULT_STEPS = 1000

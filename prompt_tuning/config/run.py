@@ -12,6 +12,7 @@ from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.losses.foreign_objective import LossFunctions, foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
+from prompt_tuning.pipeline.pipeline_settings import Pipeline
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
@@ -41,6 +42,8 @@ class Run:
       decoder_prompting: position and visibility of the decoder's prompt.
       adapters: adapters of projections.
       mesh: number of devices along each axis of the mesh; None for a single device.
+      pipeline: how the stages of the mesh share a step, if it has several;
+        `Pipeline()` if None.
       groups: parameter groups that are trained, with their optimizers.
       start_from: run directory (its best checkpoint), checkpoint, PEFT folder or prompt
         file whose values replace initial values where paths and shapes agree. A run
@@ -80,6 +83,7 @@ class Run:
     decoder_prompting: Prompting | None = None
     adapters: Sequence[AdapterSpec] = ()
     mesh: MeshShape | None = None
+    pipeline: Pipeline | None = None
     groups: Sequence[ParameterGroup] = ()
     start_from: str | None = None
     keep_optimizer_state: bool = True
@@ -149,6 +153,7 @@ class Run:
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is not a list; write [@ParameterGroup()]")
         self._check_objective()
+        self._check_pipeline()
         best = self.keep_best
         if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
             raise InputError(
@@ -171,6 +176,40 @@ class Run:
             object.__setattr__(self, "objective", objective)
         if self.data is not None and self.data.packing:
             objective.check_packing()
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of the pipeline; 1 without one."""
+        return 1 if self.mesh is None else self.mesh.stage
+
+    @property
+    def inference_mesh(self) -> MeshShape | None:
+        """The mesh without stages, for everything that does not train."""
+        return None if self.mesh is None else self.mesh.without_stages
+
+    def _check_pipeline(self) -> None:
+        """Checks the settings of a pipeline against the number of stages.
+
+        Raises:
+          InputError: if there are no stages, or they cannot be used.
+        """
+        if self.stages == 1:
+            if self.pipeline is None:
+                return
+            raise InputError(
+                "Run.pipeline is set, but the mesh has one stage: set Run.mesh = "
+                "@MeshShape() and MeshShape.stage to the number of stages, or "
+                "Run.pipeline to None"
+            )
+        if self.model.weights != "device":
+            raise InputError(
+                f"Pretrained.weights is {self.model.weights!r} and MeshShape.stage is "
+                f"{self.stages}: the stages of a pipeline hold their weights; set "
+                "weights to 'device', or stage to 1"
+            )
+        pipeline = self.pipeline or Pipeline()
+        object.__setattr__(self, "pipeline", pipeline)
+        pipeline.check(self.stages, self.accumulate)
 
     def _check_early_stopping(self) -> None:
         """Refuses early stopping without evaluations during training.

@@ -41,8 +41,8 @@ class Operation(NamedTuple):
     """One operation of a stage.
 
     Attributes:
-      kind: what is computed. `PREFIX_FORWARD` and `PREFIX_BACKWARD` are those of the
-        prompt that all rows share, once for each step.
+      kind: what is computed; `PREFIX_FORWARD` and `PREFIX_BACKWARD` of the prompt that
+        all rows share, once for each step.
       microbatch: the micro-batch's index; 0 for the prefix.
     """
 

@@ -17,8 +17,10 @@ from jax.sharding import PartitionSpec
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+STAGE, DATA, FSDP, TENSOR = "stage", "data", "fsdp", "tensor"
 MESH_AXES = (DATA, FSDP, TENSOR)
+"""The mesh axes within a stage; `STAGE` is outside of them if there are several."""
+
 ROW_AXES = (DATA, FSDP)
 """The mesh axes that the rows of a batch are sharded over."""
 

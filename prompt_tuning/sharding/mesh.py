@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.sharding.axis_rules import MESH_AXES, AxisRules
+from prompt_tuning.sharding.axis_rules import MESH_AXES, STAGE, AxisRules
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
@@ -19,7 +19,11 @@ from prompt_tuning.sharding.mesh_layout import MeshLayout
 class MeshShape:
     """Number of devices along each axis; -1, for one axis at most, means the rest.
 
+    The number of stages is always given.
+
     Attributes:
+      stage: stages of a pipeline, each with blocks of the model and with devices along
+        the other axes.
       data: devices that split the rows of a batch; each group along the other axes has
         all parameters.
       fsdp: devices that split rows and also parameters, which are gathered one block at
@@ -31,6 +35,7 @@ class MeshShape:
       InputError: if a number is neither -1 nor at least 1, or two are -1.
     """
 
+    stage: int = 1
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
@@ -38,6 +43,11 @@ class MeshShape:
 
     def __post_init__(self):
         check_fields(self)
+        if self.stage < 1:
+            raise InputError(
+                f"MeshShape.stage is {self.stage}, expected a number of stages, or 1 "
+                "for none"
+            )
         for name, count in self.sizes.items():
             if count < 1 and count != -1:
                 raise InputError(
@@ -53,8 +63,19 @@ class MeshShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The number of devices by axis, in the order of the mesh."""
-        return {name: getattr(self, name) for name in MESH_AXES}
+        """The number of devices by axis, in the order of the mesh.
+
+        Stages are the outermost axis, because they exchange the least; one alone is no
+        axis.
+        """
+        names = MESH_AXES if self.stage == 1 else (STAGE, *MESH_AXES)
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def without_stages(self) -> "MeshShape":
+        """The same devices in one stage: stages become further parts of `fsdp`."""
+        fsdp = self.fsdp if self.fsdp == -1 else self.fsdp * self.stage
+        return dataclasses.replace(self, stage=1, fsdp=fsdp)
 
     def layout(self, config: ModelConfig) -> MeshLayout:
         """Lays a model out on the mesh of all devices.
@@ -90,7 +111,7 @@ class MeshShape:
         shape = [len(devices) // fixed if x == -1 else x for x in sizes.values()]
         return jax.make_mesh(
             tuple(shape),
-            MESH_AXES,
+            tuple(sizes),
             axis_types=(AxisType.Auto,) * len(shape),
             devices=devices,
         )

@@ -35,7 +35,7 @@ from prompt_tuning.sweep.sweep_step import (
     compile_sweep_step,
     prompt_counts,
 )
-from prompt_tuning.training.run_plan import RunPlan
+from prompt_tuning.training.run_plan import RunPlan, refuse_stages
 from prompt_tuning.training.step import Metrics, compile_step
 from prompt_tuning.training.trainer import Trainer
 
@@ -149,6 +149,7 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
             f"step together: give {how_to_set('Run.early_stopping', 0)}; the best "
             "checkpoint of each is kept anyway"
         )
+    refuse_stages(first, "a sweep")
     for name, run in others:
         for field in dataclasses.fields(Run):
             if field.name in MAY_DIFFER:

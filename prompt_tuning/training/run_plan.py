@@ -32,6 +32,7 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
+from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.state import TrainState
@@ -53,6 +54,7 @@ def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     """
     # Checkpoint, tokenizer, prompts, parameter groups: described, not read.
     plan = plan_run(run)
+    refuse_stages(run, "a run")
     # Data, and what is computed from it.
     with activity("reading the data"):
         examples = plan.examples()
@@ -91,6 +93,11 @@ def plan_run(run: Run) -> "RunPlan":
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
     )
+    if run.pipeline is not None:
+        config = model.config
+        check_blocks(
+            run.pipeline.layers, run.stages, config.encoder_layers + config.layers
+        )
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
     storage = model.weight_storage.without_trained(labels)
@@ -100,6 +107,25 @@ def plan_run(run: Run) -> "RunPlan":
         labels=labels,
         optimizer=parameter_groups.group_optimizer(run.groups, labels),
     )
+
+
+def refuse_stages(run: Run, subject: str) -> None:
+    """Refuses several stages where they are not supported.
+
+    Args:
+      run: the run.
+      subject: what was started, with its article.
+
+    Raises:
+      InputError: with what to set.
+    """
+    if run.stages > 1:
+        raise InputError(
+            f"MeshShape.stage is {run.stages}, but {subject} with stages cannot be "
+            "trained yet: set it to 1 and Run.pipeline to None, and divide the model "
+            "along fsdp or tensor; `prompt-tuning memory --pipeline` shows how the "
+            "stages would share a step"
+        )
 
 
 def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:

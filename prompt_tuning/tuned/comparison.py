@@ -146,7 +146,7 @@ def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
     prompting = None if placement is None else Prompting(placement=placement)
     tuning = Tuning(prompting=prompting)
     key = jax.random.key(run.seed)
-    return open_pretrained(run.model, tuning, key=key, mesh=run.mesh)
+    return open_pretrained(run.model, tuning, key=key, mesh=run.inference_mesh)
 
 
 def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
@@ -213,7 +213,7 @@ def _open_after_text(
 
     tuning = Tuning(prompt=embed, prompting=Prompting(placement=placement))
     key = jax.random.key(run.seed)
-    return open_pretrained(run.model, tuning, key=key, mesh=run.mesh)
+    return open_pretrained(run.model, tuning, key=key, mesh=run.inference_mesh)
 
 
 def _template(data: DataSource, text: str) -> str:

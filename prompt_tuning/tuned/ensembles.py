@@ -112,7 +112,7 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
 
     tuning = Tuning(prompt=stack, prompting=run.tuning.prompting)
     model = open_pretrained(
-        run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
+        run.model, tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
     return model, model.read_parameters()
 

@@ -44,7 +44,7 @@ def load_tuned(
     if prompt_file is not None:
         return _load_other(run, prompt_file)
     model = open_pretrained(
-        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
     trained, parameters = _read_trained(run, model), model.read_parameters()
     if trained:
@@ -84,7 +84,7 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
     if tuning.is_empty and any(map(_is_added, source.leaves)):
         tuning = rebuild_tuning(source.adapter, config, run.prompting)
     model = open_pretrained(
-        run.model, tuning, key=jax.random.key(run.seed), mesh=run.mesh
+        run.model, tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
     abstract = model.plan.abstract
     source = source.with_model_path(abstract)
