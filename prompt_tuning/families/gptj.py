@@ -22,6 +22,7 @@ PROJECTIONS = {
     "mlp/up": "mlp.fc_in",
     "mlp/down": "mlp.fc_out",
 }
+TIED_BIAS = "a bias of a tied head is not implemented"
 NORMS = {"self_attention_norm": "ln_1"}
 
 
@@ -31,7 +32,7 @@ def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    tied = settings.flag("tie_word_embeddings", False)
+    settings.require("tie_word_embeddings", False, TIED_BIAS)
     return read_gpt2_layout(settings) | {
         "parallel": True,
         "shared_norm": True,
@@ -39,8 +40,8 @@ def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
         "rotary_width": settings.size("rotary_dim", 64),
         "rotary_interleaved": True,
         "biases": "mlp",
-        "tied_head": tied,
-        "head_bias": not tied,
+        "tied_head": False,
+        "head_bias": True,
     }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from prompt_tuning.families.gptj import TIED_BIAS
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
@@ -31,6 +32,7 @@ def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
+    settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_layout(settings)
     width = settings.head_width(fields["width"], fields["heads"])
     norms = settings.flag("qk_layernorm", False)
@@ -47,7 +49,7 @@ def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
             "activation": settings.activation(settings.text("hidden_act", "gelu_new")),
             "gated": False,
             "biases": "all",
-            "head_bias": not fields["tied_head"],
+            "head_bias": True,
         }
     )
 

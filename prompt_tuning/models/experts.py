@@ -140,9 +140,9 @@ def run_grouped(
     inner = ACTIVATIONS[activation](gate) * jax.lax.ragged_dot(
         tokens, kernels.up, sizes
     )
-    outputs = jax.lax.ragged_dot(inner, kernels.down, sizes)
-    in_order = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1)  # [n, k, D]
-    return (in_order * weights[..., None]).sum(1)
+    weighted = inner * weights.reshape(-1)[order, None]
+    outputs = jax.lax.ragged_dot(weighted, kernels.down, sizes)
+    return outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).sum(1)
 
 
 def run_all(
@@ -162,7 +162,8 @@ def run_all(
         number, (gate, up, down) = expert
         weight = jnp.where(chosen == number, weights, 0).sum(1)  # [n]
         inner = ACTIVATIONS[activation](x @ gate) * (x @ up)
-        return total + (inner @ down) * weight[:, None], None
+        # The gradient of a factor of the output would need the output again.
+        return total + (inner * weight[:, None]) @ down, None
 
     experts = (jnp.arange(len(kernels.gate)), kernels)
     return jax.lax.scan(add_expert, jnp.zeros_like(x), experts)[0]

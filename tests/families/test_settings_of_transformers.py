@@ -173,6 +173,8 @@ def test_rotary_settings_are_read_as_transformers_reads_them(model_type):
         ("stablelm", {"qk_layernorm": True}),
         ("qwen3_moe", {"mlp_only_layers": [0]}),
         ("olmoe", {"clip_qkv": 8.0}),
+        ("gptj", {"tie_word_embeddings": True}),
+        ("phi", {"tie_word_embeddings": True}),
         ("llama", {"partial_rotary_factor": 0.5}),
         ("gpt_neox", {"rope_theta": 5.0}),
     ],

@@ -192,6 +192,18 @@ def test_rematerialization_recomputes_products_and_keeps_less():
     assert kept_again < 0.75 * temporary
 
 
+def test_an_expert_costs_three_products_forward_and_five_backward(monkeypatch):
+    """Of the five two recompute what lies between the three products."""
+    sizes = {"width": 16, "feed_forward_width": 24, "layers": 2}
+    experts = {"experts": 3, "experts_per_token": 2}
+    config = dataclasses.replace(CONFIGS["llama"], **sizes, **experts)
+    monkeypatch.setitem(CONFIGS, "experts", config)
+    product = 2 * (P + B * T) * 16 * 24
+    products = hlo.products(compiled_step("experts"))
+    runs = sum(one.runs for one in products if one.flops == product)
+    assert runs == config.layers * config.experts * (3 + 5)
+
+
 def test_loops_count_as_often_as_they_run():
     def four_products_forth_and_four_back(x, kernels):
         return jax.lax.scan(lambda x, k: (jnp.tanh(x @ k), None), x, kernels)[0].sum()

@@ -1,4 +1,7 @@
-"""PEFT loads our adapters of every family, and computes the logits that we do."""
+"""PEFT loads our adapters of every family, and computes the logits that we do.
+
+So does transformers with the adapters merged into the weights.
+"""
 
 import functools
 import os
@@ -7,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.families.hf_folder import read_config
@@ -33,6 +37,7 @@ KINDS = {
     "lora": "LORA",
     "ia3": "IA3",
 }
+MERGED = ("LORA", "IA3")
 INPUTS = ("input_ids", "attention_mask", "labels")
 
 
@@ -59,11 +64,16 @@ def test_our_adapters_change_pefts_model_as_ours(family, tmp_path):
             "adapter": tmp_path / kind,
             "tokens": tmp_path / "tokens.npz",
         }
+        if kind in MERGED:
+            folder = tmp_path / f"merged {kind}"
+            write_merged(folder, base, [adapter])
+            jobs[f"merged {kind}"] = {"base": folder, "tokens": tmp_path / "tokens.npz"}
     theirs = peft_logits(tmp_path, jobs)
     without = np.load(FOLDER / family / "ref.npz")["base.logits"]
     batch = batch_of(tokens)
     for kind, adapter in adapters.items():
         graph, parameters = restored(base, adapter)
         ours = our_logits(parameters, batch, graph=graph)
-        assert_same_logits(ours, theirs[kind], tokens)
+        for job in {kind, f"merged {kind}"} & theirs.keys():
+            assert_same_logits(ours, theirs[job], tokens)
         assert np.abs(theirs[kind][:, -without.shape[1] :] - without).max() > 0.01
