@@ -6,7 +6,14 @@ import signal
 import time
 from pathlib import Path
 
-from scripts.kill_tests import LONGEST, output, run_options, start, wait
+from scripts.kill_tests import (
+    LONGEST,
+    RunningClock,
+    output,
+    run_options,
+    start,
+    wait,
+)
 
 
 def run_pairs(folder: Path, pairs: int, randomness: random.Random) -> bool:
@@ -39,24 +46,24 @@ def run_pair(target: Path, commands: list[list[str]], stagger: float) -> str:
     processes = start(target / "0", commands[:1])
     time.sleep(stagger)
     processes += start(target / "1", commands[1:])
-    until = time.monotonic() + LONGEST
+    clock = RunningClock()
     codes: list[int | None] = [None, None]
-    while codes == [None, None] and time.monotonic() < until:
+    while codes == [None, None] and clock.seconds < LONGEST:
         for number, process in enumerate(processes):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
                 codes[number] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
+        clock.sleep()
     time.sleep(1)
     (refused,) = [n for n in (0, 1) if codes[n] is not None] or (0,)
     printed = output(target / str(refused), 0).read_text()
     other = processes[1 - refused]
     wait_for = target.rglob("checkpoint_*")
-    while not any(wait_for) and time.monotonic() < until:
-        time.sleep(0.1)
+    while not any(wait_for) and clock.seconds < LONGEST:
+        clock.sleep()
         wait_for = target.rglob("checkpoint_*")
     os.kill(other, signal.SIGTERM)
-    codes[1 - refused] = wait(other, until)
+    codes[1 - refused] = wait(other, clock)
     one_line = len(printed.splitlines()) == 1 and "is being written by" in printed
     if sorted(codes) == [0, 2] and one_line and codes[refused] == 2:  # type: ignore
         return ""

@@ -100,7 +100,8 @@ def replace_folder(new: Path, final: Path, *, aside: Path) -> None:
         # Fails if another process puts something there at this moment.
         new.rename(final)
     elif exchange(new, final):
-        sync_path(final.parent)
+        for folder in {final.parent, new.parent}:
+            sync_path(folder)
         new.rename(aside)
     else:
         final.rename(aside)

@@ -86,6 +86,7 @@ class ScratchDirectory:
         """Empties the directory for a new preparation."""
         self._lock.truncate(0)
         restore_folder(self.path / _OLD, self.output)
+        self._withdraw_complete()
         for path in self.path.iterdir():
             _remove(path)
         replace_file(self.path / _IDENTITY, json.dumps(identity, sort_keys=True))
@@ -124,14 +125,19 @@ class ScratchDirectory:
             return True
         is_complete = (self.path / COMPLETE).exists()
         is_renamed = is_complete and not (self.path / NEW).exists()
-        return is_renamed and self.identity() == identity
+        if not is_renamed or self.identity() != identity:
+            return False
+        self._record_identity()
+        return True
 
     def create_new(self) -> Path:
         """Creates an empty folder for the output's files."""
         new = self.path / NEW
-        _remove(self.path / COMPLETE)
+        self._withdraw_complete()
         _remove(new)
         new.mkdir()
+        # On the disk before `COMPLETE`, or its absence would mean that it was renamed.
+        sync_path(self.path)
         return new
 
     def publish(self) -> None:
@@ -143,14 +149,29 @@ class ScratchDirectory:
         if self.output.exists():
             _remove(self.path / _OLD)
         replace_folder(new, self.output, aside=self.path / _OLD)
+        self._record_identity()
+
+    def _record_identity(self) -> None:
+        """Writes to the lock that the output is published, before the removal."""
         self._lock.truncate(0)
         self._lock.write(json.dumps(self.identity()).encode())
         sync_file(self._lock)
+        sync_path(self.path.parent)
+
+    def _withdraw_complete(self) -> None:
+        """Removes `COMPLETE` first: with it, a missing `NEW` would count as renamed."""
+        _remove(self.path / COMPLETE)
+        sync_path(self.path)
 
     def remove(self) -> None:
         """Removes the directory, after restoring an older output that was set aside."""
         restore_folder(self.path / _OLD, self.output)
-        shutil.rmtree(self.path)
+        for path in self.path.iterdir():
+            _remove(path)
+        # On the disk before the lock, which identifies the output, is deleted.
+        sync_path(self.path)
+        self.path.rmdir()
+        sync_path(self.path.parent)
 
 
 def _parse_identity(content: bytes) -> Any:

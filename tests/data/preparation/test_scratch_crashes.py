@@ -1,0 +1,64 @@
+"""The end of a preparation after a kill or power cut at each file-system call."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prompt_tuning.data.preparation.scratch_directory import (
+    ScratchCheckpoint,
+    open_scratch,
+)
+from tests.support.crash_states import read_tree, recorded
+
+IDENTITY = {"inputs": ["lines.jsonl"]}
+
+
+def finish(root: Path, *, force: bool) -> None:
+    """Publishes an output with one file, unless that was done before."""
+    with open_scratch(root / "out") as scratch:
+        if not scratch.was_published(IDENTITY):
+            assert force or not (root / "out").exists()
+            if scratch.identity() != IDENTITY:
+                scratch.begin(IDENTITY)
+            scratch.save(ScratchCheckpoint({"split": 0}, {"lengths": np.arange(3)}))
+            (scratch.create_new() / "rows").write_text("new")
+            scratch.publish()
+        scratch.remove()
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_published_output_is_recognized_until_all_else_is_gone(replaces, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    if replaces:
+        (root / "out").mkdir()
+        (root / "out" / "rows").write_text("old")
+    recording = recorded(root, lambda: finish(root, force=replaces))
+    expected = read_tree(root)
+    for folder, state in recording.written(tmp_path / "states"):
+        if state != expected:
+            finish(folder, force=replaces)
+        assert read_tree(folder) == expected == {"out": None, "out/rows": b"new"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("replaces", [False, True])
+def test_the_repetition_can_be_interrupted_too(replaces, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    if replaces:
+        (root / "out").mkdir()
+        (root / "out" / "rows").write_text("old")
+    first = recorded(root, lambda: finish(root, force=replaces))
+    expected, outcomes = read_tree(root), 0
+    for number, (folder, state) in enumerate(first.written(tmp_path / "first")):
+        if state == expected:
+            continue
+        again = recorded(folder, lambda at=folder: finish(at, force=replaces))
+        for place, interrupted in again.written(tmp_path / f"second_{number}"):
+            if interrupted != expected:
+                finish(place, force=replaces)
+            assert read_tree(place) == expected
+            outcomes += 1
+    print(f"{outcomes} states of two interruptions")
