@@ -360,6 +360,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5": ENCODER_DECODER | {"feed_forward_proj": "relu"},
     "mt5": ENCODER_DECODER | {"tie_word_embeddings": False},
     "umt5": ENCODER_DECODER | {"num_layers": 3},
+    "bart": {
+        **SPECIAL,
+        "d_model": 8,
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 12),
+        "max_position_embeddings": 32,
+        "scale_embedding": True,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": None,
+    },
 }
 # Modules that IA3 scales at their input, and at their output.
 SCALED_INPUT = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo")
@@ -450,6 +462,8 @@ def randomize(model: torch.nn.Module) -> None:
                 deviation = parameter.shape[1] ** -0.5
             offset = parameter.mean().round() if "norm" in name or "ln_" in name else 0
             parameter.copy_(offset + deviation * torch.randn_like(parameter))
+        if (bias := getattr(model, "final_logits_bias", None)) is not None:
+            bias.copy_(torch.randn_like(bias))  # BART's, which is no parameter
 
 
 def randomize_adapter(model: torch.nn.Module) -> None:

@@ -6,7 +6,7 @@ from prompt_tuning.core.errors import InputError, shown
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale"]
-NormPlacement = Literal["before", "after", "around"]
+NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
@@ -65,5 +65,5 @@ def check_combinations(config: Any) -> None:
             f"experts_per_token is {config.experts_per_token}, expected a number "
             f"from 1 to {config.experts}"
         )
-    if config.head_bias and config.tied_head:
-        raise InputError("head_bias needs an untied head, found tied_head=True")
+    if config.parallel and config.norm_placement == "after_sum":
+        raise InputError("norms after the sum need layers one after the other")

@@ -72,8 +72,9 @@ class ModelConfig:
         (Cohere).
       norm_epsilon: added to the mean square.
       norm_placement: norm before each sublayer, after it (OLMo 2: Team OLMo 2024,
-        section 3.2), or both (Gemma 2: Gemma Team 2024, section 2); always before the
-        sum with the residual stream.
+        section 3.2), or both (Gemma 2: Gemma Team 2024, section 2), always before the
+        sum with the residual stream; or after that sum ("after_sum": Vaswani et al.
+        2017, section 3.1; BART), and then there is no norm after all blocks.
       query_key_norm: norm of queries and keys before the rotary embedding: none, of
         each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere; Dehghani
         et al. 2023, section 2), or of all heads together (OLMo 2).
@@ -106,7 +107,7 @@ class ModelConfig:
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
       biases: which projections have a bias; see `BIASED`.
       tied_head: whether the head is the embedding table.
-      head_bias: whether an untied head has a bias (GPT-J, Phi).
+      head_bias: whether logits have a bias (GPT-J, Phi, BART).
       scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
         tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
@@ -116,8 +117,8 @@ class ModelConfig:
         (Gemma 2; see `attention.attend`).
       logit_soft_cap: bound on the absolute value of logits, or None (Gemma 2; see
         `losses.output_head`).
-      embedding_norm: whether all input vectors are normalized (BLOOM: BigScience 2022,
-        section 3.2.2).
+      embedding_norm: whether all input vectors are normalized, after learned positions
+        are added (BLOOM: BigScience 2022, section 3.2.2; BART).
       embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).

@@ -5,6 +5,7 @@ A new family is a module with a `Family`, a line below, and a fixture that
 all of them.
 """
 
+from prompt_tuning.families.bart import BART
 from prompt_tuning.families.bloom import BLOOM
 from prompt_tuning.families.cohere import COHERE, COHERE2
 from prompt_tuning.families.falcon import FALCON
@@ -83,5 +84,6 @@ FAMILIES: dict[str, Family] = {
         T5,
         MT5,
         UMT5,
+        BART,
     )
 }

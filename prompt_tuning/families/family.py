@@ -39,6 +39,7 @@ class Family:
         where neither `config.json` itself nor `generation_config.json` names them.
       unread_modules: modules of a layer of the parts of the model that are not read,
         with `{}` for the layer's number, which PEFT must not adapt.
+      logit_bias: name of a bias of logits that some checkpoints lack.
       tied_without_head: whether a checkpoint without a head has a tied one, whatever
         `config.json` declares.
       inert: settings that `read_fields` ignores because they change no logits outside
@@ -53,6 +54,7 @@ class Family:
     write_settings: Callable[[ModelConfig], dict[str, Any]] | None = None
     base_prefix: str = ""
     head_name: str = "lm_head.weight"
+    logit_bias: str = ""
     token_parts: tuple[str, ...] = ()
     unread_modules: tuple[str, ...] = ()
     tied_without_head: bool = False

@@ -42,8 +42,9 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     """Reads `config.json`, and `generation_config.json` for token ids that it lacks.
 
     Whether the head is tied also depends on the checkpoint: an `lm_head.weight` that
-    equals the embedding table is tied to it. Dropout rates are not read: a frozen model
-    has no dropout unless `dropout_rate` is set.
+    equals the embedding table is tied to it; so does whether the logits of some
+    families have a bias. Dropout rates are not read: a frozen model has no dropout
+    unless `dropout_rate` is set.
 
     Args:
       folder: folder of the model.
@@ -74,6 +75,8 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     if "tied_head" not in overrides:
         stored = open_safetensors(folder)
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
+        if family.logit_bias:
+            fields["head_bias"] = family.logit_bias in stored
     try:
         return ModelConfig(**({"family": model_type} | fields | overrides))
     except InputError as error:

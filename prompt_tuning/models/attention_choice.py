@@ -88,6 +88,11 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
             "T5 adds a bias to its scores, which fused kernels do not read",
             "use a decoder-only model",
         )
+    if config.architecture == "encoder_decoder":
+        return Obstacle(
+            "fused kernels are only used in decoder-only models",
+            "use a decoder-only model",
+        )
     if config.positions == "alibi":
         return Obstacle(
             "the model adds a bias to its scores (ALiBi), which fused kernels do not "

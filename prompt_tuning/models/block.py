@@ -25,7 +25,7 @@ from prompt_tuning.models.attention import (
 from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.flash_attention import attend_fused
-from prompt_tuning.models.layers import Dense, FeedForward, Norm
+from prompt_tuning.models.layers import Dense, FeedForward, Norm, normalize
 from prompt_tuning.models.rotary import rotate
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.sharding import collectives
@@ -175,9 +175,11 @@ class Block(nnx.Module):
     Attributes:
       self_attention_norm: norm before self-attention, or None.
       self_attention: projections of self-attention.
-      self_attention_out_norm: norm after self-attention, or None.
-      cross_attention_norm: norm before cross-attention; None without it.
+      self_attention_out_norm: norm after self-attention, before or after the sum with
+        the residual stream, or None.
+      cross_attention_norm: norm before cross-attention, or None.
       cross_attention: projections of cross-attention; None without it.
+      cross_attention_out_norm: norm after cross-attention, or None.
       mlp_norm: norm before the feed-forward layer; None without it, and where it reads
         the output of `self_attention_norm`.
       mlp: the feed-forward layer, dense or of experts.
@@ -191,9 +193,10 @@ class Block(nnx.Module):
         self.parallel, self.shares_norm = config.parallel, config.shared_norm
         self.multiplier = config.residual_multiplier
         before = config.norm_placement in ("before", "around")
-        after = config.norm_placement in ("after", "around")
+        after = config.norm_placement in ("after", "around", "after_sum")
+        self.norms_sum = config.norm_placement == "after_sum"
 
-        def norm(name, present=True):
+        def norm(name, present):
             if present:
                 return Norm(named_key(key, name), config, stacked=layers)
             return None
@@ -204,8 +207,11 @@ class Block(nnx.Module):
         self.self_attention_norm = norm("self_attention_norm", before)
         self.self_attention = attention("self_attention")
         self.self_attention_out_norm = norm("self_attention_out_norm", after)
-        self.cross_attention_norm = norm("cross_attention_norm") if cross else None
+        self.cross_attention_norm = norm("cross_attention_norm", before and cross)
         self.cross_attention = attention("cross_attention") if cross else None
+        self.cross_attention_out_norm = norm(
+            "cross_attention_out_norm", after and cross
+        )
         self.mlp_norm = norm("mlp_norm", before and not config.shared_norm)
         feed_forward = MixtureOfExperts if config.experts else FeedForward
         self.mlp = feed_forward(named_key(key, "mlp"), config, layers=layers)
@@ -236,25 +242,26 @@ class Block(nnx.Module):
           the hidden states, and the keys and values of each stream.
         """
         start = x
-        normed = _normalize(self.self_attention_norm, x)
+        normed = normalize(self.self_attention_norm, x)
         update, key_values = self._attend_to_self(normed, angles, views, past, key)
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
-        def add(x, update, name):
+        def add(x, update, norm, name):
+            if not self.norms_sum:
+                update = normalize(norm, update)
             key_of_name = optional_key(key, name)
             update = dropout(update, self.dropout_rate, key_of_name, index)
-            return x + (update if self.multiplier == 1 else update * self.multiplier)
+            x = x + (update if self.multiplier == 1 else update * self.multiplier)
+            return normalize(norm, x) if self.norms_sum else x
 
-        update = _normalize(self.self_attention_out_norm, update)
-        x = add(x, update, "self_out")  # [n, D]
+        x = add(x, update, self.self_attention_out_norm, "self_out")  # [n, D]
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)
-            x = add(x, update, "cross_out")
+            x = add(x, update, self.cross_attention_out_norm, "cross_out")
         if not self.shares_norm:
-            normed = _normalize(self.mlp_norm, start if self.parallel else x)
+            normed = normalize(self.mlp_norm, start if self.parallel else x)
         update = self.mlp(normed, optional_key(key, "mlp"), numbers)
-        update = _normalize(self.mlp_out_norm, update)
-        return add(x, update, "mlp_out"), key_values
+        return add(x, update, self.mlp_out_norm, "mlp_out"), key_values
 
     def cross_keys_values(
         self,
@@ -309,8 +316,8 @@ class Block(nnx.Module):
 
     def _attend_to_encoder(self, x, views, cross, key):
         assert self.cross_attention is not None  # only an encoder-decoder gets here
-        assert self.cross_attention_norm is not None
-        normed = collectives.copy_to_shards(self.cross_attention_norm(x), "heads")
+        normed = normalize(self.cross_attention_norm, x)
+        normed = collectives.copy_to_shards(normed, "heads")
         query = self.cross_attention.queries(normed)  # [n, H, K]
         sources = [
             [
@@ -323,8 +330,3 @@ class Block(nnx.Module):
         return self.cross_attention.attend_and_project(
             split_streams(query, views), sources, first_rows, optional_key(key, "cross")
         )
-
-
-def _normalize(norm: Norm | None, x: Float[Array, "n D"]) -> Float[Array, "n D"]:
-    """Applies a norm, if the block has it."""
-    return x if norm is None else norm(x)

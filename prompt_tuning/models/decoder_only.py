@@ -13,13 +13,17 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.dropout import dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
+from prompt_tuning.models.input_layers import (
+    embed_inputs,
+    embedding_norm,
+    position_embedder,
+)
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Embedding, Norm
+from prompt_tuning.models.layers import normalize
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
 from prompt_tuning.models.streams import Stream
 from prompt_tuning.models.transformer import Stack
@@ -103,21 +107,8 @@ class DecoderOnly(LanguageModel):
         decoder: Callable[..., Decoder] = Decoder,
     ):
         super().__init__(key, config)
-        self.position_embedder = (
-            Embedding(
-                named_key(key, "position_embedder"),
-                config,
-                config.maximum_positions or 0,
-                "positions",
-            )
-            if config.positions == "learned"
-            else None
-        )
-        self.embedding_norm = (
-            Norm(named_key(key, "embedding_norm"), config, stacked=None)
-            if config.embedding_norm
-            else None
-        )
+        self.position_embedder = position_embedder(key, config)
+        self.embedding_norm = embedding_norm(key, config)
         self.decoder = decoder(named_key(key, "decoder"), config, cross=False)
 
     def select_predicting(
@@ -247,7 +238,7 @@ class DecoderOnly(LanguageModel):
 
     def _normalize_output(self, states: Float[Array, "B m D"]) -> Float[Array, "B m D"]:
         """Applies the final norm and the factor of the logits."""
-        normed = self.decoder.final_norm(states)
+        normed = normalize(self.decoder.final_norm, states)
         multiplier = self.config.logit_multiplier
         return normed if multiplier == 1 else normed * multiplier
 
@@ -264,17 +255,12 @@ class DecoderOnly(LanguageModel):
 
     def _add_positions(self, stream: Stream, key) -> Stream:
         """Adds learned positions, also to prompt vectors, then applies dropout."""
-        hidden = stream.hidden.astype(self.config.dtype)
         if self.config.input_multiplier != 1:
+            hidden = stream.hidden.astype(self.config.dtype)
             hidden = hidden * self.config.input_multiplier
-        if self.embedding_norm is not None:
-            hidden = self.embedding_norm(hidden)
-        if self.position_embedder is not None:
-            hidden = hidden + self.position_embedder(
-                stream.positions, self.config.dtype
-            )
-        hidden = dropout(hidden, self.config.dropout_rate, key, stream.dropout_index)
-        return dataclasses.replace(stream, hidden=hidden)
+            stream = dataclasses.replace(stream, hidden=hidden)
+        layers = self.position_embedder, self.embedding_norm
+        return embed_inputs(stream, self.config, *layers, key)
 
 
 def last_vectors(

@@ -1,4 +1,4 @@
-"""The encoder-decoder model; its config makes it a T5 1.0 or 1.1.
+"""The encoder-decoder model; its config makes it a T5, a BART or another family.
 
 The encoder reads a batch's `tokens`, the decoder its `targets` shifted by one (Raffel
 et al. 2020). The bare model has no prompt; prompted encoders and decoders override what
@@ -20,7 +20,9 @@ from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.decoder_only import Decoder
+from prompt_tuning.models.input_layers import InputLayers
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.layers import normalize
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
@@ -46,8 +48,12 @@ class Encoder(Stack):
         stream = encoder_stream(text, rows.lengths)
         if rows.segment_ids is None:
             return stream
-        mask = masks.segment_mask(rows.segment_ids, rows.segment_ids)
-        return dataclasses.replace(stream, mask=mask, segments=rows.segment_ids)
+        return dataclasses.replace(
+            stream,
+            positions=rows.positions_in_example(text.shape[1]),
+            mask=masks.segment_mask(rows.segment_ids, rows.segment_ids),
+            segments=rows.segment_ids,
+        )
 
 
 def encoder_stream(hidden: Float[Array, "R S D"], lengths: Int[Array, "_"]) -> Stream:
@@ -75,6 +81,8 @@ class EncoderDecoder(LanguageModel):
     Attributes:
       encoder: the bidirectional blocks.
       decoder: the causal blocks with cross-attention.
+      encoder_inputs: layers before the encoder's blocks.
+      decoder_inputs: layers before the decoder's blocks.
     """
 
     def __init__(
@@ -88,6 +96,8 @@ class EncoderDecoder(LanguageModel):
         super().__init__(key, config)
         self.encoder = encoder(named_key(key, "encoder"), config)
         self.decoder = decoder(named_key(key, "decoder"), config, cross=True)
+        self.encoder_inputs = InputLayers(named_key(key, "encoder_inputs"), config)
+        self.decoder_inputs = InputLayers(named_key(key, "decoder_inputs"), config)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> EncoderPrefix | None:
         """Runs the prompt ahead of all rows, if the encoder allows it."""
@@ -142,13 +152,7 @@ class EncoderDecoder(LanguageModel):
     def _target_stream(self, shifted: Int[Array, "B U"], rows: RowInfo, key) -> Stream:
         text = self.token_embedder(shifted, self.config.dtype)
         stream = self.decoder.text_stream(text, rows, key)
-        hidden = dropout(
-            stream.hidden.astype(self.config.dtype),
-            self.config.dropout_rate,
-            optional_key(key, "decoder_input"),
-            stream.dropout_index,
-        )
-        return dataclasses.replace(stream, hidden=hidden)
+        return self.decoder_inputs(stream, optional_key(key, "decoder_input"))
 
     def encode(
         self,
@@ -224,21 +228,14 @@ class EncoderDecoder(LanguageModel):
         """Returns the encoder's outputs, and its keys and values if `keep` is set."""
         rate = self.config.dropout_rate
         inputs = [
-            dataclasses.replace(
-                stream,
-                hidden=dropout(
-                    stream.hidden.astype(self.config.dtype),
-                    rate,
-                    optional_key(key, f"input_{i}"),
-                    stream.dropout_index,
-                ),
-            )
+            self.encoder_inputs(stream, optional_key(key, f"input_{i}"))
             for i, stream in enumerate(streams)
         ]
         hidden, key_values = self.encoder.run(
             inputs, past=past, key=optional_key(key, "blocks"), keep=keep
         )
-        normed = [self.encoder.final_norm(x) for x in hidden]  # of each [R, S, D]
+        # Of each stream, [R, S, D].
+        normed = [normalize(self.encoder.final_norm, x) for x in hidden]
         return [
             dropout(x, rate, optional_key(key, f"output_{i}"), stream.dropout_index)
             for i, (x, stream) in enumerate(zip(normed, streams, strict=True))
@@ -293,7 +290,7 @@ class EncoderDecoder(LanguageModel):
         """Reads one more token per row and returns the state that predicts the next."""
         embedded = self.token_embedder(tokens[:, None], self.config.dtype)
         (hidden,), (key_values,) = self.decoder.run(
-            [cache.stream(embedded)],
+            [self.decoder_inputs(cache.stream(embedded), None)],
             past=cache.contexts(),
             cross=cache.cross,
             keep=True,
@@ -302,7 +299,7 @@ class EncoderDecoder(LanguageModel):
 
     def _normalize_output(self, hidden, key):
         """Applies the final norm, T5 1.0's scale and dropout."""
-        normed = self.decoder.final_norm(hidden)
+        normed = normalize(self.decoder.final_norm, hidden)
         if self.config.scale_tied_hidden:
             normed = normed * self.config.width**-0.5
         index = DropoutIndex.for_rows(

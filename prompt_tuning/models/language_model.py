@@ -28,7 +28,7 @@ class LanguageModel(nnx.Module):
 
     Attributes:
       token_embedder: the embedding table `[V, D]`.
-      head: untied output head `[V, D]`; None if the embedding table is the head.
+      head: output head; None if it is the embedding table alone.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
@@ -36,7 +36,8 @@ class LanguageModel(nnx.Module):
         self.token_embedder = TokenEmbedding(
             named_key(key, "token_embedder"), config, config.vocabulary_size, "vocab"
         )
-        self.head = None if config.tied_head else Head(named_key(key, "head"), config)
+        only_table = config.tied_head and not config.head_bias
+        self.head = None if only_table else Head(named_key(key, "head"), config)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> Prefix:
         """Runs the prompts that precede every row, once for the whole batch.
@@ -111,8 +112,8 @@ class LanguageModel(nnx.Module):
 
     def head_kernel(self) -> Float[Array, "V D"]:
         """Kernel of the output head, tied or not."""
-        head = self.token_embedder.embedding if self.head is None else self.head.kernel
-        return head[...]
+        kernel = None if self.head is None else self.head.kernel
+        return (self.token_embedder.embedding if kernel is None else kernel)[...]
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""

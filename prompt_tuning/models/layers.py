@@ -150,6 +150,11 @@ class Norm(nnx.Module):
         return root_mean_square_norm(x, scale, self.epsilon)
 
 
+def normalize(norm: Norm | None, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
+    """Applies a norm, if there is one."""
+    return x if norm is None else norm(x)
+
+
 @functools.partial(recompute, static_argnums=2)
 def root_mean_square_norm(
     x: Float[Array, "*lead D"], scale: Float[Array, "*heads D"], epsilon: float
@@ -323,20 +328,24 @@ class TokenEmbedding(Embedding):
 
 
 class Head(nnx.Module):
-    """Untied output head.
+    """What the output head has besides the embedding table.
 
     Attributes:
-      kernel: `[V, D]`, laid out like an embedding table.
+      kernel: `[V, D]`, laid out like an embedding table; None if it is that table.
       bias: bias of each logit, `[V]`, or None.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
-        self.kernel = declare(
-            key,
-            (config.vocabulary_size, config.width),
-            ("vocab", "embed"),
-            fan_in(config.width),
-            config.parameter_dtype,
+        self.kernel = (
+            None
+            if config.tied_head
+            else declare(
+                key,
+                (config.vocabulary_size, config.width),
+                ("vocab", "embed"),
+                fan_in(config.width),
+                config.parameter_dtype,
+            )
         )
         zeros = jax.nn.initializers.zeros
         shape, dtype = (config.vocabulary_size,), config.parameter_dtype

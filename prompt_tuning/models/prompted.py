@@ -21,7 +21,12 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
-from prompt_tuning.models.row_info import RowInfo, check_groupable, select_prompts
+from prompt_tuning.models.row_info import (
+    RowInfo,
+    check_groupable,
+    positions_in_segment,
+    select_prompts,
+)
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.prompts.placement import (
     TEMPLATE,
@@ -237,7 +242,7 @@ class PromptEncoder(_Prompted, Encoder):
         mask &= masks.region_mask(layout.is_prompt, self.prompting.sees)
         return Stream(
             joined,
-            jnp.arange(joined.shape[1])[None],
+            positions_in_segment(layout.segments),
             mask,
             context_mask=(layout.segments > 0)[:, None, None],
             segments=layout.segments if rows.packed else None,

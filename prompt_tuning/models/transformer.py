@@ -59,7 +59,8 @@ class Stack(nnx.Module):
 
     Attributes:
       layers: the blocks, every parameter stacked on `L`.
-      final_norm: norm that the caller applies at the positions it needs.
+      final_norm: norm that the caller applies at the positions it needs; None if each
+        block ends with a norm.
       relative_position_bias: T5's bias; None in other models.
     """
 
@@ -80,7 +81,11 @@ class Stack(nnx.Module):
         self.layers = Block(
             named_key(key, "layers"), config, layers=layers, cross=cross
         )
-        self.final_norm = Norm(named_key(key, "final_norm"), config, stacked=None)
+        self.final_norm = (
+            None
+            if config.norm_placement == "after_sum"
+            else Norm(named_key(key, "final_norm"), config, stacked=None)
+        )
         self.relative_position_bias = (
             RelativePositionBias(
                 named_key(key, "relative_position_bias"),

@@ -169,6 +169,8 @@ def test_rotary_settings_are_read_as_transformers_reads_them(model_type):
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("gpt_neo", {"attention_types": [[["global"], 1]]}),
         ("falcon", {"alibi": True}),
+        ("bart", {"decoder_ffn_dim": 12}),
+        ("bart", {"tie_word_embeddings": False}),
         ("bloom", {"apply_residual_connection_post_layernorm": True}),
         ("stablelm", {"qk_layernorm": True}),
         ("qwen3_moe", {"mlp_only_layers": [0]}),

@@ -1,0 +1,134 @@
+"""BART: an encoder-decoder with learned positions and norms after each sum.
+
+Positions are counted from 2, as in OPT. `final_logits_bias` is a bias of the head.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    RowsFrom,
+    flattened,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import (
+    Family,
+    layer_recipes,
+    norm_names,
+    projection_names,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+PREFIX = "model."
+FIRST_POSITION = 2
+LOGIT_BIAS = "final_logits_bias"
+TABLES = tuple(
+    f"{prefix}{name}.weight"
+    for prefix in (PREFIX, "")
+    for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+)
+ATTENTION = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+SIZES = {
+    "encoder_attention_heads": "decoder_attention_heads",
+    "encoder_ffn_dim": "decoder_ffn_dim",
+}
+
+
+def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    for encoder, decoder in SIZES.items():
+        reason = f"an encoder of another {encoder} is not implemented"
+        settings.require(decoder, settings.size(encoder), reason)
+    reason = "separate tables of encoder, decoder and head are not implemented"
+    settings.require("tie_word_embeddings", True, reason)
+    settings.require("normalize_before", False, "that variant is not implemented")
+    width = settings.size("d_model")
+    heads = settings.size("encoder_attention_heads")
+    scaled = settings.flag("scale_embedding", False)
+    activation = settings.text("activation_function", "gelu")
+    return {
+        "architecture": "encoder_decoder",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": width,
+        "feed_forward_width": settings.size("encoder_ffn_dim"),
+        "layers": settings.layers("decoder_layers"),
+        "encoder_layers": settings.layers("encoder_layers"),
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": settings.head_width(width, heads),
+        "norm": "layer",
+        "norm_epsilon": 1e-5,
+        "norm_placement": "after_sum",
+        "positions": "learned",
+        "maximum_positions": settings.size("max_position_embeddings"),
+        "embedding_norm": True,
+        "embedding_multiplier": width**0.5 if scaled else 1.0,
+        "activation": settings.activation(activation),
+        "gated": False,
+        "biases": "all",
+        "tied_head": True,
+        "decoder_start_id": settings.integer("decoder_start_token_id", 2),
+    }
+
+
+def bart_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    table = next((name for name in TABLES if name in names), TABLES[0])
+    prefix = PREFIX if table.startswith(PREFIX) else ""
+    head = {"head/bias": Recipe((LOGIT_BIAS,), transform=flattened)}
+    return {
+        "token_embedder/embedding": Recipe((table,)),
+        **_stack_recipes("encoder", config.encoder_layers, config, prefix),
+        **_stack_recipes("decoder", config.layers, config, prefix),
+        **(head if config.head_bias else {}),
+    }
+
+
+def _stack_recipes(
+    stack: str, layers: int, config: ModelConfig, prefix: str
+) -> dict[str, Recipe]:
+    modules = {"mlp/up": "fc1", "mlp/down": "fc2"}
+    norms = {"mlp_out_norm": "final_layer_norm"}
+    for ours, theirs in ATTENTION.items():
+        if stack == "encoder" and ours == "cross_attention":
+            continue
+        norms[f"{ours}_out_norm"] = f"{theirs}_layer_norm"
+        for name, projection in PROJECTIONS.items():
+            modules[f"{ours}/{name}"] = f"{theirs}.{projection}"
+    names = norm_names(config, norms) | projection_names(config, modules)
+    inputs = norm_names(config, {"embedding_norm": "layernorm_embedding"})
+    table = ("embed_positions.weight", RowsFrom(FIRST_POSITION))
+    inputs["position_embedder/embedding"] = table
+    return {
+        **layer_recipes(stack, f"{prefix}{stack}.layers.{{}}.", layers, names),
+        **{
+            f"{stack}_inputs/{ours}": Recipe((f"{prefix}{stack}.{name}",), False, part)
+            for ours, (name, part) in inputs.items()
+        },
+    }
+
+
+BART = Family(
+    model_type="bart",
+    title="BART",
+    read_fields=read_bart,
+    recipes=bart_recipes,
+    embedding_tables=TABLES,
+    base_prefix=PREFIX,
+    logit_bias=LOGIT_BIAS,
+    inert=frozenset(
+        {
+            *("dropout", "attention_dropout", "activation_dropout", "init_std"),
+            *("encoder_layerdrop", "decoder_layerdrop", "classifier_dropout"),
+            *("use_cache", "is_encoder_decoder", "is_decoder"),
+            # It ends what transformers generates at its maximum length.
+            "forced_eos_token_id",
+        }
+    ),
+)

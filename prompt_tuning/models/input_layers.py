@@ -1,0 +1,70 @@
+"""Layers between the vectors of tokens and prompts, and the first block."""
+
+import dataclasses
+
+from flax import nnx
+from jaxtyping import Array, Key
+
+from prompt_tuning.core.dropout import dropout
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import named_key
+from prompt_tuning.models.layers import Embedding, Norm, normalize
+from prompt_tuning.models.streams import Stream
+
+
+def position_embedder(key: Key[Array, ""], config: ModelConfig) -> Embedding | None:
+    """Creates the table of learned positions, if the model has one."""
+    if config.positions != "learned":
+        return None
+    count = config.maximum_positions or 0
+    return Embedding(named_key(key, "position_embedder"), config, count, "positions")
+
+
+def embedding_norm(key: Key[Array, ""], config: ModelConfig) -> Norm | None:
+    """Creates the norm of all input vectors, if the model has one."""
+    if not config.embedding_norm:
+        return None
+    return Norm(named_key(key, "embedding_norm"), config, stacked=None)
+
+
+class InputLayers(nnx.Module):
+    """Input layers of one stack of an encoder-decoder.
+
+    Attributes:
+      position_embedder: table `[positions, D]` of learned positions, else None.
+      embedding_norm: norm of the input vectors, prompts included, or None.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig):
+        self.config = config
+        self.position_embedder = position_embedder(key, config)
+        self.embedding_norm = embedding_norm(key, config)
+
+    def __call__(self, stream: Stream, key: Key[Array, ""] | None) -> Stream:
+        """Applies the layers and then dropout; see `embed_inputs`."""
+        layers = self.position_embedder, self.embedding_norm
+        return embed_inputs(stream, self.config, *layers, key)
+
+
+def embed_inputs(
+    stream: Stream,
+    config: ModelConfig,
+    positions: Embedding | None,
+    norm: Norm | None,
+    key: Key[Array, ""] | None,
+) -> Stream:
+    """Adds learned positions, also to prompt vectors, normalizes, and drops.
+
+    Args:
+      stream: vectors of tokens and prompts.
+      config: config of the model.
+      positions: table of learned positions, or None.
+      norm: norm of the sums, or None.
+      key: random key for dropout; None disables dropout.
+    """
+    hidden = stream.hidden.astype(config.dtype)
+    if positions is not None:
+        hidden = hidden + positions(stream.positions, config.dtype)
+    hidden = normalize(norm, hidden)
+    hidden = dropout(hidden, config.dropout_rate, key, stream.dropout_index)
+    return dataclasses.replace(stream, hidden=hidden)
