@@ -42,7 +42,7 @@ def map_rows(
 
         def on_device(parameters, rows):
             with collectives.use_layout(layout):
-                return function(_gather_unstacked(parameters, axes), rows)
+                return function(gather_unstacked(parameters, axes), rows)
 
         outputs = jax.shard_map(
             on_device,
@@ -163,11 +163,11 @@ def _run_on_shards(
         with collectives.use_layout(layout):
             # The gather is differentiated separately from `function`, so that the
             # gradient of a gathered parameter is reduce-scattered once per step.
-            whole, pull_back = jax.vjp(lambda t: _gather_unstacked(t, axes), trained)
-            others = _gather_unstacked(frozen, axes)
+            whole, pull_back = jax.vjp(lambda t: gather_unstacked(t, axes), trained)
+            others = gather_unstacked(frozen, axes)
             gradient, sums, outputs = function(whole, others, *arguments)
             (gradient,) = pull_back(gradient)
-            return *_all_reduce(layout, gradient, axes, sums), outputs
+            return *reduce_gradient(layout, gradient, axes, sums), outputs
 
     trained_specs, frozen_specs = (_specs(layout, x, axes) for x in (trained, frozen))
     sharded, whole = layout.batch_spec(batch), PartitionSpec()
@@ -201,7 +201,7 @@ def _specs(
     return {path: layout.spec(path, axes[path].names) for path in parameters}
 
 
-def _gather_unstacked(
+def gather_unstacked(
     parameters: Parameters, axes: Mapping[str, ParameterAxes]
 ) -> Parameters:
     """Gathers the parameters outside of blocks; each block gathers its own."""
@@ -211,7 +211,7 @@ def _gather_unstacked(
     return {path: gathered[path] for path in parameters}
 
 
-def _all_reduce(
+def reduce_gradient(
     layout: MeshLayout,
     gradient: Parameters,
     axes: Mapping[str, ParameterAxes],

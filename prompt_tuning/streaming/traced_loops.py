@@ -12,12 +12,19 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import scan_p
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.streaming.traced_equations import (
+    is_floating,
+    live_steps,
+    operands,
+    subprogram,
+    value_of,
+    variables,
+)
 
 Values = list[Any]
 
@@ -90,22 +97,6 @@ class LayerLoop:
             slice_values |= zip(scan.outvars[count:], outputs[count:], strict=True)
             first += count
         return carried_out
-
-
-def operands(scan: JaxprEqn) -> tuple[list, list, list]:
-    """Returns what a loop reads whole, what it carries in, and what it slices."""
-    if "num_consts" in scan.params:
-        consts, carried = scan.params["num_consts"], scan.params["num_carry"]
-    else:
-        # Since JAX 0.12, a tree of three parts.
-        consts, carried, _ = map(len, scan.params["ft_in"].unpack())
-    slices = consts + carried
-    return scan.invars[:consts], scan.invars[consts:slices], scan.invars[slices:]
-
-
-def value_of(atom: Var | Literal, values: Mapping[Var, Any]) -> Any:
-    """Returns the value of a variable or a literal."""
-    return atom.val if isinstance(atom, Literal) else values[atom]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,26 +259,11 @@ def _segment(
     wanted = {var for atoms in [*later, program.outvars] for var in variables(atoms)}
     computed = [var for equation in stages[stage] for var in equation.outvars]
     outputs = [var for var in computed if var in wanted]
-    # Dictionaries instead of sets keep the order; another one would compile again.
-    needed, equations = dict.fromkeys(outputs), []
-    # Backward from the outputs, equations that nothing needs are dropped.
-    for equation in reversed(stages[stage]):
-        if needed.keys().isdisjoint(equation.outvars):
-            continue
-        equations.append(equation)
-        needed |= dict.fromkeys(variables(equation.invars))
+    equations, needed = live_steps(stages[stage], outputs)
     internal = set(computed)
     inputs = [var for var in needed if var not in internal]
-    part = program.replace(
-        constvars=[], invars=inputs, outvars=outputs, eqns=equations[::-1]
-    )
-    run = jaxpr_as_fun(ClosedJaxpr(part, ()))
+    run = subprogram(program, inputs, outputs, equations)
     return Segment(tuple(inputs), tuple(outputs), run)
-
-
-def variables(atoms: Iterable[Var | Literal]) -> list[Var]:
-    """Returns the atoms that are variables."""
-    return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def differentiable_variables(program: Jaxpr, start: Iterable[Var]) -> set[Var]:
@@ -297,9 +273,3 @@ def differentiable_variables(program: Jaxpr, start: Iterable[Var]) -> set[Var]:
         if not differentiable.isdisjoint(variables(equation.invars)):
             differentiable |= {var for var in equation.outvars if is_floating(var)}
     return differentiable
-
-
-def is_floating(var: Var) -> bool:
-    """Returns whether a gradient can be taken with respect to a variable."""
-    kind: Any = var.aval
-    return jnp.issubdtype(kind.dtype, jnp.inexact)

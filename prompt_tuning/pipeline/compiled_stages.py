@@ -1,0 +1,280 @@
+"""The stages of a model, compiled for one shape of micro-batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from prompt_tuning.core.parameters import Parameters, logical_axes, merge
+from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.pipeline.stage_devices import PER_DEVICE, WHOLE, StageDevices
+from prompt_tuning.pipeline.stage_programs import Program, StagePrograms, zeros_for_sum
+from prompt_tuning.pipeline.stage_worker import StageWork, StageWorker
+from prompt_tuning.pipeline.staged_model import StagedModel
+from prompt_tuning.pipeline.transport import Mailbox
+
+
+class CompiledStages:
+    """The stages of a model for one shape of micro-batch.
+
+    Attributes:
+      model: what each stage computes.
+    """
+
+    def __init__(
+        self,
+        graph: nnx.GraphDef,
+        objective: Objective,
+        stages: Sequence[StageDevices],
+        layers: Sequence[int],
+        parameters: tuple[Parameters, Parameters],
+        others: tuple[Any, Any, Any],
+    ):
+        trained, frozen = parameters
+        self._shapes = jax.eval_shape(lambda: trained | frozen)
+        self._trained = list(trained)
+        self._axes = logical_axes(merge(graph, self._shapes))
+        self._stages, first = stages, stages[0]
+        self._leaf_specs = _leaf_specs(first, others)
+        specs = first.specs(list(self._shapes), self._axes)
+
+        def divide() -> StagedModel:
+            local = first.local(self._padded(self._shapes), specs)
+            gathered = jax.eval_shape(lambda p: first.gather(p, self._axes), local)
+            leaves, structure = jax.tree.flatten(others)
+            own = [
+                first.local(x, spec)
+                for x, spec in zip(leaves, self._leaf_specs, strict=True)
+            ]
+            own_others = jax.tree.unflatten(structure, own)
+            return StagedModel(graph, objective, gathered, own_others, layers)
+
+        self.model = first.trace(divide)
+        self._leaves = jax.tree.leaves(others)
+        self._key_leaves = jax.tree.leaves(others[1])
+        self._build()
+
+    def _padded(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns shapes with the vocabulary padded as a mesh needs it."""
+        layout = self._stages[0].layout
+        if layout is None:
+            return dict(shapes)
+        return {
+            path: jax.ShapeDtypeStruct(
+                layout.padded_shape(self._axes[path].names, x.shape), x.dtype
+            )
+            for path, x in shapes.items()
+        }
+
+    def _build(self) -> None:
+        """Traces and cuts the stages in order; each states what it sends on."""
+        model, programs, prefix_programs = self.model, [], []
+        carried: list[Any] = []
+        prefix_carried: list[Any] = []
+        self._own_frozen: list[dict[str, Any]] = [{} for _ in self._stages]
+        for stage in range(len(self._stages)):
+            part, prefix = model.micro_batch[stage], {}
+            if model.prefix is not None:
+                others = self._key_leaves, [WHOLE] * len(self._key_leaves)
+                inputs = {"carried": prefix_carried, "prefix": {}}
+                own = self._programs(stage, model.prefix[stage], inputs, others)
+                prefix_programs.append(own)
+                prefix_carried = own.outputs["carried"]
+                prefix = {
+                    i: own.outputs["outputs"][i] for i in sorted(part.prefix.values())
+                }
+            inputs = {"carried": carried, "prefix": prefix}
+            others = self._leaves, self._leaf_specs
+            programs.append(self._programs(stage, part, inputs, others))
+            carried = programs[-1].outputs["carried"]
+        self.programs, self.prefix_programs = programs, prefix_programs
+        self._zeros = [self._zero_program(stage) for stage in range(len(programs))]
+        self._finish = [self._finish_program(stage) for stage in range(len(programs))]
+
+    def _programs(self, stage: int, part: Any, inputs: Any, others: Any) -> Any:
+        leaves, specs = others
+        read = sorted(part.others.values())
+        own = self._stage_shapes(stage)
+        return StagePrograms(
+            self._stages[stage],
+            part,
+            self._axes,
+            (self._select(own, True), self._select(own, False)),
+            inputs,
+            ({i: leaves[i] for i in read}, {i: specs[i] for i in read}),
+        )
+
+    def _select(self, parameters: Mapping[str, Any], trained: bool) -> dict[str, Any]:
+        return {p: x for p, x in parameters.items() if (p in self._trained) == trained}
+
+    def _stage_shapes(self, stage: int) -> dict[str, jax.ShapeDtypeStruct]:
+        shapes = {}
+        for path in self.model.paths(stage):
+            whole, rows = self._shapes[path], self.model.rows_of(stage, path)
+            first = range(*rows.indices(whole.shape[0])) if whole.shape else ()
+            shape = (len(first), *whole.shape[1:]) if whole.shape else ()
+            shapes[path] = jax.ShapeDtypeStruct(shape, whole.dtype)
+        return self._padded(shapes)
+
+    def _zero_program(self, stage: int) -> Program:
+        """Returns the program of the sums before the first micro-batch."""
+        devices, programs = self._stages[stage], self.programs[stage]
+        read = sorted(self.model.micro_batch[stage].prefix.values())
+        kinds = {}
+        if self.prefix_programs:
+            outputs = self.prefix_programs[stage].outputs["outputs"]
+            kinds = {i: outputs[i] for i in read}
+
+        def zeros() -> tuple[Any, Any]:
+            return zeros_for_sum(programs.weights), zeros_for_sum(kinds)
+
+        return Program(devices.map(zeros, (), PER_DEVICE))
+
+    def _finish_program(self, stage: int) -> Program:
+        """Returns the program that sums what the devices of a stage computed."""
+        devices, axes = self._stages[stage], self._axes
+        paths = list(self._select(self._stage_shapes(stage), True))
+        specs = devices.specs(paths, axes)
+
+        def finish(weights: Any, total: Any, sums: Any) -> tuple[Any, Any]:
+            _, pull_back = jax.vjp(lambda x: devices.gather(x, axes), weights)
+            (gradient,) = pull_back(total)
+            return devices.reduce(gradient, axes, sums)
+
+        mapped = devices.map(finish, (specs, PER_DEVICE, PER_DEVICE), (specs, WHOLE))
+        return Program(mapped)
+
+    def place_frozen(self, frozen: Parameters) -> None:
+        """Puts each stage's frozen parameters on its devices."""
+        self._own_frozen = [
+            self._place(stage, frozen, False) for stage in range(len(self._stages))
+        ]
+
+    def _place(
+        self, stage: int, parameters: Parameters, trained: bool
+    ) -> dict[str, Any]:
+        devices = self._stages[stage]
+        own = {
+            path: _padded_rows(parameters[path], self.model.rows_of(stage, path), shape)
+            for path, shape in self._select(self._stage_shapes(stage), trained).items()
+        }
+        return devices.put(own, devices.specs(list(own), self._axes))
+
+    def workers(
+        self,
+        trained: Parameters,
+        others: Sequence[Sequence[Any]],
+        key_leaves: Sequence[Any],
+        share: jax.Array,
+    ) -> list[StageWorker]:
+        """Places a step's arrays and returns the workers of the stages."""
+        mailboxes = [Mailbox(devices) for devices in self._stages]
+        boxes = [None, *mailboxes, None]
+        return [
+            StageWorker(
+                self.programs[stage],
+                self.prefix_programs[stage] if self.prefix_programs else None,
+                self._work(stage, trained, others, key_leaves, share),
+                (boxes[stage], mailboxes[stage], boxes[stage + 2]),
+            )
+            for stage in range(len(self._stages))
+        ]
+
+    def _work(
+        self,
+        stage: int,
+        trained: Parameters,
+        others: Sequence[Sequence[Any]],
+        key_leaves: Sequence[Any],
+        share: jax.Array,
+    ) -> StageWork:
+        devices = self._stages[stage]
+        read = sorted(self.model.micro_batch[stage].others.values())
+        total, prefix_total = self._zeros[stage]()
+        prefix_others = {}
+        if self.model.prefix is not None:
+            used = sorted(self.model.prefix[stage].others.values())
+            prefix_others = {i: devices.put(key_leaves[i], WHOLE) for i in used}
+        return StageWork(
+            self._place(stage, trained, True),
+            self._own_frozen[stage],
+            [
+                {i: devices.put(leaves[i], self._leaf_specs[i]) for i in read}
+                for leaves in others
+            ],
+            prefix_others,
+            self._loss_gradients(stage, share),
+            total,
+            prefix_total,
+        )
+
+    def _loss_gradients(self, stage: int, share: jax.Array) -> dict[int, Any]:
+        """Returns the gradient at each of the loss's sums, on every device."""
+        devices, outputs = self._stages[stage], self.programs[stage].outputs["outputs"]
+        gradients = {}
+        for i, shape in devices.shapes(outputs).items():
+            # The first of the sums is the loss; nothing is propagated from the others.
+            value = share if i == 0 else jnp.zeros(())
+            whole = jnp.broadcast_to(value, shape.shape).astype(shape.dtype)
+            gradients[i] = devices.put(whole, PER_DEVICE)
+        return gradients
+
+    def collect(
+        self, trained: Parameters, workers: Sequence[StageWorker]
+    ) -> tuple[Parameters, LossSums]:
+        """Joins the stages' gradients to whole arrays, placed as the parameters."""
+        parts: dict[str, list[tuple[slice, Any]]] = {path: [] for path in trained}
+        sums: Any = {}
+        for stage, worker in enumerate(workers):
+            # Of each sum, one number per micro-batch.
+            outputs = {
+                i: [worker.outputs[j][i] for j in sorted(worker.outputs)]
+                for i in self.programs[stage].outputs["outputs"]
+            }
+            gradient, sums = self._finish[stage](worker.weights, worker.total, outputs)
+            for path, part in gradient.items():
+                parts[path].append((self.model.rows_of(stage, path), part))
+        gradient = {path: _join(trained[path], found) for path, found in parts.items()}
+        totals = [jnp.sum(jnp.stack(sums[i])) for i in sorted(sums)]
+        home = next(iter(trained.values())).sharding
+        totals = jax.device_put(totals, _replicated(home))
+        return gradient, LossSums(*totals)
+
+
+def _leaf_specs(devices: StageDevices, others: tuple) -> list[PartitionSpec]:
+    """Returns the PartitionSpec of each array of a micro-batch, a key and an index."""
+    batch, key, index = (len(jax.tree.leaves(part)) for part in others)
+    return [devices.rows] * batch + [WHOLE] * (key + index)
+
+
+def _padded_rows(array: Any, rows: slice, shape: jax.ShapeDtypeStruct) -> Any:
+    """Returns some rows of a parameter, with its vocabulary padded with zeros."""
+    part = array if rows == slice(None) else array[rows]
+    if part.shape == shape.shape:
+        return part
+    sizes = zip(shape.shape, part.shape, strict=True)
+    return jnp.pad(part, [(0, padded - size) for padded, size in sizes])
+
+
+def _replicated(sharding: Any) -> Any:
+    mesh = getattr(sharding, "mesh", None)
+    return sharding if mesh is None else jax.NamedSharding(mesh, WHOLE)
+
+
+def _join(like: Any, parts: Sequence[tuple[slice, Any]]) -> Any:
+    """Joins the stages' parts of a gradient, and adds those of the same rows."""
+    moved = []
+    for rows, part in parts:
+        cropped = part[tuple(map(slice, (part.shape[0], *like.shape[1:])))]
+        if rows == slice(None):
+            cropped = part[tuple(map(slice, like.shape))]
+        moved.append((rows, jax.device_put(cropped, like.sharding)))
+    if all(rows == slice(None) for rows, _ in moved):
+        total = moved[0][1] if moved else jnp.zeros_like(like)
+        for _, part in moved[1:]:
+            total = total + part
+        return total
+    return jnp.concatenate([part for _, part in moved])

@@ -1,0 +1,153 @@
+"""The compiled programs of one stage: forward pass, p1, p2, and both at once."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.pipeline.joint_cut import JointCut
+from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
+from prompt_tuning.pipeline.staged_model import StagePart
+
+Tree = Any
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+
+# JAX's caches and the model's context variables are filled while a program is traced.
+_tracing = threading.Lock()
+
+
+class Program:
+    """A function that is compiled when it first runs, while other stages may run."""
+
+    def __init__(self, function: Callable[..., Tree], donated: tuple[int, ...] = ()):
+        """Jits a function; nothing is traced yet.
+
+        Args:
+          function: the function.
+          donated: arguments whose memory the results take over.
+        """
+        self._jitted = jax.jit(function, donate_argnums=donated)
+        self._compiled: Any = None
+
+    def __call__(self, *arguments: Tree) -> Tree:
+        """Runs the program."""
+        if self._compiled is None:
+            self._compiled = self.lower(*arguments).compile()
+        return self._compiled(*arguments)
+
+    def lower(self, *arguments: Tree) -> jax.stages.Lowered:
+        """Returns the lowered program, before it is compiled."""
+        with _tracing:
+            return self._jitted.lower(*arguments)
+
+    def as_text(self) -> str:
+        """Returns the compiled program, after it has run once."""
+        return self._compiled.as_text()
+
+
+class StagePrograms:
+    """The programs of one stage, for a micro-batch or for the prefix.
+
+    In their arguments, `weights` and `frozen` are the stage's parameters, `others` the
+    other arguments of the model by index; what is carried, kept, held or handed over is
+    each device's own.
+
+    Attributes:
+      weights: shapes of the trained parameters on one device, gathered.
+      outputs: shapes of what the forward pass returns on one device.
+      forward: `(weights, frozen, inputs, others) -> (outputs, kept)`.
+      input_gradient: p1, `(weights, frozen, others, kept, gradients, prefix sum) ->
+        (carried gradients, prefix sum, handed)`; the sum is donated.
+      weight_gradient: p2, `(weights, frozen, others, held, handed, sum) -> sum`; the
+        sum is donated.
+      backward: both, `(weights, frozen, others, kept, gradients, prefix sum, sum) ->
+        (carried gradients, prefix sum, sum)`; the sums are donated.
+    """
+
+    def __init__(
+        self,
+        devices: StageDevices,
+        part: StagePart,
+        axes: Mapping[str, ParameterAxes],
+        parameters: tuple[Shapes, Shapes],
+        inputs: Tree,
+        others: tuple[Mapping[int, Any], Mapping[int, Any]],
+    ):
+        """Traces and cuts the stage; programs are compiled when they first run.
+
+        Args:
+          devices: the stage's devices.
+          part: what the stage computes.
+          axes: logical axes of each parameter.
+          parameters: shapes of the stage's trained and frozen parameters.
+          inputs: shapes of `carried` and `prefix` on one device.
+          others: other arguments of the model by index, and their PartitionSpecs.
+        """
+        self._devices, self._axes = devices, axes
+        specs = [devices.specs(list(group), axes) for group in parameters]
+        leaves, leaf_specs = others
+        own_leaves = {i: devices.local(x, leaf_specs[i]) for i, x in leaves.items()}
+
+        def cut() -> tuple[Any, JointCut]:
+            local = [
+                jax.eval_shape(self._gather, devices.local(group, own))
+                for group, own in zip(parameters, specs, strict=True)
+            ]
+            return local[0], JointCut(part, local[0], inputs, (local[1], own_leaves))
+
+        self.weights, self.cut = devices.trace(cut)
+        self.outputs = self.cut.outputs
+        known = [*specs, leaf_specs]
+        arrays = PER_DEVICE
+        self.forward = self._program(
+            self._forward, [specs[0], specs[1], arrays, leaf_specs]
+        )
+        self.input_gradient = self._program(self._p1, [*known, *[arrays] * 3], (5,))
+        self.weight_gradient = self._program(self._p2, [*known, *[arrays] * 3], (5,))
+        self.backward = self._program(self._both, [*known, *[arrays] * 4], (5, 6))
+
+    def _program(
+        self, function: Callable, specs: Sequence[Any], donated: tuple[int, ...] = ()
+    ) -> Program:
+        return Program(self._devices.map(function, specs, PER_DEVICE), donated)
+
+    def _gather(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return self._devices.gather(parameters, self._axes)
+
+    def _forward(self, weights: Tree, frozen: Tree, inputs: Tree, others: Tree) -> Tree:
+        known = (self._gather(frozen), others)
+        return self.cut.forward(self._gather(weights), inputs, known)
+
+    def _p1(self, weights, frozen, others, kept, gradients, prefix_sum):
+        known = (self._gather(frozen), others)
+        gradient, handed = self.cut.input_gradient(
+            self._gather(weights), known, kept, gradients
+        )
+        return gradient["carried"], _add(prefix_sum, gradient["prefix"]), handed
+
+    def _p2(self, weights, frozen, others, held, handed, total):
+        known = (self._gather(frozen), others)
+        gradient = self.cut.weight_gradient(self._gather(weights), known, held, handed)
+        return _add(total, gradient)
+
+    def _both(self, weights, frozen, others, kept, gradients, prefix_sum, total):
+        known = (self._gather(frozen), others)
+        gradient, weight_gradient = self.cut.backward(
+            self._gather(weights), known, kept, gradients
+        )
+        prefix_sum = _add(prefix_sum, gradient["prefix"])
+        return gradient["carried"], prefix_sum, _add(total, weight_gradient)
+
+
+def _add(total: Tree, added: Tree) -> Tree:
+    return jax.tree.map(jnp.add, total, added)
+
+
+def zeros_for_sum(shapes: Tree) -> Tree:
+    """Returns zeros to which gradients of these shapes are added, at least float32."""
+    return jax.tree.map(
+        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes
+    )

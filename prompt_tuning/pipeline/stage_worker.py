@@ -1,0 +1,184 @@
+"""Runs the operations of one stage for one step, in a thread of its own."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from prompt_tuning.pipeline.stage_programs import StagePrograms
+from prompt_tuning.pipeline.transport import Mailbox
+
+Tree = Any
+LossGradients = Mapping[int, Any]
+
+
+@dataclasses.dataclass
+class StageWork:
+    """What one stage reads in one step, and the sums it adds to.
+
+    Attributes:
+      weights: its trained parameters.
+      frozen: its frozen parameters.
+      others: other arguments of each micro-batch, by index.
+      prefix_others: those of the prefix.
+      loss_gradients: gradients at the outputs of each micro-batch; empty but on the
+        last stage.
+      total: sum of the gradients of the trained parameters.
+      prefix_total: sum of the gradients of the prefix that the stage computes.
+    """
+
+    weights: Mapping[str, Any]
+    frozen: Mapping[str, Any]
+    others: Sequence[Mapping[int, Any]]
+    prefix_others: Mapping[int, Any]
+    loss_gradients: LossGradients
+    total: dict[str, Any]
+    prefix_total: dict[int, Any]
+
+
+class StageWorker:
+    """Runs one stage's operations in order.
+
+    Attributes:
+      weights: the stage's trained parameters.
+      outputs: outputs of each micro-batch, of the last stage.
+      total: sum of the gradients of the trained parameters.
+      peak_bytes: most bytes on one device that were held from one operation to another:
+        kept for a backward pass, or held for p2.
+    """
+
+    def __init__(
+        self,
+        programs: StagePrograms,
+        prefix_programs: StagePrograms | None,
+        work: StageWork,
+        neighbors: tuple[Mailbox | None, Mailbox, Mailbox | None],
+    ):
+        """Sets the stage up.
+
+        Args:
+          programs: programs of a micro-batch.
+          prefix_programs: programs of the prefix; None without one.
+          work: what the stage reads.
+          neighbors: mailboxes of the previous, of this and of the next stage.
+        """
+        self._programs, self._prefix_programs = programs, prefix_programs
+        self._work, self.weights, self.total = work, work.weights, work.total
+        self._before, self._own, self._after = neighbors
+        self._prefix: dict[int, Any] = {}
+        self._prefix_kept: list[Any] = []
+        self._prefix_total = work.prefix_total
+        self._kept: dict[int, Any] = {}
+        self._held: dict[int, Any] = {}
+        self.outputs: dict[int, Any] = {}
+        self.peak_bytes = 0
+
+    def run(self, kind: str, index: int) -> None:
+        """Runs one operation of a micro-batch, or of the prefix."""
+        getattr(self, f"_run_{kind}")(index)
+        held = (self._kept, self._held)
+        self.peak_bytes = max(self.peak_bytes, _bytes_per_device(held))
+
+    def wait(self) -> None:
+        """Waits until everything is computed."""
+        jax.block_until_ready((self.total, self.outputs))
+
+    def stop(self) -> None:
+        """Ends the stage's waiting, because another one failed."""
+        self._own.stop()
+
+    def _known(self, index: int) -> tuple[Any, Any, Any]:
+        work = self._work
+        return work.weights, work.frozen, work.others[index]
+
+    def _carried(self, name: Any) -> Tree:
+        return [] if self._before is None else self._own.receive(name)
+
+    def _run_prefix_forward(self, index: int) -> None:
+        programs, work = self._prefix_programs, self._work
+        assert programs is not None
+        inputs = {"carried": self._carried(("prefix", index)), "prefix": {}}
+        outputs, self._prefix_kept = programs.forward(
+            work.weights, work.frozen, inputs, work.prefix_others
+        )
+        if self._after is not None:
+            self._after.send(("prefix", index), outputs["carried"])
+        self._prefix = outputs["outputs"]
+
+    def _run_forward(self, index: int) -> None:
+        weights, frozen, others = self._known(index)
+        carried = self._carried(("hidden", index))
+        read = {i: self._prefix[i] for i in self._prefix_total}
+        inputs = {"carried": carried, "prefix": read}
+        outputs, self._kept[index] = self._programs.forward(
+            weights, frozen, inputs, others
+        )
+        if self._after is not None:
+            self._after.send(("hidden", index), outputs["carried"])
+        else:
+            self.outputs[index] = outputs["outputs"]
+
+    def _gradients(self, index: int, name: str = "gradient") -> Tree:
+        """Returns the gradients at the outputs of a micro-batch."""
+        if self._after is None:
+            return {"carried": [], "outputs": self._work.loss_gradients}
+        return {"carried": self._own.receive((name, index)), "outputs": {}}
+
+    def _send_back(self, name: Any, gradients: Tree) -> None:
+        if self._before is not None:
+            self._before.send(name, gradients)
+
+    def _run_input_gradient(self, index: int) -> None:
+        gradients, kept = self._gradients(index), self._kept.pop(index)
+        carried, self._prefix_total, handed = self._programs.input_gradient(
+            *self._known(index), kept, gradients, self._prefix_total
+        )
+        self._send_back(("gradient", index), carried)
+        self._held[index] = (self._programs.cut.held(kept, gradients), handed)
+
+    def _run_weight_gradient(self, index: int) -> None:
+        held, handed = self._held.pop(index)
+        if self.total:
+            self.total = self._programs.weight_gradient(
+                *self._known(index), held, handed, self.total
+            )
+
+    def _run_backward(self, index: int) -> None:
+        gradients, kept = self._gradients(index), self._kept.pop(index)
+        carried, self._prefix_total, self.total = self._programs.backward(
+            *self._known(index), kept, gradients, self._prefix_total, self.total
+        )
+        self._send_back(("gradient", index), carried)
+
+    def _run_prefix_backward(self, index: int) -> None:
+        programs, work = self._prefix_programs, self._work
+        assert programs is not None
+        # A part of the prefix that no micro-batch reads has a gradient of zero.
+        outputs = {
+            i: self._prefix_total[i].astype(x.dtype)
+            if i in self._prefix_total
+            else jax.numpy.zeros_like(x)
+            for i, x in self._prefix.items()
+        }
+        carried = []
+        if self._after is not None:
+            carried = self._own.receive(("prefix gradient", index))
+        gradients = {"carried": carried, "outputs": outputs}
+        carried, _, self.total = programs.backward(
+            work.weights,
+            work.frozen,
+            work.prefix_others,
+            self._prefix_kept,
+            gradients,
+            {},
+            self.total,
+        )
+        self._prefix_kept = []
+        self._send_back(("prefix gradient", index), carried)
+
+
+def _bytes_per_device(tree: Tree) -> int:
+    """Returns the size of a tree's different arrays on one device."""
+    arrays = {id(x): x for x in jax.tree.leaves(tree)}.values()
+    return sum(x.addressable_shards[0].data.nbytes for x in arrays)

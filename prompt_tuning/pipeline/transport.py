@@ -1,0 +1,57 @@
+"""How stages send each other arrays: into a mailbox on the receiver's devices."""
+
+import threading
+from typing import Any
+
+from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
+
+Tree = Any
+
+
+class StoppedError(Exception):
+    """Another stage failed, so what this one waits for never arrives."""
+
+
+class Mailbox:
+    """What has been sent to one stage and not been read."""
+
+    def __init__(self, devices: StageDevices):
+        """Creates an empty mailbox.
+
+        Args:
+          devices: the stage's devices, to which arrays are moved when they are sent.
+        """
+        self._devices = devices
+        self._changed = threading.Condition()
+        self._messages: dict[Any, Tree] = {}
+        self._stopped = False
+
+    def send(self, name: Any, arrays: Tree) -> None:
+        """Moves arrays to the stage's devices; does not wait for them.
+
+        Args:
+          name: what the receiver asks for.
+          arrays: a tree in which each device of the sender has its own array.
+        """
+        moved = self._devices.put(arrays, PER_DEVICE)
+        with self._changed:
+            self._messages[name] = moved
+            self._changed.notify_all()
+
+    def receive(self, name: Any) -> Tree:
+        """Waits for arrays of a name and returns them.
+
+        Raises:
+          StoppedError: if they will not arrive.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or name in self._messages)
+            if name not in self._messages:
+                raise StoppedError
+            return self._messages.pop(name)
+
+    def stop(self) -> None:
+        """Ends all waiting, because a stage failed."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
