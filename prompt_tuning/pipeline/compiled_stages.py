@@ -1,12 +1,14 @@
 """The stages of a model, compiled for one shape of micro-batch."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from prompt_tuning.core.parameters import Parameters, logical_axes, merge
 from prompt_tuning.losses.objective import LossSums, Objective
@@ -55,6 +57,8 @@ class CompiledStages:
         self.model = first.trace(divide)
         self._leaves = jax.tree.leaves(others)
         self._key_leaves = jax.tree.leaves(others[1])
+        self._take: dict[tuple[int, bool], Any] = {}
+        self._join = jax.jit(self._joined)
         self._build()
 
     def _padded(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +135,9 @@ class CompiledStages:
         def zeros() -> tuple[Any, Any]:
             return zeros_for_sum(programs.weights), zeros_for_sum(kinds)
 
-        return Program(devices.map(zeros, (), PER_DEVICE))
+        return Program(
+            devices.map(zeros, (), PER_DEVICE), sharding=devices.sharding(PER_DEVICE)
+        )
 
     def _finish_program(self, stage: int) -> Program:
         """Returns the program that sums what the devices of a stage computed."""
@@ -157,10 +163,12 @@ class CompiledStages:
         self, stage: int, parameters: Parameters, trained: bool
     ) -> dict[str, Any]:
         devices = self._stages[stage]
-        own = {
-            path: _padded_rows(parameters[path], self.model.rows_of(stage, path), shape)
-            for path, shape in self._select(self._stage_shapes(stage), trained).items()
-        }
+        shapes = self._select(self._stage_shapes(stage), trained)
+        key = (stage, trained)
+        if key not in self._take:
+            rows = {path: self.model.rows_of(stage, path) for path in shapes}
+            self._take[key] = jax.jit(functools.partial(_take_rows, rows, shapes))
+        own = self._take[key]({path: parameters[path] for path in shapes})
         return devices.put(own, devices.specs(list(own), self._axes))
 
     def workers(
@@ -214,11 +222,14 @@ class CompiledStages:
     def _loss_gradients(self, stage: int, share: jax.Array) -> dict[int, Any]:
         """Returns the gradient at each of the loss's sums, on every device."""
         devices, outputs = self._stages[stage], self.programs[stage].outputs["outputs"]
+        if not outputs:
+            return {}
+        value = np.asarray(share)
         gradients = {}
         for i, shape in devices.shapes(outputs).items():
             # The first of the sums is the loss; nothing is propagated from the others.
-            value = share if i == 0 else jnp.zeros(())
-            whole = jnp.broadcast_to(value, shape.shape).astype(shape.dtype)
+            number = value if i == 0 else 0
+            whole = np.full(shape.shape, number, shape.dtype)
             gradients[i] = devices.put(whole, PER_DEVICE)
         return gradients
 
@@ -226,7 +237,7 @@ class CompiledStages:
         self, trained: Parameters, workers: Sequence[StageWorker]
     ) -> tuple[Parameters, LossSums]:
         """Joins the stages' gradients to whole arrays, placed as the parameters."""
-        parts: dict[str, list[tuple[slice, Any]]] = {path: [] for path in trained}
+        parts: list[dict[str, Any]] = []
         sums: Any = {}
         for stage, worker in enumerate(workers):
             # Of each sum, one number per micro-batch.
@@ -235,13 +246,24 @@ class CompiledStages:
                 for i in self.programs[stage].outputs["outputs"]
             }
             gradient, sums = self._finish[stage](worker.weights, worker.total, outputs)
-            for path, part in gradient.items():
-                parts[path].append((self.model.rows_of(stage, path), part))
-        gradient = {path: _join(trained[path], found) for path, found in parts.items()}
-        totals = [jnp.sum(jnp.stack(sums[i])) for i in sorted(sums)]
+            homes = {path: trained[path].sharding for path in gradient}
+            parts.append(jax.device_put(gradient, homes))
         home = next(iter(trained.values())).sharding
-        totals = jax.device_put(totals, _replicated(home))
+        sums = jax.device_put(sums, _replicated(home))
+        gradient, totals = self._join(trained, parts, sums)
         return gradient, LossSums(*totals)
+
+    def _joined(self, trained: Parameters, parts: Any, sums: Any) -> Any:
+        """Joins the stages' gradients, and adds those of the same rows."""
+        gradient = {}
+        for path, like in trained.items():
+            own = [part[path] for part in parts if path in part]
+            if path in self.model.sliced:
+                whole = jnp.concatenate(own)
+            else:
+                whole = functools.reduce(jnp.add, own, jnp.zeros(like.shape))
+            gradient[path] = whole[tuple(map(slice, like.shape))].astype(like.dtype)
+        return gradient, [jnp.sum(jnp.stack(sums[i])) for i in sorted(sums)]
 
 
 def _leaf_specs(devices: StageDevices, others: tuple) -> list[PartitionSpec]:
@@ -250,31 +272,20 @@ def _leaf_specs(devices: StageDevices, others: tuple) -> list[PartitionSpec]:
     return [devices.rows] * batch + [WHOLE] * (key + index)
 
 
-def _padded_rows(array: Any, rows: slice, shape: jax.ShapeDtypeStruct) -> Any:
-    """Returns some rows of a parameter, with its vocabulary padded with zeros."""
-    part = array if rows == slice(None) else array[rows]
-    if part.shape == shape.shape:
-        return part
-    sizes = zip(shape.shape, part.shape, strict=True)
-    return jnp.pad(part, [(0, padded - size) for padded, size in sizes])
+def _take_rows(
+    rows: Mapping[str, slice],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    parameters: Parameters,
+) -> Parameters:
+    """Returns some rows of parameters, with the vocabulary padded with zeros."""
+    taken = {}
+    for path, array in parameters.items():
+        part = array[rows[path]] if array.ndim else array
+        sizes = zip(shapes[path].shape, part.shape, strict=True)
+        taken[path] = jnp.pad(part, [(0, padded - size) for padded, size in sizes])
+    return taken
 
 
 def _replicated(sharding: Any) -> Any:
     mesh = getattr(sharding, "mesh", None)
-    return sharding if mesh is None else jax.NamedSharding(mesh, WHOLE)
-
-
-def _join(like: Any, parts: Sequence[tuple[slice, Any]]) -> Any:
-    """Joins the stages' parts of a gradient, and adds those of the same rows."""
-    moved = []
-    for rows, part in parts:
-        cropped = part[tuple(map(slice, (part.shape[0], *like.shape[1:])))]
-        if rows == slice(None):
-            cropped = part[tuple(map(slice, like.shape))]
-        moved.append((rows, jax.device_put(cropped, like.sharding)))
-    if all(rows == slice(None) for rows, _ in moved):
-        total = moved[0][1] if moved else jnp.zeros_like(like)
-        for _, part in moved[1:]:
-            total = total + part
-        return total
-    return jnp.concatenate([part for _, part in moved])
+    return sharding if mesh is None else NamedSharding(mesh, WHOLE)

@@ -5,12 +5,14 @@ the order of the schedule. The arguments and results are whole arrays, so nothin
 of a training step knows about stages.
 """
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.batch import Batch
@@ -89,7 +91,7 @@ class PipelinedGradients:
         ]
         workers = stages.workers(trained, others, jax.tree.leaves(key), share)
         orders = self._orders(len(micro_batches), stages.model.prefix is not None)
-        _run_in_threads(workers, orders)
+        run_in_threads(workers, orders)
         self.peak_bytes = [worker.peak_bytes for worker in workers]
         gradient, sums = stages.collect(trained, workers)
         if merge_model(self._graph, trained | frozen).has_penalty:
@@ -118,17 +120,22 @@ class PipelinedGradients:
         return self._compiled[shapes]
 
 
-def _micro_batches(batch: Batch) -> tuple[list[Batch], list[jax.Array | None]]:
+def _micro_batches(batch: Batch) -> tuple[list[Batch], list[Any]]:
     """Returns the micro-batches and their numbers."""
     if batch.tokens.ndim == 2:
         # A batch without micro-batches draws its dropout masks from the step's key.
         return [batch], [None]
+    return _split(batch), [np.int32(i) for i in range(len(batch.tokens))]
+
+
+@jax.jit
+def _split(batch: Batch) -> list[Batch]:
+    """Splits a batch along its first axis, micro-batches."""
     count = len(batch.tokens)
-    parts = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
-    return parts, [jnp.int32(i) for i in range(count)]
+    return [jax.tree.map(operator.itemgetter(i), batch) for i in range(count)]
 
 
-def _run_in_threads(workers: Sequence[StageWorker], orders: Orders) -> None:
+def run_in_threads(workers: Sequence[StageWorker], orders: Orders) -> None:
     """Runs each stage in a thread.
 
     Raises:

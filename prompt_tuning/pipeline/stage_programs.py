@@ -22,14 +22,20 @@ _tracing = threading.Lock()
 class Program:
     """A function that is compiled when it first runs, while other stages may run."""
 
-    def __init__(self, function: Callable[..., Tree], donated: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        donated: tuple[int, ...] = (),
+        sharding: Any = None,
+    ):
         """Jits a function; nothing is traced yet.
 
         Args:
           function: the function.
           donated: arguments whose memory the results take over.
+          sharding: sharding of the results; that of the arguments' devices if None.
         """
-        self._jitted = jax.jit(function, donate_argnums=donated)
+        self._jitted = jax.jit(function, donate_argnums=donated, out_shardings=sharding)
         self._compiled: Any = None
 
     def __call__(self, *arguments: Tree) -> Tree:

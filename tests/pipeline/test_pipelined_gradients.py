@@ -1,0 +1,193 @@
+"""Gradients of pipelines against those of one device, for each trained parameter."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
+from prompt_tuning.pipeline import driver
+from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.schedules import stage_orders
+from prompt_tuning.pipeline.stage_devices import StageDevices
+from prompt_tuning.pipeline.staged_model import StagedModel
+from prompt_tuning.pipeline.stages import stage_blocks
+from prompt_tuning.pipeline.transport import Mailbox
+from prompt_tuning.training.step import gradients
+from tests.support import dummies, meshes, methods
+from tests.support.exhaustive import sample
+
+# Rows of different length and loss weight.
+SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
+METHODS = {method.name: method for method in methods.METHODS}
+ALL, PROMPT = ".*", ".*/prompt/.*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, what is trained, and the pipeline that computes the gradient."""
+
+    family: str
+    trained: str
+    layers: tuple[int, ...]
+    schedule: str = "1f1b"
+    two_stage: bool = True
+    dropout: float = 0.0
+    method: str | None = None
+    micro_batches: int = 4
+
+
+def config_of(case):
+    config = dummies.FAMILIES[case.family]
+    if config.architecture == "decoder_only":
+        config = dataclasses.replace(config, layers=sum(case.layers))
+    return dummies.with_dropout(config, case.dropout) if case.dropout else config
+
+
+def model_of(case, config):
+    if case.method is not None:
+        graph, parameters, _ = meshes.tuned(config, METHODS[case.method])
+    else:
+        graph, parameters = dummies.prompted(config)
+    trained = {p: x for p, x in parameters.items() if re.fullmatch(case.trained, p)}
+    frozen = {p: x for p, x in parameters.items() if p not in trained}
+    return graph, trained, frozen
+
+
+def batch_of(config, micro_batches):
+    batch = dummies.make_batch(config, dummies.random_rows(SIZES))
+    return jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
+
+
+def pipeline_of(case, graph, stages=None):
+    count = len(case.layers)
+    stages = stages or [StageDevices(device) for device in jax.devices()[:count]]
+
+    def orders(micro_batches, prefix):
+        return stage_orders(
+            case.schedule, count, micro_batches, case.two_stage, prefix=prefix
+        )
+
+    return PipelinedGradients(graph, stages, case.layers, orders)
+
+
+def assert_equal(case, stages=None):
+    """Compares a pipeline with one device: loss to 1e-7, gradients to 1e-6."""
+    config = config_of(case)
+    graph, trained, frozen = model_of(case, config)
+    batch = batch_of(config, case.micro_batches)
+    key = jax.random.key(3) if case.dropout else None
+    usual = jax.jit(functools.partial(gradients, graph))
+    expected, expected_sums = usual(trained, frozen, batch, key)
+    pipeline = pipeline_of(case, graph, stages)
+    actual, sums = pipeline(trained, frozen, batch, key)
+    np.testing.assert_allclose(sums.loss, expected_sums.loss, rtol=2e-7)
+    np.testing.assert_allclose(sums.weight, expected_sums.weight, rtol=1e-6)
+    np.testing.assert_allclose(sums.accuracy, expected_sums.accuracy, rtol=1e-6)
+    assert actual.keys() == trained.keys()
+    for path, gradient in expected.items():
+        largest = np.abs(gradient).max()
+        if path.endswith("attention/key/bias"):
+            largest = 1  # it shifts all scores of a query alike: the gradient is 0
+        assert largest > 1e-4, path
+        np.testing.assert_allclose(
+            actual[path], gradient, rtol=0, atol=1e-6 * largest, err_msg=path
+        )
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    "case",
+    sample(
+        1,
+        [
+            # A prompt that crosses the stages once; the table on both stages.
+            Case("gpt2", ALL, (1, 1), dropout=0.3),
+            Case("llama", PROMPT, (1, 1), two_stage=False),
+            Case("gpt2", ALL, (1, 1, 1, 1), "zb-h1"),
+            Case("gpt2", PROMPT, (1, 2)),
+            Case("llama", ALL, (2, 1), "none", two_stage=False),
+            Case("llama", ALL, (1, 1, 1), "gpipe"),
+            Case("llama", ALL, (1, 1), "1f1b-2"),
+            Case("llama", ALL, (1, 1), micro_batches=1),
+            Case("t5_original", ALL, (1, 2, 1), dropout=0.3),
+            Case("t5_gated", PROMPT, (2, 2), "zb-h1", dropout=0.3),
+            Case("llama", PROMPT, (1, 1), method="LoRA and a soft prompt"),
+            Case("llama", ".*/adapters/.*", (1, 1), method="LoRA and a soft prompt"),
+            Case("gpt2", PROMPT, (1, 1), method="deep prompt, added"),
+            Case("t5_gated", PROMPT, (2, 2), method="key/value prefix"),
+            Case("llama", PROMPT, (1, 2), method="key/value prefix"),
+            Case("t5_gated", PROMPT, (3, 1), method="prompts in encoder and decoder"),
+        ],
+    ),
+    ids=str,
+)
+def test_gradients_equal_those_of_one_device(case):
+    assert_equal(case)
+
+
+class Worker:
+    """A stage whose operations fail, or wait for a message that never arrives."""
+
+    def __init__(self, devices, *, fails):
+        self._fails, self._mailbox = fails, Mailbox(devices)
+        self.stop = self._mailbox.stop
+
+    def run(self, kind, index):
+        if self._fails:
+            raise InputError("stage 1 failed")
+        self._mailbox.receive((kind, index))
+
+    def wait(self):
+        pass
+
+
+def test_an_exception_of_one_stage_ends_the_others():
+    devices = StageDevices(jax.devices()[0])
+    workers = [Worker(devices, fails=stage == 1) for stage in range(3)]
+    with pytest.raises(InputError, match="stage 1 failed"):
+        driver.run_in_threads(workers, stage_orders("1f1b", 3, 3, False))
+
+
+def test_each_stage_has_only_the_parameters_that_it_reads():
+    config = dummies.T5_ORIGINAL
+    graph, parameters = dummies.prompted(config)
+    batch = jax.tree.map(lambda x: x[0], batch_of(config, 4))
+    others = (batch, None, None)
+    staged = StagedModel(graph, NATS_PER_WEIGHT, parameters, others, (1, 2, 1))
+    # Encoder and decoder have two blocks each; the tied table embeds tokens for both
+    # and is the head.
+    assert staged.blocks == (
+        {"encoder": range(0, 1)},
+        {"encoder": range(1, 2), "decoder": range(0, 1)},
+        {"decoder": range(1, 2)},
+    )
+    owners = {
+        path: [stage for stage in range(3) if path in staged.paths(stage)]
+        for path in parameters
+    }
+    assert owners["encoder/prompt/prompt"] == [0]
+    assert owners["token_embedder/embedding"] == [0, 1, 2]
+    assert owners["encoder/relative_position_bias/embedding"] == [0, 1]
+    assert owners["decoder/relative_position_bias/embedding"] == [1, 2]
+    assert owners["encoder/final_norm/scale"] == [1]
+    assert owners["decoder/final_norm/scale"] == [2]
+    for path in parameters:
+        if "/layers/" in path:
+            assert owners[path] == ([0, 1] if path.startswith("encoder") else [1, 2])
+            assert path in staged.sliced
+
+
+@pytest.mark.parametrize("layers", [(2, 3), (0, 4), (4,)])
+def test_blocks_that_do_not_add_up_are_refused(layers):
+    if layers == (4,):
+        assert stage_blocks({"encoder": 2, "decoder": 2}, layers) == (
+            {"encoder": range(0, 2), "decoder": range(0, 2)},
+        )
+        return
+    with pytest.raises(InputError, match=r"2 \(encoder\) \+ 2 \(decoder\)"):
+        stage_blocks({"encoder": 2, "decoder": 2}, layers)
