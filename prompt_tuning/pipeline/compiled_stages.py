@@ -254,7 +254,7 @@ class CompiledStages:
         return gradient, LossSums(*totals)
 
     def _joined(self, trained: Parameters, parts: Any, sums: Any) -> Any:
-        """Joins the stages' gradients, and adds those of the same rows."""
+        """Joins the stages' gradients, and adds parts of the same rows."""
         gradient = {}
         for path, like in trained.items():
             own = [part[path] for part in parts if path in part]

@@ -1,7 +1,7 @@
 """Divides a traced program into what some outputs need and what is left.
 
-The first half computes some outputs, the second half all others. What both need is
-computed in the first half only and handed over, except what is cheap to compute again
+The first half computes some outputs, the second half all others. A value that both need
+is computed in the first half only and handed over, except what is cheap to compute again
 from the program's inputs: a mask, a cast, a broadcast. A loop of which both halves
 need a part becomes two loops: the first stacks what the second reads.
 """
@@ -107,7 +107,7 @@ class Half(NamedTuple):
         return cls(closed.jaxpr, constants, live, list(outputs), tuple(reads))
 
     def __call__(self, values: Mapping[Any, Any]) -> list[Any]:
-        """Returns the values of `outputs`, given those of `reads`."""
+        """Returns the values of `outputs`, given values of `reads`."""
         return evaluate(
             self.program, self.steps, self.outputs, {**self.constants, **values}
         )

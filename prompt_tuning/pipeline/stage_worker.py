@@ -15,13 +15,13 @@ LossGradients = Mapping[int, Any]
 
 @dataclasses.dataclass
 class StageWork:
-    """What one stage reads in one step, and the sums it adds to.
+    """The inputs of one stage in one step, and the sums it adds to.
 
     Attributes:
       weights: its trained parameters.
       frozen: its frozen parameters.
       others: other arguments of each micro-batch, by index.
-      prefix_others: those of the prefix.
+      prefix_others: other arguments of the prefix.
       loss_gradients: gradients at the outputs of each micro-batch; empty but on the
         last stage.
       total: sum of the gradients of the trained parameters.

@@ -55,7 +55,7 @@ def _is_in_block(path: str, axes: Mapping[str, ParameterAxes]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StagePart:
-    """What one stage computes of a micro-batch, or of the prefix, as a function.
+    """One stage's part of a micro-batch, or of the prefix, as a function.
 
     Attributes:
       function: what the stage computes.

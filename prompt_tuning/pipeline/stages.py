@@ -3,12 +3,12 @@
 The blocks of a stack (an encoder or a decoder) are one `jax.lax.scan`, and all stacks
 in order are a chain of blocks. A stage has some consecutive blocks of it: it runs the
 loops over its own slices of what is stacked. Before the first block of a stack come the
-equations that this stack needs, after the last block of the last stack those of the
-head and the loss.
+equations that this stack needs, and after the last block of the last stack the head and
+the loss.
 
-What depends on no block (masks, positions, dropout keys, a prompt's values) is computed
-by every stage that reads it. What depends on blocks is computed by one stage and sent
-on to the stages that read it, such as an encoder's output.
+Values that depend on no block (masks, positions, dropout keys, a prompt's vectors) are
+computed by every stage that reads them. Values that depend on blocks, such as an
+encoder's output, are computed by one stage and sent on to the stages that read them.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ class Carried:
 
 @dataclasses.dataclass(frozen=True)
 class StageFunction:
-    """What one stage computes of a program.
+    """One stage's part of a program.
 
     Attributes:
       closed: the program.

@@ -13,7 +13,7 @@ class StoppedError(Exception):
 
 
 class Mailbox:
-    """What has been sent to one stage and not been read."""
+    """The arrays that were sent to one stage and not read yet."""
 
     def __init__(self, devices: StageDevices):
         """Creates an empty mailbox.
