@@ -1,9 +1,9 @@
 """Divides a traced program into what some outputs need and what is left.
 
 The first half computes some outputs, the second half all others. A value that both need
-is computed in the first half only and handed over, except what is cheap to compute again
-from the program's inputs: a mask, a cast, a broadcast. A loop of which both halves
-need a part becomes two loops: the first stacks what the second reads.
+is computed in the first half and handed over, except if it is cheap to compute again
+from the program's inputs: a mask, a cast, a broadcast. A loop of which both halves need
+a part becomes two loops: the first stacks what the second reads.
 """
 
 import dataclasses
