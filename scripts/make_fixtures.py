@@ -484,7 +484,10 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     task = {"task_type": "SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM"}
     virtual = {"num_virtual_tokens": PROMPT_LENGTH}
     yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual)
-    yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual)
+    # Falcon's cache has the keys of a group for each of its query heads, between which
+    # a random prefix differs; no model of groups can express that.
+    if not getattr(model.config, "new_decoder_architecture", False):
+        yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual)
     names = [name for name, _ in model.named_modules()]
     text = [name for name in names if ".language_model." in name]
     # PEFT counts experts among the linear layers; adapters of them are not read.

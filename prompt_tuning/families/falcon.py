@@ -76,12 +76,21 @@ def falcon_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Rec
     return decoder_recipes(config, tables, pattern, layer, f"{prefix}ln_f")
 
 
+def cached_heads(config: ModelConfig) -> int:
+    """Returns the number of heads in the cache, which repeats a group for its queries.
+
+    A single group is not repeated.
+    """
+    return 1 if config.key_value_heads == 1 else config.heads
+
+
 FALCON = dataclasses.replace(
     BLOOM,
     model_type="falcon",
     title="Falcon 7B, 40B, 180B and Falcon 2",
     read_fields=read_falcon,
     recipes=falcon_recipes,
+    cached_heads=cached_heads,
     inert=frozenset(
         {"hidden_dropout", "attention_dropout", "initializer_range", "use_cache"}
     ),

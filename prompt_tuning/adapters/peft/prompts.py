@@ -11,6 +11,7 @@ from prompt_tuning.adapters.peft.peft_settings import Settings, submodules
 from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import hf_folder
 
 PREFIX_PATH = "decoder/prompt/prompt"
 STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
@@ -157,12 +158,14 @@ def read_prefix(
       source: origin of the adapter, for messages.
 
     Raises:
-      InputError: if the prefix belongs to a model of another shape.
+      InputError: if the prefix belongs to a model of another shape, or differs between
+        query heads that share keys and values (Falcon 40B: see `Family.cached_heads`).
     """
     stored = tensors[EMBEDDINGS]
     layers, heads = settings["num_layers"], settings["num_attention_heads"]
     shape = (layers, heads, settings["token_dim"] // heads)
-    expected = (config.layers, config.key_value_heads, config.head_width)
+    cached = hf_folder.find_family(config).cached_heads(config)
+    expected = (config.layers, cached, config.head_width)
     order = _stored_layers(config, layers, submodules(settings, source))
     if shape[1:] != expected[1:] or len(order) < config.layers:
         raise InputError(
@@ -171,8 +174,16 @@ def read_prefix(
             f"{expected[2]}"
         )
     order = order[: config.layers]
-    table = stored.reshape(len(stored), layers, 2, *shape[1:])
-    table = table.transpose(1, 2, 0, 3, 4)  # [L, 2, P, G, K]
+    groups = config.key_value_heads
+    table = stored.reshape(len(stored), layers, 2, groups, -1, shape[2])
+    table = table.transpose(1, 2, 0, 3, 4, 5)  # [L, 2, P, G, heads of a group, K]
+    if not (table == table[..., :1, :]).all():
+        raise InputError(
+            f"{source} is a prefix that differs between query heads, which share "
+            f"{groups} key/value heads in this model; only prefixes that were exported "
+            "from a run can be read"
+        )
+    table = table[..., 0, :]
     rest = [layer for layer in range(layers) if layer not in order]
     return Adapter(
         kind=PREFIX,
@@ -208,16 +219,18 @@ def write_prefix(
         )
     count = 1 if config.architecture == "decoder_only" else 2
     table = _stored_table(prefix, config, count, adapter.unused)
+    cached = hf_folder.find_family(config).cached_heads(config)
+    table = table.repeat(cached // heads, axis=3)
     flat = table.transpose(2, 0, 1, 3, 4).reshape(length, -1)
     settings = {
-        "num_attention_heads": heads,
+        "num_attention_heads": cached,
         "num_layers": len(table),
         "num_transformer_submodules": count,
         "num_virtual_tokens": length,
-        "token_dim": heads * width,
+        "token_dim": cached * width,
     }
     if adapter.settings.get("encoder_hidden_size") is None:
-        settings["encoder_hidden_size"] = heads * width
+        settings["encoder_hidden_size"] = cached * width
     return {EMBEDDINGS: np.ascontiguousarray(flat)}, settings
 
 

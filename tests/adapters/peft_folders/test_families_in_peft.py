@@ -38,6 +38,8 @@ KINDS = {
     "ia3": "IA3",
 }
 MERGED = ("LORA", "IA3")
+# PEFT reads our prefixes, and makes its own with different keys for each query head.
+GROUPED = ("falcon", "falcon_new")
 INPUTS = ("input_ids", "attention_mask", "labels")
 
 
@@ -55,7 +57,7 @@ def test_our_adapters_change_pefts_model_as_ours(family, tmp_path):
     np.savez(tmp_path / "tokens.npz", **tokens)
     adapters, jobs = {}, {}
     for folder, kind in KINDS.items():
-        if not (FOLDER / family / folder).is_dir():
+        if not (FOLDER / family / folder).is_dir() and family not in GROUPED:
             continue  # PEFT has no such adapter of this family
         adapter = adapters[kind] = random_adapter(config, kind)
         write_folder(tmp_path / kind, to_peft(adapter, config, base_model=str(base)))

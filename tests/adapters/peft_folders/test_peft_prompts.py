@@ -258,6 +258,21 @@ def test_a_decoders_prefix_equals_pefts_cache(config):
     assert fresh.settings["num_attention_heads"] == config.key_value_heads
 
 
+def test_a_prefix_has_the_heads_of_falcons_cache():
+    """transformers caches the keys of a group for each of its two query heads."""
+    config = dataclasses.replace(LLAMA, family="falcon", heads=4, key_value_heads=2)
+    ours = normal(config.layers, 2, P, 2, config.head_width)
+    parameters = {"decoder/prompt/prompt": ours}
+    exported = to_peft(Adapter(kind="PREFIX_TUNING", parameters=parameters), config)
+    assert exported.settings["num_attention_heads"] == 4
+    cached = np.stack(cache(exported))
+    np.testing.assert_array_equal(cached, ours[..., [0, 0, 1, 1], :])
+    assert_same(from_peft(exported, config, "here").parameters, parameters)
+    exported.tensors["prompt_embeddings"][0, 0] += 1
+    with pytest.raises(InputError, match="differs between query heads"):
+        from_peft(exported, config, "here")
+
+
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 def test_a_t5s_prefix_equals_pefts_cache(layers):
     config = dataclasses.replace(T5_GATED, layers=layers)
