@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.run_options import add_run_options, check_options
@@ -77,12 +78,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also read the model and time steps under each policy",
     )
+    parser.add_argument(
+        "--pipeline",
+        action="store_true",
+        help="instead describe how the stages of a pipeline share a step: their "
+        "blocks, their micro-batches in memory, and the timeline",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="with --pipeline, also draw the timeline as SVG",
+    )
     add_run_options(parser)
 
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
     options.gin_file = [*options.gin_file, *options.configs]
+    check_picture(options)
     check_options(options, trains=True)
 
 
@@ -91,11 +105,15 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.cli.pipeline_report import print_pipeline
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.training.memory_estimate import MemoryEstimate, StepTimer
 
     limit = None if options.limit is None else parse_size(options.limit)
     run = read_run(options, directory=UNUSED, trains=True)
+    if options.pipeline:
+        print_pipeline(run, options.picture)
+        return 0
     estimate = MemoryEstimate.open(run)
     limit = limit or device_limit(estimate.devices)
     console = Console()
@@ -115,6 +133,23 @@ def run(options: argparse.Namespace) -> int:
     print_lines(console, "* as the run is configured")
     # The configured policy comes first.
     return 0 if limit is None or totals[0] <= limit else 1
+
+
+def check_picture(options: argparse.Namespace) -> None:
+    """Refuses a picture without a timeline, or in a folder that does not exist.
+
+    Raises:
+      InputError: with what to give.
+    """
+    if options.picture is None:
+        return
+    if not options.pipeline:
+        raise InputError("--picture draws the timeline of --pipeline: give both")
+    if not options.picture.parent.is_dir():
+        raise InputError(
+            f"--picture {options.picture}: the folder {options.picture.parent} does "
+            "not exist"
+        )
 
 
 def table_row(name: str, *cells: str) -> str:

@@ -176,12 +176,17 @@ def microbatches_below(
 ) -> int | None:
     """Returns the fewest micro-batches with a smaller bubble share; None if none has.
 
+    A prompt crosses the stages if it costs something.
+
     The search doubles the number until the share is small enough, up to
     `MAXIMUM_MICROBATCHES`, and then bisects.
     """
+    prefix = any(cost.prefix_forward for cost in costs)
 
     def small_enough(microbatches: int) -> bool:
-        orders = stage_orders(schedule, len(costs), microbatches, two_stage)
+        orders = stage_orders(
+            schedule, len(costs), microbatches, two_stage, prefix=prefix
+        )
         return simulate(orders, costs).bubble_share < share - ROUNDING
 
     if schedule == NONE:  # each micro-batch has the same bubble

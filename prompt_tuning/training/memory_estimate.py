@@ -27,7 +27,7 @@ from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
-from prompt_tuning.training.run_plan import RunPlan, plan_run
+from prompt_tuning.training.run_plan import RunPlan, plan_run, refuse_stages
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
@@ -95,6 +95,7 @@ class MemoryEstimate:
                 "runs whose weights are on the device; give "
                 f"{how_to_set('Pretrained.weights', 'device')}"
             )
+        refuse_stages(run, "the memory of a whole step")
         opened = plan_run(run)
         examples = opened.examples()
         plan = opened.batch_plan(examples)

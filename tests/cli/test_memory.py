@@ -131,3 +131,51 @@ def test_help_imports_nothing_heavy():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert completed.stdout.strip() == "set()"
+
+
+def test_the_stages_of_a_pipeline_are_described_and_drawn(files, tmp_path, capsys):
+    model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=5))
+    stages = ("--gin.MeshShape.stage=4", "--gin.Run.mesh=@MeshShape()")
+    given = arguments(files, "--pipeline", *stages, model=model, Run__accumulate=3)
+    picture = tmp_path / "timeline.svg"
+    assert main([*given, "--picture", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    # 8 devices, of which each stage has 2 along data.
+    assert "micro-batch: 4 rows of " in printed
+    blocks = [name for name in table(printed) if name[0].isdigit()]
+    assert sorted(name.partition(": ")[2] for name in blocks) == [
+        *["1 block"] * 3,
+        "2 blocks",
+    ]
+    assert [row[4] for row in table(printed).values()] == ["3", "3", "2", "1"]
+    assert re.search(r"stage 0  P?F0[-.\w]+B0", printed)
+    assert re.search(
+        r"1f1b, backward pass in one part, 3 micro-batches; bubble ", printed
+    )
+    assert picture.read_text().startswith("<svg")
+
+
+def test_what_a_pipeline_cannot_use_is_refused(files, tmp_path, capsys):
+    def refused(*more):
+        assert main(arguments(files, *more)) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    stages = ("--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.stage=4")
+    assert "the run has one stage: give --gin.MeshShape.stage=N" in refused(
+        "--pipeline"
+    )
+    assert "--picture draws the timeline of --pipeline" in refused("--picture", "a.svg")
+    assert "stage is 4, but the model has 2 blocks" in refused("--pipeline", *stages)
+    three = (stages[0], "--gin.MeshShape.stage=3")
+    assert "the number of devices, 8, is not a multiple of 3" in refused(
+        "--pipeline", *three
+    )
+    layers = (stages[0], "--gin.MeshShape.stage=2", "--gin.Pipeline.layers=[1, 2]")
+    bound = (*layers, "--gin.Run.pipeline=@Pipeline()")
+    assert "[1, 2], together 3 blocks, but the model has 2" in refused(
+        "--pipeline", *bound
+    )
+    rows = ("--gin.Run.accumulate=1", "--gin.Pipeline.microbatches=3", *bound[:2])
+    assert "8 rows, which cannot be divided among 3 micro-batches" in refused(
+        "--pipeline", *rows, "--gin.Run.pipeline=@Pipeline()"
+    )

@@ -82,9 +82,9 @@ def test_stages_and_blocks_must_agree():
 def test_two_parts_are_chosen_where_weights_take_more_than_a_tenth():
     assert Pipeline().in_two_parts(0.46)
     assert not Pipeline().in_two_parts(0.025)
-    assert Pipeline(two_stage=True).in_two_parts(0)
+    assert Pipeline(two_stage=True).in_two_parts(0.0)
     assert not Pipeline(two_stage=False).in_two_parts(0.5)
-    assert Pipeline(schedule="zb-h1").in_two_parts(0)
+    assert Pipeline(schedule="zb-h1").in_two_parts(0.0)
     assert Pipeline().schedule_for(two_stage=True) == "zb-h1"
     assert Pipeline().schedule_for(two_stage=False) == "1f1b"
     assert Pipeline(schedule="gpipe").schedule_for(two_stage=True) == "gpipe"

@@ -1,0 +1,71 @@
+"""Prints and draws how the stages of a pipeline share a step."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from prompt_tuning.cli.console import print_lines
+from prompt_tuning.cli.memory import format_size
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.atomic_files import write_file
+from prompt_tuning.pipeline.timeline_pictures import timeline_svg, timeline_text
+from prompt_tuning.training.pipeline_estimate import PipelineEstimate
+
+COLUMNS = ("forward", "p1", "p2", "weights", "hold for p1", "hold for p2")
+EXPLANATION = (
+    "forward, p1 (gradient of the input), p2 (gradient of the weights): products of a",
+    "micro-batch, 100% for an average stage; hold: most micro-batches at a time",
+)
+CONSOLE_WIDTH = 120
+"""Columns that a timeline needs."""
+
+
+def print_pipeline(run: Run, picture: Path | None) -> None:
+    """Prints the stages of a run, their timeline and its bubble.
+
+    Args:
+      run: the run.
+      picture: SVG file to draw the timeline to; None for none.
+
+    Raises:
+      InputError: if the run cannot be used, or it has one stage.
+    """
+    estimate = PipelineEstimate.open(run)
+    timeline, report = estimate.plan.timeline, estimate.plan.report()
+    console = Console(width=CONSOLE_WIDTH)
+    print_lines(console, *_stage_table(estimate), "")
+    print_lines(console, *timeline_text(timeline).splitlines(), "", report)
+    if picture is not None:
+        write_file(picture, timeline_svg(timeline, report).encode(), force=True)
+        print_lines(console, f"picture: {picture}")
+
+
+def _stage_table(estimate: PipelineEstimate) -> list[str]:
+    """Describes the micro-batch and each stage, line by line."""
+    shape, plan = estimate.shape, estimate.plan
+    lines = [
+        f"micro-batch: {shape.rows} rows of {shape.inputs} tokens on each device",
+        _row("stage", *COLUMNS).replace("│", "┃"),
+    ]
+    stages = zip(
+        plan.layers,
+        plan.costs,
+        estimate.weight_bytes(),
+        plan.in_flight(),
+        plan.postponed(),
+        strict=True,
+    )
+    for stage, (blocks, cost, weights, in_flight, postponed) in enumerate(stages):
+        shares = (cost.forward, cost.input_gradient, cost.weight_gradient)
+        cells = [
+            *(f"{share:.1%}" for share in shares),
+            format_size(weights),
+            str(in_flight),
+            str(postponed),
+        ]
+        lines.append(_row(f"{stage}: {blocks} block{'s' * (blocks > 1)}", *cells))
+    return [*lines, *EXPLANATION]
+
+
+def _row(name: str, *cells: str) -> str:
+    return " │ ".join([f"│ {name:<14}", *(f"{cell:>11}" for cell in cells)]) + " │"

@@ -1,0 +1,204 @@
+"""Counts the floating-point operations of a model's blocks and of its head.
+
+Only matrix products are counted, from the shapes of parameters: they are almost all of
+the work, and the counts divide a model among stages before anything is compiled.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import ParameterAxes
+
+LAYERS, EXPERTS = "layers", "experts"
+READS_ENCODER = ("cross_attention/key/", "cross_attention/value/")
+"""Projections that the decoder applies to the encoder's output."""
+FACTORS = 2
+"""Number of dimensions of a matrix, besides that of layers."""
+
+
+Count = float | int
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Floating-point operations of a part of the model for one micro-batch.
+
+    Attributes:
+      forward: of the forward pass.
+      input_gradient: of p1, with what it computes again.
+      weight_gradient: of p2.
+      prefix_forward: of the forward pass of prompt vectors that all rows share.
+      prefix_backward: of its backward pass.
+    """
+
+    forward: Count = 0
+    input_gradient: Count = 0
+    weight_gradient: Count = 0
+    prefix_forward: Count = 0
+    prefix_backward: Count = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Work(*(mine + theirs for mine, theirs in pairs))
+
+    @property
+    def total(self) -> Count:
+        """All operations on the micro-batch's rows."""
+        return self.forward + self.input_gradient + self.weight_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatchShape:
+    """The sizes of a micro-batch on one device's rows.
+
+    Attributes:
+      rows: `B`.
+      inputs: `T`, tokens of a row that the model, or its encoder, reads.
+      targets: `U`, tokens of a row that the decoder of an encoder-decoder reads.
+      positions: `m`, learned positions of a row.
+      prompt: `P`, prompt vectors that all rows share.
+      decoder_prompt: the same in the decoder of an encoder-decoder.
+    """
+
+    rows: int
+    inputs: int
+    targets: int
+    positions: int
+    prompt: int = 0
+    decoder_prompt: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelWork:
+    """Operations of a model for one micro-batch.
+
+    Attributes:
+      encoder: of each block of the encoder.
+      decoder: of each block of the decoder.
+      head: of the output head and the loss.
+    """
+
+    encoder: tuple[Work, ...]
+    decoder: tuple[Work, ...]
+    head: Work
+
+    @property
+    def blocks(self) -> tuple[Work, ...]:
+        """All blocks in the order of stages; the head is part of the last one."""
+        blocks = [*self.encoder, *self.decoder]
+        blocks[-1] += self.head
+        return tuple(blocks)
+
+
+def count_work(
+    config: ModelConfig,
+    axes: Mapping[str, ParameterAxes],
+    shapes: Mapping[str, Any],
+    trained: Collection[str],
+    batch: MicroBatchShape,
+) -> ModelWork:
+    """Counts the operations of a model for one micro-batch.
+
+    Args:
+      config: the model's config.
+      axes: logical axes of each parameter, by path.
+      shapes: parameters or their shapes, by path.
+      trained: paths of the trained parameters.
+      batch: sizes of a micro-batch.
+    """
+    encoder: tuple[Work, ...] = ()
+    decoder_tokens, prompt = batch.inputs, batch.prompt
+    if config.architecture == "encoder_decoder":
+        decoder_tokens, prompt = batch.targets, batch.decoder_prompt
+        stack = _Stack("encoder", batch, batch.inputs, batch.prompt)
+        block = stack.block(config, axes, shapes, trained)
+        encoder = (block,) * config.encoder_layers
+    stack = _Stack("decoder", batch, decoder_tokens, prompt)
+    block = stack.block(config, axes, shapes, trained)
+    return ModelWork(encoder, (block,) * config.layers, _head(config, trained, batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stack:
+    """The blocks of one stack, all of which have the same shapes."""
+
+    name: str
+    batch: MicroBatchShape
+    tokens: int
+    prompt: int
+
+    def block(
+        self,
+        config: ModelConfig,
+        axes: Mapping[str, ParameterAxes],
+        shapes: Mapping[str, Any],
+        trained: Collection[str],
+    ) -> Work:
+        """Returns the operations of one block."""
+        work = self._attention(config)
+        for path, logical in axes.items():
+            names = logical.names
+            own = path.startswith(f"{self.name}/") and LAYERS in names
+            if own and _is_matrix(path, names):
+                size = _used_size(config, names, shapes[path].shape)
+                work += self._product(path, size, path in trained)
+        if self._policy(config) == "nothing":  # p1 runs the block again
+            again = Work(input_gradient=work.forward, prefix_backward=0)
+            work += dataclasses.replace(again, prefix_backward=work.prefix_forward)
+        return work
+
+    def _policy(self, config: ModelConfig) -> str:
+        how = config.rematerialization
+        if self.name == "encoder":
+            how = config.encoder_rematerialization or how
+        return how.policy
+
+    def _product(self, path: str, size: Count, trained: bool) -> Work:
+        """Returns the operations of a projection: two for each weight and token."""
+        reads_encoder = any(part in path for part in READS_ENCODER)
+        tokens = self.batch.inputs if reads_encoder else self.tokens
+        each = 2 * self.batch.rows * tokens * size
+        prefix = 0 if reads_encoder else 2 * self.prompt * size
+        return Work(each, each, each if trained else 0, prefix, prefix)
+
+    def _attention(self, config: ModelConfig) -> Work:
+        """Returns the operations of scores and of their sums of values."""
+        keys = self.prompt + self.tokens
+        if self.name == "decoder" and config.architecture == "encoder_decoder":
+            keys += self.batch.prompt + self.batch.inputs
+        width = config.heads * config.head_width
+        each = 4 * self.batch.rows * self.tokens * keys * width
+        prefix = 4 * self.prompt * self.prompt * width
+        # Both factors of a product are activations, so both have a gradient.
+        return Work(each, 2 * each, 0, prefix, 2 * prefix)
+
+
+def _is_matrix(path: str, names: Sequence[str]) -> bool:
+    factors = [name for name in names if name != LAYERS]
+    several = EXPERTS in factors and len(factors) > FACTORS
+    return len(factors) == FACTORS + several and "relative_position_bias" not in path
+
+
+def _used_size(
+    config: ModelConfig, names: Sequence[str], shape: Sequence[int]
+) -> Count:
+    """Returns the number of weights of one block that process a token."""
+    sizes = {n: s for n, s in zip(names, shape, strict=True) if n != LAYERS}
+    size = math.prod(sizes.values())
+    several = EXPERTS in sizes and len(sizes) > FACTORS
+    return size * config.experts_per_token / config.experts if several else size
+
+
+def _head(
+    config: ModelConfig, trained: Collection[str], batch: MicroBatchShape
+) -> Work:
+    """Returns the operations of the scores, and of the gradient of hidden states.
+
+    That gradient is computed with the loss, in the forward pass.
+    """
+    each = 2 * batch.rows * batch.positions * config.width * config.vocabulary_size
+    table = "token_embedder/embedding" if config.tied_head else "head/kernel"
+    return Work(2 * each, 0, each if table in trained else 0)

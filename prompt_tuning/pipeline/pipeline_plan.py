@@ -1,0 +1,213 @@
+"""The plan of a pipeline: blocks of each stage, schedule, timeline and its report."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from prompt_tuning.pipeline.operation_counts import ModelWork, Work
+from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
+from prompt_tuning.pipeline.schedules import (
+    Order,
+    stage_orders,
+)
+from prompt_tuning.pipeline.simulation import (
+    StageCosts,
+    Timeline,
+    microbatches_below,
+    peak_held,
+    simulate,
+)
+
+SMALL_BUBBLE = 0.1
+"""Bubble share below which more micro-batches are not proposed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelinePlan:
+    """How the stages of a pipeline share one step.
+
+    Attributes:
+      layers: number of blocks of each stage, an encoder's first.
+      schedule: name of the schedule.
+      two_stage: whether the backward pass has two parts.
+      microbatches: number of micro-batches of a step.
+      costs: operations of each stage, as shares of a step without bubbles.
+      prefix: whether a prompt that all rows share crosses the stages.
+    """
+
+    layers: tuple[int, ...]
+    schedule: str
+    two_stage: bool
+    microbatches: int
+    costs: tuple[StageCosts, ...]
+    prefix: bool = False
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.layers)
+
+    @functools.cached_property
+    def orders(self) -> tuple[Order, ...]:
+        """The operations of each stage."""
+        return stage_orders(
+            self.schedule,
+            self.stages,
+            self.microbatches,
+            self.two_stage,
+            prefix=self.prefix,
+        )
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The simulated timeline of a step, in units of a step without bubbles."""
+        return simulate(self.orders, self.costs)
+
+    def in_flight(self) -> tuple[int, ...]:
+        """Returns the most micro-batches that wait for p1 at a time, for each stage."""
+        return tuple(int(peak_held(order, 1, 0)) for order in self.orders)
+
+    def postponed(self) -> tuple[int, ...]:
+        """Returns the most micro-batches that wait for p2 at a time, for each stage."""
+        return tuple(int(peak_held(order, 0, 1)) for order in self.orders)
+
+    def peak_bytes(
+        self, kept: Sequence[int], postponed: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Returns the most bytes that each stage holds between two operations.
+
+        Args:
+          kept: bytes that each stage keeps of a micro-batch for its backward pass.
+          postponed: bytes of them, and of p1's results, that it keeps for p2.
+        """
+        each = zip(self.orders, kept, postponed, strict=True)
+        return tuple(int(peak_held(*arguments)) for arguments in each)
+
+    def needed_microbatches(self) -> int | None:
+        """Returns the fewest micro-batches with a small bubble; None if none has."""
+        return microbatches_below(
+            SMALL_BUBBLE, self.schedule, self.two_stage, self.costs
+        )
+
+    def report(self) -> str:
+        """Describes the plan and its bubble in one line."""
+        parts = "two parts" if self.two_stage else "one part"
+        blocks = ", ".join(map(str, self.layers))
+        line = (
+            f"pipeline: {self.stages} stages of {blocks} blocks, {self.schedule}, "
+            f"backward pass in {parts}, {self.microbatches} micro-batches; bubble "
+            f"{self.timeline.bubble_share:.0%}"
+        )
+        return f"{line}{self._advice()}"
+
+    def _advice(self) -> str:
+        """Returns which number of micro-batches would make the bubble small."""
+        if self.timeline.bubble_share < SMALL_BUBBLE:
+            return ""
+        needed = self.needed_microbatches()
+        if needed is None:
+            return (
+                f", which no number of micro-batches brings below {SMALL_BUBBLE:.0%}: "
+                "the stages differ too much, or the schedule overlaps nothing"
+            )
+        return (
+            f", below {SMALL_BUBBLE:.0%} from {needed} micro-batches (Run.accumulate)"
+        )
+
+
+def plan_pipeline(
+    settings: Pipeline,
+    stages: int,
+    accumulate: int,
+    work: ModelWork,
+) -> PipelinePlan:
+    """Plans a pipeline.
+
+    Args:
+      settings: the run's settings.
+      stages: number of stages.
+      accumulate: micro-batches of a step, unless the settings have another number.
+      work: operations of the model for one micro-batch.
+
+    Raises:
+      InputError: if the blocks cannot be divided as they are to be.
+    """
+    blocks = work.blocks
+    check_blocks(settings.layers, stages, len(blocks))
+    if settings.layers is None:
+        layers = balanced_layers([block.total for block in blocks], stages)
+    else:
+        layers = tuple(settings.layers)
+    costs = _stage_costs(blocks, layers)
+    prefix = any(cost.prefix_forward for cost in costs)
+    if not prefix:
+        costs = (_without_p1(costs[0]), *costs[1:])
+    later = sum(block.weight_gradient for block in blocks)
+    backward = later + sum(block.input_gradient for block in blocks)
+    two_stage = settings.in_two_parts(later / backward)
+    return PipelinePlan(
+        layers=layers,
+        schedule=settings.schedule_for(two_stage),
+        two_stage=two_stage,
+        microbatches=settings.count(accumulate),
+        costs=costs,
+        prefix=prefix,
+    )
+
+
+def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Divides blocks among stages so that the most expensive stage costs least.
+
+    Args:
+      costs: cost of each block, in order.
+      stages: number of stages.
+    """
+    total = len(costs)
+    # For each number of blocks: the largest cost of a stage, the sum of squares, which
+    # decides between equals, and the blocks of each stage.
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for _ in range(stages):
+        longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for start, (largest, squares, layers) in best.items():
+            cost = 0.0
+            for end in range(start + 1, total + 1):
+                cost += costs[end - 1]
+                option = (
+                    max(largest, cost),
+                    squares + cost**2,
+                    (*layers, end - start),
+                )
+                if end not in longer or option < longer[end]:
+                    longer[end] = option
+        best = longer
+    return best[total][2]
+
+
+def _stage_costs(
+    blocks: Sequence[Work], layers: Sequence[int]
+) -> tuple[StageCosts, ...]:
+    """Returns the operations of each stage as shares of one stage's average."""
+    total = sum(block.total for block in blocks) / len(layers)
+    costs, start = [], 0
+    for count in layers:
+        work = sum(blocks[start : start + count], Work())
+        costs.append(
+            StageCosts(
+                work.forward / total,
+                work.input_gradient / total,
+                work.weight_gradient / total,
+                work.prefix_forward / total,
+                work.prefix_backward / total,
+            )
+        )
+        start += count
+    return tuple(costs)
+
+
+def _without_p1(first: StageCosts) -> StageCosts:
+    """Returns the costs of a first stage with nothing trained before its blocks.
+
+    It sends no gradient upstream, so all of its backward pass is p2.
+    """
+    backward = first.input_gradient + first.weight_gradient
+    return dataclasses.replace(first, input_gradient=0.0, weight_gradient=backward)

@@ -1,0 +1,148 @@
+"""A pipeline's timeline as text and as SVG."""
+
+import html
+
+from prompt_tuning.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    PREFIX_BACKWARD,
+    PREFIX_FORWARD,
+    WEIGHT_GRADIENT,
+)
+from prompt_tuning.pipeline.simulation import TimedOperation, Timeline
+
+LETTERS = {
+    FORWARD: "F",
+    BACKWARD: "B",
+    INPUT_GRADIENT: "p",
+    WEIGHT_GRADIENT: "w",
+    PREFIX_FORWARD: "P",
+    PREFIX_BACKWARD: "Q",
+}
+MEANINGS = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT_GRADIENT: "p1, gradient of the input",
+    WEIGHT_GRADIENT: "p2, gradient of the weights",
+    PREFIX_FORWARD: "prompt forward",
+    PREFIX_BACKWARD: "prompt backward",
+}
+COLORS = {
+    FORWARD: "#9ecae1",
+    BACKWARD: "#fdae6b",
+    INPUT_GRADIENT: "#fdae6b",
+    WEIGHT_GRADIENT: "#a1d99b",
+    PREFIX_FORWARD: "#3182bd",
+    PREFIX_BACKWARD: "#e6550d",
+}
+"""Colors of light enough shades for black digits, after ColorBrewer."""
+WAITING = "."
+WIDTH = 100
+"""Columns of a timeline as text."""
+
+ROW, BAR = 34, 26
+"""Heights of a stage's row and of its bars, in pixels."""
+LEFT, RIGHT, TOP, LEGEND = 70, 20, 16, 46
+PICTURE_WIDTH = 960
+DIGIT = 7
+"""Width of a digit."""
+
+
+def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
+    """Draws a line for each stage, and below them what the letters mean.
+
+    An operation is its letter and its micro-batch, repeated letters fill its time.
+
+    Args:
+      timeline: the timeline.
+      width: number of columns.
+    """
+    scale = width / timeline.makespan
+    lines = []
+    for stage in range(timeline.stages):
+        cells = [WAITING] * width
+        for timed in _drawn(timeline, stage):
+            first, last = round(timed.start * scale), round(timed.end * scale)
+            kind, microbatch = timed.operation
+            label = f"{LETTERS[kind]}{microbatch}"
+            fill = LETTERS[kind] if len(label) > last - first else "-"
+            text = label if len(label) <= last - first else ""
+            cells[first:last] = text.ljust(last - first, fill)
+        lines.append(f"stage {stage}  {''.join(cells)}")
+    kinds = _drawn_kinds(timeline)
+    legend = "; ".join(
+        f"{LETTERS[kind]} {MEANINGS[kind]}" for kind in MEANINGS if kind in kinds
+    )
+    return "\n".join([*lines, f"{legend}; {WAITING} waiting"])
+
+
+def _drawn(timeline: Timeline, stage: int) -> list[TimedOperation]:
+    """Returns the operations of a stage that take time."""
+    return [
+        timed
+        for timed in timeline.spans
+        if timed.stage == stage and timed.end > timed.start
+    ]
+
+
+def _drawn_kinds(timeline: Timeline) -> set[str]:
+    """Returns the kinds of operations that take time."""
+    stages = range(timeline.stages)
+    return {timed.operation.kind for s in stages for timed in _drawn(timeline, s)}
+
+
+def timeline_svg(timeline: Timeline, title: str) -> str:
+    """Draws a row for each stage, with a legend below.
+
+    Args:
+      timeline: the timeline.
+      title: text that viewers show for the picture.
+    """
+    scale = (PICTURE_WIDTH - LEFT - RIGHT) / timeline.makespan
+    height = TOP + ROW * timeline.stages + LEGEND
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{PICTURE_WIDTH}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">',
+        f"<title>{html.escape(title)}</title>",
+        f'<rect width="{PICTURE_WIDTH}" height="{height}" fill="white"/>',
+    ]
+    for stage in range(timeline.stages):
+        top = TOP + ROW * stage
+        parts.append(f'<text x="8" y="{top + 17}">stage {stage}</text>')
+        width = timeline.makespan * scale
+        parts.append(_bar(float(LEFT), top, width, "#f0f0f0", ""))
+        for timed in _drawn(timeline, stage):
+            kind, microbatch = timed.operation
+            left, width = LEFT + timed.start * scale, (timed.end - timed.start) * scale
+            label = str(microbatch)
+            wide_enough = width > DIGIT * len(label) + 2
+            parts.append(_bar(left, top, width, COLORS[kind], label * wide_enough))
+    parts += _legend(timeline, height - 18)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _bar(left: float, top: int, width: float, color: str, label: str) -> str:
+    """Draws a bar with a label in its middle."""
+    bar = (
+        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{BAR}" '
+        f'fill="{color}" stroke="white"/>'
+    )
+    if not label:
+        return bar
+    middle = f'x="{left + width / 2:.2f}" y="{top + 17}"'
+    return f'{bar}<text {middle} text-anchor="middle">{label}</text>'
+
+
+def _legend(timeline: Timeline, bottom: int) -> list[str]:
+    """Draws the color and the meaning of each kind of operation."""
+    kinds = _drawn_kinds(timeline)
+    shown = [(COLORS[kind], MEANINGS[kind]) for kind in MEANINGS if kind in kinds]
+    parts, left = [], LEFT
+    for color, meaning in [*shown, ("#f0f0f0", "waiting")]:
+        parts.append(
+            f'<rect x="{left}" y="{bottom - 11}" width="14" height="14" '
+            f'fill="{color}"/><text x="{left + 20}" y="{bottom}">{meaning}</text>'
+        )
+        left += 38 + DIGIT * len(meaning)
+    return parts
