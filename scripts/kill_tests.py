@@ -36,7 +36,7 @@ TIMES = ("tokens_per_second", "data_wait_share")
 IGNORED = ("tensorboard", "curves.png", "run.json", "jax")
 """Names of files that are not compared: they contain times or compiler flags."""
 
-LONGEST = 180.0
+LONGEST = 600.0
 """Timeout of a command in seconds."""
 
 MOST_KILLS = 5
@@ -76,6 +76,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100, metavar="N")
     parser.add_argument("--pairs", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--disk_sizes", type=int, default=0, metavar="N", help="needs root, for mount"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="only these scenarios"
@@ -99,6 +102,11 @@ def main() -> int:
             from scripts.pair_tests import run_pairs  # imports this module
 
             failed |= run_pairs(folder, options.pairs, randomness)
+        if options.disk_sizes:
+            from scripts.full_disk_tests import run_full_disks  # imports this module
+
+            sizes = options.disk_sizes
+            failed |= run_full_disks(folder, scenarios, sizes, randomness)
     finally:
         if options.keep:
             print(f"kept {folder}")
