@@ -92,6 +92,8 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
         parts.append(f"loss is the {evaluator.loss_meaning}")
     if evaluator.skipped:
         parts.append(f"{evaluator.skipped:,} left out because they are too long")
+    if evaluator.unlearned:
+        parts.append(f"{evaluator.unlearned:,} left out: nothing is learned")
     if evaluator.truncated:
         parts.append(f"{evaluator.truncated:,} truncated because they are too long")
     if evaluator.uncounted:

@@ -98,7 +98,8 @@ def _add_packing_options(group) -> None:
         help="full: split examples where a sequence ends. greedy: pack as many whole "
         "examples as fit. single: one example per sequence. The last two need a suffix "
         "for examples longer than a sequence: ::drop, ::truncate_left or "
-        "::truncate_right, as in greedy::drop",
+        "::truncate_right, as in greedy::drop, which also ends the sequence before an "
+        "example that it leaves out; greedy::fill does not",
     )
     for name, effect in (
         ("packing", "what is packed as one example"),
@@ -151,7 +152,10 @@ def _add_record_options(group) -> None:
         "is written as category_ids",
     )
     group.add_argument(
-        "--category_key", default="category", metavar="KEY", help="key of the category"
+        "--category_key",
+        default=RecordFormat.category_key,
+        metavar="KEY",
+        help="key of the category",
     )
     _add_reading_options(group)
 

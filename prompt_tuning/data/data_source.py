@@ -50,8 +50,11 @@ class DataSource:
       packed_length: number of tokens of a packed row (of its inputs in an
         encoder-decoder); None for four times the average length of an example.
       use_token_type_ids: whether token types determine which tokens are learned. If
-        False, every token is learned, including the padding of HDF5 rows.
+        True, data without types is refused. If False, every token is learned, including
+        the padding of HDF5 rows. None for True if the data has types, and else False.
       prompt_loss_weight: loss weight of prompt tokens (type 0) if token types are used.
+      on_nothing_learned: "error" to reject a row without a learned token; "skip" to
+        leave such rows out and count them.
       separate_articles: whether a decoder-only model reads each part of an HDF5 row
         that ends with a separator (type 3) as a separate example, which does not attend
         to the others and is generated or ranked from its own prompt. If False, each row
@@ -111,8 +114,9 @@ class DataSource:
     buckets: int | None = None
     packing: bool = False
     packed_length: int | None = None
-    use_token_type_ids: bool = True
+    use_token_type_ids: bool | None = None
     prompt_loss_weight: float = 0.0
+    on_nothing_learned: Literal["error", "skip"] = "error"
     separate_articles: bool = True
     use_loss_weights: bool = True
     example_weight_key: str | None = None
@@ -157,7 +161,7 @@ class DataSource:
         if model.architecture == "encoder_decoder":
             self._check_encoder_decoder()
         if model.prefix_attention and (
-            self.prompt_loss_weight > 0 or not self.use_token_type_ids
+            self.prompt_loss_weight > 0 or self.use_token_type_ids is False
         ):
             raise InputError(
                 "Prompting.prefix_attention lets prompt tokens attend to each other, "
@@ -180,7 +184,7 @@ class DataSource:
 
     def _check_encoder_decoder(self) -> None:
         """Rejects settings that only decoder-only models support."""
-        if not self.use_token_type_ids:
+        if self.use_token_type_ids is False:
             raise InputError(
                 "use_token_type_ids is False, but an encoder-decoder model needs the "
                 "types to tell its input from its target: give "

@@ -57,6 +57,7 @@ class AlignedExamples(Examples):
             columns=table.columns,
             truncation=table.truncation,
             truncated=table.truncated,
+            unlearned=table.unlearned,
         )
         self.other = other
         self.uncounted = int(table.weight_counts.sum() - other.weight_counts.sum())

@@ -139,6 +139,11 @@ class Evaluator:
         return self._examples.skipped
 
     @property
+    def unlearned(self) -> int:
+        """Number of held-out rows left out because nothing in them is learned."""
+        return self._examples.unlearned
+
+    @property
     def truncated(self) -> int:
         """Number of held-out rows that are cut because they are too long."""
         return self._examples.truncated

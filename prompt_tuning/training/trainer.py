@@ -98,6 +98,8 @@ class Trainer:
         rows.append(f"{len(self.examples)} training examples")
         if self.examples.skipped:
             rows.append(f"{self.examples.skipped} left out because they are too long")
+        if self.examples.unlearned:
+            rows.append(f"{self.examples.unlearned} left out: nothing is learned")
         if self.examples.truncated:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")

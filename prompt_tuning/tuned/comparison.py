@@ -189,7 +189,7 @@ def _learn_beginnings(
     """
     if model.config.architecture == "encoder_decoder":
         return False
-    if data.prompt_loss_weight or not data.use_token_type_ids:
+    if data.prompt_loss_weight or data.use_token_type_ids is False:
         return True
     return any(
         example.prefix_length <= int(example.inputs[0] == model.interface.bos_id)

@@ -215,6 +215,17 @@ def test_bindings_override_options_and_reach_parts_that_options_leave_out():
     assert run.prompting.placement == "suffix"
 
 
+def test_options_of_token_types_apply_to_training_and_held_out_data():
+    run = read_flat_run(GIVEN)
+    assert run.source.use_token_type_ids is None
+    choices = {"use_token_type_ids": True, "prompt_loss_weight": 0.1}
+    run = read_flat_run(GIVEN | choices | {"on_nothing_learned": "skip"})
+    assert run.evaluation is not None
+    for data in (run.source, run.evaluation.data):
+        assert data.use_token_type_ids and data.prompt_loss_weight == 0.1
+        assert data.on_nothing_learned == "skip"
+
+
 def test_a_template_places_the_vectors():
     run = read_flat_run(GIVEN | {"template": "{soft:20} Say {prompt}"})
     assert run.prompting is not None and run.prompting.placement == "template"

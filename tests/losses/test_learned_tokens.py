@@ -157,6 +157,17 @@ def test_padding_is_learned_without_the_flag(tmp_path):
     assert assert_learned(batch, [1.0] * 11) == PADDED
 
 
+def test_without_options_types_are_used_where_they_exist(tmp_path):
+    """Case 1 as published; case 2 differs on purpose: types in the data are used."""
+    bare = read(tmp_path / "a.hdf5", SHORT)
+    assert bare.tokens[0][bare.loss_positions[0]].tolist() == SHORT
+    assert bare.loss_weights[0].tolist() == [1.0] * 7
+    typed = read(tmp_path / "b.hdf5", SHORT, FIRST)
+    assert typed.tokens[0][typed.loss_positions[0]].tolist() == [10, 7, 8, 2]
+    with pytest.raises(InputError, match="row 0: use_token_type_ids is set, but"):
+        read(tmp_path / "c.hdf5", SHORT, prompt_loss_weight=0.1)
+
+
 def test_requested_types_must_exist(tmp_path):
     """Case 3."""
     with pytest.raises(InputError, match=r"row 0: use_token_type_ids is set, but"):

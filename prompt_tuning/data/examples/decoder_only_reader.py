@@ -7,7 +7,12 @@ from jaxtyping import Bool, Float32, Int32, Int64, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING, PROMPT, SEPARATOR, token_weights
-from prompt_tuning.data.examples.row_readers import NO_VALUES, Example, ExampleIndex
+from prompt_tuning.data.examples.row_readers import (
+    NO_VALUES,
+    Example,
+    ExampleIndex,
+    how_to_skip,
+)
 from prompt_tuning.data.examples.row_splitting import (
     ExampleBounds,
     RowSplitter,
@@ -30,7 +35,8 @@ class DecoderOnlyRowReader:
 
     Attributes:
       use_token_type_ids: whether the types determine the loss weights; if not, every
-        token is learned, including padding that the data contains.
+        token is learned, including padding that the data contains. None if they do
+        where the data has types; see `DataSource`.
       prompt_loss_weight: loss weight of prompt tokens (type 0) if types are used.
       predicts_first_token: whether a prompt vector stands before each example.
       bos_id: id of BOS, or None.
@@ -38,15 +44,17 @@ class DecoderOnlyRowReader:
       first_soft_id: first of the ids that represent prompt vectors of a template; None
         if every id is a token.
       split: splits rows into examples: `split_at_separators` or `keep_whole_rows`.
+      skip_unlearned: whether rows without a learned token are left out, not refused.
     """
 
-    use_token_type_ids: bool
+    use_token_type_ids: bool | None
     prompt_loss_weight: float
     predicts_first_token: bool
     bos_id: int | None
     task_token: TaskToken | None = None
     first_soft_id: int | None = None
     split: RowSplitter = split_at_separators
+    skip_unlearned: bool = False
 
     @property
     def same_tokens(self) -> bool:
@@ -62,12 +70,12 @@ class DecoderOnlyRowReader:
         except InputError as error:
             raise InputError(f"{describe_row(block.start)}: {error}") from error
         learned = np.count_nonzero(weights, axis=1)
-        if not learned.all():
+        if not learned.all() and not self.skip_unlearned:
             raise InputError(
                 f"{describe_row(block.start + int(np.argmin(learned)))}: no token has "
                 "a loss weight, expected at least one learned token (BOS is never "
                 "learned, nor is the first token of an example in a model without a "
-                "prompt)"
+                f"prompt); {how_to_skip()}"
             )
         # Learned tokens of each example, `[E]`, counted in the flattened rows.
         begins = bounds.rows * weights.shape[1] + bounds.starts
@@ -112,7 +120,7 @@ class DecoderOnlyRowReader:
 
     def _bounds(self, block: RowBlock) -> ExampleBounds:
         included = stored_tokens(block)
-        if self.use_token_type_ids and block.token_types is not None:
+        if self.use_token_type_ids is not False and block.token_types is not None:
             included = block.token_types != PADDING
         return self.split(block.token_types, included)
 
@@ -145,7 +153,7 @@ class DecoderOnlyRowReader:
         weights = token_weights(
             token_types,
             input_ids.shape,
-            use_token_type_ids=self.use_token_type_ids,
+            use_token_type_ids=self._uses_types(token_types),
             prompt_loss_weight=self.prompt_loss_weight,
         )
         weights = values.scale(weights)
@@ -156,6 +164,13 @@ class DecoderOnlyRowReader:
         if self.first_soft_id is not None:
             weights[input_ids >= self.first_soft_id] = 0
         return weights
+
+    def _uses_types(self, token_types: Integer[np.ndarray, "c n"] | None) -> bool:
+        # A weight of prompt tokens needs types that mark them.
+        given = self.use_token_type_ids
+        if given is None:
+            return token_types is not None or self.prompt_loss_weight > 0
+        return given
 
     def _is_bos(
         self,

@@ -8,7 +8,12 @@ from jaxtyping import Float32, Int32, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
-from prompt_tuning.data.examples.row_readers import NO_VALUES, Example, ExampleIndex
+from prompt_tuning.data.examples.row_readers import (
+    NO_VALUES,
+    Example,
+    ExampleIndex,
+    how_to_skip,
+)
 from prompt_tuning.data.examples.row_splitting import find_turns, unpadded_lengths
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
@@ -33,11 +38,13 @@ class EncoderDecoderRowReader:
       bos_id: id of BOS, or None.
       task_token: token at the start of each turn's prompt that selects the prompt of
         the model, or None.
+      skip_unlearned: whether turns without a learned token are left out, not refused.
     """
 
     eos_id: int
     bos_id: int | None
     task_token: TaskToken | None = None
+    skip_unlearned: bool = False
 
     @property
     def same_tokens(self) -> bool:
@@ -53,7 +60,10 @@ class EncoderDecoderRowReader:
                 raise InputError(f"{describe_row(row)}: {TYPES_NEEDED}")
             ids, types = block.input_ids[offset], block.token_types[offset]
             for start, stop in find_turns(types[:length]):
-                self._check_turn(types[start:stop], describe_row(row), start)
+                turn = types[start:stop]
+                if self.skip_unlearned and not _has_target(turn):
+                    continue
+                self._check_turn(turn, describe_row(row), start)
                 tokens = offset, slice(start, stop)
                 example = self.example(
                     ids[start:stop].astype(np.int32),
@@ -61,6 +71,8 @@ class EncoderDecoderRowReader:
                     block.values.map(operator.itemgetter(tokens)),
                 )
                 count = int(np.count_nonzero(example.weights))
+                if not count and self.skip_unlearned:
+                    continue
                 if not count:
                     raise InputError(_nothing_learned(describe_row(row), start))
                 lengths = len(example.inputs), len(example.targets)
@@ -116,12 +128,16 @@ class EncoderDecoderRowReader:
                 f"{row}, from token {start}: no {part} before the "
                 "completion; an encoder-decoder model needs an input for its encoder"
             )
-        if not ((types != PADDING) & ~is_prompt).any():
+        if not _has_target(types):
             raise InputError(_nothing_learned(row, start))
+
+
+def _has_target(types: Integer[np.ndarray, "n"]) -> bool:
+    return bool(((types != PADDING) & (types != PROMPT)).any())
 
 
 def _nothing_learned(row: str, start: int) -> str:
     return (
         f"{row}, from token {start}: no token has a loss weight, expected a completion "
-        "(types 1 and 3) after the prompt"
+        f"(types 1 and 3) after the prompt; {how_to_skip()}"
     )

@@ -55,8 +55,9 @@ def load_examples(
     if tasks is not None and is_text and model.tokenizer and model.tokenizer.add_bos:
         tasks = tasks.after_bos()
     task_token = None if tasks is None else tasks.token
+    skips = source.on_nothing_learned == "skip"
     if model.architecture == "encoder_decoder":
-        reader = _encoder_decoder_reader(model, task_token)
+        reader = _encoder_decoder_reader(model, task_token, skip_unlearned=skips)
     else:
         reader = DecoderOnlyRowReader(
             source.use_token_type_ids,
@@ -67,6 +68,7 @@ def load_examples(
             task_token,
             first_soft_id=None if template is None else model.vocabulary_size,
             split=split_at_separators if source.separate_articles else keep_whole_rows,
+            skip_unlearned=skips,
         )
     if is_text:
         rows = _open_text(source, paths, model, template, tasks)
@@ -79,6 +81,7 @@ def load_examples(
         model.maximum_length,
         source.on_too_long,
         source.maximum_examples,
+        source.on_nothing_learned,
     )
     truncation = truncation_of(
         model,
@@ -97,11 +100,12 @@ def load_examples(
         columns=source.objective_columns,
         truncation=truncation,
         truncated=scanned.truncated,
+        unlearned=scanned.unlearned,
     )
 
 
 def _encoder_decoder_reader(
-    model: ModelInterface, task_token: TaskToken | None
+    model: ModelInterface, task_token: TaskToken | None, *, skip_unlearned: bool
 ) -> EncoderDecoderRowReader:
     if model.eos_id is None:
         raise InputError(
@@ -109,7 +113,9 @@ def _encoder_decoder_reader(
             "tokenizer nor the model's config defines its id: give it by "
             f"{how_to_set('Pretrained.eos_id', NUMBER)}"
         )
-    return EncoderDecoderRowReader(model.eos_id, model.bos_id, task_token)
+    return EncoderDecoderRowReader(
+        model.eos_id, model.bos_id, task_token, skip_unlearned=skip_unlearned
+    )
 
 
 def _open_text(

@@ -16,7 +16,11 @@ from prompt_tuning.data.examples.row_readers import (
     RowReader,
     concatenate_indexes,
 )
-from prompt_tuning.data.examples.truncation import TooLong, Truncation
+from prompt_tuning.data.examples.truncation import (
+    NothingLearnedError,
+    TooLong,
+    Truncation,
+)
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
@@ -34,6 +38,7 @@ class Examples:
       columns: names of the columns that the data provides for an objective.
       truncation: cuts examples that are too long; None to leave all as they are.
       truncated: number of examples that are cut.
+      unlearned: number of rows left out because nothing in them is learned.
       has_classes: whether an example consists of a row for each class; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
       uncounted: number of targets that are left out of a measurement because another
@@ -55,6 +60,7 @@ class Examples:
         columns: Collection[str] = (),
         truncation: Truncation | None = None,
         truncated: int = 0,
+        unlearned: int = 0,
     ):
         self.rows = rows
         self.reader = reader
@@ -64,6 +70,7 @@ class Examples:
         self.columns = tuple(columns)
         self.truncation = truncation
         self.truncated = truncated
+        self.unlearned = unlearned
 
     def __len__(self) -> int:
         return len(self.index)
@@ -115,6 +122,8 @@ class Limits:
       on_too_long: "error" to reject longer examples, "skip" to leave them out, or else
         they are cut.
       maximum_examples: number of examples to use, from the first; None for all.
+      on_nothing_learned: "skip" if an example that loses its learned tokens by a cut is
+        left out; "error" to reject it.
 
     Raises:
       InputError: if a limit is out of range.
@@ -124,6 +133,7 @@ class Limits:
     maximum_length: int | None = None
     on_too_long: str = "error"
     maximum_examples: int | None = None
+    on_nothing_learned: str = "error"
 
     def __post_init__(self):
         if self.on_too_long not in get_args(TooLong):
@@ -144,11 +154,14 @@ class ScannedRows(NamedTuple):
       index: index of the examples.
       skipped: number of examples that are left out because they are too long.
       truncated: number of examples that are cut.
+      unlearned: number of rows that are left out because nothing in them is learned,
+        and of examples that lose their learned tokens by a cut.
     """
 
     index: ExampleIndex
     skipped: int
     truncated: int
+    unlearned: int
 
 
 def scan_rows(
@@ -163,17 +176,32 @@ def scan_rows(
     Raises:
       InputError: at the first row that cannot be used, or if no example is left.
     """
-    parts, count, skipped = [], 0, 0
+    parts, count, skipped, unlearned = [], 0, 0, 0
     is_cut: list[np.ndarray] = []
     for block in rows.blocks():
         _check_ranges(block, limits.vocabulary_size, rows.describe)
         index = reader.scan(block, rows.describe)
+        unlearned += len(block.input_ids) - len(np.unique(index.rows))
         if tasks is not None:
             index = _set_tasks(index, block, tasks, rows.describe)
         short = np.ones(len(index), bool)
-        is_cut.append(~_fits(index, limits))
         if truncation is not None:
-            index = _truncate(index, block, reader, truncation, rows.describe)
+            skips = limits.on_nothing_learned == "skip"
+            whole, index = (
+                index,
+                _truncate(
+                    index,
+                    block,
+                    reader,
+                    truncation,
+                    rows.describe,
+                    skip_unlearned=skips,
+                ),
+            )
+            learned = index.weight_counts > 0
+            is_cut.append(~_fits(whole, limits)[learned])
+            index, short = index.select(learned), short[learned]
+            unlearned += int(np.count_nonzero(~learned))
         else:
             short = _short_enough(index, limits, rows.describe)
         parts.append(index.select(short))
@@ -182,15 +210,18 @@ def scan_rows(
         if limits.maximum_examples is not None and count >= limits.maximum_examples:
             break
     if not count:
+        reason = f"longer than the maximum of {limits.maximum_length} tokens"
+        if unlearned:
+            reason = "nothing is learned" + (f", or {reason}" if skipped else "")
         raise InputError(
-            f"{rows.describe(0)}, and all {len(rows)} rows: longer than the maximum of "
-            f"{limits.maximum_length} tokens; no example is left"
+            f"{rows.describe(0)}, and all {len(rows)} rows: {reason}; no example is "
+            "left"
         )
     selected = concatenate_indexes(parts).select(slice(limits.maximum_examples))
     truncated = 0
     if truncation is not None:
         truncated = np.concatenate(is_cut)[: len(selected)].sum()
-    return ScannedRows(selected, skipped, int(truncated))
+    return ScannedRows(selected, skipped, int(truncated), unlearned)
 
 
 def _truncate(
@@ -199,8 +230,12 @@ def _truncate(
     reader: RowReader,
     truncation: Truncation,
     describe_row: DescribeRow,
+    *,
+    skip_unlearned: bool,
 ) -> ExampleIndex:
     """Returns the index with the sizes that examples have when they are cut.
+
+    With `skip_unlearned`, an example that loses its learned tokens has 0 of them.
 
     Raises:
       InputError: if one of them cannot be cut.
@@ -219,6 +254,11 @@ def _truncate(
         )
         try:
             example = truncation(example)
+        except NothingLearnedError as error:
+            if not skip_unlearned:
+                raise InputError(f"{describe_row(row)}: {error}") from error
+            sizes[2][number] = 0
+            continue
         except InputError as error:
             raise InputError(f"{describe_row(row)}: {error}") from error
         learned = int(np.count_nonzero(example.weights))

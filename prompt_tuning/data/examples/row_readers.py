@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
 from prompt_tuning.data.rows.token_columns import TokenValues
 
@@ -70,6 +71,12 @@ class ExampleIndex:
     def select(self, chosen: Bool[np.ndarray, "E"] | slice) -> "ExampleIndex":
         """Returns the index of some of the examples."""
         return ExampleIndex(*(column[chosen] for column in self.columns()))
+
+
+def how_to_skip() -> str:
+    """Returns what to type to leave out rows in which nothing is learned."""
+    skipping = how_to_set("DataSource.on_nothing_learned", "skip")
+    return f"to leave such rows out, type {skipping}"
 
 
 def concatenate_indexes(parts: Sequence[ExampleIndex]) -> ExampleIndex:

@@ -16,6 +16,10 @@ TooLong = Literal["error", "skip", "truncate", "truncate_left", "truncate_right"
 """What becomes of an example that is too long; "truncate" is "truncate_left"."""
 
 
+class NothingLearnedError(InputError):
+    """An example has no learned token left."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Truncation:
     """Removes tokens from the beginning or the end of examples.
@@ -47,8 +51,8 @@ class Truncation:
         """Returns an example with at most `maximum` inputs and targets.
 
         Raises:
-          InputError: if the tokens that are never removed are more, or no learned token
-            is left.
+          InputError: if the tokens that are never removed are more.
+          NothingLearnedError: if no learned token is left.
         """
         longest = max(len(example.inputs), len(example.targets))
         if longest <= self.maximum:
@@ -62,7 +66,7 @@ class Truncation:
             weights[0] = 0
         if not np.any(weights):
             other = "truncate_right" if self.from_left else "truncate_left"
-            raise InputError(
+            raise NothingLearnedError(
                 f"{longest} tokens, and the {self.maximum} that are left contain no "
                 "learned one: remove others instead, by "
                 f"{how_to_set('DataSource.on_too_long', other)}"

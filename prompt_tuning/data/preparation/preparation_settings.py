@@ -14,7 +14,8 @@ Boundary = Literal["line", "pair"]
 OVERFLOWS = ("drop", "truncate_left", "truncate_right")
 PACKINGS = (
     "full",
-    *(f"{how}::{overflow}" for how in ("greedy", "single") for overflow in OVERFLOWS),
+    *(f"greedy::{overflow}" for overflow in (*OVERFLOWS, "fill")),
+    *(f"single::{overflow}" for overflow in OVERFLOWS),
 )
 
 
@@ -26,7 +27,10 @@ class Packing:
       how: `full` splits examples wherever a sequence ends; `greedy` starts a new
         sequence where the next example does not fit; `single` gives each example a
         separate sequence.
-      overflow: what happens to an example longer than a sequence; None for `full`.
+      overflow: what happens to an example longer than a sequence: `drop` leaves it
+        out, and under `greedy` ends the sequence before it, as generative_data_prep
+        does; `fill` leaves it out, and the sequence continues with the next example;
+        `truncate_left` and `truncate_right` cut it. None for `full`.
     """
 
     how: str
@@ -34,7 +38,7 @@ class Packing:
 
 
 def parse_packing(text: str) -> Packing:
-    """Parses one of the seven choices, such as `greedy::truncate_left`.
+    """Parses one of the choices, such as `greedy::truncate_left`.
 
     Raises:
       InputError: if the text is not one of `PACKINGS`.
@@ -64,7 +68,7 @@ class RecordFormat:
 
     prompt_key: str = "prompt"
     completion_key: str = "completion"
-    category_key: str = "category"
+    category_key: str = "category_id"
     weight_key: str | None = None
     messages_key: str = "messages"
     prompt_template: str | None = None

@@ -1,10 +1,10 @@
-"""Packs a stream of examples into sequences of one length, in one of seven ways.
+"""Packs a stream of examples into sequences of one length, in one of several ways.
 
 Tokens are columns of one int32 array `[C, n]` (ids, types and any further columns), so
 that the packer moves all columns together without interpreting them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
@@ -65,13 +65,14 @@ class Packer:
         return last
 
     def _add(self, tokens: Tokens, lengths: Int64[np.ndarray, "a"]) -> Sequences:
+        breaks = self._breaks(lengths)
         if self._packing.overflow is not None:
             tokens, lengths = self._apply_overflow(tokens, lengths)
         used = self.carry.shape[1]
         if self._packing.how == "full":
             starts, end = _contiguous_starts(lengths, used)
         elif self._packing.how == "greedy":
-            starts, end = _greedy_starts(lengths, used, self._length)
+            starts, end = _greedy_starts(lengths, used, self._length, breaks)
         else:
             starts = np.arange(len(lengths), dtype=np.int64) * self._length
             end = len(lengths) * self._length
@@ -87,6 +88,13 @@ class Packer:
         self.carry = grid[:, full:end].copy()
         return grid[:, :full].reshape(len(grid), -1, self._length)
 
+    def _breaks(self, lengths: Int64[np.ndarray, "a"]) -> list[int]:
+        """Returns how many examples are kept before each one that ends a sequence."""
+        if self._packing != Packing("greedy", "drop"):
+            return []
+        too_long = lengths > self._length
+        return np.cumsum(~too_long)[too_long].tolist()
+
     def _apply_overflow(
         self, tokens: Tokens, lengths: Int64[np.ndarray, "a"]
     ) -> tuple[Int32[np.ndarray, "C k"], Int64[np.ndarray, "b"]]:
@@ -94,7 +102,7 @@ class Packer:
         too_long = lengths > self._length
         if not too_long.any():
             return tokens, lengths
-        if self._packing.overflow == "drop":
+        if self._packing.overflow in ("drop", "fill"):
             self.dropped += too_long.sum(), lengths[too_long].sum()
             return tokens[:, np.repeat(~too_long, lengths)], lengths[~too_long]
         excess = np.where(too_long, lengths - self._length, 0)
@@ -118,19 +126,31 @@ def _contiguous_starts(
 
 
 def _greedy_starts(
-    lengths: Int64[np.ndarray, "a"], used: int, length: int
+    lengths: Int64[np.ndarray, "a"], used: int, length: int, breaks: Sequence[int]
 ) -> tuple[Int64[np.ndarray, "a"], int]:
-    """Returns the same with no example crossing the end of a sequence."""
+    """Returns the same with no example crossing the end of a sequence.
+
+    Args:
+      lengths: lengths of the examples.
+      used: number of tokens in the sequence that is not yet full.
+      length: `L`, tokens per sequence.
+      breaks: numbers of examples after which the sequence ends, in order.
+    """
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     starts = np.empty_like(lengths)
     first, at = 0, used
-    while first < len(lengths):
-        # Examples `first` to `stop - 1` fit into the room that the sequence has left.
-        room = length - at % length
-        stop = int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
-        starts[first:stop] = at + offsets[first:stop] - offsets[first]
-        at += int(offsets[stop] - offsets[first])
-        if stop < len(lengths):
+    ends = [(end, True) for end in breaks] + [(len(lengths), False)]
+    for end, closes in ends:
+        while first < end:
+            # Examples `first` to `stop - 1` fit into the room of the sequence.
+            room = length - at % length
+            fitting = np.searchsorted(offsets, offsets[first] + room, side="right")
+            stop = min(int(fitting) - 1, end)
+            starts[first:stop] = at + offsets[first:stop] - offsets[first]
+            at += int(offsets[stop] - offsets[first])
+            if stop < end:
+                at += -at % length
+            first = stop
+        if closes:
             at += -at % length
-        first = stop
     return starts, at

@@ -94,6 +94,33 @@ def test_an_example_without_learned_tokens_is_dropped(tmp_path):
         load(path)
 
 
+@pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
+def test_rows_in_which_nothing_is_learned_are_skipped_on_request(
+    tmp_path, architecture
+):
+    ids = [[5, 6, 7, 2], [5, 6, 7, 7], [8, 9, 3, 2], [6, 2, 2, 2]]
+    types = [[0, 0, 1, 3], [0] * 4, [0, 1, 1, 3], [0, 2, 2, 2]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    with pytest.raises(InputError, match=r"row 1.*on_nothing_learned"):
+        load(path, architecture, eos_id=2)
+    options = {"eos_id": 2, "on_nothing_learned": "skip"}
+    examples = load(path, architecture, **options)
+    assert [examples.locate(i)[0] for i in range(len(examples))] == [0, 2]
+    assert (examples.unlearned, examples.skipped) == (2, 0)
+    path = write(tmp_path / "b.hdf5", ids[1:2], types[1:2])
+    with pytest.raises(InputError, match="all 1 rows: nothing is learned"):
+        load(path, architecture, **options)
+
+
+def test_a_row_that_loses_what_is_learned_by_a_cut_is_skipped_on_request(tmp_path):
+    ids = [[5, 6, 7, 2], [8, 9, 3, 2]]
+    path = write(tmp_path / "a.hdf5", ids, [[0, 0, 1, 3], [0, 1, 1, 3]])
+    cut = {"maximum_length": 2, "on_too_long": "truncate_right"}
+    examples = load(path, on_nothing_learned="skip", **cut)
+    assert inputs(examples) == [[8, 9]]
+    assert (examples.unlearned, examples.truncated) == (1, 1)
+
+
 def test_a_separator_at_a_rows_start_is_learned_even_if_it_is_bos(tmp_path):
     """GPT-2 has one ID for both; `full` packing may end a row before the separator."""
     ids, types = [[2, 5, 6, 2], [2, 0, 0, 0]], [[3, 0, 1, 3], [3, 2, 2, 2]]

@@ -38,7 +38,9 @@ def reference_packing(choice, examples):
     rows = []
     for example in examples:
         if len(example) > LENGTH:
-            if overflow == "drop":
+            if overflow == "drop" and how == "greedy" and rows:
+                rows[-1] = rows[-1] + [PADDING] * (LENGTH - len(rows[-1]))
+            if overflow in ("drop", "fill"):
                 continue
             cut = {"truncate_left": slice(-LENGTH, None), "truncate_right": slice(5)}
             example = example[cut[overflow]]
@@ -69,6 +71,30 @@ def test_rows_that_do_not_fit_are_counted():
     _, cutting = packed("single::truncate_left", examples)
     assert cutting.truncated.tolist() == [2, 6]
     assert not cutting.dropped.any()
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_a_dropped_example_ends_the_sequence_before_it(batches):
+    """As in generative_data_prep, which pads a sequence at whatever does not fit."""
+    examples = [[1] * 2, [2] * 9, [3] * 2, [4] * 6]
+    assert packed("greedy::drop", examples, batches=batches)[0] == [
+        [1, 1, PADDING, PADDING, PADDING],
+        [3, 3, PADDING, PADDING, PADDING],
+    ]
+    filled, packer = packed("greedy::fill", examples, batches=batches)
+    assert filled == [[1, 1, 3, 3, PADDING]] and packer.dropped.tolist() == [2, 15]
+
+
+@pytest.mark.parametrize(
+    ("overflow", "expected"),
+    [("drop", [5, 4, 5]), ("truncate_left", [5, 5, 4, 5])],
+)
+def test_published_examples_are_packed_as_there(overflow, expected):
+    """Lengths of `tests/test_sequence_packer.py` of generative_data_prep."""
+    examples = [[1] * size for size in (3, 2, 10, 2, 2, 5)]
+    rows, _ = packed(f"greedy::{overflow}", examples)
+    assert [LENGTH - row.count(PADDING) for row in rows] == expected
+    assert packed("greedy::drop", [[1] * 6] * 4)[0] == []
 
 
 def test_full_loses_nothing():

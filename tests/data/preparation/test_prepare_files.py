@@ -211,8 +211,8 @@ def test_tables_fill_templates(tmp_path, make, tokenizer):
 def test_categories_and_weights_are_separate_columns(tmp_path, make):
     source = write_jsonl(
         tmp_path / "a.jsonl",
-        {"prompt": "a", "completion": "b", "category": "math", "weight": 0.5},
-        {"prompt": "c", "completion": "d", "category": "code", "weight": 2},
+        {"prompt": "a", "completion": "b", "category_id": "math", "weight": 0.5},
+        {"prompt": "c", "completion": "d", "category_id": "code", "weight": 2},
     )
     record = RecordFormat(weight_key="weight", categories=("code", "math"))
     output = make(source, length=10, record=record)

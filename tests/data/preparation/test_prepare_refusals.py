@@ -199,7 +199,7 @@ def test_other_encodings_are_named(tmp_path, make):
 
 def test_unknown_categories_are_named(tmp_path, make):
     source = write_jsonl(
-        tmp_path / "a.jsonl", {"prompt": "a", "completion": "b", "category": "art"}
+        tmp_path / "a.jsonl", {"prompt": "a", "completion": "b", "category_id": "art"}
     )
     with pytest.raises(
         InputError, match="line 1: the category is 'art', expected one of 'math'"
@@ -210,7 +210,7 @@ def test_unknown_categories_are_named(tmp_path, make):
 @pytest.mark.parametrize(
     ("key", "values", "choice"),
     [
-        ("category", "xy", {"categories": ("x", "y")}),
+        ("category_id", "xy", {"categories": ("x", "y")}),
         ("w", (1, 2), {"weight_key": "w"}),
     ],
 )
