@@ -7,7 +7,13 @@ import pytest
 from nbclient import NotebookClient
 
 from scripts import examples
-from scripts.examples import first_prompt, lora_with_prompt, own_loss, own_training_loop
+from scripts.examples import (
+    first_prompt,
+    lora_with_prompt,
+    own_loss,
+    own_training_loop,
+    two_stage_backward,
+)
 
 EXAMPLES = Path(examples.__file__).parent
 CHECKOUT = EXAMPLES.parents[1]
@@ -45,6 +51,18 @@ def test_own_training_loop_reaches_full_accuracy(capsys):
     *_, metrics, answer = capsys.readouterr().out.splitlines()
     assert metrics.startswith("60 {'accuracy': 1.0,")
     assert answer.startswith("ar")
+
+
+def test_multiplied_jacobians_need_a_row_for_each_score(capsys):
+    two_stage_backward.main()
+    lines = capsys.readouterr().out.splitlines()
+    passed, multiplied, averaged = (line.split()[-2:] for line in lines[-3:])
+    # 2 * 256 examples * (64 * 32 + 32 * 32 + 32 * 10) weights
+    assert float(passed[0]) == 1.74
+    assert float(multiplied[0]) > 10 * float(passed[0])
+    assert float(passed[1]) < 1e-6
+    assert float(multiplied[1]) < 1e-6
+    assert float(averaged[1]) > 0.1
 
 
 def test_the_notebook_stores_no_outputs():
