@@ -24,6 +24,9 @@ ACTIVATIONS = {
 }
 """Our names of the activations in transformers."""
 
+MAXIMUM_CONFIG = 2**24
+"""Maximum size of `config.json` in bytes."""
+
 
 class HuggingFaceSettings(JsonObject):
     """The settings in a `config.json`.
@@ -103,4 +106,5 @@ def read_settings(file: Path) -> HuggingFaceSettings:
         raise InputError(
             f"{file} is missing; expected the folder of a Hugging Face model"
         )
-    return HuggingFaceSettings(str(file), read_object(file).values)
+    settings = read_object(file, maximum_bytes=MAXIMUM_CONFIG).values
+    return HuggingFaceSettings(str(file), settings)
