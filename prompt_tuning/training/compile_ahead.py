@@ -37,6 +37,10 @@ def compiling_ahead(training: Trainer, state: TrainState, stop: int) -> Iterator
     ):
         yield
         return
+    # While it is imported, grain replaces `__import__` for all threads, and what the
+    # compiler imports at that moment would be broken.
+    import grain  # noqa: F401
+
     executor = ThreadPoolExecutor(1, "compiling")
     try:
         batches = read_first_batches(

@@ -5,7 +5,9 @@ import errno
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -17,7 +19,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import split_bindings
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import StorageError
-from prompt_tuning.training import loop
+from prompt_tuning.training import compile_ahead, loop
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_plan import open_run
@@ -94,6 +96,22 @@ def test_a_full_disk_keeps_the_last_good_state(calls, train, tmp_path, monkeypat
         assert bits(place) == expected
     print(f"{failures} writes on a full disk")
     assert failures >= min(len(calls), 25)
+
+
+def test_the_compiler_starts_after_imports_that_disturb_it(
+    train, tmp_path, monkeypatch
+):
+    """While grain is imported, imports of other threads fail (`etils.epy`)."""
+    imported = []
+
+    def start(*arguments) -> ThreadPoolExecutor:
+        imported.append("grain" in sys.modules)
+        return ThreadPoolExecutor(*arguments)
+
+    monkeypatch.setattr(compile_ahead, "ThreadPoolExecutor", start)
+    monkeypatch.delitem(sys.modules, "grain", raising=False)
+    train(tmp_path)
+    assert imported == [True]
 
 
 @pytest.mark.exhaustive
