@@ -108,7 +108,7 @@ def _run(
         return _print_problem(options, problem, 2)
     except (NotFiniteError, StorageError) as problem:
         return _print_problem(options, problem, 1)
-    # What follows is caused by the machine, wherever a command meets it.
+    # The machine causes these errors, wherever a command meets them.
     except OSError as problem:
         if isinstance(problem, BrokenPipeError) and is_output_closed():
             raise

@@ -55,7 +55,7 @@ class TooSlowError(InputError):
 
 
 class Costs(NamedTuple):
-    """What encoding may take.
+    """Limits of encoding a text.
 
     Attributes:
       growth: number of characters that replacements may write for one.
