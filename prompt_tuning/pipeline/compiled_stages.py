@@ -1,7 +1,7 @@
 """The stages of a model, compiled for one shape of micro-batch."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,12 +32,21 @@ class CompiledStages:
         objective: Objective,
         stages: Sequence[StageDevices],
         layers: Sequence[int],
-        parameters: tuple[Parameters, Parameters],
+        parameters: tuple[Collection[str], Mapping[str, jax.ShapeDtypeStruct]],
         others: tuple[Any, Any, Any],
     ):
-        trained, frozen = parameters
-        self._shapes = jax.eval_shape(lambda: trained | frozen)
-        self._trained = list(trained)
+        """Traces the stages.
+
+        Args:
+          graph: the model's structure.
+          objective: the training objective.
+          stages: the devices of each stage.
+          layers: number of blocks of each stage.
+          parameters: paths of the trained parameters, and shapes of all without
+            padding.
+          others: a micro-batch, the dropout key and the micro-batch's number.
+        """
+        self._trained, self._shapes = parameters
         self._axes = logical_axes(merge(graph, self._shapes))
         self._stages, first = stages, stages[0]
         self._leaf_specs = _leaf_specs(first, others)
@@ -167,7 +176,9 @@ class CompiledStages:
         key = (stage, trained)
         if key not in self._take:
             rows = {path: self.model.rows_of(stage, path) for path in shapes}
-            self._take[key] = jax.jit(functools.partial(_take_rows, rows, shapes))
+            whole = {path: self._shapes[path] for path in shapes}
+            take = functools.partial(_take_rows, rows, whole, shapes)
+            self._take[key] = jax.jit(take)
         own = self._take[key]({path: parameters[path] for path in shapes})
         return devices.put(own, devices.specs(list(own), self._axes))
 
@@ -257,12 +268,16 @@ class CompiledStages:
         """Joins the stages' gradients, and adds parts of the same rows."""
         gradient = {}
         for path, like in trained.items():
+            shape = self._shapes[path].shape
             own = [part[path] for part in parts if path in part]
+            # A stage may have padded the vocabulary.
+            own = [x[(..., *map(slice, shape[1:]))] if shape else x for x in own]
             if path in self.model.sliced:
                 whole = jnp.concatenate(own)
             else:
-                whole = functools.reduce(jnp.add, own, jnp.zeros(like.shape))
-            gradient[path] = whole[tuple(map(slice, like.shape))].astype(like.dtype)
+                cropped = [x[: shape[0]] if shape else x for x in own]
+                whole = functools.reduce(jnp.add, cropped, jnp.zeros(shape))
+            gradient[path] = _pad(whole, like.shape).astype(like.dtype)
         return gradient, [jnp.sum(jnp.stack(sums[i])) for i in sorted(sums)]
 
 
@@ -274,16 +289,30 @@ def _leaf_specs(devices: StageDevices, others: tuple) -> list[PartitionSpec]:
 
 def _take_rows(
     rows: Mapping[str, slice],
+    whole: Mapping[str, jax.ShapeDtypeStruct],
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     parameters: Parameters,
 ) -> Parameters:
-    """Returns some rows of parameters, with the vocabulary padded with zeros."""
+    """Returns some rows of parameters, padded as a stage needs them.
+
+    Args:
+      rows: the rows.
+      whole: shapes of the parameters without padding.
+      shapes: shapes of the results.
+      parameters: the parameters, maybe padded for another mesh.
+    """
     taken = {}
     for path, array in parameters.items():
-        part = array[rows[path]] if array.ndim else array
-        sizes = zip(shapes[path].shape, part.shape, strict=True)
-        taken[path] = jnp.pad(part, [(0, padded - size) for padded, size in sizes])
+        part = array[tuple(map(slice, whole[path].shape))]
+        part = part[rows[path]] if array.ndim else part
+        taken[path] = _pad(part, shapes[path].shape)
     return taken
+
+
+def _pad(array: Any, shape: Sequence[int]) -> Any:
+    """Pads an array with zeros to a shape."""
+    sizes = zip(shape, array.shape, strict=True)
+    return jnp.pad(array, [(0, padded - size) for padded, size in sizes])
 
 
 def _replicated(sharding: Any) -> Any:

@@ -7,7 +7,7 @@ of a training step knows about stages.
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,7 @@ class PipelinedGradients:
         layers: Sequence[int],
         orders: Callable[[int, bool], Orders],
         objective: Objective = NATS_PER_WEIGHT,
+        abstract: Mapping[str, jax.ShapeDtypeStruct] | None = None,
     ):
         """Sets the pipeline up; nothing is traced yet.
 
@@ -54,7 +55,9 @@ class PipelinedGradients:
           orders: returns the operations of each stage, given the number of
             micro-batches and whether a prefix crosses the stages.
           objective: the training objective.
+          abstract: shapes of all parameters, if the given ones are padded.
         """
+        self._abstract = abstract
         self._graph, self._stages, self._layers = graph, list(stages), list(layers)
         self._orders, self._objective = orders, objective
         self._compiled: dict[Any, CompiledStages] = {}
@@ -108,12 +111,13 @@ class PipelinedGradients:
         """Returns the stages for the shape of a micro-batch."""
         shapes = tuple(x.shape for x in jax.tree.leaves(others))
         if shapes not in self._compiled:
+            whole = self._abstract or jax.eval_shape(lambda: trained | frozen)
             self._compiled[shapes] = CompiledStages(
                 self._graph,
                 self._objective,
                 self._stages,
                 self._layers,
-                (trained, frozen),
+                (list(trained), whole),
                 others,
             )
             self._frozen = None

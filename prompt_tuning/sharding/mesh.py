@@ -77,6 +77,20 @@ class MeshShape:
         fsdp = self.fsdp if self.fsdp == -1 else self.fsdp * self.stage
         return dataclasses.replace(self, stage=1, fsdp=fsdp)
 
+    def within_stage(self, devices: int) -> "MeshShape":
+        """The mesh of one stage.
+
+        Args:
+          devices: number of devices of all stages.
+        """
+        fixed = math.prod(count for count in self.sizes.values() if count != -1)
+        sizes = {
+            name: devices // fixed if count == -1 else count
+            for name, count in self.sizes.items()
+            if name in MESH_AXES
+        }
+        return dataclasses.replace(self, stage=1, **sizes)
+
     def layout(self, config: ModelConfig) -> MeshLayout:
         """Lays a model out on the mesh of all devices.
 

@@ -6,6 +6,7 @@ estimate stop there or share what follows among runs.
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -33,8 +34,10 @@ from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
+from prompt_tuning.pipeline.stages import even_layers
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
+from prompt_tuning.training.pipelined_step import PipelinedStep, stage_devices
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -54,7 +57,6 @@ def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     """
     # Checkpoint, tokenizer, prompts, parameter groups: described, not read.
     plan = plan_run(run)
-    refuse_stages(run, "a run")
     # Data, and what is computed from it.
     with activity("reading the data"):
         examples = plan.examples()
@@ -90,8 +92,9 @@ def plan_run(run: Run) -> "RunPlan":
         raise InputError(
             f"the run has no directory: give {how_to_set('Run.directory', 'DIRECTORY')}"
         )
+    # Whole arrays are sharded over the devices of all stages.
     model = open_pretrained(
-        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.mesh
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
     if run.pipeline is not None:
         config = model.config
@@ -291,6 +294,8 @@ class RunPlan:
                 dropout=model.drops,
                 objective=objective,
             )
+        if self.run.pipeline is not None:
+            return self._pipelined_step(objective)
         return compile_step(
             model.graph,
             self.optimizer,
@@ -299,3 +304,38 @@ class RunPlan:
             placement=model.placement,
             shapes=len(batch_plan.shapes()),
         )
+
+    def _pipelined_step(self, objective: Objective) -> Step:
+        """Builds the step of the run's pipeline."""
+        run, model = self.run, self.model
+        assert run.pipeline is not None
+        assert run.mesh is not None
+        assert model.placement is not None
+        blocks = model.config.encoder_layers + model.config.layers
+        two_stage = run.pipeline.in_two_parts(self._weight_gradient_share)
+        return PipelinedStep(
+            model.graph,
+            self.optimizer,
+            stage_devices(run.mesh, model.config),
+            layers=run.pipeline.layers or even_layers(blocks, run.stages),
+            schedule=run.pipeline.schedule_for(two_stage),
+            two_stage=two_stage,
+            microbatches=run.pipeline.count(run.accumulate),
+            placement=model.placement,
+            dropout=model.drops,
+            objective=objective,
+        )
+
+    @property
+    def _weight_gradient_share(self) -> float:
+        """Share of the trained weights' gradients in the blocks' backward pass.
+
+        Every weight of a block is one product in p1, and every trained one in p2.
+        """
+        sizes = {
+            path: math.prod(leaf.shape)
+            for path, leaf in self.model.plan.abstract.items()
+            if "/layers/" in path
+        }
+        later = sum(size for path, size in sizes.items() if path in self.labels)
+        return later / (later + sum(sizes.values()))

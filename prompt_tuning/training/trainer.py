@@ -58,7 +58,7 @@ class Trainer:
     ) -> tuple[TrainState, dict[str, Any]]:
         """Runs one step; donates `state`."""
         placement = self.model.placement
-        if placement is not None:
+        if placement is not None and self.run.pipeline is None:
             batch = placement.put_batch(batch)
         return self.step(state, self.frozen, batch)
 
