@@ -34,7 +34,7 @@ TEXT_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-"""What published folders leave to `transformers.Gemma3TextConfig`."""
+"""Values that published folders leave to `transformers.Gemma3TextConfig`."""
 
 
 def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:

@@ -1,17 +1,93 @@
-"""Runs in stages: the same curve as on one device, and resuming with other stages."""
+"""Runs in stages: the curve of one device, and resuming with other stages."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
-from tests.support.small_runs import logged, tune
+from prompt_tuning.cli.main import main
+from tests.support.small_runs import DECODER, T5, logged, write_model
 
-STAGES = {"Run__mesh": "@MeshShape()", "MeshShape__data": 1, "Run__accumulate": 2}
+FULL = [
+    "--gin.ParameterGroup.regexes=['.*']",
+    "--gin.Run.prompt=None",
+    "--gin.Run.checkpoint_form='orbax'",
+]
+SHORT = {"Run__accumulate": 2, "Run__evaluation": None, "Run__save_every": 2}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of models with several blocks in each stack."""
+    folder = tmp_path_factory.mktemp("models")
+    decoder = dataclasses.replace(DECODER, layers=2)
+    t5 = dataclasses.replace(T5, layers=2, encoder_layers=2)
+    return {
+        "decoder": write_model(folder / "decoder", decoder),
+        "t5": write_model(folder / "t5", t5),
+    }
 
 
 def losses(directory):
-    return np.array([x["loss"] for x in logged(directory) if "loss" in x])
+    return [entry["loss"] for entry in logged(directory) if "loss" in entry]
 
 
-def staged(stages, **more):
-    """Returns the bindings of a run in stages."""
-    return {"MeshShape__stage": stages, **STAGES, **more}
+def staged(monkeypatch, stages, **inner):
+    """Returns the arguments of a run in stages, with as many devices as it needs."""
+    sizes = {"stage": stages, "data": 1, **inner}
+    devices = jax.devices()[: int(np.prod(list(sizes.values())))]
+    monkeypatch.setattr(jax, "devices", lambda *arguments: devices)
+    shape = [f"--gin.MeshShape.{name}={size}" for name, size in sizes.items()]
+    return ["--gin.Run.mesh=@MeshShape()", *shape]
+
+
+def tune(files, directory, model, steps, more=()):
+    """Runs the command; returns its exit code."""
+    arguments = files.arguments(directory, model, Run__steps=steps, **SHORT)
+    return main(["train", *arguments, *more])
+
+
+def test_a_run_in_stages_resumes_on_one_device(files, models, tmp_path, monkeypatch):
+    model, directory = models["decoder"], tmp_path / "staged"
+    assert tune(files, tmp_path / "one", model, 4) == 0
+    with monkeypatch.context() as patched:
+        assert tune(files, directory, model, 2, staged(patched, 2)) == 0
+    assert tune(files, directory, model, 4) == 0
+    assert len(losses(directory)) == 4
+    np.testing.assert_allclose(losses(directory), losses(tmp_path / "one"), rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("family", "method", "stages", "inner", "settings"),
+    [
+        ("decoder", FULL, 2, {}, []),
+        ("decoder", FULL, 2, {"data": 2, "tensor": 2}, ["schedule='gpipe'"]),
+        ("decoder", [], 2, {"fsdp": 2}, ["microbatches=4"]),
+        ("t5", [], 4, {}, ["layers=[1, 1, 1, 1]"]),
+        ("t5", FULL, 2, {}, ["layers=[3, 1]", "schedule='1f1b-2'", "microbatches=4"]),
+    ],
+)
+def test_stages_have_the_curve_of_one_device(
+    files, models, tmp_path, monkeypatch, family, method, stages, inner, settings
+):
+    model = models[family]
+    assert tune(files, tmp_path / "one", model, 4, method) == 0
+    more = [*method, *staged(monkeypatch, stages, **inner)]
+    if settings:
+        more += ["--gin.Run.pipeline=@Pipeline()"]
+        more += [f"--gin.Pipeline.{setting}" for setting in settings]
+    assert tune(files, tmp_path / "staged", model, 4, more) == 0
+    np.testing.assert_allclose(
+        losses(tmp_path / "staged"), losses(tmp_path / "one"), rtol=1e-5
+    )
+
+
+def test_more_stages_than_blocks_are_refused(
+    files, models, tmp_path, monkeypatch, capsys
+):
+    more = staged(monkeypatch, 4)
+    assert tune(files, tmp_path / "run", models["decoder"], 4, more) == 2
+    assert "MeshShape.stage is 4, but the model has 2 blocks" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
