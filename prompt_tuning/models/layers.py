@@ -328,7 +328,7 @@ class TokenEmbedding(Embedding):
 
 
 class Head(nnx.Module):
-    """What the output head has besides the embedding table.
+    """Parts of the output head besides the embedding table.
 
     Attributes:
       kernel: `[V, D]`, laid out like an embedding table; None if it is that table.
