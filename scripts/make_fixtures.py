@@ -295,6 +295,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "attention_multiplier": 0.8,
     },
+    "gpt_oss": DECODER
+    | {
+        "num_hidden_layers": 2,
+        "intermediate_size": 8,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 4,
+        # Gates and projections reach it.
+        "swiglu_limit": 0.6,
+        "rope_parameters": YARN | {"truncate": False},
+    },
     "gptj": {
         **GPT2,
         "n_embd": 16,

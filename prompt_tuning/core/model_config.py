@@ -56,6 +56,8 @@ class ModelConfig:
       feed_forward_width: `F`, of each expert if there are any.
       experts: number of experts `E` of each feed-forward layer, 0 for a dense one (see
         `models.experts`).
+      expert_limit: bound of the clamped SwiGLU of experts (gpt-oss; see
+        `models.experts`); None for a SwiGLU without bounds.
       experts_per_token: number of experts that process each token.
       normalize_experts: whether the weights of these experts sum to 1.
       shared_expert_width: width of an expert that processes every token; 0 for none
@@ -113,6 +115,8 @@ class ModelConfig:
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
       attention_multiplier: factor of scores instead of `K ** -0.5`, if set.
+      attention_sinks: whether each head also attends to a trained score without a value
+        (gpt-oss: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2).
       attention_soft_cap: bound on the absolute value of attention scores, or None
         (Gemma 2; see `attention.attend`).
       logit_soft_cap: bound on the absolute value of logits, or None (Gemma 2; see
@@ -156,6 +160,7 @@ class ModelConfig:
     family: str | None = None
     experts: int = 0
     experts_per_token: int = 0
+    expert_limit: float | None = None
     normalize_experts: bool = True
     shared_expert_width: int = 0
     encoder_layers: int = 0
@@ -181,6 +186,7 @@ class ModelConfig:
     scale_tied_hidden: bool = False
     scale_scores: bool = True
     attention_multiplier: float | None = None
+    attention_sinks: bool = False
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     embedding_norm: bool = False
@@ -299,6 +305,7 @@ def _check_sizes(config: ModelConfig) -> None:
         "norm_epsilon": (0, 1),
         "rotary_base": (0, math.inf),
         "attention_soft_cap": (0, math.inf),
+        "expert_limit": (0, math.inf),
         "logit_soft_cap": (0, math.inf),
     }
     for name, (minimum, maximum) in sizes.items():

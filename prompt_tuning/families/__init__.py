@@ -17,6 +17,7 @@ from prompt_tuning.families.glm4 import GLM4
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neo import GPT_NEO
 from prompt_tuning.families.gpt_neox import GPT_NEOX
+from prompt_tuning.families.gpt_oss import GPT_OSS
 from prompt_tuning.families.gptj import GPTJ
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import GRANITEMOE
@@ -41,7 +42,7 @@ from prompt_tuning.families.t5_multilingual import MT5, UMT5
 
 REFUSED = {
     "bert": "an encoder alone generates no text",
-    "gpt_oss": "attention sinks and MXFP4 weights are not implemented",
+    "t5gemma": "separate tables of encoder and decoder are not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
 
@@ -75,6 +76,7 @@ FAMILIES: dict[str, Family] = {
         QWEN3_MOE,
         OLMOE,
         GRANITEMOE,
+        GPT_OSS,
         GPTJ,
         GPT_NEO,
         FALCON,

@@ -64,8 +64,8 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
         reason = REFUSED.get(model_type)
         hint = hint if reason is None else f": {reason}"
         settings.refuse("model_type", f"one of {', '.join(FAMILIES)}{hint}")
-    settings.require("quantization_config", None, "quantized weights are not read")
     family = FAMILIES[model_type]
+    _check_quantization(family, settings)
     fields = family.read_fields(settings)
     for field, name in SOFT_CAPS.items():
         if field not in fields:
@@ -81,6 +81,17 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
         return ModelConfig(**({"family": model_type} | fields | overrides))
     except InputError as error:
         raise InputError(f"{file} cannot be followed: {error}") from error
+
+
+def _check_quantization(family: Family, settings: HuggingFaceSettings) -> None:
+    name, reason = "quantization_config", "quantized weights are not read"
+    if family.quantization is None or name not in settings:
+        settings.require(name, None, reason)
+    else:
+        quantized = settings.part(name)
+        method = family.quantization
+        if quantized.text("quant_method") != method:
+            quantized.refuse("quant_method", f"{method!r}: other {reason}")
 
 
 def _token_ids(

@@ -104,6 +104,11 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
             "the model has windowed_layers, which the fused kernels do not compute",
             "use another model",
         )
+    if config.attention_sinks:
+        return Obstacle(
+            "the model has attention_sinks, which the fused kernels do not compute",
+            "use another model",
+        )
     if config.attention_soft_cap is not None:
         return Obstacle(
             "the model has an attention_soft_cap, which the fused kernels do not "

@@ -7,13 +7,15 @@ or decoding: its stream views define which keys each stream attends to.
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import named_key, optional_key
+from prompt_tuning.core.parameters import declare, named_key, optional_key
 from prompt_tuning.core.rematerialization import ATTENTION, named
 from prompt_tuning.models.attention import (
     AttentionSource,
@@ -42,6 +44,8 @@ class Attention(nnx.Module):
       query_norm: norm of queries before the rotary embedding, `[L, K]` for any head or
         `[L, H * K]`; None without it.
       key_norm: the same of keys.
+      sinks: score of each head that takes a share of the softmax and has no value, `[L,
+        H]`, or None (see `ModelConfig.attention_sinks`).
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
@@ -93,6 +97,17 @@ class Attention(nnx.Module):
         self.norms_heads = config.query_key_norm in ("head", "each_head")
         self.query_norm = norm("query_norm", inner, "heads")
         self.key_norm = norm("key_norm", shared, "key_value_heads")
+        self.sinks = (
+            declare(
+                named_key(key, "sinks"),
+                (layers, config.heads),
+                ("layers", "heads"),
+                jax.nn.initializers.zeros,
+                config.parameter_dtype,
+            )
+            if config.attention_sinks
+            else None
+        )
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to queries; on a mesh, for the heads of this device."""
@@ -154,6 +169,8 @@ class Attention(nnx.Module):
             kernel = choose_attention(self.config).kernel
             assert kernel is not None  # else the mask would be an array
             return attend_fused(kernel, query, sources, scale=self.scale)
+        if self.sinks is not None:
+            sources = [*sources, _sink(self.sinks[...], query)]
         output = attend(
             query,
             sources,
@@ -164,6 +181,16 @@ class Attention(nnx.Module):
             first_row=first_row,
         )
         return named(output, ATTENTION)  # a kernel names its output itself
+
+
+def _sink(
+    scores: Float[Array, "H"], query: Float[Array, "G R h Q K"]
+) -> AttentionSource:
+    """Returns a source with one key, whose scores are given and whose value is zero."""
+    groups, length, width = query.shape[0], query.shape[3], query.shape[4]
+    zeros = jnp.zeros((groups, 1, 1, width), query.dtype)
+    bias = jnp.broadcast_to(scores[None, :, None, None], (1, len(scores), length, 1))
+    return AttentionSource(KeyValues(zeros, zeros), None, bias)
 
 
 class Block(nnx.Module):

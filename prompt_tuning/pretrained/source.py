@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.mxfp4 import with_unpacked
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
@@ -104,7 +105,7 @@ def open_checkpoint(
                 f"{path} has a config.json; remove the binding of Pretrained.config"
             )
         config = read_config(path, **choices)
-        stored = open_safetensors(path)
+        stored = with_unpacked(open_safetensors(path))
         return config, find_recipes(config, stored), stored
     if source.config is None:
         raise InputError(

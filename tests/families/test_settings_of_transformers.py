@@ -171,6 +171,7 @@ def test_rotary_settings_are_read_as_transformers_reads_them(model_type):
         ("falcon", {"alibi": True}),
         ("bart", {"decoder_ffn_dim": 12}),
         ("bart", {"tie_word_embeddings": False}),
+        ("gpt_oss", {"swiglu_alpha": 1.5}),
         ("bloom", {"apply_residual_connection_post_layernorm": True}),
         ("stablelm", {"qk_layernorm": True}),
         ("qwen3_moe", {"mlp_only_layers": [0]}),

@@ -40,6 +40,8 @@ CASES = [
     ("bart", TENSOR),
     ("gemma2", TENSOR),
     ("mixtral", TENSOR),
+    # Sinks, and experts with biases.
+    ("gpt_oss", TENSOR),
     ("qwen2_moe", MeshShape(data=1, fsdp=2, tensor=2)),
 ]
 

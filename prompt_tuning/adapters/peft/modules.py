@@ -138,6 +138,11 @@ def full_name(module: str, known: Collection[str], source: str) -> str:
     for prefix in HEADLESS:
         if prefix + module in known:
             return prefix + module
+    if "experts" in module.split("."):
+        raise InputError(
+            f"{source} adapts experts ({shortened(module)}), which are frozen here: "
+            "adapt the projections of attention"
+        )
     raise InputError(
         f"{source} adapts the module {shortened(module)}, which is not a projection "
         f"of this model; it has {', '.join(sorted(known)[:4])}, ..."

@@ -1,0 +1,81 @@
+"""Weights of four bits, with one exponent for each block of 32 (OCP MX format, 5.2).
+
+gpt-oss stores the kernels of experts so: `NAME_blocks [E, out, in / 32, 16]`, two
+numbers to a byte with the first in the lower half, and `NAME_scales [E, out, in / 32]`,
+exponents with a bias of 127. They are unpacked when they are read.
+"""
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.slices import Block
+
+BLOCKS, SCALES = "_blocks", "_scales"
+BLOCK_SIZE, BYTES = 32, 16
+EXPONENT_BIAS = 127
+_POSITIVE = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+_NUMBERS = np.array([*_POSITIVE, *(-x for x in _POSITIVE)], np.float32)
+_CODES = np.arange(256)
+PAIRS = np.stack([_NUMBERS[_CODES & 0x0F], _NUMBERS[_CODES >> 4]], axis=-1)
+"""Both numbers of each byte, each a sign, two bits of exponent, one of mantissa."""
+
+
+def with_unpacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors with those in MXFP4 as arrays `[E, in, out]` of bfloat16.
+
+    Raises:
+      InputError: for blocks whose scales are missing or of another shape.
+    """
+    result = dict(stored)
+    for name, blocks in stored.items():
+        if not name.endswith(BLOCKS) or blocks.dtype != np.uint8:
+            continue
+        base = name.removesuffix(BLOCKS)
+        scales = stored.get(base + SCALES)
+        if (
+            scales is None
+            or scales.dtype != np.uint8
+            or len(blocks.shape) != 4
+            or blocks.shape != (*scales.shape, BYTES)
+        ):
+            raise InputError(
+                f"{blocks.source} has {name} of shape {blocks.shape}, expected uint8 "
+                f"[E, out, in / 32, {BYTES}], and {base + SCALES} without the last axis"
+            )
+        del result[name], result[base + SCALES]
+        result[base] = _unpacked(blocks, scales)
+    return result
+
+
+def _unpacked(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
+    experts, rows, groups, _ = blocks.shape
+
+    def read(block: Block) -> np.ndarray:
+        """Reads the groups that a block `[E, in, out]` needs, and unpacks them."""
+        expert, column, row = block
+        first, last = column.start // BLOCK_SIZE, -(-column.stop // BLOCK_SIZE)
+        needed = (expert, row, slice(first, last))
+        packed = blocks.read((*needed, slice(0, BYTES)))  # [e, out, n, 16]
+        # One expert at a time, since the numbers are float32 before they are rounded.
+        pairs = zip(packed, scales.read(needed), strict=True)
+        array = np.stack([unpack(*pair) for pair in pairs])  # [e, out, n * 32]
+        start = column.start - first * BLOCK_SIZE
+        return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
+
+    shape = (experts, groups * BLOCK_SIZE, rows)
+    return StoredTensor(shape, np.dtype(ml_dtypes.bfloat16), blocks.source, read)
+
+
+def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Returns the numbers of blocks `[..., n, 16]` as `[..., n * 32]` of bfloat16.
+
+    They are exact: two bits of significand, and an exponent that bfloat16 has.
+    """
+    numbers = PAIRS[blocks].reshape(*scales.shape, BLOCK_SIZE)
+    factors = np.ldexp(np.float32(1), scales.astype(np.int32) - EXPONENT_BIAS)
+    scaled = numbers * factors[..., None]
+    return scaled.reshape(*scales.shape[:-1], -1).astype(ml_dtypes.bfloat16)

@@ -1,0 +1,93 @@
+"""gpt-oss: attention sinks, experts with biases and a clamped SwiGLU, MXFP4 weights."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.expert_part import EveryOther
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    identity,
+    layered,
+    transpose,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    BALANCING,
+    PATH,
+    read_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import alternating, read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import (
+    INERT,
+    PREFIX,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import read_rotary
+
+TENSORS = {
+    "mlp/router/kernel": ("mlp.router.weight", transpose),
+    "mlp/router/bias": ("mlp.router.bias", identity),
+    "mlp/expert_gate": ("mlp.experts.gate_up_proj", EveryOther(0)),
+    "mlp/expert_up": ("mlp.experts.gate_up_proj", EveryOther(1)),
+    "mlp/expert_down": ("mlp.experts.down_proj", identity),
+    "mlp/expert_gate_bias": ("mlp.experts.gate_up_proj_bias", EveryOther(0)),
+    "mlp/expert_up_bias": ("mlp.experts.gate_up_proj_bias", EveryOther(1)),
+    "mlp/expert_down_bias": ("mlp.experts.down_proj_bias", identity),
+    "self_attention/sinks": ("self_attn.sinks", identity),
+}
+
+
+def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.choose("hidden_act", ("silu",))
+    settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
+    if "rope_scaling" not in settings:
+        settings.nested("rope_parameters")
+    fields = read_layout(settings) | {"head_width": settings.size("head_dim", 64)}
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=150_000.0)
+        | read_windows(settings, fields["layers"], alternating(fields["layers"], 2))
+        | read_experts(settings, "num_local_experts")
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "attention_sinks": True,
+            # Its slope is that of the quick GELU.
+            "activation": "quick_gelu",
+            "expert_limit": settings.positive("swiglu_limit", 7.0),
+            "biases": "all" if settings.flag("attention_bias", True) else "mlp",
+        }
+    )
+
+
+def gpt_oss_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if "embed_tokens.weight" in names else PREFIX
+    others = {
+        f"{PATH.removesuffix('mlp')}{ours}": layered(
+            f"{prefix}layers.{{}}.{name}", config.layers, part
+        )
+        for ours, (name, part) in TENSORS.items()
+    }
+    return layout_recipes(config, names, modules=ATTENTION) | others
+
+
+GPT_OSS = dataclasses.replace(
+    LLAMA,
+    model_type="gpt_oss",
+    title="gpt-oss",
+    read_fields=read_gpt_oss,
+    recipes=gpt_oss_recipes,
+    write_settings=None,
+    quantization="mxfp4",
+    inert=INERT | BALANCING,
+)
