@@ -52,6 +52,8 @@ def check_combinations(config: Any) -> None:
             "relative positions are for encoder-decoder models: the rows of a "
             "decoder-only model each have their own positions"
         )
+    if config.positions == "learned" and config.maximum_positions is None:
+        raise InputError("learned positions need maximum_positions, found None")
     if config.positions == "alibi" and config.architecture == "encoder_decoder":
         raise InputError("linear biases (alibi) are for decoder-only models")
     first = config.norm_placement == "before"

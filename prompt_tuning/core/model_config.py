@@ -224,8 +224,6 @@ class ModelConfig:
             raise InputError(
                 f"rotary positions need an even head_width, found {self.rotated_width}"
             )
-        if self.positions == "learned" and self.maximum_positions is None:
-            raise InputError("learned positions need maximum_positions, found None")
         check_combinations(self)
         _check_layers(self)
         if not 0 <= self.dropout_rate < 1:
