@@ -91,8 +91,7 @@ class ModelConfig:
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
       rotary_scaling: scaling of the rotary frequencies, or None.
-      rotary_width: number of leading elements of each head that are rotated; None for
-        all (partial rotary: GPT-NeoX, Phi-3).
+      rotary_width: leading elements of a head that are rotated (Phi-3); None for all.
       rotary_interleaved: whether the rotated pairs are neighbors (Su et al. 2021,
         equation 34) instead of elements of the first and the second half.
       unrotated_layers: numbers of the layers without rotary embedding (SmolLM3; Yang et
@@ -243,6 +242,12 @@ class ModelConfig:
     def rotated_width(self) -> int:
         """Number of leading elements of each head that are rotated."""
         return self.head_width if self.rotary_width is None else self.rotary_width
+
+    @property
+    def positions_note(self) -> str:
+        """Why there are not more positions, as the end of a message, or nothing."""
+        scaling = self.rotary_scaling
+        return scaling.note if isinstance(scaling, RotaryDivisors) else ""
 
     @property
     def score_scale(self) -> float:

@@ -43,10 +43,13 @@ class RotaryDivisors:
     Attributes:
       divisors: divisor of each frequency, the highest frequency first.
       magnitude: factor of the rotated elements of queries and keys.
+      note: end of messages about `ModelConfig.maximum_positions`, if longer rows have
+        other divisors, which are not implemented (LongRoPE).
     """
 
     divisors: tuple[float, ...]
     magnitude: float = 1.0
+    note: str = ""
 
     def __post_init__(self):
         check_fields(self)

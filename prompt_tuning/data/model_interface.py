@@ -25,6 +25,7 @@ class ModelInterface:
       maximum_length: maximum number of inputs, and of targets, of an example: the
         model's positions minus the prompt vectors, unless a template puts these among
         the tokens. None for a model without a limit.
+      positions_note: end of messages about the model's positions; see `ModelConfig`.
       predicts_first_token: whether a decoder-only model has a prompt vector before
         every row, from which it predicts the row's first token.
       prompt_length: `P`, number of prompt vectors; 0 without a prompt.
@@ -41,6 +42,7 @@ class ModelInterface:
     bos_id: int | None = None
     eos_id: int | None = None
     maximum_length: int | None = None
+    positions_note: str = ""
     predicts_first_token: bool = True
     prompt_length: int = 0
     prompt_count: int = 1

@@ -182,6 +182,7 @@ def _longrope(
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original))
     return RotaryDivisors(
         divisors=tuple(map(float, divisors)),
+        note="; LongRoPE's long factors, for longer rows, are not implemented",
         magnitude=rope.positive("attention_factor", magnitude),
     )
 

@@ -132,7 +132,7 @@ def check_rows(
         taken = f" and the prompt takes {positions - room}" if positions > room else ""
         raise InputError(
             f"a row of {max(lengths)} tokens and {new_tokens} new ones do not fit: the "
-            f"model has {positions} positions{taken}"
+            f"model has {positions} positions{taken}{model.config.positions_note}"
         )
     if not all(lengths) and not model.predicts_without_text:
         raise InputError(

@@ -209,6 +209,7 @@ class PromptedModel:
             bos_id=self.config.bos_id,
             eos_id=self.eos_id,
             maximum_length=self.maximum_length,
+            positions_note=self.config.positions_note,
             predicts_first_token=self.predicts_first_token,
             prompt_length=self.prompt_length,
             prompt_count=self.prompt_count,
@@ -331,7 +332,7 @@ def _check_positions(config: ModelConfig, started: PromptPair) -> None:
     if config.maximum_positions is not None and length >= config.maximum_positions:
         raise InputError(
             f"a prompt of {length} vectors leaves no room for text: the model has "
-            f"{config.maximum_positions} positions"
+            f"{config.maximum_positions} positions{config.positions_note}"
         )
 
 

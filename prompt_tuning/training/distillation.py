@@ -115,7 +115,8 @@ def open_teacher(
     if positions is not None and longest > positions:
         raise InputError(
             f"the context has {len(ids)} tokens, and with the longest example "
-            f"{longest}, but the model has {positions} positions; shorten one of them"
+            f"{longest}, but the model has {positions} positions"
+            f"{model.config.positions_note}; shorten one of them"
         )
     return teacher
 

@@ -136,6 +136,7 @@ def test_positions_end_where_longrope_would_change_its_factors(name, tmp_path):
     }
     config = read(tmp_path, LLAMA | {"rope_scaling": scaling})
     assert config.maximum_positions == 16
+    assert "LongRoPE" in config.positions_note
 
 
 @pytest.mark.parametrize("name", TOKENS)

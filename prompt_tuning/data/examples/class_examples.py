@@ -78,8 +78,9 @@ class ClassExamples:
                 f"{_location(examples, first)}: {lengths[first]} prompt tokens, and "
                 f"the longest label {self._longest}: expected at most "
                 f"{model.maximum_length} in a row (the model's positions minus the "
-                "prompt vectors), whichever the label; to remove the beginning of such "
-                f"rows, type {how_to_set('DataSource.on_too_long', 'truncate')}, and "
+                f"prompt vectors{model.positions_note}), whichever the label; to "
+                "remove the beginning of such rows, type "
+                f"{how_to_set('DataSource.on_too_long', 'truncate')}, and "
                 f"to leave them out {how_to_set('DataSource.on_too_long', 'skip')}"
             )
         self._numbers = np.flatnonzero(fits)

@@ -82,6 +82,7 @@ def load_examples(
         source.on_too_long,
         source.maximum_examples,
         source.on_nothing_learned,
+        model.positions_note,
     )
     truncation = truncation_of(
         model,

@@ -124,6 +124,7 @@ class Limits:
       maximum_examples: number of examples to use, from the first; None for all.
       on_nothing_learned: "skip" if an example that loses its learned tokens by a cut is
         left out; "error" to reject it.
+      positions_note: see `ModelInterface`.
 
     Raises:
       InputError: if a limit is out of range.
@@ -134,6 +135,7 @@ class Limits:
     on_too_long: str = "error"
     maximum_examples: int | None = None
     on_nothing_learned: str = "error"
+    positions_note: str = ""
 
     def __post_init__(self):
         if self.on_too_long not in get_args(TooLong):
@@ -326,8 +328,8 @@ def _short_enough(
         raise InputError(
             f"{describe_row(int(index.rows[first]))}: {length} tokens, expected at "
             f"most {limits.maximum_length} (the model's positions minus the prompt "
-            "vectors); to remove the beginning of such rows, type "
-            f"{how_to_set('DataSource.on_too_long', 'truncate')}, and to leave them "
-            f"out {how_to_set('DataSource.on_too_long', 'skip')}"
+            f"vectors{limits.positions_note}); to remove the beginning of such rows, "
+            f"type {how_to_set('DataSource.on_too_long', 'truncate')}, and to leave "
+            f"them out {how_to_set('DataSource.on_too_long', 'skip')}"
         )
     return short

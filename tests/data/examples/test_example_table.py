@@ -172,6 +172,8 @@ def test_rows_that_are_too_long_are_refused_or_counted(tmp_path):
         InputError, match=r"a\.hdf5, row 0: 3 tokens, expected at most 2"
     ):
         load(path, maximum_length=2)
+    with pytest.raises(InputError, match="prompt vectors, which are few"):
+        load(path, maximum_length=2, positions_note=", which are few")
     examples = load(path, maximum_length=2, on_too_long="skip")
     assert examples.skipped == 1
     assert examples.input_lengths.tolist() == [2, 1]
