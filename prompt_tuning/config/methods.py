@@ -173,6 +173,16 @@ METHODS = {
         "prompts/wayward.gin",
         Configured("WaywardPrompt", {"text": Given("prompt_text"), "gamma": 0.01}),
     ),
+    "instance": Method(
+        "soft prompt that depends on each text",
+        "prompts/instance.gin",
+        Configured("InstancePrompt", {"length": LENGTH, "initializer": VOCABULARY}),
+    ),
+    "pool": Method(
+        "mixture of soft prompts, chosen by each text",
+        "prompts/pool.gin",
+        Configured("PromptPool", {"length": LENGTH, "initializer": VOCABULARY}),
+    ),
     "deep": Method(
         "separate vectors in every block",
         "prompts/deep.gin",

@@ -17,15 +17,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core import masks
+from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
+from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import (
     RowInfo,
     check_groupable,
     positions_in_segment,
-    select_prompts,
 )
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.prompts.placement import (
@@ -37,7 +38,11 @@ from prompt_tuning.prompts.placement import (
     lay_out_template,
     put_first,
 )
-from prompt_tuning.prompts.prompt_module import Attachment, InputPrompt
+from prompt_tuning.prompts.prompt_module import (
+    Attachment,
+    InputDependentPrompt,
+    InputPrompt,
+)
 from prompt_tuning.prompts.prompt_settings import Prompting
 
 
@@ -55,6 +60,8 @@ class _Prompted:
 
     def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
         prompting.check_windows(self.config.windowed_layers)
+        if isinstance(prompt, InputDependentPrompt):
+            prompting = prompting.joined_by_row()
         self.prompt, self.prompting = prompt, prompting
         self.shared = prompting.shared(causal=not self.ends_with_eos)
 
@@ -98,11 +105,21 @@ class _Prompted:
         self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
         """Inserts the prompts into every row."""
-        vectors = select_vectors(self.prompts(key), len(text), rows)
+        vectors = self._vectors(text, rows, key)
         first = self.prompting.placement == "prefix" and not rows.packed
         if first and isinstance(self.prompt.real_length, int):
             return put_first(vectors, text)
         return join(vectors, text, self.layout(rows, text.shape[1]))
+
+    def _vectors(self, text, rows: RowInfo, key) -> Float[Array, "_ nP D"]:
+        """Returns the vectors of each row's prompts, one prompt after the other."""
+        if not isinstance(self.prompt, InputDependentPrompt):
+            return select_vectors(self.prompts(key), len(text), rows)
+        given = rows.is_given(text.shape[1])
+        if self.ends_with_eos:
+            given = rows.segments(text.shape[1]) > 0
+        size, key = self.config.vocabulary_size, optional_key(key, "prompt")
+        return vectors_of_texts(self.prompt, text, given, rows, size, key)
 
     def block_input(self, rows: RowInfo | None, text_length: int) -> BlockInput | None:
         """Returns the input of each block that a prompt of every block changes.
@@ -169,20 +186,6 @@ def _example_mask(
     """Mask by which each example of a packed row sees only its own prompt."""
     same = (segment_ids[..., None] == owner)[:, None]  # [B, 1, T, n * P]
     return same if mask is None else same & jnp.tile(mask, (1, 1, 1, examples))
-
-
-def select_vectors(
-    prompts: Float[Array, "N P D"], count: int, rows: RowInfo
-) -> Float[Array, "_ nP D"]:
-    """Returns the vectors of each row's `n` prompts, one prompt after the other.
-
-    If there is only one prompt, the first axis is 1 instead of `B`.
-    """
-    ids = rows.prompt_ids
-    if ids is not None and ids.ndim == 2 and len(prompts) > 1:
-        return prompts[ids].reshape(count, -1, prompts.shape[-1])
-    by_row = prompts if len(prompts) == 1 else select_prompts(prompts, count, ids)
-    return jnp.tile(by_row, (1, rows.examples, 1))
 
 
 class PromptEncoder(_Prompted, Encoder):
@@ -276,6 +279,11 @@ class PromptDecoder(_Prompted, Decoder):
         prompting: Prompting,
     ):
         super().__init__(key, config, cross=cross)
+        if cross and isinstance(prompt, InputDependentPrompt):
+            raise InputError(
+                f"the decoder's prompt is {kind_of(prompt)}, but a decoder after an "
+                "encoder is given no text to depend on; use it as the encoder's prompt"
+            )
         if cross:
             # The prompt attends to the encoder's outputs, which differ by row.
             prompting = dataclasses.replace(prompting, execution="joined")

@@ -14,6 +14,8 @@ FACTORIES = {
     "ResidualPrompt": "prompt_tuning.prompts.reparameterized",
     "WaywardPrompt": "prompt_tuning.prompts.wayward",
     "DroppedPrompt": "prompt_tuning.prompts.dropped",
+    "InstancePrompt": "prompt_tuning.prompts.input_dependent",
+    "PromptPool": "prompt_tuning.prompts.input_dependent",
     "DeepPrompt": "prompt_tuning.prompts.deep",
     "AddedDeepPrompt": "prompt_tuning.prompts.deep",
     "KeyValuePrefix": "prompt_tuning.prompts.prefix",

@@ -1,9 +1,9 @@
 """Base classes of prompts, and what a prompt class states about itself.
 
-A new prompt is one module with a subclass of `InputPrompt` or of `KeyValuePrefix`, and
-one line in `prompt_tuning.prompts.FACTORIES`. The class states where it attaches
-(`attachment`), the form in which files store it (`form`), how it is exported
-(`export`) and which vectors are inspected (`input_vectors`). Models, files and
+A new prompt is one module with a subclass of `InputPrompt`, `InputDependentPrompt` or
+`KeyValuePrefix`, and one line in `prompt_tuning.prompts.FACTORIES`. The class states
+where it attaches (`attachment`), the form in which files store it (`form`), how it is
+exported (`export`) and which vectors are inspected (`input_vectors`). Models, files and
 commands ask the class, so that none of them lists the prompts that there are.
 """
 
@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.adapters.adapter import MULTITASK, PROMPT, Arrays
 from prompt_tuning.adapters.factorized_prompts import factorize
@@ -183,16 +183,56 @@ class InputPrompt(PromptModule):
         """
         raise NotImplementedError
 
-    def input_vectors(self) -> Float[np.ndarray, "P D"] | Float[np.ndarray, "N P D"]:
+    def input_vectors(
+        self,
+    ) -> Float[np.ndarray, "P D"] | Float[np.ndarray, "N P D"] | None:
         """The vectors, evaluated without dropout; padding is cut off."""
         return np.asarray(self())[..., : int(self.real_length), :]
 
     def export(self) -> ExportedPrompt:
         """Exports the vectors; several prompts are factorized, as in PEFT."""
         vectors = self.input_vectors()
+        assert vectors is not None
         if vectors.ndim == 3:
             return ExportedPrompt(MULTITASK, factorize(vectors))
         return ExportedPrompt(PROMPT, {"prompt": vectors})
+
+
+class InputDependentPrompt(InputPrompt):
+    """A prompt whose vectors are computed from the text of each example.
+
+    A subclass defines `length` and `for_text`. The prompt is joined to every row, and
+    may read only the given tokens: what the model completes is unknown when it
+    generates.
+    """
+
+    def for_text(
+        self,
+        tokens: Int[Array, "B T"],
+        embedded: Float[Array, "B T D"],
+        given: Bool[Array, "B T"],
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B P D"]:
+        """Returns the vectors of each example.
+
+        Args:
+          tokens: ids of the tokens.
+          embedded: embeddings of the tokens.
+          given: marks the given tokens of the example; all others are padding, targets
+            or tokens of another example. An example may have none.
+          key: random key of dropout among the vectors; None for no dropout.
+        """
+        raise NotImplementedError
+
+    def input_vectors(self) -> None:
+        """Returns None: the vectors differ from example to example."""
+        return
+
+    def export(self) -> ExportedPrompt:
+        """Exports the parameters that compute the vectors."""
+        assert self.form is not None
+        arrays = {leaf: np.asarray(getattr(self, leaf)[...]) for leaf in self.form.axes}
+        return ExportedPrompt(self.form.kind, arrays)
 
 
 PromptFactory = Callable[[Key[Array, ""], Vocabulary], PromptModule]

@@ -85,6 +85,19 @@ class Prompting:
             )
         return shared
 
+    def joined_by_row(self) -> "Prompting":
+        """Returns the settings of a prompt whose vectors differ from row to row.
+
+        Raises:
+          InputError: if they require a prompt that runs once for the batch.
+        """
+        if self.execution == "shared":
+            raise InputError(
+                "execution is 'shared', but the prompt depends on each row's text; use "
+                "'auto' or 'joined'"
+            )
+        return dataclasses.replace(self, execution="joined")
+
     def place(
         self, lengths: Int[Array, "*lead"], ends_with_eos: bool
     ) -> Int[Array, "*lead"]:

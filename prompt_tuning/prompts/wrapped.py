@@ -7,6 +7,7 @@ from prompt_tuning.core.masks import Count
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prompt_module import (
     Attachment,
+    InputDependentPrompt,
     InputPrompt,
     InputPromptFactory,
 )
@@ -28,11 +29,15 @@ class WrappedPrompt(InputPrompt):
           InputError: if the factory's prompt does not attach at the input alone.
         """
         self.inner = inner(key, vocabulary)
-        at_input = isinstance(self.inner, InputPrompt)
-        if not at_input or self.inner.attachment is not Attachment.INPUT:
+        if (
+            not isinstance(self.inner, InputPrompt)
+            or isinstance(self.inner, InputDependentPrompt)
+            or self.inner.attachment is not Attachment.INPUT
+        ):
             raise InputError(
-                f"{type(self).__name__}.inner makes {kind_of(self.inner)}, "
-                "expected a prompt at the input alone, such as SoftPrompt"
+                f"{type(self).__name__}.inner makes {kind_of(self.inner)}, expected a "
+                "prompt at the input alone that does not depend on the text, such as "
+                "SoftPrompt"
             )
         self.has_penalty = self.inner.has_penalty
         self.drops = self.inner.drops

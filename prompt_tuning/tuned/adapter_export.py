@@ -273,9 +273,7 @@ def _write_single(
     lines = [f"{target}: {adapter.kind}"]
     lines += [f"  {name} {list(array.shape)}" for name, array in arrays.items()]
     if adapter.kind not in PEFT_KINDS:
-        lines.append(
-            "  (a prompt for each block, which PEFT and servers do not support)"
-        )
+        lines.append("  (arrays of a kind that PEFT and servers do not support)")
     return lines
 
 

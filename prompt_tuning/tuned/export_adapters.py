@@ -20,7 +20,8 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.models.build import projections
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.prompts.kinds import adapter_specs
+from prompt_tuning.prompts.kinds import adapter_specs, prompt_classes
+from prompt_tuning.prompts.prompt_module import InputDependentPrompt
 from prompt_tuning.prompts.prompt_settings import Prompting
 
 
@@ -110,6 +111,12 @@ def convert_for_peft(
     """
     if adapter.kind in adapter_specs():
         return adapter
+    kind = prompt_classes().get(adapter.kind)
+    if kind is not None and issubclass(kind, InputDependentPrompt):
+        raise InputError(
+            "PEFT has no prompts that depend on the text; write a checkpoint "
+            "(--to checkpoint)"
+        )
     _check_prompting(prompting or Prompting())
     if runs_model_for_peft(adapter) and model is not None:
         return _convert_to_prefix(model)

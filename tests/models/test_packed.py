@@ -13,6 +13,7 @@ from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.models.build import build_model
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.input_dependent import InstancePrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt, StackedPrompts
@@ -47,6 +48,10 @@ def single_prompt(config):
     return SoftPrompt(jax.random.key(0), vocabulary(config), length=P)
 
 
+def instance(config):
+    return InstancePrompt(jax.random.key(0), vocabulary(config), length=P)
+
+
 def prefix(config):
     return KeyValuePrefix(jax.random.key(0), vocabulary(config), length=P)
 
@@ -72,6 +77,9 @@ WAYS = {
     ),
     "llama deep": (LLAMA, deep, None, {}),
     "llama deep suffix": (LLAMA, deep, Prompting("suffix"), {}),
+    "llama instance": (LLAMA, instance, None, {}),
+    "llama instance suffix": (LLAMA, instance, Prompting("suffix"), {}),
+    "t5 instance": (T5, instance, None, {}),
     "llama key/value prefix": (LLAMA, prefix, None, {}),
     "gpt2 key/value prefix": (dummies.GPT2, prefix, None, {}),
     "t5": (T5, several_prompts, None, {}),

@@ -44,6 +44,10 @@ DEEP = Reason(
     "they make, an encoder's are written as they are",
     r"PEFT has no deep prompts",
 )
+DEPENDS_ON_TEXT = Reason(
+    "PEFT has no prompts that depend on the text: written as a checkpoint",
+    r"PEFT has no prompts that depend on the text",
+)
 IN_ENCODER = Reason(
     "PEFT's prefixes of a T5 are its decoder's: an encoder's is written as an array",
     r"prefixes into a decoder only",
@@ -136,6 +140,16 @@ METHODS = (
     _several_tasks("concat_features", "SHARED_FEATURES = 28", "TASK_FEATURES = 100"),
     _several_tasks("project", "SHARED_FEATURES = 8"),
     _several_tasks("factorized"),
+    Method(
+        name="prompt from the mean embedding of the text",
+        files=("prompts/instance.gin",),
+        arrays=dict.fromkeys(MODELS, DEPENDS_ON_TEXT),
+    ),
+    Method(
+        name="mixture of prompts, chosen by the text",
+        files=("prompts/pool.gin",),
+        arrays=dict.fromkeys(MODELS, DEPENDS_ON_TEXT),
+    ),
     Method(
         name="deep prompt",
         files=("prompts/deep.gin",),

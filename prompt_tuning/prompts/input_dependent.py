@@ -1,0 +1,179 @@
+"""Prompts that a small network computes from the given tokens of each example."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import fan_in, named_key
+from prompt_tuning.prompts.initializers import Initializer, Vocabulary
+from prompt_tuning.prompts.prompt_module import (
+    InputDependentPrompt,
+    StoredForm,
+    initial_vectors,
+)
+
+INSTANCE = "INSTANCE_PROMPT"
+POOL = "PROMPT_POOL"
+PROMPT_AXES = ("prompt", "prompt_embed")
+
+
+class InstancePrompt(InputDependentPrompt):
+    """Trained vectors plus a network's output for the mean embedding of the text.
+
+    The network has one narrow hidden layer: `up(relu(down(mean)))` (Wu et al. 2022,
+    "IDPG: An Instance-Dependent Prompt Generation Method", section 3.2). Its output is
+    initially zero, so that the prompt starts as a soft prompt.
+
+    Attributes:
+      prompt: vectors that all examples share, `[P, D]`, float32.
+      down: `[D, W]`, float32.
+      down_bias: `[W]`, float32.
+      up: `[W, P, D]`, float32.
+    """
+
+    form = StoredForm(
+        INSTANCE,
+        {"prompt": "P D", "down": "D W", "down_bias": "W", "up": "W P D"},
+        {"length": "P", "hidden_width": "W"},
+    )
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        hidden_width: int = 16,
+        initializer: Initializer | None = None,
+    ):
+        """Initializes the vectors and the network.
+
+        Args:
+          key: random key of both.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          length: number of vectors `P`, at least 1.
+          hidden_width: width `W` of the hidden layer.
+          initializer: `f(key, (P, D), vocabulary)`; uniform on `[0, 0.5)` if None.
+
+        Raises:
+          InputError: if the length or the hidden width is below 1, or the initializer
+            fails.
+        """
+        if hidden_width < 1:
+            raise InputError(f"hidden_width is {hidden_width}, expected at least 1")
+        initial = initial_vectors(key, vocabulary, length, initializer)
+        width = vocabulary.width
+        down = fan_in(width)(named_key(key, "down"), (width, hidden_width), jnp.float32)
+        up = jnp.zeros((hidden_width, length, width))
+        self.prompt = nnx.Param(initial, axes=PROMPT_AXES)
+        self.down = nnx.Param(down, axes=("prompt_embed", "prompt_hidden"))
+        self.down_bias = nnx.Param(jnp.zeros(hidden_width), axes=("prompt_hidden",))
+        self.up = nnx.Param(up, axes=("prompt_hidden", *PROMPT_AXES))
+
+    @property
+    def length(self) -> int:
+        """Number of vectors `P`."""
+        return self.prompt.shape[0]
+
+    def for_text(
+        self,
+        tokens: Int[Array, "B T"],
+        embedded: Float[Array, "B T D"],
+        given: Bool[Array, "B T"],
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B P D"]:
+        """Returns the vectors of each example; see `InputDependentPrompt`."""
+        del tokens, key
+        mean = unit_mean(embedded, given)
+        hidden = jax.nn.relu(mean @ self.down[...] + self.down_bias[...])  # [B, W]
+        return self.prompt[...] + jnp.einsum("bw,wpd->bpd", hidden, self.up[...])
+
+
+class PromptPool(InputDependentPrompt):
+    """A mixture of `K` prompts, weighted by attention of the text over their keys.
+
+    Each prompt has a trained key, as in L2P (Wang et al. 2022, "Learning to Prompt for
+    Continual Learning", section 4.1), which picks the prompts with the nearest keys.
+    Here the weights are a softmax over all keys, so that no second loss is needed to
+    train them (Asai et al. 2022, "ATTEMPT", section 3.2).
+
+    Attributes:
+      prompts: `[K, P, D]`, float32.
+      keys: `[K, D]`, float32.
+    """
+
+    form = StoredForm(
+        POOL, {"prompts": "K P D", "keys": "K D"}, {"length": "P", "size": "K"}
+    )
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        length: int,
+        size: int = 4,
+        initializer: Initializer | None = None,
+    ):
+        """Initializes the prompts and their keys.
+
+        Args:
+          key: random key of both.
+          vocabulary: vocabulary of the frozen model; gives the width `D`.
+          length: number of vectors `P` of each prompt, at least 1.
+          size: number of prompts `K`.
+          initializer: `f(key, (P, D), vocabulary)` of each prompt; uniform on
+            `[0, 0.5)` if None.
+
+        Raises:
+          InputError: if the length is below 1, the size below 2, or the initializer
+            fails.
+        """
+        if size < 2:
+            raise InputError(f"size of the prompt pool is {size}, expected at least 2")
+        prompts = [
+            initial_vectors(member, vocabulary, length, initializer)
+            for member in jax.random.split(named_key(key, "prompts"), size)
+        ]
+        keys = jax.random.normal(named_key(key, "keys"), (size, vocabulary.width))
+        self.prompts = nnx.Param(jnp.stack(prompts), axes=("prompt_pool", *PROMPT_AXES))
+        self.keys = nnx.Param(keys, axes=("prompt_pool", "prompt_embed"))
+
+    @property
+    def length(self) -> int:
+        """Number of vectors `P` of each prompt."""
+        return self.prompts.shape[1]
+
+    def for_text(
+        self,
+        tokens: Int[Array, "B T"],
+        embedded: Float[Array, "B T D"],
+        given: Bool[Array, "B T"],
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B P D"]:
+        """Returns the vectors of each example; see `InputDependentPrompt`."""
+        del tokens, key
+        weights = self.weights(embedded, given)
+        return jnp.einsum("bk,kpd->bpd", weights, self.prompts[...])
+
+    def weights(
+        self, embedded: Float[Array, "B T D"], given: Bool[Array, "B T"]
+    ) -> Float[Array, "B K"]:
+        """Returns the weight of each prompt in each example's vectors."""
+        scores = unit_mean(embedded, given) @ self.keys[...].T
+        return jax.nn.softmax(scores, axis=-1)
+
+
+def unit_mean(
+    embedded: Float[Array, "B T D"], given: Bool[Array, "B T"]
+) -> Float[Array, "B D"]:
+    """Returns the direction of the mean embedding of the given tokens, in float32.
+
+    The length is 1, whatever the scale of the model's embeddings, or 0 without tokens.
+    """
+    mask = given[..., None]
+    total = jnp.where(mask, embedded.astype(jnp.float32), 0).sum(1)  # [B, D]
+    square = jnp.square(total).sum(-1, keepdims=True)
+    return jnp.where(square > 0, total * jax.lax.rsqrt(jnp.maximum(square, 1e-30)), 0)
