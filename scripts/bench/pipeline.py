@@ -1,0 +1,155 @@
+"""Measures the driver of pipelines against the simulated timeline.
+
+    python -m scripts.bench.pipeline
+
+Every operation of four stages takes a fixed time: after its inputs have arrived, its
+thread sleeps for that time and then computes a tiny model's operation. What exceeds the
+simulation is the time of the driver: dispatch, messages and the operations of the tiny
+model.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import split
+from prompt_tuning.models.build import build_model
+from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.schedules import Order, stage_orders
+from prompt_tuning.pipeline.simulation import StageCosts, simulate
+from prompt_tuning.pipeline.stage_devices import StageDevices
+
+STAGES = 4
+MODEL = ModelConfig(
+    architecture="decoder_only",
+    vocabulary_size=32,
+    width=16,
+    feed_forward_width=32,
+    layers=STAGES,
+    heads=2,
+    key_value_heads=2,
+    head_width=8,
+    norm="rms",
+    positions="rotary",
+    maximum_positions=64,
+    activation="silu",
+    gated=True,
+    tied_head=False,
+)
+CASES = (
+    ("none", 1, False),
+    ("none", 1, True),
+    ("gpipe", 4, False),
+    ("gpipe", 4, True),
+    ("1f1b", 4, False),
+    ("1f1b", 4, True),
+    ("1f1b-2", 8, False),
+    ("1f1b-2", 8, True),
+    ("zb-h1", 8, True),
+)
+"""Schedule, micro-batches, and whether the backward pass has two parts."""
+UNITS = {"forward": 1, "input_gradient": 1, "weight_gradient": 1, "backward": 2}
+"""Emulated time of each operation."""
+
+
+def main() -> None:
+    """Prints the time of a step under each schedule, measured and simulated."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--unit", type=float, default=0.1, help="seconds of an operation"
+    )
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    columns = ("schedule", "M", "parts", "simulated", "measured", "over", "overhead")
+    table = Table(*columns, title=f"{STAGES} stages")
+    jax.config.update("jax_num_cpu_devices", STAGES)
+    pipeline = EmulatedPipeline(options.unit)
+    for schedule, count, two_stage in CASES:
+        orders = stage_orders(schedule, STAGES, count, two_stage)
+        expected = options.unit * simulate(orders, [StageCosts()] * STAGES).makespan
+        measured = pipeline.seconds(orders, count, options.steps)
+        operations = max(map(len, orders))
+        table.add_row(
+            schedule,
+            str(count),
+            "two" if two_stage else "one",
+            f"{1000 * expected:,.0f} ms",
+            f"{1000 * measured:,.0f} ms",
+            f"{measured / expected - 1:+.1%}",
+            f"{1000 * (measured - expected) / operations:.2f} ms",
+        )
+    Console().print(table, "overhead: of each operation of the busiest stage")
+
+
+class EmulatedPipeline:
+    """A tiny model in stages, whose operations take a fixed time."""
+
+    def __init__(self, unit: float):
+        """Builds the model.
+
+        Args:
+          unit: seconds of an operation.
+        """
+        graph, self._parameters = split(build_model(jax.random.key(0), MODEL))
+        stages = [StageDevices(device) for device in jax.devices()[:STAGES]]
+        self._unit, self._orders = unit, ()
+        self._gradients = PipelinedGradients(
+            graph, stages, [1] * STAGES, lambda _count, _prefix: self._orders
+        )
+        # Compile everything before any operation is made slower.
+        for two_stage in (False, True):
+            self._run(stage_orders("1f1b", STAGES, 2, two_stage), 2)
+        (compiled,) = self._gradients._compiled.values()
+        for programs in compiled.programs:
+            for kind, units in UNITS.items():
+                slow = slowed(getattr(programs, kind), unit * units)
+                setattr(programs, kind, slow)
+
+    def _run(self, orders: tuple[Order, ...], count: int) -> float:
+        """Returns the seconds of one step."""
+        self._orders, batch = orders, random_batch(count)
+        start = time.perf_counter()
+        jax.block_until_ready(self._gradients(self._parameters, {}, batch, None))
+        return time.perf_counter() - start
+
+    def seconds(self, orders: tuple[Order, ...], count: int, steps: int) -> float:
+        """Returns the median time of some steps, after one that is not counted."""
+        times = [self._run(orders, count) for _ in range(steps + 1)]
+        return statistics.median(times[1:])
+
+
+def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Returns a function that also takes a fixed time."""
+
+    def run(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return function(*arguments)
+
+    return run
+
+
+def random_batch(count: int) -> Batch:
+    """Returns micro-batches of two rows of eight learned tokens."""
+    tokens = jax.random.randint(jax.random.key(1), (count, 2, 8), 0, 32)
+    positions = jnp.broadcast_to(jnp.arange(1, 8), (count, 2, 7))
+    return Batch(
+        tokens=tokens,
+        lengths=jnp.full((count, 2), 8),
+        targets=tokens,
+        loss_positions=positions,
+        loss_weights=jnp.ones((count, 2, 7)),
+        prefix_lengths=jnp.ones((count, 2), int),
+    )
+
+
+if __name__ == "__main__":
+    main()
