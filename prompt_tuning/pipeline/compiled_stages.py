@@ -1,7 +1,7 @@
 """The stages of a model, compiled for one shape of micro-batch."""
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ class CompiledStages:
         objective: Objective,
         stages: Sequence[StageDevices],
         layers: Sequence[int],
-        parameters: tuple[Collection[str], Mapping[str, jax.ShapeDtypeStruct]],
+        parameters: tuple[Mapping[str, Any], Mapping[str, jax.ShapeDtypeStruct]],
         others: tuple[Any, Any, Any],
     ):
         """Traces the stages.
@@ -42,11 +42,12 @@ class CompiledStages:
           objective: the training objective.
           stages: the devices of each stage.
           layers: number of blocks of each stage.
-          parameters: paths of the trained parameters, and shapes of all without
-            padding.
+          parameters: the trained parameters, or their shapes, and the shapes of all
+            parameters without padding.
           others: a micro-batch, the dropout key and the micro-batch's number.
         """
-        self._trained, self._shapes = parameters
+        trained, self._shapes = parameters
+        self._trained = {path: leaf.shape for path, leaf in trained.items()}
         self._axes = logical_axes(merge(graph, self._shapes))
         self._stages, first = stages, stages[0]
         self._leaf_specs = _leaf_specs(first, others)
@@ -160,7 +161,22 @@ class CompiledStages:
             return devices.reduce(gradient, axes, sums)
 
         mapped = devices.map(finish, (specs, PER_DEVICE, PER_DEVICE), (specs, WHOLE))
-        return Program(mapped)
+
+        def padded(weights: Any, total: Any, sums: Any) -> tuple[Any, Any]:
+            gradient, sums = mapped(weights, total, sums)
+            return {p: self._pad_home(p, x) for p, x in gradient.items()}, sums
+
+        return Program(padded)
+
+    def _pad_home(self, path: str, gradient: Any) -> Any:
+        """Pads a gradient like the whole parameter instead of like the stage's."""
+        if not gradient.ndim:
+            return gradient
+        sizes, home = self._shapes[path].shape, self._trained[path]
+        if path in self.model.sliced:
+            rows = gradient.shape[0]
+            sizes, home = (rows, *sizes[1:]), (rows, *home[1:])
+        return _pad(gradient[tuple(map(slice, sizes))], home)
 
     def place_frozen(self, frozen: Parameters) -> None:
         """Puts each stage's frozen parameters on its devices."""
@@ -268,16 +284,12 @@ class CompiledStages:
         """Joins the stages' gradients, and adds parts of the same rows."""
         gradient = {}
         for path, like in trained.items():
-            shape = self._shapes[path].shape
             own = [part[path] for part in parts if path in part]
-            # A stage may have padded the vocabulary.
-            own = [x[(..., *map(slice, shape[1:]))] if shape else x for x in own]
             if path in self.model.sliced:
                 whole = jnp.concatenate(own)
             else:
-                cropped = [x[: shape[0]] if shape else x for x in own]
-                whole = functools.reduce(jnp.add, cropped, jnp.zeros(shape))
-            gradient[path] = _pad(whole, like.shape).astype(like.dtype)
+                whole = functools.reduce(jnp.add, own, jnp.zeros(like.shape))
+            gradient[path] = whole.astype(like.dtype)
         return gradient, [jnp.sum(jnp.stack(sums[i])) for i in sorted(sums)]
 
 

@@ -117,7 +117,7 @@ class PipelinedGradients:
                 self._objective,
                 self._stages,
                 self._layers,
-                (list(trained), whole),
+                (trained, whole),
                 others,
             )
             self._frozen = None
