@@ -33,12 +33,6 @@ StackRanges = Mapping[str, range]
 """The blocks of one stage, by stack."""
 
 
-def even_layers(blocks: int, stages: int) -> tuple[int, ...]:
-    """Divides blocks among stages; the last stages, with the head, have fewer."""
-    least, more = divmod(blocks, stages)
-    return tuple(least + (stage < more) for stage in range(stages))
-
-
 def stage_blocks(
     counts: Mapping[str, int], layers: Sequence[int]
 ) -> tuple[StackRanges, ...]:

@@ -22,12 +22,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.training.run_plan import RunPlan, plan_run, refuse_stages
+from prompt_tuning.training.stage_plan import largest_batch
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 
@@ -200,19 +200,6 @@ class MemoryEstimate:
         return StepBytes(
             temporary, analysis.host_temp_size_in_bytes, inputs + outputs + temporary
         )
-
-
-def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
-    """The index and plan of an epoch's batch with the most tokens, padding included."""
-
-    def tokens(planned: PlannedBatch) -> tuple[int, int]:
-        length = planned.input_length
-        if not planned.same_tokens:
-            length += planned.target_length
-        rows = len(planned.rows)
-        return rows * length, rows * planned.positions
-
-    return max(enumerate(plan.one_pass()), key=lambda indexed: tokens(indexed[1]))
 
 
 class StepTimer:

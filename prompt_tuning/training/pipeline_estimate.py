@@ -1,19 +1,21 @@
 """The plan of a run's pipeline, made before its weights are read."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
-from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
-from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
+from prompt_tuning.pipeline.operation_counts import MicroBatchShape
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.training.memory_estimate import largest_batch
 from prompt_tuning.training.run_plan import RunPlan, plan_run
+from prompt_tuning.training.stage_plan import (
+    microbatch_shape,
+    plan_stages,
+    stage_placement,
+)
 
 FIRST_STAGE = ("token_embedder/", "position_embedder/")
 """Parameters before the first block; all others outside of the blocks come last."""
@@ -47,8 +49,9 @@ class PipelineEstimate:
             )
         opened = plan_run(run)
         batch_plan = opened.batch_plan(opened.examples())
-        shape = microbatch_shape(opened, batch_plan)
-        return cls(opened, plan_stages(opened, shape), shape)
+        shape = microbatch_shape(run, opened.model, batch_plan)
+        plan = plan_stages(run, opened.model, opened.labels, shape)
+        return cls(opened, plan, shape)
 
     def weight_bytes(self) -> tuple[int, ...]:
         """Bytes of the frozen and trained parameters on each device of each stage.
@@ -56,7 +59,7 @@ class PipelineEstimate:
         An embedding table that is also the head is on the first and the last stage.
         """
         model = self.opened.model
-        placement = _placement(self.opened)
+        placement = stage_placement(self.opened.run, model)
         blocks: dict[str, float] = {"encoder": 0.0, "decoder": 0.0}
         first = last = 0
         for path, leaf in model.plan.abstract.items():
@@ -83,13 +86,6 @@ class PipelineEstimate:
         return self.opened.model.config.tied_head
 
 
-def _placement(opened: RunPlan) -> Placement:
-    placement = opened.model.placement
-    if placement is None:
-        raise InputError("a run in stages needs a mesh: set Run.mesh to @MeshShape()")
-    return placement
-
-
 def _device_bytes(path: str, leaf: Any, placement: Placement) -> int:
     """Returns the bytes of one device's shard of a parameter within its stage."""
     shape = placement.shardings[path].shard_shape(placement.padded_shape(path))
@@ -97,51 +93,3 @@ def _device_bytes(path: str, leaf: Any, placement: Placement) -> int:
     for length in shape:
         size *= length
     return size
-
-
-def microbatch_shape(opened: RunPlan, batch_plan: BatchPlan) -> MicroBatchShape:
-    """Returns the sizes of a micro-batch of a run's largest batch, on each device.
-
-    Raises:
-      InputError: if its rows cannot be divided among the micro-batches.
-    """
-    _, planned = largest_batch(batch_plan)
-    run, model = opened.run, opened.model
-    pipeline = run.pipeline
-    count = run.accumulate if pipeline is None else pipeline.count(run.accumulate)
-    _check_rows(planned, count)
-    parts = _placement(opened).layout.row_parts
-    decoder_prompt = model.prompts.decoder_prompt
-    return MicroBatchShape(
-        rows=-(-len(planned.rows) // (count * parts)),
-        inputs=planned.input_length,
-        targets=planned.target_length,
-        positions=planned.positions,
-        prompt=model.prompts.length,
-        decoder_prompt=0 if decoder_prompt is None else decoder_prompt.length,
-    )
-
-
-def _check_rows(planned: PlannedBatch, count: int) -> None:
-    rows = len(planned.rows)
-    if rows % count:
-        raise InputError(
-            f"a step has {rows} rows, which cannot be divided among "
-            f"{count} micro-batches: set Pipeline.microbatches or "
-            "DataSource.batch_size to another number"
-        )
-
-
-def plan_stages(opened: RunPlan, shape: MicroBatchShape) -> PipelinePlan:
-    """Plans the pipeline of a run for the sizes of a micro-batch.
-
-    Raises:
-      InputError: if the blocks cannot be divided as they are to be.
-    """
-    run, model = opened.run, opened.model
-    if run.pipeline is None:
-        raise InputError("Run.pipeline is None: set it to @Pipeline()")
-    shapes: Mapping[str, Any] = model.plan.abstract
-    axes = _placement(opened).axes
-    work = count_work(model.config, axes, shapes, opened.labels, shape)
-    return plan_pipeline(run.pipeline, run.stages, run.accumulate, work)

@@ -17,6 +17,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.sharding.array_placement import Placement
@@ -33,6 +34,9 @@ class PipelinedStep:
     The state and the frozen parameters are whole arrays, sharded over the devices of
     all stages. Each stage has a copy of the frozen parameters of its own blocks, and
     gets the trained ones in each step.
+
+    Attributes:
+      plan: blocks and schedule of the stages.
     """
 
     def __init__(
@@ -40,11 +44,8 @@ class PipelinedStep:
         graph: nnx.GraphDef,
         optimizer: optax.GradientTransformation,
         stages: Sequence[StageDevices],
+        plan: PipelinePlan,
         *,
-        layers: Sequence[int],
-        schedule: str,
-        two_stage: bool,
-        microbatches: int,
         placement: Placement,
         dropout: bool,
         objective: Objective = NATS_PER_WEIGHT,
@@ -55,22 +56,21 @@ class PipelinedStep:
           graph: the model's structure.
           optimizer: optimizer of the trained parameters.
           stages: the devices of each stage.
-          layers: number of blocks of each stage, an encoder's first.
-          schedule: name of the schedule.
-          two_stage: whether the backward pass has two parts.
-          microbatches: number of micro-batches of a step.
+          plan: blocks and schedule of the stages.
           placement: the shardings of the whole arrays.
           dropout: whether dropout is active.
           objective: the training objective.
         """
         self._graph, self._placement, self._dropout = graph, placement, dropout
-        self._microbatches = microbatches
+        self.plan = plan
 
         def orders(count: int, prefix: bool) -> tuple[Order, ...]:
-            return stage_orders(schedule, len(stages), count, two_stage, prefix=prefix)
+            return stage_orders(
+                plan.schedule, plan.stages, count, plan.two_stage, prefix=prefix
+            )
 
         self._gradients = PipelinedGradients(
-            graph, stages, layers, orders, objective, placement.abstract
+            graph, stages, plan.layers, orders, objective, placement.abstract
         )
         finish = functools.partial(
             _finish,
@@ -108,7 +108,7 @@ class PipelinedStep:
     def _gradient(
         self, state: TrainState, frozen: Parameters, batch: Batch, key: jax.Array | None
     ) -> tuple[Parameters, LossSums]:
-        parts = divide_rows(batch, self._microbatches)
+        parts = divide_rows(batch, self.plan.microbatches)
         return self._gradients(state.trained, frozen, parts, key)
 
 

@@ -6,7 +6,6 @@ estimate stop there or share what follows among runs.
 """
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -33,11 +32,12 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
-from prompt_tuning.pipeline.stages import even_layers
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.pipelined_step import PipelinedStep, stage_devices
+from prompt_tuning.training.stage_plan import microbatch_shape, plan_stages
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -66,6 +66,7 @@ def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     # A run with checkpoints resumes from them and needs no other starting point.
     resumes = processes.run_on_first(lambda: holds_checkpoints(run.directory))
     transfer = None if resumes else plan.transfer()
+    step = plan.step(objective, batch_plan)
     # Only now is the frozen model read.
     parameters = plan.model.read_parameters(reuse)
     _, frozen = parameter_groups.partition(parameters, plan.labels)
@@ -74,7 +75,7 @@ def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
         model=plan.model,
         frozen=frozen,
         start=plan.start(parameters, transfer),
-        step=plan.step(objective, batch_plan),
+        step=step,
         examples=examples,
         batch_plan=batch_plan,
         evaluator=evaluator,
@@ -294,8 +295,9 @@ class RunPlan:
                 dropout=model.drops,
                 objective=objective,
             )
-        if self.run.pipeline is not None:
-            return self._pipelined_step(objective)
+        stages = self.pipeline_plan(batch_plan)
+        if stages is not None:
+            return self._pipelined_step(objective, stages)
         return compile_step(
             model.graph,
             self.optimizer,
@@ -305,37 +307,28 @@ class RunPlan:
             shapes=len(batch_plan.shapes()),
         )
 
-    def _pipelined_step(self, objective: Objective) -> Step:
+    def pipeline_plan(self, batch_plan: BatchPlan) -> PipelinePlan | None:
+        """Plans the run's pipeline; None without one.
+
+        Raises:
+          InputError: if the model or the rows cannot be divided as they are to be.
+        """
+        if self.run.pipeline is None:
+            return None
+        shape = microbatch_shape(self.run, self.model, batch_plan)
+        return plan_stages(self.run, self.model, self.labels, shape)
+
+    def _pipelined_step(self, objective: Objective, plan: PipelinePlan) -> Step:
         """Builds the step of the run's pipeline."""
-        run, model = self.run, self.model
-        assert run.pipeline is not None
-        assert run.mesh is not None
-        assert model.placement is not None
-        blocks = model.config.encoder_layers + model.config.layers
-        two_stage = run.pipeline.in_two_parts(self._weight_gradient_share)
+        mesh, placement = self.run.mesh, self.model.placement
+        assert mesh is not None
+        assert placement is not None
         return PipelinedStep(
-            model.graph,
+            self.model.graph,
             self.optimizer,
-            stage_devices(run.mesh, model.config),
-            layers=run.pipeline.layers or even_layers(blocks, run.stages),
-            schedule=run.pipeline.schedule_for(two_stage),
-            two_stage=two_stage,
-            microbatches=run.pipeline.count(run.accumulate),
-            placement=model.placement,
-            dropout=model.drops,
+            stage_devices(mesh, self.model.config),
+            plan,
+            placement=placement,
+            dropout=self.model.drops,
             objective=objective,
         )
-
-    @property
-    def _weight_gradient_share(self) -> float:
-        """Share of the trained weights' gradients in the blocks' backward pass.
-
-        Every weight of a block is one product in p1, and every trained one in p2.
-        """
-        sizes = {
-            path: math.prod(leaf.shape)
-            for path, leaf in self.model.plan.abstract.items()
-            if "/layers/" in path
-        }
-        later = sum(size for path, size in sizes.items() if path in self.labels)
-        return later / (later + sum(sizes.values()))

@@ -15,6 +15,7 @@ from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.training.pipelined_step import PipelinedStep
 from prompt_tuning.training.state import TrainState, fingerprint
 from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.transfer import Transfer
@@ -88,6 +89,8 @@ class Trainer:
             size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
         rows.append(f"attention: {self.model.attention}")
+        if isinstance(self.step, PipelinedStep):
+            rows.append(self.step.plan.report())
         if self.model.ends is not None:
             rows.append(self.model.ends)
         if self.evaluator is not None and self.evaluator.loss_meaning is not None:

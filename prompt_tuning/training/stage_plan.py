@@ -1,0 +1,98 @@
+"""Plans how the stages of a run share a step, from the shapes of its data and model."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import logical_axes, merge
+from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
+from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.sharding.axis_rules import AxisRules
+from prompt_tuning.sharding.mesh_layout import MeshLayout
+
+
+def stage_placement(run: Run, model: PromptedModel) -> Placement:
+    """Returns the placement of a model on the devices of the first stage.
+
+    Raises:
+      InputError: if the run has no mesh, or the model cannot be divided.
+    """
+    if run.mesh is None:
+        raise InputError("a run in stages needs a mesh: set Run.mesh to @MeshShape()")
+    grid = run.mesh.build().devices
+    mesh = run.mesh.within_stage(grid.size).build(grid[0].ravel().tolist())
+    layout = MeshLayout(mesh, run.mesh.rules or AxisRules(), model.config)
+    return Placement.create(layout, model.graph, model.plan.abstract)
+
+
+def microbatch_shape(
+    run: Run, model: PromptedModel, batch_plan: BatchPlan
+) -> MicroBatchShape:
+    """Returns the sizes of a micro-batch of a run's largest batch, on each device.
+
+    Raises:
+      InputError: if its rows cannot be divided among the micro-batches.
+    """
+    _, planned = largest_batch(batch_plan)
+    pipeline = run.pipeline
+    count = run.accumulate if pipeline is None else pipeline.count(run.accumulate)
+    _check_rows(planned, count)
+    parts = stage_placement(run, model).layout.row_parts
+    decoder_prompt = model.prompts.decoder_prompt
+    return MicroBatchShape(
+        rows=-(-len(planned.rows) // (count * parts)),
+        inputs=planned.input_length,
+        targets=planned.target_length,
+        positions=planned.positions,
+        prompt=model.prompts.length,
+        decoder_prompt=0 if decoder_prompt is None else decoder_prompt.length,
+    )
+
+
+def _check_rows(planned: PlannedBatch, count: int) -> None:
+    rows = len(planned.rows)
+    if rows % count:
+        raise InputError(
+            f"a step has {rows} rows, which cannot be divided among "
+            f"{count} micro-batches: set Pipeline.microbatches or "
+            "DataSource.batch_size to another number"
+        )
+
+
+def plan_stages(
+    run: Run, model: PromptedModel, labels: Collection[str], shape: MicroBatchShape
+) -> PipelinePlan:
+    """Plans the pipeline of a run for the sizes of a micro-batch.
+
+    Args:
+      run: the run.
+      model: its model.
+      labels: paths of the trained parameters.
+      shape: sizes of a micro-batch.
+
+    Raises:
+      InputError: if the blocks cannot be divided as they are to be.
+    """
+    if run.pipeline is None:
+        raise InputError("Run.pipeline is None: set it to @Pipeline()")
+    shapes: Mapping[str, Any] = model.plan.abstract
+    axes = logical_axes(merge(model.graph, shapes))
+    work = count_work(model.config, axes, shapes, labels, shape)
+    return plan_pipeline(run.pipeline, run.stages, run.accumulate, work)
+
+
+def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
+    """The index and plan of an epoch's batch with the most tokens, padding included."""
+
+    def tokens(planned: PlannedBatch) -> tuple[int, int]:
+        length = planned.input_length
+        if not planned.same_tokens:
+            length += planned.target_length
+        rows = len(planned.rows)
+        return rows * length, rows * planned.positions
+
+    return max(enumerate(plan.one_pass()), key=lambda indexed: tokens(indexed[1]))
