@@ -5,7 +5,6 @@ differ only in the choices below.
 """
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -25,19 +24,10 @@ from prompt_tuning.core.model_choices import (
     check_choices,
     check_combinations,
 )
-from prompt_tuning.core.model_sizes import (
-    MAXIMUM_EXPERTS,
-    MAXIMUM_LAYERS,
-    MAXIMUM_SIZE,
-    check_products,
-)
+from prompt_tuning.core.model_sizes import check_products, check_sizes
 from prompt_tuning.core.quantization import QUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
-from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
-
-MINIMUM_BUCKETS = 4
-"""Minimum number of buckets of relative positions: two for each sign."""
 
 FLOAT16_REASON = (
     "float16 overflows at 65,504, which T5's residual stream and a prompt trained at "
@@ -210,7 +200,7 @@ class ModelConfig:
     def __post_init__(self):
         check_fields(self)
         check_choices(self)
-        _check_sizes(self)
+        check_sizes(self)
         check_products(self)
         for name in ("compute_dtype", "parameter_dtype"):
             check_dtype(name, getattr(self, name))
@@ -280,44 +270,6 @@ def _check_layers(config: ModelConfig) -> None:
         raise InputError("windowed_layers need a window, found None")
     if config.windowed_layers and config.architecture == "encoder_decoder":
         raise InputError("windows are for decoder-only models")
-
-
-def _check_sizes(config: ModelConfig) -> None:
-    """Checks the ranges of sizes, numbers and token ids."""
-    sizes = {
-        "vocabulary_size": (1, MAXIMUM_SIZE),
-        "width": (1, MAXIMUM_SIZE),
-        "feed_forward_width": (1, MAXIMUM_SIZE),
-        "experts": (0, MAXIMUM_EXPERTS),
-        "shared_expert_width": (0, MAXIMUM_SIZE),
-        "layers": (1, MAXIMUM_LAYERS),
-        "encoder_layers": (0, MAXIMUM_LAYERS),
-        "heads": (1, MAXIMUM_SIZE),
-        "key_value_heads": (1, MAXIMUM_SIZE),
-        "head_width": (1, MAXIMUM_SIZE),
-        "rotary_width": (2, config.head_width),
-        "window": (1, MAXIMUM_INTEGER),
-        "window_rotary_base": (0, math.inf),
-        "maximum_positions": (1, MAXIMUM_INTEGER),
-        "relative_buckets": (MINIMUM_BUCKETS, MAXIMUM_SIZE),
-        "relative_maximum_distance": (config.relative_buckets // 2 + 1, MAXIMUM_SIZE),
-        "bos_id": (0, MAXIMUM_INTEGER),
-        "eos_id": (0, MAXIMUM_INTEGER),
-        "pad_id": (0, MAXIMUM_INTEGER),
-        "decoder_start_id": (0, MAXIMUM_INTEGER),
-        "norm_epsilon": (0, 1),
-        "rotary_base": (0, math.inf),
-        "attention_soft_cap": (0, math.inf),
-        "expert_limit": (0, math.inf),
-        "logit_soft_cap": (0, math.inf),
-    }
-    for name, (minimum, maximum) in sizes.items():
-        value = getattr(config, name)
-        if value is not None and not minimum <= value <= maximum:
-            raise InputError(
-                f"ModelConfig.{name} is {shown(value)}, expected a number from "
-                f"{minimum:,} to {maximum:,}"
-            )
 
 
 def check_dtype(name: str, value: str) -> None:

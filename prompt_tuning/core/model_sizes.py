@@ -1,16 +1,62 @@
-"""Limits of the sizes of a model, and of their products."""
+"""Limits of the sizes and numbers of a model, and of products of sizes."""
 
+import math
 from typing import Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 MAXIMUM_SIZE = 2**24
 """Maximum size of an axis of a parameter, such as the vocabulary."""
 MAXIMUM_LAYERS = 10_000
 MAXIMUM_EXPERTS = 10_000
+MINIMUM_BUCKETS = 4
+"""Minimum number of buckets of relative positions: two for each sign."""
 MAXIMUM_PARAMETERS = 2**44
 """Maximum number of parameters of a model; each size may be allowed, and all together
 describe arrays that nobody has."""
+
+
+def check_sizes(config: Any) -> None:
+    """Checks the ranges of sizes, numbers and token ids of a `ModelConfig`.
+
+    Raises:
+      InputError: for the first that is out of range.
+    """
+    sizes = {
+        "vocabulary_size": (1, MAXIMUM_SIZE),
+        "width": (1, MAXIMUM_SIZE),
+        "feed_forward_width": (1, MAXIMUM_SIZE),
+        "experts": (0, MAXIMUM_EXPERTS),
+        "shared_expert_width": (0, MAXIMUM_SIZE),
+        "layers": (1, MAXIMUM_LAYERS),
+        "encoder_layers": (0, MAXIMUM_LAYERS),
+        "heads": (1, MAXIMUM_SIZE),
+        "key_value_heads": (1, MAXIMUM_SIZE),
+        "head_width": (1, MAXIMUM_SIZE),
+        "rotary_width": (2, config.head_width),
+        "window": (1, MAXIMUM_INTEGER),
+        "window_rotary_base": (0, math.inf),
+        "maximum_positions": (1, MAXIMUM_INTEGER),
+        "relative_buckets": (MINIMUM_BUCKETS, MAXIMUM_SIZE),
+        "relative_maximum_distance": (config.relative_buckets // 2 + 1, MAXIMUM_SIZE),
+        "bos_id": (0, MAXIMUM_INTEGER),
+        "eos_id": (0, MAXIMUM_INTEGER),
+        "pad_id": (0, MAXIMUM_INTEGER),
+        "decoder_start_id": (0, MAXIMUM_INTEGER),
+        "norm_epsilon": (0, 1),
+        "rotary_base": (0, math.inf),
+        "attention_soft_cap": (0, math.inf),
+        "expert_limit": (0, math.inf),
+        "logit_soft_cap": (0, math.inf),
+    }
+    for name, (minimum, maximum) in sizes.items():
+        value = getattr(config, name)
+        if value is not None and not minimum <= value <= maximum:
+            raise InputError(
+                f"ModelConfig.{name} is {shown(value)}, expected a number from "
+                f"{minimum:,} to {maximum:,}"
+            )
 
 
 def check_products(config: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.model_config import MAXIMUM_SIZE
+from prompt_tuning.core.model_sizes import MAXIMUM_SIZE
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.typed_json import JsonObject
 
