@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
@@ -272,19 +272,19 @@ def _separate_arrays(tree: Any) -> tuple[list[Array], _StaticLeaves]:
 
 def scan_blocks(
     body: Body,
-    hidden: Float[Array, "n D"],
+    hidden: Tree,
     parameters: dict[str, Array],
     others: Any,
     policy: Rematerialization,
     *,
     gathers: bool = False,
-) -> tuple[Float[Array, "n D"], Any]:
+) -> tuple[Tree, Any]:
     """`jax.lax.scan` over blocks, in parts where some blocks are skipped.
 
     Args:
       body: `f(hidden, (one block's parameters, one block's others))`, which returns
         hidden states and a tree.
-      hidden: input of the first block.
+      hidden: input of the first block, a tree of arrays.
       parameters: parameters of all blocks, by path, stacked on `L`.
       others: tree of each block's other inputs, stacked on `L`.
       policy: what is saved for the backward pass.

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
+from prompt_tuning.core.intermediates import record
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
@@ -271,6 +272,7 @@ class Block(nnx.Module):
         start = x
         normed = normalize(self.self_attention_norm, x)
         update, key_values = self._attend_to_self(normed, angles, views, past, key)
+        record(update, "self_attention")
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
         def add(x, update, norm, name):
@@ -284,11 +286,15 @@ class Block(nnx.Module):
         x = add(x, update, self.self_attention_out_norm, "self_out")  # [n, D]
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)
+            record(update, "cross_attention")
             x = add(x, update, self.cross_attention_out_norm, "cross_out")
         if not self.shares_norm:
             normed = normalize(self.mlp_norm, start if self.parallel else x)
         update = self.mlp(normed, optional_key(key, "mlp"), numbers)
-        return add(x, update, self.mlp_out_norm, "mlp_out"), key_values
+        record(update, "mlp")
+        x = add(x, update, self.mlp_out_norm, "mlp_out")
+        record(x, "hidden")
+        return x, key_values
 
     def cross_keys_values(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.core import intermediates
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
@@ -58,6 +59,7 @@ class Stack(nnx.Module):
     Subclasses override the methods below `run` to add prompts.
 
     Attributes:
+      stack: "encoder" or "decoder".
       layers: the blocks, every parameter stacked on `L`.
       final_norm: norm that the caller applies at the positions it needs; None if each
         block ends with a norm.
@@ -75,6 +77,7 @@ class Stack(nnx.Module):
     ):
         self.config = config
         self.count = layers
+        self.stack = "encoder" if bidirectional else "decoder"
         self.rematerialization = (
             config.encoder_policy if bidirectional else config.rematerialization
         )
@@ -127,9 +130,10 @@ class Stack(nnx.Module):
         block_inputs = [stream.block_input for stream in streams]
         input_values = tuple(change and change.values for change in block_inputs)
 
-        def body(hidden, layer):
+        def body(carry, layer):
+            hidden, captured = carry
             # `layer` is one block's slice of everything that is stacked on L.
-            parameters, (input_values, past, cross, key, values) = layer
+            parameters, (input_values, past, cross, key, values, number) = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             whole = parameter_gathering.gather_parameters(
                 move_to_device(parameters), axes
@@ -138,10 +142,11 @@ class Stack(nnx.Module):
             cross = block.cross_keys_values(cross, encoded)
             own_angles = _angles_in_block(angles, values)
             own_views = tuple(view.in_block(values) for view in views)
-            hidden, key_values = block(
-                hidden, own_angles, numbers, own_views, past, cross, key
-            )
-            return hidden, key_values if keep else ()
+            with intermediates.collect_block(captured, number) as captured:
+                hidden, key_values = block(
+                    hidden, own_angles, numbers, own_views, past, cross, key
+                )
+            return (hidden, captured), key_values if keep else ()
 
         # Encoder outputs [B, S, D] whose keys and values each block computes itself.
         encoded = [
@@ -151,6 +156,7 @@ class Stack(nnx.Module):
             for source in (context.key_values for context in cross)
         ]
         hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
+        captured = intermediates.start_capture(self.stack, self.count, hidden)
         policy = self.rematerialization
         if keep:
             # Skipped blocks split the scan, and keys and values would be concatenated.
@@ -162,11 +168,15 @@ class Stack(nnx.Module):
                 _stacked_key_values(cross),
                 keys,
                 self._block_values(),
+                jnp.arange(self.count) if captured else None,
             )
             gathers = _gathers_weights(axes) or any_on_host(parameters)
-            hidden, key_values = scan_blocks(
-                body, hidden, parameters, others, policy, gathers=gathers
+            (hidden, captured), key_values = scan_blocks(
+                body, (hidden, captured), parameters, others, policy, gathers=gathers
             )
+        # The last stream has the rows of the batch.
+        of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
+        intermediates.provide(of_rows)
         return split_streams(hidden, views), key_values
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:

@@ -8,87 +8,42 @@ are set, and setting one compiles nothing (SambaFlow, "Backpropagation best prac
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.parameters import Parameters, merge, named_key
-from prompt_tuning.losses.cross_entropy import token_loss
-from prompt_tuning.losses.objective import learned_targets, scatter_to_targets
+from prompt_tuning.core.parameters import Parameters, merge, named_key, optional_key
+from prompt_tuning.losses.objective import scatter_to_targets
 from prompt_tuning.losses.policy_gradient import advantage_weights
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.shard_map import gradient_and_rows
-from prompt_tuning.training.step import prompt_norm, value_and_gradient
-
-TOKEN_NLL, LOGITS = "token_nll", "logits"
-Arrays = Mapping[str, Array]
-Shapes = Mapping[str, Any]
-"""Objects with a `shape` and a `dtype`, by output."""
-NUMBERS = ("prompt_norm", "penalty")
-"""Scalar outputs of the parameters alone; all others have the batch's rows."""
+from prompt_tuning.streaming.layered_weights import LayeredWeight
+from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.training.named_outputs import (
+    LOGITS,
+    NUMBERS,
+    OUTPUTS,
+    TOKEN_NLL,
+    Arrays,
+    Shapes,
+    TracedOutputs,
+    fill_missing,
+    is_output,
+    refuse_lost,
+)
+from prompt_tuning.training.step import value_and_gradient
 
 AddedOutputs = Callable[[LanguageModel, Batch], dict[str, Array]]
 """A function of the model and a batch that returns additional outputs."""
-
-
-class TracedOutputs:
-    """The values that the outputs of one batch share; the model runs at most once.
-
-    Attributes:
-      model: the model with all of its parameters.
-      parameters: the model's parameters by path.
-      batch: a batch without an accumulation axis.
-    """
-
-    def __init__(
-        self,
-        graph: nnx.GraphDef,
-        parameters: Parameters,
-        batch: Batch,
-        key: Key[Array, ""] | None,
-        prefix: Prefix = None,
-    ):
-        self.model = cast(LanguageModel, merge(graph, parameters))
-        self.parameters, self.batch = parameters, batch
-        self._key, self._prefix = key, prefix
-
-    @functools.cached_property
-    def hidden(self) -> Float[Array, "B m D"]:
-        """The hidden states that predict the targets at `batch.loss_positions`."""
-        return self.model.hidden(self.batch, self._key, prefix=self._prefix)
-
-
-def _token_nll(traced: TracedOutputs) -> Float[Array, "B T"]:
-    # Computed at the learned positions [B, m] and scattered to the targets [B, T].
-    head, batch = traced.model.output_head(), traced.batch
-    return scatter_to_targets(
-        token_loss(traced.hidden, head, learned_targets(batch)).nll, batch
-    )
-
-
-OUTPUTS: dict[str, Callable[[TracedOutputs], Array]] = {
-    TOKEN_NLL: _token_nll,
-    "hidden": lambda traced: traced.hidden,
-    LOGITS: lambda traced: traced.model.logits(traced.hidden),
-    "prompt_norm": lambda traced: prompt_norm(traced.parameters),
-    "penalty": lambda traced: traced.model.penalty(),
-}
-"""The outputs that every model has, by name.
-
-`token_nll [B, T]` is the negative log likelihood of each of `batch.targets` in nats; it
-is computed for learned tokens and 0 elsewhere. `hidden [B, m, D]` and `logits [B, m,
-V]` are the hidden states and logits that predict the learned tokens, in the order of
-`batch.loss_positions`; in a row with fewer learned tokens, the remaining positions
-predict its first target. `prompt_norm` and `penalty` are scalars.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,37 +51,73 @@ class OutputStep:
     """Computes a batch's outputs, and the gradient for any of their output gradients.
 
     Only the named outputs are computed. The step is compiled once for each shape of
-    batch, whatever the output gradients are.
+    batch, whatever the output gradients are. `set_output_gradient` sets one that later
+    calls use.
 
     Attributes:
       graph: the model's structure.
-      names: names of the outputs, from `OUTPUTS`.
+      names: names of the outputs, from `OUTPUTS`, and paths of intermediate arrays such
+        as `decoder/layers/3/hidden`, `[B, S, D]`; see `core.intermediates`. `S` is the
+        number of tokens of the rows, and of prompt vectors that are within each row.
       added: function that returns additional outputs.
       placement: the parameters' shardings on a mesh; None on one device. Its
         `put_batch` shards the batch by row, and outputs are sharded in the same way.
+      streamed: frozen parameters that are not in memory, by path; they are read layer
+        by layer, once in each pass.
+      output_gradients: output gradients of calls that are given none, by name.
 
     Raises:
-      InputError: if a name is unknown, or `added` is used on a mesh.
+      InputError: if a name is unknown, or `added` or `streamed` is used on a mesh.
     """
 
     graph: nnx.GraphDef
     names: Sequence[str] = (TOKEN_NLL,)
     added: AddedOutputs | None = None
     placement: Placement | None = None
+    streamed: Mapping[str, LayeredWeight] = dataclasses.field(default_factory=dict)
+    output_gradients: dict[str, Array] = dataclasses.field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def __post_init__(self):
+        if self.placement is not None and self.streamed:
+            raise InputError(
+                "OutputStep has streamed weights and a placement: streamed weights are "
+                "read by one device; give only one of them"
+            )
         if self.placement is not None and self.added is not None:
             raise InputError(
                 "OutputStep has `added` outputs and a placement: on a mesh each device "
                 "has only a part of the model and of the rows, which only the named "
                 "outputs support; leave `added` out, or use one device"
             )
-        unknown = [name for name in self.names if name not in OUTPUTS]
+        unknown = [name for name in self.names if not is_output(name)]
         if unknown:
             raise InputError(
                 f"no output is named {unknown[0]!r}, expected some of "
-                f"{', '.join(OUTPUTS)}; for other outputs, use `added`"
+                f"{', '.join(OUTPUTS)}, or paths such as decoder/layers/0/hidden with "
+                f"one of {', '.join(intermediates.PARTS)} at the end; for other "
+                "outputs, use `added`"
             )
+
+    def set_output_gradient(self, name: str, value: Array | None) -> None:
+        """Sets the gradient of an output for all later calls that are given none.
+
+        Args:
+          name: name of the output.
+          value: array of the output's shape; None for zeros, as before it was set.
+
+        Raises:
+          InputError: if the step has no output of this name.
+        """
+        if self.added is None and name not in self.names:
+            raise InputError(
+                f"an output gradient is set for {name!r}, but the step's outputs are "
+                f"{', '.join(self.names)}; name it in OutputStep.names"
+            )
+        self.output_gradients.pop(name, None)
+        if value is not None:
+            self.output_gradients[name] = jnp.asarray(value)
 
     def outputs(
         self,
@@ -147,8 +138,9 @@ class OutputStep:
           InputError: if an added output has the name of another, or is not of a
             floating-point type.
         """
-        traced = TracedOutputs(self.graph, parameters, batch, key, prefix)
-        named = {name: OUTPUTS[name](traced) for name in self.names}
+        paths = [name for name in self.names if name not in OUTPUTS]
+        traced = TracedOutputs(self.graph, parameters, batch, key, prefix, paths)
+        named = {name: traced.output(name) for name in self.names}
         if self.added is None:
             return named
         added = self.added(traced.model, batch)
@@ -176,14 +168,15 @@ class OutputStep:
 
         The arguments are the same as for the step. Nothing is computed.
         """
-        return self._forward.eval_shape(trained | frozen, batch, key)
+        absent = {path: leaf.abstract for path, leaf in self.streamed.items()}
+        return self._forward.eval_shape(trained | frozen | absent, batch, key)
 
     def __call__(
         self,
         trained: Parameters,
         frozen: Parameters,
         batch: Batch,
-        output_gradients: Arrays,
+        output_gradients: Arrays | None = None,
         key: Key[Array, ""] | None = None,
     ) -> tuple[dict[str, Array], Parameters]:
         """Computes the outputs and backpropagates their gradients.
@@ -194,6 +187,7 @@ class OutputStep:
           batch: one batch, or micro-batches on a leading axis `A`; each output then has
             this axis too, and the gradients are summed over it.
           output_gradients: output gradients by output name; zeros for missing names.
+            None for those that `set_output_gradient` has set.
           key: dropout key; None without dropout. Each micro-batch has its own key, and
             the prefix that micro-batches share runs once, as in training.
 
@@ -207,10 +201,14 @@ class OutputStep:
             last check waits for the array, so it is skipped inside another traced
             function.
         """
+        if output_gradients is None:
+            output_gradients = self.output_gradients
         shapes = self.shapes(trained, frozen, batch, key)
         gradients = fill_missing(output_gradients, shapes)
         if TOKEN_NLL in output_gradients:
-            _refuse_lost(gradients[TOKEN_NLL], batch)
+            refuse_lost(gradients[TOKEN_NLL], batch)
+        if self.streamed:
+            return self._run_streamed(trained, frozen, batch, gradients, key)
         return self.jitted(trained, frozen, batch, gradients, key)
 
     @functools.cached_property
@@ -237,6 +235,40 @@ class OutputStep:
             self.graph, self.outputs, gradients, trained, frozen, batch, key
         )
         return outputs, gradient
+
+    @functools.cached_property
+    def _streamed_outputs(self) -> StreamedFunction:
+        return StreamedFunction(self._micro_batch_outputs)
+
+    def _micro_batch_outputs(self, trained, frozen, batch, key, index):
+        """The outputs of a batch, or of the micro-batch with an index."""
+        parameters = trained | frozen
+        if index is None:
+            return self.outputs(parameters, batch, key)
+        model = cast(LanguageModel, merge(self.graph, parameters))
+        prefix = model.prefix(optional_key(key, "prefix"))
+        # The same keys as in `training.step`: one for the prefix, one per micro-batch.
+        micro_key = None if key is None else jax.random.fold_in(key, index)
+        return self.outputs(parameters, batch, micro_key, prefix)
+
+    def _run_streamed(self, trained, frozen, batch, gradients, key):
+        """Runs the blocks one by one; all micro-batches while a block is in memory."""
+        function, leaves = self._streamed_outputs, frozen | self.streamed
+        if batch.tokens.ndim == 2:
+            gradient, outputs = function.value_and_gradient(
+                trained, leaves, [(batch, key, None)], [gradients]
+            )
+            return outputs[0], gradient
+        count = len(batch.tokens)
+        batches, seeds = (
+            [jax.tree.map(operator.itemgetter(i), tree) for i in range(count)]
+            for tree in (batch, gradients)
+        )
+        micro_batches = [(x, key, jnp.int32(i)) for i, x in enumerate(batches)]
+        gradient, outputs = function.value_and_gradient(
+            trained, leaves, micro_batches, seeds
+        )
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *outputs), gradient
 
     def _run_on_mesh(self, trained, frozen, batch, gradients, key):
         """Runs each device on its rows; outputs without rows are computed once."""
@@ -270,62 +302,6 @@ class OutputStep:
             for name in self.names
             if name in NUMBERS
         }
-
-
-def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
-    """Completes output gradients with zeros for the remaining outputs.
-
-    Raises:
-      InputError: if a name is unknown, or a shape is not that of its output.
-    """
-    unknown = [name for name in given if name not in shapes]
-    if unknown:
-        raise InputError(
-            f"an output gradient is set for {unknown[0]!r}, but the step's outputs are "
-            f"{', '.join(shapes)}; name it in OutputStep.names, or leave it out"
-        )
-    for name, array in given.items():
-        if array.shape != shapes[name].shape:
-            raise InputError(
-                f"the output gradient of {name!r} has shape {array.shape}, expected "
-                f"that of the output, {shapes[name].shape}"
-            )
-    return {
-        name: jnp.asarray(given[name], shape.dtype)
-        if name in given
-        else jnp.zeros(shape.shape, shape.dtype)
-        for name, shape in shapes.items()
-    }
-
-
-def _refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
-    """Refuses a gradient at a `token_nll` that is 0 for any parameters.
-
-    Raises:
-      InputError: with the position of the first such target.
-    """
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves((gradient, batch))):
-        return
-    count, first = _lost(gradient, batch)
-    if not count:
-        return
-    position = tuple(map(int, jnp.unravel_index(first, gradient.shape)))
-    raise InputError(
-        f"the output gradient of {TOKEN_NLL!r} is set for {int(count)} targets that "
-        f"the batch does not compute, the first at {position}: expected 0 where a "
-        "target has no loss weight; give it a weight in the data, or use "
-        "losses.objective.scatter_to_targets on an array at batch.loss_positions"
-    )
-
-
-@jax.jit
-def _lost(gradient, batch):
-    """The number of gradients where nothing is computed, and the first one's index."""
-    # [..., T]: set where `scatter_to_targets` writes no learned token.
-    lost = (gradient != 0) & (
-        scatter_to_targets(jnp.ones(batch.loss_weights.shape), batch) == 0
-    )
-    return jnp.sum(lost), jnp.argmax(lost)
 
 
 def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:

@@ -37,6 +37,7 @@ def prepared(family):
 def test_outputs_and_their_gradients_equal_those_on_one_device(family, shape):
     config, graph, (trained, frozen), batch = prepared(family)
     names = ("token_nll", "hidden", "logits", "prompt_norm")
+    names += ("decoder/layers/0/hidden", "decoder/layers/1/self_attention")
     step = OutputStep(graph, names)
     shapes = step.shapes(trained, frozen, batch)
     given = output_gradients.random_normal(shapes, batch, jax.random.key(0))

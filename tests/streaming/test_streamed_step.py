@@ -18,6 +18,7 @@ from prompt_tuning.models import host_memory
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.distillation import make_teacher
+from prompt_tuning.training.output_gradients import OutputStep, random_normal
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -299,3 +300,24 @@ def test_blocks_copy_their_weights_from_pinned_memory(family):
 def is_stacked(text, shape):
     """Returns whether a traced program stacks an array of this shape on the device."""
     return f":f32[{','.join(map(str, shape))}]" in text
+
+
+@pytest.mark.parametrize("micro_batches", sample(1, [1, 2]))
+def test_named_outputs_and_their_gradients_equal_the_usual_ones(micro_batches):
+    config = dataclasses.replace(dummies.LLAMA, layers=2)
+    graph, (trained, frozen, blocks, rest) = prompted(config)
+    batch = jax.tree.map(jnp.asarray, batch_of(config, micro_batches))
+    names = ("logits", "decoder/layers/1/hidden")
+    usual, streamed = OutputStep(graph, names), Layers(blocks)
+    shapes = usual.shapes(trained, frozen, batch)
+    given = random_normal(shapes, batch, jax.random.key(0))
+    outputs, expected = usual(trained, frozen, batch, given)
+    step = OutputStep(graph, names, streamed=streamed.weights)
+    assert step.shapes(trained, rest, batch) == shapes
+    actual, gradient = step(trained, rest, batch, given)
+    for name in names:
+        np.testing.assert_allclose(actual[name], outputs[name], atol=1e-5)
+    for path, leaf in expected.items():
+        assert np.abs(leaf).max() > 0.1
+        np.testing.assert_allclose(gradient[path], leaf, rtol=1e-4, atol=1e-5)
+    assert len(streamed.reads) == 2 * len(set(streamed.reads))

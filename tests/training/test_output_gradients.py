@@ -15,6 +15,7 @@ import pytest
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
+from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.losses.policy_gradient import PolicyGradient
 from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
@@ -343,3 +344,73 @@ def test_unknown_outputs_are_refused():
         whole(trained, frozen, batch, {})
     with pytest.raises(InputError, match=r"set DataSource.advantages_key"):
         inspect.unwrap(output_gradients.policy_gradient)(batch)
+
+
+PATHS = ("decoder/layers/1/hidden", "decoder/layers/0/self_attention")
+
+
+@pytest.mark.parametrize("policy", sample(1, ["none", "nothing"]))
+def test_an_intermediate_array_has_an_output_gradient(policy):
+    """A gradient at the last block's output is one at the states that it yields."""
+    graph, trained, frozen, batch = prepared(
+        rematerialization=Rematerialization(policy=policy), layers=2
+    )
+    step = OutputStep(graph, ("hidden", *PATHS))
+    shapes = step.shapes(trained, frozen, batch)
+    assert [shapes[path].shape for path in PATHS] == [(B, T, 16)] * 2
+    actual, _ = step(trained, frozen, batch)
+    model: Any = merge(graph, trained | frozen)
+    # The state that predicts the token after the first one is at the first token.
+    row, column = 0, int(np.argmax(np.asarray(batch.loss_positions[0]) > 0))
+    place = int(batch.loss_positions[row, column]) - 1
+    last = actual[PATHS[0]][row, place]
+    np.testing.assert_allclose(
+        model.decoder.final_norm(last), actual["hidden"][row, column], atol=1e-5
+    )
+    direction = numbers(16)
+
+    def normalized(state):
+        return jnp.vdot(direction, model.decoder.final_norm(state))
+
+    of_last = jnp.zeros_like(actual[PATHS[0]])
+    of_last = of_last.at[row, place].set(jax.grad(normalized)(last))
+    of_hidden = jnp.zeros_like(actual["hidden"]).at[row, column].set(direction)
+    step.set_output_gradient(PATHS[0], of_last)
+    _, gradient = step(trained, frozen, batch)
+    _, expected = step(trained, frozen, batch, {"hidden": of_hidden})
+    assert np.abs(expected[PROMPT]).max() > 1e-3
+    assert_same(gradient, expected, atol=1e-5)
+    assert step.jitted._cache_size() == 1
+    step.set_output_gradient(PATHS[0], None)
+    _, gradient = step(trained, frozen, batch)
+    np.testing.assert_array_equal(gradient[PROMPT], jnp.zeros((3, 16)))
+
+
+def test_the_gradient_of_an_attention_output_is_its_derivative():
+    """Compared with the difference of the output at two prompts."""
+    graph, trained, frozen, batch = prepared()
+    step = OutputStep(graph, PATHS[1:])
+    actual, _ = step(trained, frozen, batch)
+    weights = numbers(*actual[PATHS[1]].shape)
+    step.set_output_gradient(PATHS[1], weights)
+    _, gradient = step(trained, frozen, batch)
+    direction, small = numbers(3, 16), 1e-2
+    ends = [
+        step({PROMPT: trained[PROMPT] + sign * small * direction}, frozen, batch)[0]
+        for sign in (1, -1)
+    ]
+    change = (ends[0][PATHS[1]] - ends[1][PATHS[1]]) / (2 * small)
+    expected = float(jnp.vdot(weights, change))
+    assert abs(expected) > 0.1
+    assert float(jnp.vdot(gradient[PROMPT], direction)) == pytest.approx(
+        expected, rel=1e-2
+    )
+
+
+@pytest.mark.parametrize("path", ["decoder/layers/7/mlp", "encoder/layers/0/mlp"])
+def test_a_path_that_the_model_lacks_is_refused(path):
+    graph, trained, frozen, batch = prepared()
+    with pytest.raises(InputError, match=f"no intermediate array '{path}'"):
+        OutputStep(graph, (path,))(trained, frozen, batch)
+    with pytest.raises(InputError, match="is set for 'logits', but the step's outp"):
+        OutputStep(graph).set_output_gradient("logits", jnp.zeros(()))
