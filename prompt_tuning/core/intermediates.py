@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.errors import InputError, shown
 
 PARTS = ("hidden", "self_attention", "cross_attention", "mlp")
-"""What a block records: its output, and what each part adds to the residual stream
-before dropout and the norm after it."""
+"""The arrays that a block records: its output, and what each part adds to the residual
+stream, before dropout and the norm after it."""
 STACKS = ("encoder", "decoder")
 
 

@@ -132,7 +132,7 @@ class Context(NamedTuple):
 
 
 class BlockValues(NamedTuple):
-    """What differs between the blocks of a stack besides their parameters.
+    """The values that differ between the blocks of a stack, besides their parameters.
 
     Attributes:
       reach: number of positions that a query attends to, itself included, `[L]`; None

@@ -148,19 +148,12 @@ class Stack(nnx.Module):
                 )
             return (hidden, captured), key_values if keep else ()
 
-        # Encoder outputs [B, S, D] whose keys and values each block computes itself.
-        encoded = [
-            None
-            if isinstance(source, KeyValues)
-            else collectives.copy_to_shards(source, "heads")
-            for source in (context.key_values for context in cross)
-        ]
+        encoded = _encoder_outputs(cross)
         hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
         captured = intermediates.start_capture(self.stack, self.count, hidden)
-        policy = self.rematerialization
-        if keep:
-            # Skipped blocks split the scan, and keys and values would be concatenated.
-            policy = policy.without_skips()
+        # Skipped blocks split the scan, and keys and values would be concatenated.
+        how = self.rematerialization
+        policy = how.without_skips() if keep else how
         with jax.named_scope("blocks"):
             others = (
                 input_values,
@@ -307,6 +300,18 @@ def _angles_in_block(
         return angles
     cosine, sine = (part[values.rotary_table] for part in angles)
     return cosine, sine
+
+
+def _encoder_outputs(
+    contexts: Sequence[Context],
+) -> list[Float[Array, "B S D"] | None]:
+    """Returns encoder outputs whose keys and values each block computes itself."""
+    return [
+        None
+        if isinstance(source, KeyValues)
+        else collectives.copy_to_shards(source, "heads")
+        for source in (context.key_values for context in contexts)
+    ]
 
 
 def _stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
