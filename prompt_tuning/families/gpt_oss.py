@@ -15,7 +15,6 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import (
     ATTENTION,
     BALANCING,
-    PATH,
     read_experts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -51,7 +50,7 @@ def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings.choose("hidden_act", ("silu",))
     settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
     if "rope_scaling" not in settings:
-        settings.nested("rope_parameters")
+        settings.nested("rope_parameters")  # transformers' default is YaRN
     fields = read_layout(settings) | {"head_width": settings.size("head_dim", 64)}
     return (
         fields
@@ -73,7 +72,7 @@ def gpt_oss_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix = "" if "embed_tokens.weight" in names else PREFIX
     others = {
-        f"{PATH.removesuffix('mlp')}{ours}": layered(
+        f"decoder/layers/{ours}": layered(
             f"{prefix}layers.{{}}.{name}", config.layers, part
         )
         for ours, (name, part) in TENSORS.items()

@@ -15,7 +15,11 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
-from prompt_tuning.families.hf_folder import find_recipes, read_config
+from prompt_tuning.families.hf_folder import (
+    find_family,
+    find_recipes,
+    read_config,
+)
 from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 from prompt_tuning.prompts.initializers import Vocabulary
 
@@ -105,7 +109,9 @@ def open_checkpoint(
                 f"{path} has a config.json; remove the binding of Pretrained.config"
             )
         config = read_config(path, **choices)
-        stored = with_unpacked(open_safetensors(path))
+        stored = open_safetensors(path)
+        if find_family(config).quantization is not None:
+            stored = with_unpacked(stored)
         return config, find_recipes(config, stored), stored
     if source.config is None:
         raise InputError(

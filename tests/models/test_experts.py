@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prompt_tuning.models.experts import ExpertKernels, route, run_all, run_grouped
+from prompt_tuning.models.experts import (
+    ExpertBiases,
+    ExpertKernels,
+    route,
+    run_all,
+    run_grouped,
+)
 from tests.support import dummies
 
 N, D, F, E, K = 7, 4, 5, 6, 3
@@ -54,6 +60,23 @@ def test_outputs_and_gradients_are_those_of_the_chosen_experts(run):
     ours = results(jax.jit(functools.partial(run, activation="silu")))
     for actual, correct in zip(ours, results(expected), strict=True):
         np.testing.assert_allclose(actual, correct, atol=2e-4)
+
+
+@pytest.mark.parametrize("run", [run_all, run_grouped])
+def test_biased_experts_clamp_gates_above_and_projections_on_both_sides(run):
+    """The formula of transformers' `GptOssExperts`."""
+    biases, limit = ExpertBiases(random(E, F), random(E, F)), 0.5
+    rows = []
+    for x, experts, factors in zip(X, CHOSEN, WEIGHTS, strict=True):
+        total = 0
+        for e, factor in zip(experts, factors, strict=True):
+            gate = jnp.minimum(x @ KERNELS.gate[e] + biases.gate[e], limit)
+            up = jnp.clip(x @ KERNELS.up[e] + biases.up[e], -limit, limit)
+            inner = gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+            total = total + factor * (inner @ KERNELS.down[e])
+        rows.append(total)
+    actual = run(X, CHOSEN, WEIGHTS, KERNELS, "quick_gelu", biases, limit)
+    np.testing.assert_allclose(actual, jnp.stack(rows), atol=2e-5)
 
 
 @pytest.mark.parametrize("normalize", [True, False])

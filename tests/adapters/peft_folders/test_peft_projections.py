@@ -371,6 +371,10 @@ REFUSED = {
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
     "no such module": (lora({"model.layers.2.self_attn.q_proj": (D, D)}), "layers.2"),
     "head": (lora({"lm_head": (D, 31)}), "module lm_head, which is not a projection"),
+    "experts": (
+        lora({"model.layers.0.mlp.experts.1.up_proj": (F, D)}),
+        r"adapts experts \(model.*frozen",
+    ),
     "sizes": (lora({q_proj(0): (D, D + 1)}), "maps 16 to 17 numbers"),
     "side": (ia3({q_proj(0): np.ones((1, D), "f4")}), r"expected \(16, 1\)"),
     "output of down": (
