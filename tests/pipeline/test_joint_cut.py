@@ -1,13 +1,18 @@
 """The cut of a joint trace against `jax.vjp`, with postponed weight gradients."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.joint_cut import JointCut
+from prompt_tuning.pipeline.staged_model import StagedModel
+from tests.support import dummies
 
 WIDTH, INNER, CLASSES, ROWS, BLOCKS = 8, 16, 4, 5, 3
 
@@ -99,3 +104,50 @@ def test_nothing_is_left_for_p2_where_no_weight_is_trained():
     _, handed = cut.input_gradient({}, others, kept, outputs)
     assert handed == []
     assert cut.held(kept, outputs) == []
+
+
+@pytest.mark.parametrize("trained", [".*", ".*/prompt/.*"])
+def test_no_product_of_a_stage_is_computed_twice(trained):
+    config = dataclasses.replace(dummies.LLAMA, layers=2)
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (1, 5)]))
+    staged = StagedModel(
+        graph, NATS_PER_WEIGHT, parameters, (batch, None, None), (1, 1)
+    )
+    # The last stage: a block, the head and the loss, with keys and values of the
+    # prompt from its own part of the prefix.
+    part, others = staged.micro_batch[1], jax.tree.leaves(batch)
+    own = {path: parameters[path][staged.rows_of(1, path)] for path in staged.paths(1)}
+    weights = {p: x for p, x in own.items() if re.fullmatch(trained, p)}
+    frozen = {p: x for p, x in own.items() if p not in weights}
+    assert staged.prefix is not None
+    carried, prefix = [np.zeros((2 * 7, config.width), np.float32)], {}
+    for i in (0, 1):
+        shape = staged.prefix[1].function.outputs[i].aval.shape
+        prefix[i] = np.zeros((1, *shape[1:]), np.float32)
+    prefix[2] = np.zeros((1, config.width), np.float32)
+    inputs, known = {"carried": carried, "prefix": prefix}, (frozen, others)
+    cut = JointCut(part, weights, inputs, known)
+    outputs, kept = jax.eval_shape(cut.forward, weights, inputs, known)
+
+    def count(function, *arguments):
+        return _products(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+    def autodiff(weights, inputs, gradients):
+        _, pull_back = jax.vjp(lambda w, x: part(w, x, known), weights, inputs)
+        return pull_back(gradients)
+
+    p1 = count(cut.input_gradient, weights, known, kept, outputs)
+    _, handed = jax.eval_shape(cut.input_gradient, weights, known, kept, outputs)
+    held = jax.eval_shape(cut.held, kept, outputs)
+    p2 = count(cut.weight_gradient, weights, known, held, handed)
+    forward = count(cut.forward, weights, inputs, known)
+    assert forward + p1 + p2 == count(autodiff, weights, inputs, outputs)
+    if trained == ".*":
+        # Each weight has one product with its input: of all 14 tokens in the block, of
+        # the 10 that are predicted in the head.
+        kernels = {p: x.size for p, x in weights.items() if "kernel" in p}
+        head = kernels.pop("head/kernel")
+        assert p2 == 14 * sum(kernels.values()) + 10 * head
+    else:
+        assert (p2, held, handed) == (0, [], [])
