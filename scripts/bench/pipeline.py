@@ -72,11 +72,13 @@ def main() -> None:
     columns = ("schedule", "M", "parts", "simulated", "measured", "over", "overhead")
     table = Table(*columns, title=f"{STAGES} stages")
     jax.config.update("jax_num_cpu_devices", STAGES)
-    pipeline = EmulatedPipeline(options.unit)
+    pipelines = {}
     for schedule, count, two_stage in CASES:
         orders = stage_orders(schedule, STAGES, count, two_stage)
         expected = options.unit * simulate(orders, [StageCosts()] * STAGES).makespan
-        measured = pipeline.seconds(orders, count, options.steps)
+        if count not in pipelines:
+            pipelines[count] = EmulatedPipeline(options.unit, count)
+        measured = pipelines[count].seconds(orders, options.steps)
         operations = max(map(len, orders))
         table.add_row(
             schedule,
@@ -93,37 +95,39 @@ def main() -> None:
 class EmulatedPipeline:
     """A tiny model in stages, whose operations take a fixed time."""
 
-    def __init__(self, unit: float):
-        """Builds the model.
+    def __init__(self, unit: float, count: int):
+        """Builds the model and compiles its stages.
 
         Args:
           unit: seconds of an operation.
+          count: number of micro-batches.
         """
         graph, self._parameters = split(build_model(jax.random.key(0), MODEL))
         stages = [StageDevices(device) for device in jax.devices()[:STAGES]]
-        self._unit, self._orders = unit, ()
+        self._orders: tuple[Order, ...] = ()
+        self._batch = random_batch(count)
         self._gradients = PipelinedGradients(
             graph, stages, [1] * STAGES, lambda _count, _prefix: self._orders
         )
         # Compile everything before any operation is made slower.
         for two_stage in (False, True):
-            self._run(stage_orders("1f1b", STAGES, 2, two_stage), 2)
+            self._run(stage_orders("1f1b", STAGES, count, two_stage))
         (compiled,) = self._gradients._compiled.values()
         for programs in compiled.programs:
             for kind, units in UNITS.items():
                 slow = slowed(getattr(programs, kind), unit * units)
                 setattr(programs, kind, slow)
 
-    def _run(self, orders: tuple[Order, ...], count: int) -> float:
+    def _run(self, orders: tuple[Order, ...]) -> float:
         """Returns the seconds of one step."""
-        self._orders, batch = orders, random_batch(count)
+        self._orders = orders
         start = time.perf_counter()
-        jax.block_until_ready(self._gradients(self._parameters, {}, batch, None))
+        jax.block_until_ready(self._gradients(self._parameters, {}, self._batch, None))
         return time.perf_counter() - start
 
-    def seconds(self, orders: tuple[Order, ...], count: int, steps: int) -> float:
+    def seconds(self, orders: tuple[Order, ...], steps: int) -> float:
         """Returns the median time of some steps, after one that is not counted."""
-        times = [self._run(orders, count) for _ in range(steps + 1)]
+        times = [self._run(orders) for _ in range(steps + 1)]
         return statistics.median(times[1:])
 
 
