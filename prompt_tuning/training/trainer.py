@@ -99,6 +99,7 @@ class Trainer:
             )
         rows += self._joining_note()
         rows.append(f"{len(self.examples)} training examples")
+        rows += self._types_note()
         if self.examples.skipped:
             rows.append(f"{self.examples.skipped} left out because they are too long")
         if self.examples.unlearned:
@@ -107,6 +108,19 @@ class Trainer:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")
         return "\n".join(rows)
+
+    def _types_note(self) -> list[str]:
+        """Returns a note if every token is learned because the data has no types."""
+        source, examples = self.run.source, self.examples
+        if source.use_token_type_ids is not None or not isinstance(examples, Examples):
+            return []
+        if examples.rows[examples.locate(0)[0]].token_types is not None:
+            return []
+        refusing = how_to_set("DataSource.use_token_type_ids", True)
+        return [
+            "note: the data has no token_type_ids, so every token is learned; to "
+            f"refuse such data, give {refusing}"
+        ]
 
     def _joining_note(self) -> list[str]:
         """Returns a note if a prompt runs into its completion, which may be wanted."""

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
@@ -73,6 +75,17 @@ def test_a_run_without_a_config_is_trained_continued_and_used(words, tmp_path, c
     assert "belongs to a run with another config" in message
     message = refused(capsys, "train", "--run", "runs/x", "--out", "runs/y")
     assert "--gin_file runs/x/config.gin --out DIRECTORY" in message
+
+
+def test_data_without_types_is_learned_with_a_note_or_refused(words, capsys):
+    with h5py.File("bare.hdf5", "w") as file:
+        file["input_ids"] = np.full((4, 5), 7, np.int32)
+    command = ["train", *words[:2], "--train", "bare.hdf5", "--dry_run"]
+    assert main(command) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "so every token is learned; to refuse such data, give --use_token" in printed
+    message = refused(capsys, *command, "--use_token_type_ids")
+    assert "but the data has no token_type_ids" in message
 
 
 def test_options_and_their_macros_vary_in_a_sweep(words, capsys):
