@@ -177,7 +177,7 @@ def read_prefix(
     groups = config.key_value_heads
     table = stored.reshape(len(stored), layers, 2, groups, -1, shape[2])
     table = table.transpose(1, 2, 0, 3, 4, 5)  # [L, 2, P, G, heads of a group, K]
-    if not (table == table[..., :1, :]).all():
+    if not (table[..., 1:, :] == table[..., :1, :]).all():
         raise InputError(
             f"{source} is a prefix that differs between query heads, which share "
             f"{groups} key/value heads in this model; only prefixes that were exported "
