@@ -188,20 +188,12 @@ def scan_rows(
             index = _set_tasks(index, block, tasks, rows.describe)
         short = np.ones(len(index), bool)
         if truncation is not None:
-            skips = limits.on_nothing_learned == "skip"
-            whole, index = (
-                index,
-                _truncate(
-                    index,
-                    block,
-                    reader,
-                    truncation,
-                    rows.describe,
-                    skip_unlearned=skips,
-                ),
+            skips, fits = limits.on_nothing_learned == "skip", _fits(index, limits)
+            index = _truncate(
+                index, block, reader, truncation, rows.describe, skip_unlearned=skips
             )
             learned = index.weight_counts > 0
-            is_cut.append(~_fits(whole, limits)[learned])
+            is_cut.append(~fits[learned])
             index, short = index.select(learned), short[learned]
             unlearned += int(np.count_nonzero(~learned))
         else:
