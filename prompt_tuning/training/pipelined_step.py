@@ -18,6 +18,7 @@ from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
+from prompt_tuning.pipeline.pipeline_settings import Pipeline
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.sharding.array_placement import Placement
@@ -183,3 +184,23 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
             layout = MeshLayout(inner.build(flat), rules, config)
         stages.append(StageDevices(flat[0], layout))
     return stages
+
+
+def check_supported(settings: Pipeline, config: ModelConfig) -> None:
+    """Refuses what stages cannot compute yet, before any weight is read.
+
+    Raises:
+      InputError: with what to set.
+    """
+    if settings.joined_p2:
+        raise InputError(
+            "Pipeline.joined_p2 is True, but the weights' gradients of several "
+            "micro-batches cannot be computed as one product yet: set it to False"
+        )
+    for policy in (config.rematerialization, config.encoder_policy):
+        if policy.skipped_blocks:
+            raise InputError(
+                f"Rematerialization skips {policy.skip_first} blocks at the start and "
+                f"{policy.skip_last} at the end, but in a pipeline all blocks of a "
+                "stack are computed alike: set skip_first and skip_last to 0"
+            )

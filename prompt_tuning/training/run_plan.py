@@ -36,7 +36,11 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
-from prompt_tuning.training.pipelined_step import PipelinedStep, stage_devices
+from prompt_tuning.training.pipelined_step import (
+    PipelinedStep,
+    check_supported,
+    stage_devices,
+)
 from prompt_tuning.training.stage_plan import microbatch_shape, plan_stages
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
@@ -321,6 +325,8 @@ class RunPlan:
     def _pipelined_step(self, objective: Objective, plan: PipelinePlan) -> Step:
         """Builds the step of the run's pipeline."""
         mesh, placement = self.run.mesh, self.model.placement
+        assert self.run.pipeline is not None
+        check_supported(self.run.pipeline, self.model.config)
         assert mesh is not None
         assert placement is not None
         return PipelinedStep(

@@ -84,10 +84,19 @@ def test_stages_have_the_curve_of_one_device(
     )
 
 
-def test_more_stages_than_blocks_are_refused(
-    files, models, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("stages", "settings", "message"),
+    [
+        (4, [], "MeshShape.stage is 4, but the model has 2 blocks"),
+        (2, ["Pipeline.joined_p2=True"], "Pipeline.joined_p2 is True, but"),
+        (2, ["Pipeline.microbatches=6"], "a step has 16 rows, which cannot be divided"),
+    ],
+)
+def test_unsupported_stages_are_refused(
+    files, models, tmp_path, monkeypatch, capsys, stages, settings, message
 ):
-    more = staged(monkeypatch, 4)
+    more = [*staged(monkeypatch, stages), "--gin.Run.pipeline=@Pipeline()"]
+    more += [f"--gin.{setting}" for setting in settings]
     assert tune(files, tmp_path / "run", models["decoder"], 4, more) == 2
-    assert "MeshShape.stage is 4, but the model has 2 blocks" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
