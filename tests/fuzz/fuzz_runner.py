@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.fuzz.fuzz_kind import Kind, Outcome
@@ -81,7 +82,7 @@ def _run_worker(
     try:
         while time.monotonic() < deadline or current is not None:
             limit = MAXIMUM_SECONDS if current else START_SECONDS
-            if not connection.poll(limit):
+            if not _answers(connection, limit):
                 assert current, "the worker did not start"
                 yield _lost(kinds, current, f"no answer in {limit:g} seconds", limit)
                 return
@@ -103,6 +104,18 @@ def _run_worker(
         worker.kill()
         worker.join()
         connection.close()
+
+
+def _answers(connection: Connection, seconds: float) -> bool:
+    """Waits for a message; a pause of the machine counts as one second at most."""
+    last = time.monotonic()
+    while seconds > 0:
+        if connection.poll(0.5):
+            return True
+        now = time.monotonic()
+        seconds -= min(now - last, 1.0)
+        last = now
+    return False
 
 
 def _lost(
