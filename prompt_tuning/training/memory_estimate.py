@@ -95,7 +95,7 @@ class MemoryEstimate:
                 "runs whose weights are on the device; give "
                 f"{how_to_set('Pretrained.weights', 'device')}"
             )
-        refuse_stages(run, "the memory of a whole step")
+        refuse_stages(run, "`prompt-tuning memory` without --pipeline")
         opened = plan_run(run)
         examples = opened.examples()
         plan = opened.batch_plan(examples)

@@ -122,17 +122,16 @@ def refuse_stages(run: Run, subject: str) -> None:
 
     Args:
       run: the run.
-      subject: what was started, with its article.
+      subject: what was started.
 
     Raises:
       InputError: with what to set.
     """
     if run.stages > 1:
         raise InputError(
-            f"MeshShape.stage is {run.stages}, but {subject} with stages cannot be "
-            "trained yet: set it to 1 and Run.pipeline to None, and divide the model "
-            "along fsdp or tensor; `prompt-tuning memory --pipeline` shows how the "
-            "stages would share a step"
+            f"MeshShape.stage is {run.stages}, but {subject} supports one stage only: "
+            "set it to 1 and Run.pipeline to None, and divide the model along fsdp or "
+            "tensor"
         )
 
 

@@ -42,9 +42,16 @@ def microbatch_shape(
     count = run.accumulate if pipeline is None else pipeline.count(run.accumulate)
     _check_rows(planned, count)
     parts = stage_placement(run, model).layout.row_parts
+    rows = len(planned.rows) // count
+    if rows % parts:
+        raise InputError(
+            f"a micro-batch has {rows} rows, which cannot be divided among the {parts} "
+            "devices of a stage along data and fsdp: set Pipeline.microbatches or "
+            "DataSource.batch_size to another number"
+        )
     decoder_prompt = model.prompts.decoder_prompt
     return MicroBatchShape(
-        rows=-(-len(planned.rows) // (count * parts)),
+        rows=rows // parts,
         inputs=planned.input_length,
         targets=planned.target_length,
         positions=planned.positions,

@@ -170,6 +170,12 @@ def test_what_a_pipeline_cannot_use_is_refused(files, tmp_path, capsys):
     assert "the number of devices, 8, is not a multiple of 3" in refused(
         "--pipeline", *three
     )
+    assert "without --pipeline supports one stage only" in refused(*stages)
+    two = (stages[0], "--gin.MeshShape.stage=2", "--gin.Run.pipeline=@Pipeline()")
+    two = (*two, "--gin.Pipeline.microbatches=4")
+    assert "2 rows, which cannot be divided among the 4 devices of a stage" in refused(
+        "--pipeline", *two
+    )
     layers = (stages[0], "--gin.MeshShape.stage=2", "--gin.Pipeline.layers=[1, 2]")
     bound = (*layers, "--gin.Run.pipeline=@Pipeline()")
     assert "[1, 2], together 3 blocks, but the model has 2" in refused(
