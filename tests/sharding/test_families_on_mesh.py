@@ -94,8 +94,9 @@ def test_twenty_steps_have_the_losses_of_one_device(family):
     group = parameter_groups.ParameterGroup((".*/prompt/.*",), meshes.DESCENT)
     rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)
     model, batch = (graph, parameters, [group]), dummies.make_batch(config, rows)
-    # Gemma's fixtures have losses above 10, whose steep gradients magnify rounding.
-    optimizer = optax.sgd(0.001 if family.startswith("gemma") else 0.3)
+    # Larger steps let some losses rise, and rounding errors with them. Gemma's fixtures
+    # have losses above 10 and steep gradients.
+    optimizer = optax.sgd(0.001 if family.startswith("gemma") else 0.1)
     curve = functools.partial(meshes.curve, model, batch, optimizer=optimizer)
     alone = curve(None)
     assert len(alone) == 20 and np.abs(np.diff(alone)).max() > 1e-4
