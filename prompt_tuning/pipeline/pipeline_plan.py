@@ -141,7 +141,7 @@ def plan_pipeline(
     blocks = work.blocks
     check_blocks(settings.layers, stages, len(blocks))
     if settings.layers is None:
-        layers = balanced_layers([block.total for block in blocks], stages)
+        layers = balanced_layers([float(block.total) for block in blocks], stages)
     else:
         layers = tuple(settings.layers)
     costs = _stage_costs(blocks, layers)
