@@ -50,8 +50,8 @@ def input_vectors(
                 vectors[f"{stack}/prompt, task {task}"] = of_task
     if without and not vectors:
         raise InputError(
-            f"{' and '.join(without)}, without fixed vectors among the input to "
-            "compare with the tokens' embeddings"
+            f"{' and '.join(without)}: keys and values, and vectors that depend on "
+            "each text, are not comparable to the tokens' embeddings"
         )
     return vectors
 
