@@ -119,6 +119,7 @@ def test_another_prompt_can_be_evaluated(run, tmp_path, capsys):
     assert other["loss"] != evaluated(capsys, "--run", run)["loss"]
 
 
+@pytest.mark.exhaustive
 def test_a_text_continues_the_same_alone_and_in_a_batch(run, monkeypatch, capsys):
     texts = ["hi=", "a much longer text before it=", "hello="]
     options = ("generate", "--run", run, "--new_tokens", 8)

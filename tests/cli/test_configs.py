@@ -57,6 +57,7 @@ def test_listing_configs_imports_nothing_heavy():
     assert done.stdout.endswith("[]\n")
 
 
+@pytest.mark.exhaustive
 def test_the_printed_config_trains_the_same_run(files, tmp_path, capsys):
     arguments = files.arguments(tmp_path / "run", Run__steps=2)
     printed = output(capsys, "train", *arguments, "--print_config")

@@ -145,6 +145,7 @@ def test_the_answers_to_labels_are_predictions(run, tmp_path, capsys):
         assert line["scores"]["label_accuracy"] == (line["label"] == line["target"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("always")
 def test_a_warning_counts_completions_that_are_too_long(run, capsys):
     """A token of the model is one letter."""

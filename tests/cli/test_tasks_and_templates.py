@@ -30,6 +30,7 @@ def output_of(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", sample(1, ["decoder", "t5"]))
 def test_a_text_is_continued_by_the_prompt_of_its_task(files, tmp_path, capsys, model):
     data = write_tasks(tmp_path / "tasks.jsonl")

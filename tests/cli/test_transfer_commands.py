@@ -232,6 +232,7 @@ def test_training_starts_from_a_run_and_reports_it(run, files, tmp_path, capsys)
     assert "all 1 steps are already done" in again
 
 
+@pytest.mark.exhaustive
 def test_every_member_of_a_sweep_starts_from_it(run, files, tmp_path, capsys):
     still = "--gin.ParameterGroup.optimizer=@adamw()", "--gin.adamw.learning_rate=0.0"
     start = f"--gin.Run.start_from={str(run)!r}"

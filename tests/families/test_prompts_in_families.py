@@ -35,7 +35,7 @@ FOLDER = Path(
 # Windows, two rotary bases, norms of queries and keys; a relative bias in each block.
 FIRST = ("gemma3_text", "umt5")
 FAMILIES = [*FIRST, *sorted({path.name for path in FOLDER.iterdir()} - {*FIRST})]
-ONE, TWO = sample(1, FAMILIES), sample(2, FAMILIES)
+ONE = sample(1, FAMILIES)
 # Rows of which some are longer than the windows of four positions.
 SIZES = [(4, 3), (2, 9), (7, 1), (1, 2), (5, 4)]
 PACKED = np.array([[0, 1, -1], [2, 3, 4]])
@@ -110,7 +110,7 @@ def assert_same(actual, wanted, tolerance=1e-5):
         )
 
 
-@pytest.mark.parametrize("family", TWO)
+@pytest.mark.parametrize("family", ONE)
 def test_each_row_alone_left_in_a_batch_and_packed_has_the_same_loss(family):
     model = model_of(family)
     ragged = compute(*model, batch_of(family, ALL), None)

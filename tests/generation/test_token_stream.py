@@ -21,6 +21,7 @@ NEW = 3 * STREAMED_TOKENS - 1
 SAMPLERS = [TemperatureSampler(2.0, top_k=9), greedy]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampler", sample(1, SAMPLERS))
 def test_tokens_in_pieces_are_those_at_once(sampler):
     model, parameters = model_with(64)

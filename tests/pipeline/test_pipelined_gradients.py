@@ -14,6 +14,7 @@ from prompt_tuning.pipeline import driver
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.schedules import stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
+from prompt_tuning.pipeline.stage_worker import StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
 from prompt_tuning.pipeline.stages import stage_blocks
 from prompt_tuning.pipeline.transport import Mailbox
@@ -130,7 +131,7 @@ def test_gradients_equal_those_of_one_device(case):
     assert_equal(case)
 
 
-class Worker:
+class Worker(StageWorker):
     """A stage whose operations fail, or wait for a message that never arrives."""
 
     def __init__(self, devices, *, fails):

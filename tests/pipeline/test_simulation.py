@@ -181,6 +181,7 @@ def test_uneven_stages_leave_a_bubble_that_no_microbatch_removes():
     assert bubble_limit(costs) == pytest.approx(0.25)
     assert microbatches_below(0.25, "1f1b", False, costs) is None
     count = microbatches_below(0.3, "1f1b", False, costs)
+    assert count is not None
     shares = [
         simulate(stage_orders("1f1b", 2, each, False), costs).bubble_share
         for each in (count - 1, count)

@@ -53,6 +53,7 @@ def test_own_training_loop_reaches_full_accuracy(capsys):
     assert answer.startswith("ar")
 
 
+@pytest.mark.exhaustive
 def test_multiplied_jacobians_need_a_row_for_each_score(capsys):
     two_stage_backward.main()
     lines = capsys.readouterr().out.splitlines()

@@ -87,6 +87,7 @@ def method_case(name: str, family: str):
     return model, batch, meshes.curve(model, batch, None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "family", "mesh", "rules"), sample(1, CHOSEN))
 def test_sharded_parameters_have_the_losses_of_one_device(name, family, mesh, rules):
     model, batch, alone = method_case(name, family)

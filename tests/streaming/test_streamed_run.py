@@ -110,6 +110,7 @@ def test_prompts_are_inspected_and_exported_without_the_weights(
     np.testing.assert_array_equal(np.load(target).ravel(), trained)
 
 
+@pytest.mark.exhaustive
 def test_texts_are_continued_from_pinned_memory_and_not_from_a_stream(run_of, capsys):
     run = ["generate", "--run", str(run_of("streamed")), "--new_tokens", "2", "ab="]
     assert main(run) == 2

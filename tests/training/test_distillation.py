@@ -305,6 +305,7 @@ def write_advantages(path):
     return str(path)
 
 
+@pytest.mark.exhaustive
 def test_a_policy_makes_texts_with_a_positive_advantage_more_likely(files, tmp_path):
     macros = {
         "TRAIN_FILES": write_advantages(tmp_path / "a.jsonl"),

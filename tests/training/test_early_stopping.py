@@ -57,6 +57,7 @@ def test_a_run_stops_without_improvement_and_reports_why(files, tmp_path, capsys
     assert max(line["step"] for line in logged(tmp_path / "run")) == 10
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step", sample(1, [3, 6, 7, 9, 10]))
 def test_a_killed_run_stops_at_the_same_step_as_an_uninterrupted_run(
     step, files, tmp_path, monkeypatch

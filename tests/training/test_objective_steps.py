@@ -219,6 +219,7 @@ def tune_on_classes(files, tmp_path, loss, model=None, **macros) -> int:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("loss", "family"),
     sample(

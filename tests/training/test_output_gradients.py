@@ -55,6 +55,7 @@ def assert_same(actual, expected, **tolerances):
         np.testing.assert_allclose(leaf, expected[path], **tolerances)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
 def test_the_usual_loss_is_a_special_case_of_output_gradients(family):
     graph, trained, frozen, batch = prepared(family)
@@ -186,6 +187,7 @@ def test_teacher_logits_train_with_the_gradient_of_the_divergence():
     assert_same(gradient, jax.jit(jax.grad(divergence))(trained), atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_add_up():
     graph, trained, frozen, batch = prepared()
     cut = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
@@ -245,6 +247,7 @@ def test_a_gradient_of_an_uncomputed_output_is_refused():
     assert np.abs(gradient[PROMPT]).max() > 1e-3
 
 
+@pytest.mark.exhaustive
 def test_padding_does_not_hide_a_rows_first_learned_target():
     """Each row pads `loss_positions` with 0, which is a learned target here."""
     config = dummies.LLAMA

@@ -116,6 +116,7 @@ def elected_texts(single_prompts: SinglePrompts, vote) -> list[list[int]]:
     return winners
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("vote", sample(1, VOTES))
 def test_a_vote_equals_the_votes_of_single_prompts(single_prompts, vote, monkeypatch):
     answers = single_prompts.nats.argmin(2)

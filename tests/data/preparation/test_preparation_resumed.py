@@ -163,6 +163,7 @@ def _stopped(*_):
     yield
 
 
+@pytest.mark.exhaustive
 def test_preparation_resumes_with_its_own_tokenizer_next_to_the_output(
     inputs, whole, tmp_path, monkeypatch
 ):
