@@ -36,6 +36,12 @@ FreshBy = Mapping[str, str] | Callable[[str], str]
 
 PROMPT_IS_FRESH = (r".*/prompt/.*", None)
 TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
+TUNED_PATHS = (
+    "encoder/prompt/prompt",
+    "decoder/prompt/prompt",
+    "decoder/layers/self_attention/query/adapters/lora/a",
+)
+"""Paths of tuned parameters, which a map may name although a model has none."""
 MAXIMUM_LISTED = 10
 MAXIMUM_COMPARED, MAXIMUM_COMPARED_NAME = 1000, 200
 """Maximum number and length of the names among which the nearest are searched."""
@@ -176,8 +182,8 @@ def plan_restore(
       recipes: recipes of the family, by path.
       stored: stored tensors of the checkpoint, by name.
       assignment_map: (pattern, source) pairs; each pattern must match a parameter,
-        except the patterns in `TUNED_ARE_FRESH`, since not every model has a prompt or
-        an adapter.
+        except the patterns in `TUNED_ARE_FRESH`, and in a model without prompts and
+        adapters, such as a run's baseline, patterns that match those.
       fallback_to_scratch: whether any parameter may be fresh.
       fresh_by: descriptions of the initializers of fresh parameters, for the report.
 
@@ -224,9 +230,11 @@ def _refuse_fresh(fresh: list[str]) -> None:
 
 
 def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None:
+    is_tuned = any(_assigned(path, TUNED_ARE_FRESH) is None for path in paths)
+    known = paths if is_tuned else [*paths, *TUNED_PATHS]
     for entry in assignment_map:
         pattern = compile_pattern(entry[0], "the assignment map")
-        if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, paths)):
+        if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, known)):
             continue
         raise InputError(
             f"the assignment map's pattern {entry[0]!r} matches no complete path of a "

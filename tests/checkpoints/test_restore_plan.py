@@ -137,6 +137,16 @@ def test_only_a_whole_path_matches():
         plan(assignment_map=(("embedder", None), PROMPT_IS_FRESH))
 
 
+@pytest.mark.parametrize("pattern", (".*prompt.*", r"encoder/prompt/.*", ".*lora.*"))
+def test_a_pattern_of_tuned_parameters_is_dropped_in_a_model_without_any(pattern):
+    assert not plan(MODEL, assignment_map=((pattern, None),)).fresh
+
+
+def test_another_pattern_without_a_match_is_refused_in_a_model_without_a_prompt():
+    with pytest.raises(InputError, match="matches no complete path"):
+        plan(MODEL, assignment_map=((r".*promt.*", None),))
+
+
 def test_a_model_without_a_prompt_needs_no_axis_rules():
     assert not plan(MODEL).fresh
     assert not plan(MODEL, fallback_to_scratch=False).fresh
