@@ -82,6 +82,13 @@ def _check_roles(choice: TokenizerChoice) -> None:
                 "token, expected one token"
             )
         assigned.add(role)
+        try:
+            token.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"--special_tokens gives {role!r} to {shown(token)}, which has half a "
+                "surrogate pair, expected a text of whole characters"
+            ) from error
 
 
 def special_texts(choice: TokenizerChoice, tokenizer: Tokenizer) -> dict[str, str]:

@@ -22,6 +22,7 @@ from prompt_tuning.data.preparation.preparation_settings import (
     TextFormat,
     TokenizerChoice,
 )
+from prompt_tuning.data.preparation.tokenizer_files import open_tokenizer
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.example_tables import load_for
@@ -357,3 +358,9 @@ def test_special_tokens_get_roles(tmp_path, tokenizer):
     assert set(content["input_ids"][content["token_type_ids"] == 2]) == {pad}
     saved = load_tokenizer(output / "tokenizer", eos_id=262)
     assert saved.token(262) == "<|done|>"
+
+
+def test_a_special_token_that_utf_8_cannot_encode(tmp_path, tokenizer):
+    choice = TokenizerChoice(str(tokenizer), (("pad_token", "\ud800"),))
+    with pytest.raises(InputError, match=r"pad_token.*half a surrogate pair"):
+        open_tokenizer(choice)
