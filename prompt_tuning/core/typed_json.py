@@ -138,11 +138,15 @@ class JsonObject:
         return JsonObject(f"{name} in {self.source}", value)
 
     def refuse(self, name: str, expected: str) -> None:
-        """Reports the value of a field.
+        """Reports the value of a field, or that the field is missing.
 
         Raises:
           InputError: always.
         """
+        if name not in self.values:
+            raise InputError(
+                f"{self.source} has no {shortened(name)}, expected {expected}"
+            )
         raise InputError(
             f"{self.source} has {shortened(name)} = {shown(self.values[name])}, "
             f"expected {expected}"

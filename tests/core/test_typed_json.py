@@ -51,6 +51,11 @@ def test_numbers_that_are_not_finite_or_out_of_range_are_refused(value):
         JsonObject("a.json", {"x": value}).number("x", minimum=0)
 
 
+def test_a_missing_field_whose_default_does_not_fit_is_reported_as_missing():
+    with pytest.raises(InputError, match=r"^a file has no layers, expected 2 kinds$"):
+        JsonObject("a file", {}).refuse("layers", "2 kinds")
+
+
 def test_other_types_are_refused_with_both_types():
     with pytest.raises(InputError, match=r"has t = 'abc', expected true or false"):
         OBJECT.flag("t")
