@@ -1,0 +1,120 @@
+"""Requests of the decoding engine and their results."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding.sampling_settings import Sampling
+
+EndReason = Literal["stop", "length", "cancelled"]
+"""Why a row ended: an end token or stop text, the limit of new tokens, or `cancel`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One text to continue.
+
+    Attributes:
+      text: the text, encoded as in training; None if `ids` are given.
+      ids: token ids that are continued as they are; None if `text` is given.
+      adapter: name of a loaded adapter; None for the frozen model alone.
+      prompt_id: number of the prompt of an adapter that has several, else None.
+      sampling: how new tokens are chosen.
+      shared_text: text before `text` that several requests share. Its keys and values
+        are computed once for an adapter, and stored and read once for all its rows.
+    """
+
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    adapter: str | None = None
+    prompt_id: int | None = None
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    shared_text: str | None = None
+
+    def __post_init__(self):
+        if (self.text is None) == (self.ids is None):
+            raise InputError("a request has either text or ids: give one of them")
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probabilities at one new token, before temperature and penalties.
+
+    Attributes:
+      token: id of the chosen token.
+      logprob: its natural log-probability.
+      top: ids and log-probabilities of the most probable tokens, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The continuation of one row.
+
+    Attributes:
+      text: its text, without what ended it.
+      ids: its tokens, without the end token; with the tokens of a stop text.
+      logprobs: log-probabilities of `ids`; None if they were not requested.
+      reason: why it ended.
+      sample: number of the sample within its request.
+      given_tokens: number of tokens of the request.
+      score: score by which beams are ranked; None otherwise.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    reason: EndReason
+    sample: int = 0
+    given_tokens: int
+    score: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestHandle:
+    """Identifies a submitted request.
+
+    Attributes:
+      number: number of the request, from 0.
+      request: the request.
+      completions: the finished samples, in the order in which they ended.
+    """
+
+    number: int
+    request: Request
+    completions: list[Completion] = dataclasses.field(
+        default_factory=list, compare=False
+    )
+
+    @property
+    def finished(self) -> bool:
+        """Whether all samples have ended."""
+        return len(self.completions) == self.request.sampling.n
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """New tokens of a row, as a stream delivers them.
+
+    The texts of all pieces of a sample are the text of its `Completion`. A piece may
+    have tokens and no text: a character or a possible stop text is incomplete.
+
+    Attributes:
+      handle: the request.
+      sample: number of the sample within the request.
+      text: text that is certain now and was not before.
+      ids: new tokens.
+      logprobs: log-probabilities of `ids`; None if they were not requested.
+      completion: the whole result in the last piece of a sample, else None.
+    """
+
+    handle: RequestHandle
+    sample: int
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    completion: Completion | None = None

@@ -1,0 +1,162 @@
+"""Settings with which the new tokens of one row are chosen."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_fields
+
+MAXIMUM_LOGPROBS = 20
+"""Maximum number of alternatives of which log-probabilities are returned."""
+
+MAXIMUM_SAMPLES = 128
+"""Maximum number of samples of one request."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the new tokens of a row are chosen, and when it ends.
+
+    The defaults take the most probable token until the model ends the row.
+
+    Attributes:
+      temperature: temperature of the distribution; 0 takes the most probable token.
+      top_k: number of most probable tokens to draw from; None for all.
+      top_p: share of the probability to draw from; None for all of it.
+      min_p: smallest probability to draw, as a share of the largest; None for all.
+      repetition_penalty: divisor of the scores of all tokens of the row; 1 for none.
+      presence_penalty: subtracted from the score of each new token that was generated.
+      frequency_penalty: subtracted from it once for each time it was generated.
+      logit_bias: added to the scores of tokens, by id.
+      forbidden: ids that are never chosen.
+      forced: ids that the new tokens begin with.
+      minimum_new_tokens: number of new tokens before which no end is chosen.
+      new_tokens: maximum number of new tokens.
+      ends: ids of which each ends a row, in addition to the model's own.
+      ignores_end: whether the model's own end tokens do not end the row.
+      stop: texts of which each ends the row; they are not part of its text.
+      n: number of samples of the row.
+      seed: seed of sampling; sample `i` of the row draws with its own key.
+      logprobs: number of most probable tokens whose log-probabilities are returned
+        with that of the chosen one; None for none.
+    """
+
+    temperature: float | int = 0.0
+    top_k: int | None = None
+    top_p: float | int | None = None
+    min_p: float | int | None = None
+    repetition_penalty: float | int = 1.0
+    presence_penalty: float | int = 0.0
+    frequency_penalty: float | int = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    forbidden: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+    minimum_new_tokens: int = 0
+    new_tokens: int = 64
+    ends: tuple[int, ...] = ()
+    ignores_end: bool = False
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    seed: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self):
+        check_fields(self)
+        for name in ("forbidden", "forced", "ends", "stop"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_distribution()
+        self._check_penalties()
+        self._check_lengths()
+        if self.temperature == 0:
+            self._check_greedy()
+
+    def _check_distribution(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"temperature is {self.temperature}, expected 0 (greedy) or more"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k is {self.top_k}, expected at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(
+                f"top_p is {self.top_p}, expected a number above 0, up to 1"
+            )
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p is {self.min_p}, expected a number from 0 to 1")
+
+    def _check_penalties(self) -> None:
+        if not 0 < self.repetition_penalty < math.inf:
+            raise InputError(
+                f"repetition_penalty is {self.repetition_penalty}, expected a number "
+                "above 0; 1 for none"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(
+                    f"{name} is {getattr(self, name)}, expected a finite number"
+                )
+        for token, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise InputError(
+                    f"logit_bias of token {token} is {bias}, expected a finite number; "
+                    "forbid a token by forbidden"
+                )
+        both = set(self.forced) & set(self.forbidden)
+        if both:
+            raise InputError(f"token {min(both)} is both forced and forbidden")
+
+    def _check_lengths(self) -> None:
+        if self.new_tokens < 1:
+            raise InputError(f"new_tokens is {self.new_tokens}, expected at least 1")
+        if not 0 <= self.minimum_new_tokens <= self.new_tokens:
+            raise InputError(
+                f"minimum_new_tokens is {self.minimum_new_tokens}, expected 0 to "
+                f"new_tokens, which is {self.new_tokens}"
+            )
+        if len(self.forced) > self.new_tokens:
+            raise InputError(
+                f"{len(self.forced)} tokens are forced, and new_tokens is "
+                f"{self.new_tokens}"
+            )
+        if not all(self.stop):
+            raise InputError(f"stop is {shown(self.stop)}, expected texts not empty")
+        if not 1 <= self.n <= MAXIMUM_SAMPLES:
+            raise InputError(f"n is {self.n}, expected 1 to {MAXIMUM_SAMPLES}")
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}, expected at least 0")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAXIMUM_LOGPROBS:
+            raise InputError(
+                f"logprobs is {self.logprobs}, expected 0 to {MAXIMUM_LOGPROBS}"
+            )
+
+    def _check_greedy(self) -> None:
+        for name in ("top_k", "top_p", "min_p"):
+            if getattr(self, name) is not None:
+                raise InputError(
+                    "the temperature is 0, which always takes the most probable token, "
+                    f"so {name} has no effect: set a temperature, such as 0.7"
+                )
+        if self.n > 1:
+            raise InputError(
+                f"the temperature is 0 and n is {self.n}: all samples would be the "
+                "same; set a temperature, such as 0.7"
+            )
+
+    def check_vocabulary(self, size: int) -> None:
+        """Checks that all ids are tokens of a model.
+
+        Args:
+          size: size of its vocabulary.
+
+        Raises:
+          InputError: for the first id that is not.
+        """
+        for name in ("logit_bias", "forbidden", "forced", "ends"):
+            for token in getattr(self, name):
+                if not 0 <= token < size:
+                    raise InputError(
+                        f"{name} names token {token}, expected 0 to {size - 1}"
+                    )
+        if len(set(self.forbidden)) >= size:
+            raise InputError("every token is forbidden")
