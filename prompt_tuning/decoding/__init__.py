@@ -1,1 +1,1 @@
-"""The decoding engine: rows with unlike adapters and settings over one compiled step."""
+"""The decoding engine: slots that rows join and leave, each with its settings."""
