@@ -61,6 +61,8 @@ def commands(files, folder: Path) -> list[list[str]]:
         ["inspect", "--run", str(run)],
         ["evaluate", "--run", str(run), "--predictions", str(folder / "predictions")],
         ["generate", "--run", str(run), "--new_tokens", "2", "ab="],
+        ["predict", "--run", str(run), "--labels", "AB", "BA", "--", "ab="],
+        ["runs", str(folder)],
         ["convert", str(run), str(other)],
         ["similar", str(run), str(other)],
         ["show", str(files.train_rows)],
