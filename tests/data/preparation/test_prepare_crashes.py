@@ -2,12 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation import worker_pool
+from prompt_tuning.data.preparation import preparation_plot, worker_pool
 from prompt_tuning.data.preparation.preparation import prepare
+from prompt_tuning.data.preparation.preparation_metrics import SplitMetrics
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
     Share,
@@ -18,10 +22,16 @@ from tests.support.crash_states import read_tree, recorded
 from tests.support.small_tokenizer import write_tokenizer
 
 
+def write_names(metrics: Mapping[str, SplitMetrics], file: Path) -> None:
+    write_file(file, str(list(metrics)).encode(), force=True)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_preparation_ends_with_the_same_bits(replaces, tmp_path, monkeypatch):
     monkeypatch.setattr(worker_pool, "TASK_RECORDS", 20)
+    # Drawing would take most of the time; here only the writing matters.
+    monkeypatch.setattr(preparation_plot, "plot_metrics", write_names)
     tokenizer = TokenizerChoice(str(write_tokenizer(tmp_path / "tokenizer")))
     lines = [
         json.dumps({"prompt": f"the {i} and", "completion": "a the " * (i % 9)})
