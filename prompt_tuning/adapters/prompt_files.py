@@ -151,7 +151,7 @@ def _read_adapter(folder: Path) -> np.ndarray:
     adapter = peft_folder.read_folder(folder)
     if adapter.kind not in ADAPTER_KINDS:
         raise InputError(
-            f"{folder} has peft_type {adapter.kind!r}; only "
+            f"{folder} has peft_type {shown(adapter.kind)}; only "
             f"{' and '.join(ADAPTER_KINDS)} save prompt vectors"
         )
     return adapter.tensors[EMBEDDINGS][: adapter.settings["num_virtual_tokens"]]

@@ -26,7 +26,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     assemble_parts,
     check_recipe,
 )
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.quantization import QUANTIZED, scale_path
 from prompt_tuning.core.slices import whole
@@ -237,8 +237,8 @@ def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None
         if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, known)):
             continue
         raise InputError(
-            f"the assignment map's pattern {entry[0]!r} matches no complete path of a "
-            f"parameter; nearest: {_nearest(entry[0], paths)}"
+            f"the assignment map's pattern {shown(entry[0])} matches no complete path "
+            f"of a parameter; nearest: {_nearest(entry[0], paths)}"
         )
 
 
@@ -250,8 +250,8 @@ def _assigned(path: str, assignment_map: AssignmentMap) -> str | None:
                 return None if source is None else match.expand(source)
             except (re.error, IndexError) as error:
                 raise InputError(
-                    f"the assignment map's source {source!r} does not fit its "
-                    f"pattern {pattern!r}: {error}"
+                    f"the assignment map's source {shown(source)} does not fit its "
+                    f"pattern {shown(pattern)}: {error}"
                 ) from error
     return path
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.config.configured import Configured
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 
 def gin_bindings(root: Configured, factories: frozenset[str]) -> list[str]:
@@ -66,8 +66,8 @@ def gin_bindings(root: Configured, factories: frozenset[str]) -> list[str]:
         if value is None or type(value) in (bool, int, float, str):
             return repr(value)
         raise InputError(
-            f"{label} is {value!r}, which a config cannot hold: expected a number, a "
-            "text, None, or a list or settings of these"
+            f"{label} is {shown(value)}, which a config cannot hold: expected a "
+            "number, a text, None, or a list or settings of these"
         )
 
     reference(root, "")

@@ -245,7 +245,8 @@ def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:
         return stand_in(objective)
     if not callable(objective):
         raise InputError(
-            f"objective is {objective!r}, expected settings such as TokenObjective(), "
+            f"objective is {shown(objective)}, expected settings such as "
+            "TokenObjective(), "
             "a function (logits, targets) -> losses, or an object with the methods "
             "sums and divisor"
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.data_source import DataSource
@@ -147,8 +147,8 @@ class Run:
                 raise InputError(f"Run.{name} is {value}, expected at least {minimum}")
         if self.checkpoint_form not in FORMS:
             raise InputError(
-                f"Run.checkpoint_form is {self.checkpoint_form!r}, expected one of "
-                f"{', '.join(map(repr, FORMS))}"
+                f"Run.checkpoint_form is {shown(self.checkpoint_form)}, expected one "
+                f"of {', '.join(map(repr, FORMS))}"
             )
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is not a list; write [@ParameterGroup()]")
@@ -203,7 +203,8 @@ class Run:
             )
         if self.model.weights != "device":
             raise InputError(
-                f"Pretrained.weights is {self.model.weights!r} and MeshShape.stage is "
+                f"Pretrained.weights is {shown(self.model.weights)} and "
+                "MeshShape.stage is "
                 f"{self.stages}: the stages of a pipeline hold their weights; set "
                 "weights to 'device', or stage to 1"
             )

@@ -173,6 +173,16 @@ def check_replaceable(file: Path, *, force: bool) -> None:
         )
 
 
+def check_named(folder: Path) -> None:
+    """Checks that a folder can be written under another name first.
+
+    Raises:
+      InputError: if the path is empty or ends in `.`, `..` or the root.
+    """
+    if folder.name in ("", ".."):
+        raise InputError(f"the folder {folder} has no name: name a new folder")
+
+
 def write_folder(
     folder: Path,
     write: Callable[[Path], None],
@@ -190,10 +200,11 @@ def write_folder(
       force: whether an existing folder is replaced if all its files are `known`.
 
     Raises:
-      InputError: if the path exists and may not be replaced, cannot be written, or is
-        being written by another process.
+      InputError: if the path has no name, exists and may not be replaced, cannot be
+        written, or is being written by another process.
       StorageError: if the disk is full.
     """
+    check_named(folder)
     workspace = folder.with_name(f".{folder.name}.writing")
     lock = folder.with_name(f".{folder.name}.lock")
     if not workspace.exists() and not lock.exists():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 Count = int | Int[Array, ""]
 """Number of vectors of a prompt; an array if prompts are padded to one length."""
@@ -53,7 +53,7 @@ class Visibility:
         names = set(names)
         if unknown := sorted(names - set(VISIBLE)):
             raise InputError(
-                f"visibility names {unknown[0]!r}, expected some of "
+                f"visibility names {shown(unknown[0])}, expected some of "
                 f"{', '.join(map(repr, VISIBLE))}"
             )
         causal = PROMPT_TO_PROMPT_CAUSAL in names

@@ -60,7 +60,8 @@ def check_combinations(config: Any) -> None:
     if config.shared_norm and not (config.parallel and first):
         raise InputError(
             "shared_norm needs parallel layers with a norm before them, found "
-            f"parallel={config.parallel} and norm_placement={config.norm_placement!r}"
+            f"parallel={config.parallel} and "
+            f"norm_placement={shown(config.norm_placement)}"
         )
     if config.experts and not 1 <= config.experts_per_token <= config.experts:
         raise InputError(

@@ -280,14 +280,14 @@ def check_dtype(name: str, value: str) -> None:
         weights, and for any unknown name.
     """
     if value in ("float16", "half", "fp16"):
-        raise InputError(f"{name} is {value!r}: {FLOAT16_REASON}")
+        raise InputError(f"{name} is {shown(value)}: {FLOAT16_REASON}")
     accepted = ["float32", "bfloat16"]
     if name == "parameter_dtype":
         accepted.append(QUANTIZED)
     if value not in accepted:
         listed = " or ".join(map(repr, accepted))
         hint = "; int8 is for parameter_dtype" if value == QUANTIZED else ""
-        raise InputError(f"{name} is {value!r}, expected {listed}{hint}")
+        raise InputError(f"{name} is {shown(value)}, expected {listed}{hint}")
 
 
 def t5_config(
@@ -320,7 +320,7 @@ def t5_config(
       InputError: for an unknown version, and for fields that `Pretrained` sets.
     """
     if version not in ("1.0", "1.1"):
-        raise InputError(f"T5 version is {version!r}, expected '1.0' or '1.1'")
+        raise InputError(f"T5 version is {shown(version)}, expected '1.0' or '1.1'")
     elsewhere = set(choices) & {
         "compute_dtype",
         "parameter_dtype",

@@ -95,8 +95,8 @@ def _read_array(stream: Any, size: int, source: str) -> np.ndarray:
     start = stream.read(len(MAGIC))
     if start != MAGIC:
         raise InputError(
-            f"{source} begins with {start!r}, expected NumPy's {MAGIC!r}; pickles are "
-            "never read"
+            f"{source} begins with {shown(start)}, expected NumPy's {MAGIC!r}; pickles "
+            "are never read"
         )
     stream.seek(0)
     shape, dtype = _read_header(stream, source)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import optax
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.setting_hints import how_to_set
 
@@ -48,13 +48,13 @@ class ParameterGroup:
     def __post_init__(self):
         if isinstance(self.regexes, str):
             raise InputError(
-                f"ParameterGroup.regexes is {self.regexes!r}, expected a list of "
+                f"ParameterGroup.regexes is {shown(self.regexes)}, expected a list of "
                 "strings"
             )
         if not hasattr(self.optimizer, "update"):
             raise InputError(
-                f"ParameterGroup.optimizer is {self.optimizer!r}, expected an optax "
-                "transformation; write @adafactor() with its parentheses"
+                f"ParameterGroup.optimizer is {shown(self.optimizer)}, expected an "
+                "optax transformation; write @adafactor() with its parentheses"
             )
 
 
@@ -176,8 +176,8 @@ def adamw(
 def _check_rate(learning_rate: object) -> None:
     if not callable(learning_rate) and not isinstance(learning_rate, int | float):
         raise InputError(
-            f"learning_rate is {learning_rate!r}, expected a number or a schedule such "
-            "as @warmup_linear_decay()"
+            f"learning_rate is {shown(learning_rate)}, expected a number or a schedule "
+            "such as @warmup_linear_decay()"
         )
 
 

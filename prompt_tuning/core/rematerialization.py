@@ -22,7 +22,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 
 POLICIES = ("none", "dots", "attention", "names", "nothing")
@@ -83,18 +83,20 @@ class Rematerialization:
         if self.policy not in POLICIES:
             listed = ", ".join(map(repr, POLICIES))
             raise InputError(
-                f"Rematerialization.policy is {self.policy!r}, expected one of {listed}"
+                f"Rematerialization.policy is {shown(self.policy)}, expected one of "
+                f"{listed}"
             )
         if isinstance(self.names, str) or not isinstance(self.names, Sequence):
             raise InputError(
-                f"Rematerialization.names is {self.names!r}, expected a list of strings"
+                f"Rematerialization.names is {shown(self.names)}, expected a list of "
+                "strings"
             )
         # Part of a model's structure, which is a key of compiled programs: hashable.
         object.__setattr__(self, "names", tuple(self.names))
         if bool(self.names) != (self.policy == "names"):
             raise InputError(
-                f"Rematerialization.names is {self.names} and policy {self.policy!r}: "
-                "names are for policy 'names', which needs some"
+                f"Rematerialization.names is {self.names} and policy "
+                f"{shown(self.policy)}: names are for policy 'names', which needs some"
             )
         self._check_skips()
 
@@ -353,7 +355,7 @@ def _check_names(policy: Rematerialization) -> Iterator[None]:
     missing = sorted(set(policy.names) - seen)
     if missing:
         raise InputError(
-            f"Rematerialization.names has {missing[0]!r}, but the blocks name "
+            f"Rematerialization.names has {shown(missing[0])}, but the blocks name "
             f"{', '.join(sorted(seen))}; name your own activations with "
             "rematerialization.named(x, name)"
         )

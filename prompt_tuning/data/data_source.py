@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.truncation import TooLong
@@ -147,8 +147,8 @@ class DataSource:
             and all(isinstance(text, str) for pair in columns.items() for text in pair)
         ):
             raise InputError(
-                f"DataSource.columns is {columns!r}, expected a dict of names and keys "
-                "such as {'margins': 'margin'}, or None"
+                f"DataSource.columns is {shown(columns)}, expected a dict of names and "
+                "keys such as {'margins': 'margin'}, or None"
             )
 
     def check(self, model: ModelInterface) -> None:
@@ -203,7 +203,7 @@ class DataSource:
             )
         if self.joiner:
             raise InputError(
-                f"joiner is {self.joiner!r}, but prompt and completion of an "
+                f"joiner is {shown(self.joiner)}, but prompt and completion of an "
                 "encoder-decoder model are two texts: set it to the empty string"
             )
 
@@ -289,7 +289,8 @@ class DataSource:
             state = "None" if self.template is None else "set"
             raise InputError(
                 f"DataSource.template is {state} and Prompting.placement is "
-                f"{model.placement!r}: a template determines where the prompt vectors "
+                f"{shown(model.placement)}: a template determines where the prompt "
+                "vectors "
                 "stand, so set both (--template or data/template.gin does), or neither"
             )
         if self.template is None:
@@ -323,7 +324,8 @@ class DataSource:
             if selects:
                 name = "task_token" if by_token else "prompt_id_key"
                 raise InputError(
-                    f"DataSource.{name} is {getattr(self, name)!r}, but the model has "
+                    f"DataSource.{name} is {shown(getattr(self, name))}, but the model "
+                    "has "
                     "one prompt for all tasks: leave it out, or use a multi-task prompt"
                 )
             return None
@@ -344,8 +346,8 @@ class DataSource:
         """Returns one more than the id of task 0's sentinel; None for "index"."""
         if self.task_token not in ("index", "sentinel"):
             raise InputError(
-                f"DataSource.task_token is {self.task_token!r}, expected 'index' or "
-                "'sentinel'"
+                f"DataSource.task_token is {shown(self.task_token)}, expected 'index' "
+                "or 'sentinel'"
             )
         if self.task_token == "index":
             return None

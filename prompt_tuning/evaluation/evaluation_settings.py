@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
@@ -80,8 +80,8 @@ class Evaluation:
             )
         if self.references_key is not None and not self.text_metrics:
             raise InputError(
-                f"Evaluation.references_key is {self.references_key!r}, but no metric "
-                "uses references: give "
+                f"Evaluation.references_key is {shown(self.references_key)}, but no "
+                "metric uses references: give "
                 f"{how_to_set('Evaluation.metrics', list(TEXT_METRICS))} or some of "
                 "them, or leave references_key out"
             )
@@ -97,8 +97,8 @@ class Evaluation:
         choices = (PERPLEXITY, *TEXT_METRICS)
         if isinstance(self.metrics, str):
             raise InputError(
-                f"Evaluation.metrics is {self.metrics!r}, expected a list such as "
-                f"[{self.metrics!r}]"
+                f"Evaluation.metrics is {shown(self.metrics)}, expected a list such as "
+                f"[{shown(self.metrics)}]"
             )
         for name in self.metrics:
             if name not in choices:
@@ -113,8 +113,8 @@ class Evaluation:
         for name in ("labels", "calibrate"):
             if isinstance(getattr(self, name), str):
                 raise InputError(
-                    f"Evaluation.{name} is the text {getattr(self, name)!r}, expected "
-                    "a list of texts"
+                    f"Evaluation.{name} is the text {shown(getattr(self, name))}, "
+                    "expected a list of texts"
                 )
         if self.labels and len(self.labels) < 2:
             raise InputError(

@@ -170,13 +170,13 @@ def encode_labels(
             ids = tokenizer.encode(label)
         if not ids:
             raise InputError(
-                f"the label {label!r} gives no token, so it cannot be ranked; use "
+                f"the label {shown(label)} gives no token, so it cannot be ranked; use "
                 "another verbalizer"
             )
         if ids in encoded:
             raise InputError(
-                f"the labels {labels[encoded.index(ids)]!r} and {label!r} give the "
-                "same tokens, so neither can win; use another verbalizer"
+                f"the labels {shown(labels[encoded.index(ids)])} and {shown(label)} "
+                "give the same tokens, so neither can win; use another verbalizer"
             )
         encoded.append(ids)
     return encoded

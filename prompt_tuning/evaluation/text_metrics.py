@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.evaluation.metric_sums import MetricSums, Sums, mean_metric
 
 References = Sequence[Sequence[str]]
@@ -123,5 +123,6 @@ def check_library(metric: str) -> None:
     module, name = _LIBRARIES[metric]
     if importlib.util.find_spec(module) is None:
         raise InputError(
-            f"Evaluation.metrics has {metric!r}, which needs {name}: pip install {name}"
+            f"Evaluation.metrics has {shown(metric)}, which needs {name}: pip install "
+            f"{name}"
         )

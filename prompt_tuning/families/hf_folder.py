@@ -21,7 +21,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     StoredTensor,
     transpose,
 )
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig, check_dtype
 from prompt_tuning.families import FAMILIES, REFUSED
 from prompt_tuning.families.family import Family
@@ -91,7 +91,7 @@ def _check_quantization(family: Family, settings: HuggingFaceSettings) -> None:
         quantized = settings.part(name)
         method = family.quantization
         if quantized.text("quant_method") != method:
-            quantized.refuse("quant_method", f"{method!r}: other {reason}")
+            quantized.refuse("quant_method", f"{shown(method)}: other {reason}")
 
 
 def _token_ids(
@@ -172,7 +172,7 @@ def find_family(config: ModelConfig) -> Family:
     """
     if config.family not in FAMILIES:
         raise InputError(
-            f"ModelConfig.family is {config.family!r}, expected one of "
+            f"ModelConfig.family is {shown(config.family)}, expected one of "
             f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[config.family]
@@ -239,7 +239,7 @@ def _check_settings(
     fields = family.read_fields(HuggingFaceSettings("config.json", settings))
     read_back = dataclasses.replace(config, **fields)
     changed = [
-        f"{field.name} = {getattr(config, field.name)!r}"
+        f"{field.name} = {shown(getattr(config, field.name))}"
         for field in dataclasses.fields(ModelConfig)
         if getattr(config, field.name) != getattr(read_back, field.name)
     ]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.class_scores import (
@@ -57,7 +57,8 @@ class ClassObjective(Objective):
         check_fields(self)
         if isinstance(self.labels, str) or not isinstance(self.labels, Sequence):
             raise InputError(
-                f"ClassObjective.labels is {self.labels!r}, expected a list of texts"
+                f"ClassObjective.labels is {shown(self.labels)}, expected a list of "
+                "texts"
             )
         # A tuple, because a compiled step needs a hashable objective.
         object.__setattr__(self, "labels", tuple(self.labels))
@@ -68,7 +69,7 @@ class ClassObjective(Objective):
             )
         if self.loss not in CLASS_LOSSES:
             raise InputError(
-                f"ClassObjective.loss is {self.loss!r}, expected one of "
+                f"ClassObjective.loss is {shown(self.loss)}, expected one of "
                 f"{', '.join(CLASS_LOSSES)}"
             )
         if not 0 <= self.hinge < math.inf:

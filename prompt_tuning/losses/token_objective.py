@@ -6,7 +6,7 @@ import math
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.normalizers import (
@@ -75,7 +75,7 @@ class TokenObjective(Objective):
             return
         if isinstance(chosen, str) or not 0 < chosen < math.inf:
             raise InputError(
-                f"TokenObjective.normalizer is {chosen!r}, expected one of "
+                f"TokenObjective.normalizer is {shown(chosen)}, expected one of "
                 f"{', '.join(NORMALIZERS)}, a number above 0, or None for the sum"
             )
 

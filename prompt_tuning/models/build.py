@@ -8,7 +8,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Key
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import named_key
@@ -119,7 +119,7 @@ def check_decoder_prompting(prompting: Prompting | None) -> None:
         value, default = getattr(prompting, field), getattr(Prompting(), field)
         if value != default:
             raise InputError(
-                f"decoder_prompting.{field} is {value!r}, expected {default!r}: a "
+                f"decoder_prompting.{field} is {shown(value)}, expected {default!r}: a "
                 "prompt in the decoder of an encoder-decoder precedes the targets, and "
                 "its attention is causal"
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import Adapter
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import named_key
@@ -39,8 +39,8 @@ class Tuning:
         listed = isinstance(self.adapters, Sequence)
         if not listed or not all(isinstance(x, AdapterSpec) for x in self.adapters):
             raise InputError(
-                f"Run.adapters is {self.adapters!r}, expected a list of adapters, such "
-                "as [@LoRA()] with the brackets of both"
+                f"Run.adapters is {shown(self.adapters)}, expected a list of adapters, "
+                "such as [@LoRA()] with the brackets of both"
             )
 
     @property

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
@@ -39,10 +39,12 @@ def check_location(
     """
     if weights not in LOCATIONS:
         listed = ", ".join(map(repr, LOCATIONS))
-        raise InputError(f"Pretrained.weights is {weights!r}, expected one of {listed}")
+        raise InputError(
+            f"Pretrained.weights is {shown(weights)}, expected one of {listed}"
+        )
     if weights == DEVICE:
         return
-    setting = f"Pretrained.weights is {weights!r}"
+    setting = f"Pretrained.weights is {shown(weights)}"
     if on_mesh:
         raise InputError(
             f"{setting}, but Run.mesh shards the model over devices, each of which "

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.stored_table import StoredTable
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -66,14 +66,14 @@ class Vocabulary:
         """
         if self.tokenizer is None:
             raise InputError(
-                f"a prompt cannot start from the text {text!r}: the model has no "
+                f"a prompt cannot start from the text {shown(text)}: the model has no "
                 "tokenizer; set `tokenizer`"
             )
         ids = self.tokenizer.encode(text)
         if not ids:
             raise InputError(
-                f"the text {text!r} has no tokens, so there is no embedding to start a "
-                "prompt vector from; use another text"
+                f"the text {shown(text)} has no tokens, so there is no embedding to "
+                "start a prompt vector from; use another text"
             )
         return ids
 
@@ -279,7 +279,7 @@ def from_template(template: str, fallback: Initializer | None = None) -> Initial
         for piece, count in zip(parsed.soft, counts, strict=True):
             if piece.words is not None:
                 ids = vocabulary.encode(piece.words)
-                used = _truncate(ids, count, f"tokens of {piece.words!r}")
+                used = _truncate(ids, count, f"tokens of {shown(piece.words)}")
                 covered = slice(first, first + len(used))
                 vectors = vectors.at[covered].set(vocabulary.rows(used))
             first += count

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import Arrays
-from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.prompts import FACTORIES
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
@@ -62,7 +62,8 @@ def check_kinds(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in known:
             raise InputError(
-                f"{kind!r} is not a kind of adapter, expected one of {', '.join(known)}"
+                f"{shown(kind)} is not a kind of adapter, expected one of "
+                f"{', '.join(known)}"
             )
 
 

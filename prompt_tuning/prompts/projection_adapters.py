@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.adapters.adapter import IA3 as IA3_KIND
 from prompt_tuning.adapters.adapter import LORA, Adapter, Arrays
-from prompt_tuning.core.errors import InputError, kind_of
+from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import split
 from prompt_tuning.sharding import collectives
@@ -192,8 +192,8 @@ class AdapterSpec:
         check_fields(self)
         if isinstance(self.regexes, str):
             raise InputError(
-                f"{type(self).__name__}.regexes is {self.regexes!r}, expected a list "
-                "of strings"
+                f"{type(self).__name__}.regexes is {shown(self.regexes)}, expected a "
+                "list of strings"
             )
         if not self.regexes:
             raise InputError(

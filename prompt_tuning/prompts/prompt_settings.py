@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Int
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.masks import Visibility
 from prompt_tuning.prompts.placement import PLACEMENTS, TEMPLATE
 
@@ -38,16 +38,16 @@ class Prompting:
     def __post_init__(self):
         if self.placement not in (*PLACEMENTS, TEMPLATE):
             raise InputError(
-                f"placement is {self.placement!r}, expected one of "
+                f"placement is {shown(self.placement)}, expected one of "
                 f"{', '.join((*PLACEMENTS, TEMPLATE))}"
             )
         if self.execution not in ("auto", "shared", "joined"):
             raise InputError(
-                f"execution is {self.execution!r}, expected auto, shared or joined"
+                f"execution is {shown(self.execution)}, expected auto, shared or joined"
             )
         if isinstance(self.visibility, str):
             raise InputError(
-                f"visibility is {self.visibility!r}, expected a list of strings"
+                f"visibility is {shown(self.visibility)}, expected a list of strings"
             )
         if self.visibility is not None:
             # A hashable tuple, so that equal settings give equal model structures.

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 
 STAGE, DATA, FSDP, TENSOR = "stage", "data", "fsdp", "tensor"
@@ -98,7 +98,7 @@ class AxisRules:
         check_fields(self)
         if self.preset not in PRESETS:
             raise InputError(
-                f"AxisRules.preset is {self.preset!r}, expected one of "
+                f"AxisRules.preset is {shown(self.preset)}, expected one of "
                 f"{', '.join(PRESETS)}"
             )
         for rule in self.rules:
@@ -171,7 +171,8 @@ def _check_rule(rule: Any) -> None:
     several = target if isinstance(target, list | tuple) else [target]
     if not pair or not all(axis is None or isinstance(axis, str) for axis in several):
         raise InputError(
-            f"AxisRules.rules has {rule!r}, expected pairs such as ('embed', 'fsdp')"
+            f"AxisRules.rules has {shown(rule)}, expected pairs such as ('embed', "
+            "'fsdp')"
         )
     name, axes = rule[0], _axes(rule[1])
     if name not in NAMES:
@@ -182,8 +183,8 @@ def _check_rule(rule: Any) -> None:
     unknown = [axis for axis in axes if axis not in MESH_AXES]
     if unknown:
         raise InputError(
-            f"AxisRules.rules maps {name!r} to the mesh axis {unknown[0]!r}, expected "
-            f"some of {', '.join(MESH_AXES)}, or None"
+            f"AxisRules.rules maps {name!r} to the mesh axis {shown(unknown[0])}, "
+            f"expected some of {', '.join(MESH_AXES)}, or None"
         )
     if len(set(axes)) != len(axes):
         raise InputError(f"AxisRules.rules maps {name!r} to {axes}, one of them twice")

@@ -20,7 +20,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import CompiledStep
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.evaluation.evaluator import Evaluator
@@ -161,7 +161,8 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
             )
             if path:
                 raise InputError(
-                    f"{path} is {mine!r} in member {first_name} and {theirs!r} in "
+                    f"{path} is {shown(mine)} in member {first_name} and "
+                    f"{shown(theirs)} in "
                     f"member {name}; members of one sweep share the model, the data "
                     "and the steps, and may differ only in their prompt, groups (such "
                     "as the learning rate), seed and data_seed. Start one sweep for "

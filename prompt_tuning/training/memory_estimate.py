@@ -18,7 +18,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import CompiledStep
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
@@ -91,8 +91,8 @@ class MemoryEstimate:
         """
         if run.model.weights != "device":
             raise InputError(
-                f"Pretrained.weights is {run.model.weights!r}: memory is predicted for "
-                "runs whose weights are on the device; give "
+                f"Pretrained.weights is {shown(run.model.weights)}: memory is "
+                "predicted for runs whose weights are on the device; give "
                 f"{how_to_set('Pretrained.weights', 'device')}"
             )
         refuse_stages(run, "`prompt-tuning memory` without --pipeline")

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.cross_entropy import token_loss
 from prompt_tuning.losses.objective import learned_targets, scatter_to_targets
@@ -106,7 +106,8 @@ def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
     unknown = [name for name in given if name not in shapes]
     if unknown:
         raise InputError(
-            f"an output gradient is set for {unknown[0]!r}, but the step's outputs are "
+            f"an output gradient is set for {shown(unknown[0])}, but the step's "
+            "outputs are "
             f"{', '.join(shapes)}; name it in OutputStep.names, or leave it out"
         )
     for name, array in given.items():

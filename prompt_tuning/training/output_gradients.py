@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters, merge, named_key, optional_key
 from prompt_tuning.losses.objective import scatter_to_targets
 from prompt_tuning.losses.policy_gradient import advantage_weights
@@ -94,7 +94,7 @@ class OutputStep:
         unknown = [name for name in self.names if not is_output(name)]
         if unknown:
             raise InputError(
-                f"no output is named {unknown[0]!r}, expected some of "
+                f"no output is named {shown(unknown[0])}, expected some of "
                 f"{', '.join(OUTPUTS)}, or paths such as decoder/layers/0/hidden with "
                 f"one of {', '.join(intermediates.PARTS)} at the end; for other "
                 "outputs, use `added`"

@@ -16,7 +16,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.setting_hints import how_to_set
@@ -224,7 +224,9 @@ def write_adapters(
         exists.
     """
     if form not in FORMS:
-        raise InputError(f"the form is {form!r}, expected one of {', '.join(FORMS)}")
+        raise InputError(
+            f"the form is {shown(form)}, expected one of {', '.join(FORMS)}"
+        )
     check_kinds(only)
     adapters = [x for x in source.adapters if not only or x.kind in only]
     with hold_run(*_runs_around(target)):

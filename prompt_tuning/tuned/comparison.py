@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, Key
 
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
@@ -163,7 +163,7 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     is learned, and rows that a teacher reads too, also stay unchanged: they follow the
     embeddings of the text.
     """
-    data, name = evaluation.data, f"text {text!r}"
+    data, name = evaluation.data, f"text {shown(text)}"
     if not text:
         raise InputError("--text_prompt is empty; --baseline measures without a text")
     distilled = isinstance(run.objective, ContextDistillation)

@@ -151,3 +151,11 @@ def test_errors_of_the_disk_name_the_file(number, error, tmp_path, monkeypatch):
         write_file(tmp_path / "file", "new", force=True)
     assert str(raised.value).startswith(str(tmp_path / "file"))
     assert contents(tmp_path) == {"file": "old"}
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "a/.."])
+def test_a_folder_without_a_name_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="has no name: name a new folder"):
+        write_folder(Path(name), write("new"))
+    assert not list(tmp_path.iterdir())

@@ -53,7 +53,7 @@ from prompt_tuning.adapters.peft.shape_checks import (
     module_name,
 )
 from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 
 READ = (PROMPT, "P_TUNING", MULTITASK, PREFIX, LORA, IA3)
@@ -82,7 +82,7 @@ def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapte
     kind, settings, tensors = folder.kind, folder.settings, folder.tensors
     if kind not in READ:
         raise InputError(
-            f"{source} has peft_type {kind!r}, expected one of {', '.join(READ)}"
+            f"{source} has peft_type {shown(kind)}, expected one of {', '.join(READ)}"
         )
     check_supported(settings, source)
     _check_names(kind, tensors, source)

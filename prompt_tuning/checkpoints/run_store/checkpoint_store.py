@@ -35,7 +35,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
 from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.core.atomic_files import replace_file, sync_path
-from prompt_tuning.core.errors import InputError, StorageError
+from prompt_tuning.core.errors import InputError, StorageError, shown
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class CheckpointStore:
     ):
         if form not in FORMS:
             raise InputError(
-                f"the form of checkpoints is {form!r}, expected one of {FORMS}"
+                f"the form of checkpoints is {shown(form)}, expected one of {FORMS}"
             )
         if keep_last < 1:
             raise InputError(f"keep_last is {keep_last}, expected at least 1")

@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import (
     Example,
@@ -140,7 +140,7 @@ class Limits:
     def __post_init__(self):
         if self.on_too_long not in get_args(TooLong):
             raise InputError(
-                f"on_too_long is {self.on_too_long!r}, expected one of "
+                f"on_too_long is {shown(self.on_too_long)}, expected one of "
                 f"{', '.join(map(repr, get_args(TooLong)))}"
             )
         for name in ("vocabulary_size", "maximum_length", "maximum_examples"):

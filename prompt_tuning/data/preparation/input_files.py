@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.rows.table_cells import (
     DELIMITERS,
@@ -120,7 +120,7 @@ def _check_paths(paths: Sequence[Path]) -> None:
             raise InputError(f"input {path}: there is no such file or folder")
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(
-                f"input {path} ends with {path.suffix!r}, expected "
+                f"input {path} ends with {shown(path.suffix)}, expected "
                 f"{', '.join(SUFFIXES)}, which determine how it is read"
             )
         first = first_paths.setdefault(path.resolve(), path)

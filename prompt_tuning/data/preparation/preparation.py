@@ -9,7 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core.atomic_files import check_writable, replace_file, sync_path
+from prompt_tuning.core.atomic_files import (
+    check_named,
+    check_writable,
+    replace_file,
+    sync_path,
+)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
@@ -105,6 +110,7 @@ def prepare(
         preparation.inputs, preparation.record, skip=preparation.skip_malformed
     )
     output = Path(preparation.output)
+    check_named(output)
     files = place_lines(files, scratch_path(output))
     _check_output_location(preparation, files, output)
     worker = EncodingWorker(preparation, files)
@@ -210,8 +216,6 @@ def _check_output_location(
                 f"output {output} is inside the input folder {name}, so it would be "
                 "read as an input next time: choose a folder elsewhere"
             )
-    if output.name in ("", ".."):
-        raise InputError(f"output {output} has no name: name a new folder")
     template = preparation.text.chat_template
     roles = {file.path: "input" for file in files}
     roles[Path(preparation.tokenizer.path)] = "tokenizer"

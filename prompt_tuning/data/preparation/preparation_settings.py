@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 
 Boundary = Literal["line", "pair"]
 """The unit of a choice: a record with all its turns (line), or each turn (pair)."""
@@ -44,7 +44,9 @@ def parse_packing(text: str) -> Packing:
       InputError: if the text is not one of `PACKINGS`.
     """
     if text not in PACKINGS:
-        raise InputError(f"packing is {text!r}, expected one of {', '.join(PACKINGS)}")
+        raise InputError(
+            f"packing is {shown(text)}, expected one of {', '.join(PACKINGS)}"
+        )
     how, _, overflow = text.partition("::")
     return Packing(how, overflow or None)
 
@@ -154,7 +156,8 @@ def parse_share(text: str, name: str) -> Share:
         ratio = float(text)
     except ValueError as error:
         raise InputError(
-            f"{name} is {text!r}, expected a ratio such as 0.1 or a count such as 100"
+            f"{name} is {shown(text)}, expected a ratio such as 0.1 or a count such as "
+            "100"
         ) from error
     if not math.isfinite(ratio) or not 0 <= ratio < 1:
         raise InputError(
@@ -269,5 +272,5 @@ def _check_date(text: TextFormat) -> None:
         datetime.date.fromisoformat(text.chat_date)
     except ValueError as error:
         raise InputError(
-            f"chat_date is {text.chat_date!r}, expected a date such as 2026-07-26"
+            f"chat_date is {shown(text.chat_date)}, expected a date such as 2026-07-26"
         ) from error

@@ -207,8 +207,8 @@ def _parse_text_template(text: str | None, name: str) -> Template | None:
     template = parse_template(text, f"--{name}")
     if template.soft:
         raise InputError(
-            f"--{name} {text!r} has soft prompts, which belong to a run and not to its "
-            "data; move them to DataSource.template"
+            f"--{name} {shown(text)} has soft prompts, which belong to a run and not "
+            "to its data; move them to DataSource.template"
         )
     return template
 

@@ -78,16 +78,16 @@ def _check_roles(choice: TokenizerChoice) -> None:
             )
         if role in assigned and role != ADDITIONAL:
             raise InputError(
-                f"--special_tokens gives {role!r} to {shown(token)} and to another "
-                "token, expected one token"
+                f"--special_tokens gives {shown(role)} to {shown(token)} and to "
+                "another token, expected one token"
             )
         assigned.add(role)
         try:
             token.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"--special_tokens gives {role!r} to {shown(token)}, which has half a "
-                "surrogate pair, expected a text of whole characters"
+                f"--special_tokens gives {shown(role)} to {shown(token)}, which has "
+                "half a surrogate pair, expected a text of whole characters"
             ) from error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import AlpacaEncoder, LineEncoder, RowEncoder
@@ -57,8 +57,8 @@ class FormatChoice:
             return datetime.date.fromisoformat(self.chat_date)
         except ValueError as error:
             raise InputError(
-                f"DataSource.chat_date is {self.chat_date!r}, expected a date such as "
-                "2026-07-26"
+                f"DataSource.chat_date is {shown(self.chat_date)}, expected a date "
+                "such as 2026-07-26"
             ) from error
 
 
@@ -129,7 +129,7 @@ def _open_template(
     """
     if pairs.joiner:
         raise InputError(
-            f"DataSource.joiner is {pairs.joiner!r}, but {path} contains "
+            f"DataSource.joiner is {shown(pairs.joiner)}, but {path} contains "
             "conversations, which the chat template joins: leave the joiner out"
         )
     if pairs.tokenizer.eos_id is None:

@@ -98,8 +98,8 @@ class Tasks:
         names = [] if isinstance(self.names, str) else list(self.names)
         if len(set(names)) != self.count or len(names) != self.count:
             raise InputError(
-                f"prompt_id_names are {self.names!r}, expected a list of {self.count} "
-                "different names, one for each prompt"
+                f"prompt_id_names are {shown(self.names)}, expected a list of "
+                f"{self.count} different names, one for each prompt"
             )
 
     def after_bos(self) -> "Tasks":
@@ -136,14 +136,14 @@ class Tasks:
         if self.names is not None:
             expected = f"one of {shown(list(self.names))} or its number"
         raise InputError(
-            f"{location}: {self.key!r} is {shown(value)}, expected {expected}"
+            f"{location}: {shown(self.key)} is {shown(value)}, expected {expected}"
         )
 
     def range_error(self, task: int) -> str:
         """Returns the message for a task that is out of range."""
         message = f"the task is {task}, expected 0 to {self.count - 1}"
         if self.token is None:
-            return f"{message} ({self.key!r}), the prompts of the model"
+            return f"{message} ({shown(self.key)}), the prompts of the model"
         if self.token.sentinel_end is None:
             return (
                 f"{message}; it is the id of token {self.token.position} "
