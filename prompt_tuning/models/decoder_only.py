@@ -5,7 +5,7 @@ here (`prefix_stream`, `prefix_contexts`) are overridden by prompted decoders.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from prompt_tuning.models.input_layers import (
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import normalize
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
-from prompt_tuning.models.streams import Stream
+from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
 
 
@@ -225,16 +225,18 @@ class DecoderOnly(LanguageModel):
         )
         return self._normalize_output(states)[:, 0], cache
 
-    def decode(
-        self, tokens: Int[Array, "B"], cache: Cache
-    ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads one more token per row and returns the state that predicts the next."""
-        embedded = self.token_embedder(tokens[:, None], self.config.dtype)
-        stream = self._add_positions(cache.stream(embedded), None)
+    def extend(
+        self,
+        stream: Stream,
+        past: Sequence[Context],
+        cross: Sequence[Context] = (),
+    ) -> tuple[Float[Array, "B Q D"], KeyValues]:
+        """Reads further tokens of rows; see `LanguageModel.extend`."""
+        del cross
         (hidden,), (key_values,) = self.decoder.run(
-            [stream], past=cache.contexts(), keep=True
+            [self._add_positions(stream, None)], past=past, keep=True
         )
-        return self._normalize_output(hidden)[:, 0], cache.append(key_values)
+        return self._normalize_output(hidden), key_values
 
     def _normalize_output(self, states: Float[Array, "B m D"]) -> Float[Array, "B m D"]:
         """Applies the final norm and the factor of the logits."""

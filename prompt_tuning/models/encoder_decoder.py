@@ -284,18 +284,17 @@ class EncoderDecoder(LanguageModel):
         )
         return self._normalize_output(states, None)[:, 0], cache
 
-    def decode(
-        self, tokens: Int[Array, "B"], cache: Cache
-    ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads one more token per row and returns the state that predicts the next."""
-        embedded = self.token_embedder(tokens[:, None], self.config.dtype)
+    def extend(
+        self,
+        stream: Stream,
+        past: Sequence[Context],
+        cross: Sequence[Context] = (),
+    ) -> tuple[Float[Array, "B Q D"], KeyValues]:
+        """Reads further targets of rows; see `LanguageModel.extend`."""
         (hidden,), (key_values,) = self.decoder.run(
-            [self.decoder_inputs(cache.stream(embedded), None)],
-            past=cache.contexts(),
-            cross=cache.cross,
-            keep=True,
+            [self.decoder_inputs(stream, None)], past=past, cross=cross, keep=True
         )
-        return self._normalize_output(hidden, None)[:, 0], cache.append(key_values)
+        return self._normalize_output(hidden, None), key_values
 
     def _normalize_output(self, hidden, key):
         """Applies the final norm, T5 1.0's scale and dropout."""

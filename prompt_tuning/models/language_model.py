@@ -1,5 +1,6 @@
 """The base of all language models: an embedding table, the stacks, an output head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,8 +16,10 @@ from prompt_tuning.losses.output_head import (
     as_output_head,
     head_logits,
 )
+from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.layers import Head, TokenEmbedding
+from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.sharding import collectives
 
 Prefix = Any
@@ -88,11 +91,34 @@ class LanguageModel(nnx.Module):
         """
         raise NotImplementedError
 
+    def extend(
+        self,
+        stream: Stream,
+        past: Sequence[Context],
+        cross: Sequence[Context] = (),
+    ) -> tuple[Float[Array, "B Q D"], KeyValues]:
+        """Reads further tokens of rows of which earlier ones were read before.
+
+        Args:
+          stream: embeddings of the tokens, at their positions in each row.
+          past: keys and values of all blocks that the tokens attend to.
+          cross: an encoder's output; empty in a decoder-only model.
+
+        Returns:
+          the hidden states that predict the tokens after these, and the keys and values
+            of these, `[L, G, B, Q, K]`.
+        """
+        raise NotImplementedError
+
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one more token per row and returns the state that predicts the next."""
-        raise NotImplementedError
+        embedded = self.token_embedder(tokens[:, None], self.config.dtype)
+        hidden, key_values = self.extend(
+            cache.stream(embedded), cache.contexts(), cache.cross
+        )
+        return hidden[:, 0], cache.append(key_values)
 
     def prompts(self) -> dict[str, Any]:
         """Returns the prompt modules by their stack, "encoder" or "decoder"."""

@@ -1,0 +1,318 @@
+"""The resident adapters of an engine, in the form in which rows choose among them."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Int
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.decoding.row_adapters import (
+    RowInputScale,
+    RowLowRank,
+    RowOutputScale,
+)
+from prompt_tuning.decoding.slots import Page
+from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.build import build_model, projections
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.prompted import PromptDecoder
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.projection_adapters import (
+    InputScale,
+    LowRank,
+    OutputScale,
+    ProjectionAdapter,
+)
+
+Kind = TypeVar("Kind", bound=ProjectionAdapter)
+
+RANK_MULTIPLE = 8
+"""Ranks are padded to multiples of this, so that few table shapes are compiled."""
+
+ADDED = ("/prompt/", "/adapters/")
+"""Parts of the paths of parameters that prompts and adapters add to a model."""
+
+
+class PromptPages(NamedTuple):
+    """Keys and values that precede a row, as pages in their order.
+
+    Attributes:
+      pages: the pages.
+      visible: number of keys of each page.
+      length: number of positions that they take.
+    """
+
+    pages: tuple[Page, ...] = ()
+    visible: tuple[int, ...] = ()
+    length: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ResidentAdapter:
+    """One loaded adapter.
+
+    Attributes:
+      name: name by which requests choose it.
+      model: the model with the adapter, which reads whole rows.
+      parameters: its parameters; the frozen ones are the engine's arrays.
+      prompts: pages of each of its prompts; one without pages if it has none.
+      whole: whether rows are read whole, by `model`.
+      joined: number of prompt vectors among a row's own keys.
+    """
+
+    name: str
+    model: PromptedModel
+    parameters: Parameters
+    prompts: tuple[PromptPages, ...]
+    whole: bool
+    joined: int
+
+    @property
+    def adapts_projections(self) -> bool:
+        """Whether it has a LoRA or IA3 in the decoder."""
+        return any("/adapters/" in path for path in self.decoder_adapters)
+
+    @property
+    def decoder_adapters(self) -> Parameters:
+        """Parameters of its adapters of the decoder's projections."""
+        return {
+            path: leaf
+            for path, leaf in self.parameters.items()
+            if path.startswith("decoder/") and "/adapters/" in path
+        }
+
+
+def bare_graph(config: ModelConfig) -> nnx.GraphDef:
+    """Returns the structure of the frozen model alone."""
+    return describe(lambda key: split(build_model(key, config)), jax.random.key(0))[0]
+
+
+def frozen_parameters(parameters: Parameters) -> Parameters:
+    """Returns the parameters that are no part of a prompt or an adapter."""
+    return {
+        path: leaf
+        for path, leaf in parameters.items()
+        if not any(part in path for part in ADDED)
+    }
+
+
+def make_resident(
+    name: str, model: PromptedModel, parameters: Parameters, page: int
+) -> ResidentAdapter:
+    """Computes the keys and values of an adapter's prompts.
+
+    Args:
+      name: name of the adapter.
+      model: the model with the adapter.
+      parameters: all its parameters.
+      page: number of keys of a page.
+
+    Raises:
+      InputError: if the engine cannot serve the adapter.
+    """
+    merged = cast(LanguageModel, merge(model.graph, parameters))
+    _check_projections(name, merged)
+    decoder = getattr(merged, "decoder", None)
+    joins = isinstance(decoder, PromptDecoder) and not decoder.shared
+    decodes_alone = model.config.architecture == "decoder_only"
+    whole = not decodes_alone or joins or model.prompting.prefix_attention
+    count = model.prompt_count
+    prompts = tuple(
+        _prompt_pages(model, parameters, number if count > 1 else None, page)
+        for number in range(count)
+    )
+    length = decoder.prompt.length if joins else 0  # type: ignore[union-attr]
+    return ResidentAdapter(name, model, parameters, prompts, whole, length)
+
+
+def _check_projections(name: str, model: LanguageModel) -> None:
+    """Checks that the adapters of projections are kinds that a table can hold."""
+    for path, dense in projections(model):
+        for adapter in dense.adapters.values():
+            if not isinstance(adapter, LowRank | OutputScale | InputScale):
+                raise InputError(
+                    f"adapter {name}: {path} has a {type(adapter).__name__}, and the "
+                    "engine serves LoRA and IA3; merge it into the weights"
+                )
+
+
+class _Prefix(NamedTuple):
+    """Keys and values before a row; see `slots.Page`."""
+
+    key_values: KeyValues
+    real: Bool[Array, "P"]
+    start: Int[Array, ""]
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def _prefixes(
+    parameters: Parameters, prompt_ids: Int[Array, "1"] | None, *, graph: nnx.GraphDef
+) -> tuple[list[_Prefix], Int[Array, ""]]:
+    """Returns what precedes a row's own keys, and the position of the first of these.
+
+    A row of one token is read, of which nothing is used.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    ones = jnp.ones(1, jnp.int32)
+    _, cache = model.prefill(jnp.zeros((1, 1), jnp.int32), ones, 1, prompt_ids)
+    *before, text = cache.past
+    prefixes = []
+    for context in before:
+        key_values = context.key_values
+        assert isinstance(key_values, KeyValues)
+        if context.rows is not None:
+            key_values = KeyValues(*(part[:, :, context.rows] for part in key_values))
+        size = key_values.keys.shape[3]
+        real = jnp.ones(size, bool)
+        if context.mask is not None:
+            real = jnp.broadcast_to(context.mask, (1, 1, 1, size)).reshape(-1)
+        # Keys that windows leave in sight are as if at the end of all positions.
+        start = jnp.array(1 << 30)
+        if context.positions is not None:
+            start = context.positions[0, 0]
+        prefixes.append(_Prefix(key_values, real, start))
+    assert isinstance(text.key_values, KeyValues)
+    own = text.key_values.keys.shape[3] if text.mask is None else text.mask.sum()
+    return prefixes, cache.next_positions[0] - own
+
+
+def _prompt_pages(
+    model: PromptedModel, parameters: Parameters, number: int | None, page: int
+) -> PromptPages:
+    """Divides the keys and values of one prompt into pages."""
+    ids = None if number is None else jnp.array([number])
+    prefixes, length = _prefixes(parameters, ids, graph=model.graph)
+    pages, visible = [], []
+    for prefix in prefixes:
+        for part, count in split_pages(prefix.key_values, int(prefix.real.sum()), page):
+            pages.append(Page(part, prefix.start + page * len(pages)))
+            visible.append(count)
+    return PromptPages(tuple(pages), tuple(visible), int(length))
+
+
+def split_pages(
+    key_values: KeyValues, count: int, page: int
+) -> list[tuple[KeyValues, int]]:
+    """Divides keys and values `[L, G, 1, P, K]` into pages with their numbers of keys.
+
+    Args:
+      key_values: keys and values.
+      count: number of real ones, which come first.
+      page: number of keys of a page; the last is padded with zeros.
+    """
+    pages = []
+    for first in range(0, count, page):
+        size = min(page, count - first)
+        padding = [(0, 0)] * 3 + [(0, page - size), (0, 0)]
+        parts = (part[:, :, :, first : first + size] for part in key_values)
+        pages.append((KeyValues(*(jnp.pad(x, padding) for x in parts)), size))
+    return pages
+
+
+class AdapterTable(NamedTuple):
+    """The model with the tables of all adapters of projections.
+
+    Attributes:
+      graph: structure of the model.
+      tables: arrays of the tables by path.
+      entries: entry of each adapter by name; others have entry 0, which changes
+        nothing.
+    """
+
+    graph: nnx.GraphDef
+    tables: Parameters
+    entries: Mapping[str, int]
+
+
+def stack_adapters(
+    config: ModelConfig, adapters: Sequence[ResidentAdapter]
+) -> AdapterTable:
+    """Stacks the adapters of projections of several adapters into tables."""
+    chosen = [adapter for adapter in adapters if adapter.adapts_projections]
+    count = 1
+    while count < len(chosen) + 1:
+        count *= 2
+    entries = {adapter.name: i for i, adapter in enumerate(chosen, start=1)}
+    graph, abstract = describe(
+        lambda key: split(build_model(key, config)), jax.random.key(0)
+    )
+    if not chosen:
+        return AdapterTable(graph, {}, entries)
+    models = {
+        adapter.name: dict(
+            projections(
+                cast(LanguageModel, merge(adapter.model.graph, adapter.parameters))
+            )
+        )
+        for adapter in chosen
+    }
+    modules: dict[str, dict[str, nnx.Module]] = {}
+    model = merge(graph, abstract)
+    by_path = dict(projections(cast(LanguageModel, model)))
+    for path, dense in by_path.items():
+        if not path.startswith("decoder/"):
+            continue
+        adapted = {entries[name]: found[path] for name, found in models.items()}
+        modules[path] = _tables(dense, adapted, count)
+        for name, module in modules[path].items():
+            dense.adapters[name] = module
+    whole_graph, leaves = split(model)
+    tables = {path: leaf for path, leaf in leaves.items() if path not in abstract}
+    return AdapterTable(whole_graph, tables, entries)
+
+
+def _tables(
+    dense: Dense, adapted: Mapping[int, Dense], count: int
+) -> dict[str, nnx.Module]:
+    """Returns the tables of one projection, by the names that `Dense` has for them.
+
+    Args:
+      dense: the frozen projection.
+      adapted: the projection of each adapter by its entry.
+      count: number of entries.
+    """
+    layers, size_in, size_out = dense.kernel.shape
+    modules: dict[str, nnx.Module] = {}
+    low_rank = _by_entry(adapted, LowRank)
+    if low_rank:
+        rank = max(each.a.shape[2] for each in low_rank.values())
+        rank = -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
+        a = np.zeros((layers, count, size_in, rank), np.float32)
+        b = np.zeros((layers, count, rank, size_out), np.float32)
+        scaling = np.zeros((layers, count), np.float32)
+        for entry, each in low_rank.items():
+            own = each.a.shape[2]
+            a[:, entry, :, :own] = np.asarray(each.a[...])
+            b[:, entry, :own] = np.asarray(each.b[...])
+            scaling[:, entry] = each.scaling
+        modules["row_lora"] = RowLowRank(*map(jnp.asarray, (a, b, scaling)))
+    for kind, row_kind, name, size in (
+        (OutputScale, RowOutputScale, "row_output_scale", size_out),
+        (InputScale, RowInputScale, "row_input_scale", size_in),
+    ):
+        scaled = _by_entry(adapted, kind)
+        if scaled:
+            scale = np.ones((layers, count, size), np.float32)
+            for entry, each in scaled.items():
+                scale[:, entry] = np.asarray(each.scale[...])
+            modules[name] = row_kind(jnp.asarray(scale))
+    return modules
+
+
+def _by_entry(adapted: Mapping[int, Dense], kind: type[Kind]) -> dict[int, Kind]:
+    """Returns the adapters of one kind by their entry."""
+    return {
+        entry: adapter
+        for entry, dense in adapted.items()
+        for adapter in cast(Iterable, dense.adapters.values())
+        if isinstance(adapter, kind)
+    }

@@ -1,0 +1,93 @@
+"""Counts of what an engine has done and is doing."""
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+RECENT = 1024
+"""Number of latest rows and steps that means are taken over."""
+
+
+class EngineMetrics(NamedTuple):
+    """A snapshot of an engine.
+
+    Attributes:
+      slots: number of slots.
+      active: number of slots with a row.
+      queued: number of rows that wait for a slot.
+      requests: number of requests submitted.
+      finished: number of rows that ended by themselves.
+      cancelled: number of rows that were cancelled.
+      given_tokens: tokens of submitted requests.
+      new_tokens: generated tokens.
+      tokens_per_second: generated tokens per second over the latest steps.
+      first_token_seconds: mean time from submission to the first token of the latest
+        rows; 0 before the first.
+    """
+
+    slots: int
+    active: int
+    queued: int
+    requests: int
+    finished: int
+    cancelled: int
+    given_tokens: int
+    new_tokens: int
+    tokens_per_second: float
+    first_token_seconds: float
+
+
+class MetricCounters:
+    """Counters that an engine increments."""
+
+    def __init__(self):
+        self._requests = self._finished = self._cancelled = 0
+        self._given = self._new = 0
+        self._waits: deque[float] = deque(maxlen=RECENT)
+        self._steps: deque[tuple[float, int]] = deque(maxlen=RECENT)
+
+    def now(self) -> float:
+        """Returns the time that waits are measured from."""
+        return time.monotonic()
+
+    def submitted(self, tokens: int) -> None:
+        """Counts a request and the tokens of its text."""
+        self._requests += 1
+        self._given += tokens
+
+    def first_token(self, submitted: float) -> None:
+        """Counts the first token of a row that was submitted at a time."""
+        self._waits.append(self.now() - submitted)
+
+    def generated(self, tokens: int) -> None:
+        """Counts the tokens of a step."""
+        self._new += tokens
+        self._steps.append((self.now(), tokens))
+
+    def ended(self, *, cancelled: bool = False) -> None:
+        """Counts a row that ended."""
+        if cancelled:
+            self._cancelled += 1
+        else:
+            self._finished += 1
+
+    def snapshot(self, slots: int, active: int, queued: int) -> EngineMetrics:
+        """Returns the counts so far, given what the engine does now."""
+        rate = 0.0
+        if len(self._steps) > 1:
+            seconds = self._steps[-1][0] - self._steps[0][0]
+            tokens = sum(count for _, count in list(self._steps)[1:])
+            rate = tokens / seconds if seconds > 0 else 0.0
+        waits = self._waits
+        return EngineMetrics(
+            slots=slots,
+            active=active,
+            queued=queued,
+            requests=self._requests,
+            finished=self._finished,
+            cancelled=self._cancelled,
+            given_tokens=self._given,
+            new_tokens=self._new,
+            tokens_per_second=rate,
+            first_token_seconds=sum(waits) / len(waits) if waits else 0.0,
+        )

@@ -1,0 +1,228 @@
+"""One row of the engine: how far it is read, its tokens, its text and its settings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
+from prompt_tuning.decoding.request import (
+    Completion,
+    EndReason,
+    Piece,
+    RequestHandle,
+    TokenLogprob,
+)
+from prompt_tuning.decoding.text_pieces import TextPieces
+from prompt_tuning.decoding.token_choice import (
+    NO_TOKEN,
+    Chosen,
+    Needs,
+    RowChoices,
+)
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+
+class RowProgress:
+    """A sample of a request.
+
+    Attributes:
+      handle: the request.
+      sample: number of the sample.
+      given: ids of its text.
+      adapter: its adapter.
+      prompt: pages that precede it.
+      submitted: time of submission.
+      written: number of its keys that its slot holds.
+      first: position of the first of them.
+      ready: whether its text is read, so that tokens can be generated.
+      leader: slot of the sample whose text is read for this one, else None.
+      tokens: generated tokens.
+      needs: options that its settings use.
+    """
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        sample: int,
+        given: Sequence[int],
+        adapter: ResidentAdapter,
+        prompt: PromptPages,
+        model: PromptedModel,
+        submitted: float,
+    ):
+        self.handle, self.sample, self.given = handle, sample, list(given)
+        self.adapter, self.prompt, self.submitted = adapter, prompt, submitted
+        self.sampling = handle.request.sampling
+        self.written, self.first, self.ready = 0, prompt.length, False
+        self.leader: int | None = None
+        self.tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        ends = () if self.sampling.ignores_end else model.stop_ids
+        self.ends = tuple(dict.fromkeys((*ends, *self.sampling.ends)))
+        self.needs = self._find_needs()
+        separate = model.config.architecture == "encoder_decoder"
+        size = model.config.vocabulary_size
+        before = [] if separate else [token for token in given if token < size]
+        self._text = None
+        if model.tokenizer is not None:
+            self._text = TextPieces(model.tokenizer, before, self.sampling.stop)
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether its text is read in one piece, by the model with its adapter."""
+        return self.adapter.whole or not self.given
+
+    def _find_needs(self) -> Needs:
+        sampling = self.sampling
+        truncated = (sampling.top_k, sampling.top_p, sampling.min_p)
+        penalties = (sampling.presence_penalty, sampling.frequency_penalty)
+        return Needs(
+            sampled=sampling.temperature > 0,
+            truncated=any(option is not None for option in truncated),
+            penalized=any(penalties) or sampling.repetition_penalty != 1,
+            constrained=bool(
+                sampling.logit_bias
+                or sampling.forbidden
+                or sampling.forced
+                or sampling.minimum_new_tokens
+            ),
+            logprobs=sampling.logprobs is not None,
+        )
+
+    def given_marks(self, size: int) -> Bool[np.ndarray, "V"]:
+        """Marks the tokens of the given text, of a vocabulary of some size."""
+        marks = np.zeros(size, bool)
+        marks[[token for token in self.given if token < size]] = True
+        return marks
+
+    def biases(self, size: int) -> Float[np.ndarray, "V"]:
+        """Returns what is added to each logit."""
+        bias = np.zeros(size, np.float32)
+        for token, value in self.sampling.logit_bias.items():
+            bias[token] = value
+        bias[list(self.sampling.forbidden)] = -np.inf
+        return bias
+
+    def add(self, token: int, chosen: Chosen, slot: int) -> Piece:
+        """Adds a token, and ends the row if it does.
+
+        Args:
+          token: the token.
+          chosen: arrays of the step, on the host.
+          slot: number of the row in them.
+        """
+        if token in self.ends:
+            return self._end("stop")
+        self.tokens.append(token)
+        logprobs = None
+        if self.sampling.logprobs is not None:
+            logprobs = (_logprob(token, chosen, slot, self.sampling.logprobs),)
+            self._logprobs += logprobs
+        text = ""
+        if self._text is not None:
+            added = self._text.add(token)
+            text = added.text
+            if added.stopped:
+                return self._end("stop", text, (token,), logprobs)
+        if len(self.tokens) == self.sampling.new_tokens:
+            return self._end("length", text, (token,), logprobs)
+        return Piece(
+            handle=self.handle,
+            sample=self.sample,
+            text=text,
+            ids=(token,),
+            logprobs=logprobs,
+        )
+
+    def _end(
+        self,
+        reason: EndReason,
+        text: str = "",
+        ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+    ) -> Piece:
+        """Returns the last piece."""
+        if self._text is not None:
+            text += self._text.finish()
+        if self.sampling.logprobs is not None and logprobs is None:
+            logprobs = ()
+        return Piece(
+            handle=self.handle,
+            sample=self.sample,
+            text=text,
+            ids=ids,
+            logprobs=logprobs,
+            completion=self.finish(reason),
+        )
+
+    def finish(self, reason: EndReason) -> Completion:
+        """Adds the row's completion to its request."""
+        text = ""
+        if self._text is not None:
+            self._text.finish()
+            text = self._text.text
+        wanted = self.sampling.logprobs is not None
+        completion = Completion(
+            text=text,
+            ids=tuple(self.tokens),
+            logprobs=tuple(self._logprobs) if wanted else None,
+            reason=reason,
+            sample=self.sample,
+            given_tokens=len(self.given),
+        )
+        self.handle.completions.append(completion)
+        return completion
+
+
+def _logprob(token: int, chosen: Chosen, slot: int, count: int) -> TokenLogprob:
+    """Returns the log-probabilities of one token."""
+    assert chosen.logprobs is not None
+    assert chosen.top_tokens is not None and chosen.top_logprobs is not None
+    top = zip(
+        chosen.top_tokens[slot, :count].tolist(),
+        chosen.top_logprobs[slot, :count].tolist(),
+        strict=True,
+    )
+    return TokenLogprob(token, float(chosen.logprobs[slot]), tuple(top))
+
+
+def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowChoices:
+    """Returns the settings of all slots as arrays; neutral where no row is active."""
+    width = 4
+    while width < max((len(row.ends) for _, row in active), default=0):
+        width *= 2
+    choices = RowChoices(
+        temperature=np.zeros(count, np.float32),
+        top_k=np.zeros(count, np.int32),
+        top_p=np.ones(count, np.float32),
+        min_p=np.zeros(count, np.float32),
+        repetition=np.ones(count, np.float32),
+        presence=np.zeros(count, np.float32),
+        frequency=np.zeros(count, np.float32),
+        seed=np.zeros(count, np.uint32),
+        sample=np.zeros(count, np.int32),
+        step=np.zeros(count, np.int32),
+        forced=np.full(count, NO_TOKEN, np.int32),
+        ends=np.full((count, width), NO_TOKEN, np.int32),
+        before_end=np.zeros(count, bool),
+        biased=np.zeros(count, bool),
+    )
+    for slot, row in active:
+        sampling, step = row.sampling, len(row.tokens)
+        choices.temperature[slot] = sampling.temperature
+        choices.top_k[slot] = sampling.top_k or 0
+        choices.top_p[slot] = 1 if sampling.top_p is None else sampling.top_p
+        choices.min_p[slot] = sampling.min_p or 0
+        choices.repetition[slot] = sampling.repetition_penalty
+        choices.presence[slot] = sampling.presence_penalty
+        choices.frequency[slot] = sampling.frequency_penalty
+        choices.seed[slot] = sampling.seed
+        choices.sample[slot] = row.sample
+        choices.step[slot] = step
+        if step < len(sampling.forced):
+            choices.forced[slot] = sampling.forced[step]
+        choices.ends[slot, : len(row.ends)] = row.ends
+        choices.before_end[slot] = step < sampling.minimum_new_tokens
+        choices.biased[slot] = bool(sampling.logit_bias or sampling.forbidden)
+    return choices

@@ -1,0 +1,77 @@
+"""Texts that several rows begin with: read once, and stored as pages."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import numpy as np
+from flax import nnx
+
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.adapter_table import PromptPages
+from prompt_tuning.decoding.slots import RowStates, read_page
+
+MAXIMUM_TEXTS = 8
+"""Number of shared texts whose keys and values remain in memory, the latest ones."""
+
+TextKey = tuple[str | None, int | None, tuple[int, ...]]
+"""Adapter, number of its prompt, and ids of a text."""
+
+
+class SharedTexts:
+    """The shared texts that were used last.
+
+    Args:
+      page: number of keys of a page.
+    """
+
+    def __init__(self, page: int):
+        self._page = page
+        self._texts: OrderedDict[Hashable, PromptPages] = OrderedDict()
+
+    def forget(self, adapter: str) -> None:
+        """Removes the texts that were read with an adapter."""
+        for key in [key for key in self._texts if key[0] == adapter]:  # type: ignore[index]
+            del self._texts[key]
+
+    def pages(
+        self,
+        key: TextKey,
+        prompt: PromptPages,
+        parameters: Parameters,
+        graph: nnx.GraphDef,
+        entry: int,
+        pad_id: int,
+    ) -> PromptPages:
+        """Returns the pages of a prompt and a text after it, reading it if it is new.
+
+        Args:
+          key: the text.
+          prompt: pages of the prompt.
+          parameters: parameters of the engine's model by path.
+          graph: structure of the model.
+          entry: entry of the adapter in the tables of adapters.
+          pad_id: token after the end of a row.
+        """
+        if key in self._texts:
+            self._texts.move_to_end(key)
+            return self._texts[key]
+        ids = key[2]
+        pages, visible = list(prompt.pages), list(prompt.visible)
+        for start in range(0, len(ids), self._page):
+            part = ids[start : start + self._page]
+            tokens = np.full((1, self._page), pad_id, np.int32)
+            tokens[0, : len(part)] = part
+            row = RowStates(
+                np.zeros(1, np.int32),
+                np.array([prompt.length + start], np.int32),
+                np.array([True]),
+                np.array([entry], np.int32),
+                np.array([visible], np.int32).reshape(1, -1),
+            )
+            pages.append(read_page(parameters, tokens, row, tuple(pages), graph=graph))
+            visible.append(len(part))
+        length = prompt.length + len(ids)
+        self._texts[key] = PromptPages(tuple(pages), tuple(visible), length)
+        if len(self._texts) > MAXIMUM_TEXTS:
+            self._texts.popitem(last=False)
+        return self._texts[key]

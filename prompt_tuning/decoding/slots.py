@@ -1,0 +1,352 @@
+"""Slots of fixed size on the device, and the programs that read tokens into them.
+
+A slot holds the keys and values of one row. The keys of prompts and of shared texts are
+in pages that rows attend to together: each page is a separate source of attention with
+the rows that do not see it masked, so that it is read once a step. A masked page adds
+exactly 0 to a row's sums, and a row's pages keep their order, so that a row's results
+do not depend on which other pages are read.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from prompt_tuning.core import masks
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.decoding.row_adapters import row_entries
+from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.streams import Context, Stream
+
+Integers = Int[Array, "*shape"] | Int[np.ndarray, "*shape"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """What the device holds of all rows.
+
+    Attributes:
+      own: keys and values of each row, `[L, G, B, length, K]`.
+      hidden: state that predicts each row's next token, `[B, D]`.
+      cross: keys and values of each row's encoder output, `[L, G, B, E, K]`; None in a
+        decoder-only model.
+      cross_mask: marks those that are not padding, `[B, E]`.
+    """
+
+    own: KeyValues
+    hidden: Float[Array, "B D"]
+    cross: KeyValues | None
+    cross_mask: Bool[Array, "B E"] | None
+
+    @classmethod
+    def create(cls, config: ModelConfig, count: int, length: int) -> "Slots":
+        """Returns empty slots.
+
+        Args:
+          config: config of the model.
+          count: number of slots.
+          length: number of positions of each slot, and of an encoder's output.
+        """
+        groups, width = config.key_value_heads, config.head_width
+        shape = (config.layers, groups, count, length, width)
+
+        def empty() -> KeyValues:
+            return KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
+
+        decodes_alone = config.architecture == "decoder_only"
+        return cls(
+            empty(),
+            jnp.zeros((count, config.width), config.dtype),
+            None if decodes_alone else empty(),
+            None if decodes_alone else jnp.zeros((count, length), bool),
+        )
+
+
+class Page(NamedTuple):
+    """Keys and values of a stretch of a prompt or of a shared text.
+
+    Attributes:
+      key_values: `[L, G, 1, page, K]`.
+      start: position of the first key.
+    """
+
+    key_values: KeyValues
+    start: Int[Array, ""]
+
+
+class RowStates(NamedTuple):
+    """What a program needs to know of each row.
+
+    Attributes:
+      written: number of its own keys.
+      first: position of the first of these.
+      active: whether the row reads a token.
+      entry: its entry in the tables of adapters of projections.
+      visible: number of keys that it sees of each page.
+    """
+
+    written: Integers
+    first: Integers
+    active: Bool[Array, "B"] | Bool[np.ndarray, "B"]
+    entry: Integers
+    visible: Integers
+
+
+def _page_contexts(pages: Sequence[Page], visible: Integers) -> list[Context]:
+    """Returns the pages as rows attend to them; `visible` is `[B, pages]`."""
+    contexts = []
+    for i, page in enumerate(pages):
+        columns = jnp.arange(page.key_values.keys.shape[3])
+        mask = (columns < visible[:, i, None])[:, None, None]  # [B, 1, 1, page]
+        positions = (page.start + columns)[None]
+        contexts.append(Context(page.key_values, mask, None, positions))
+    return contexts
+
+
+def _own_context(own: KeyValues, written: Integers, first: Integers) -> Context:
+    """Returns the rows' own keys as context of their next tokens."""
+    columns = jnp.arange(own.keys.shape[3])
+    mask = (columns < written[:, None])[:, None, None]  # [B, 1, 1, length]
+    return Context(own, mask, None, first[:, None] + columns)
+
+
+@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+def read_tokens(
+    parameters: Parameters,
+    slots: Slots,
+    tokens: Integers,
+    rows: RowStates,
+    pages: tuple[Page, ...],
+    *,
+    graph: nnx.GraphDef,
+) -> Slots:
+    """Reads one token in each active slot.
+
+    Args:
+      parameters: all parameters of the model, and the tables of adapters, by path.
+      slots: all slots; donated.
+      tokens: next token of each row, `[B]`.
+      rows: state of each row.
+      pages: the pages that some row sees.
+      graph: structure of the model.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    embedded = model.token_embedder(jnp.asarray(tokens)[:, None], model.config.dtype)
+    positions = jnp.asarray(rows.first + rows.written)[:, None]
+    cross = ()
+    if slots.cross is not None and slots.cross_mask is not None:
+        cross = (Context(slots.cross, slots.cross_mask[:, None, None]),)
+    with row_entries(jnp.asarray(rows.entry)):
+        hidden, key_values = model.extend(
+            Stream(embedded, positions, None),
+            [
+                *_page_contexts(pages, rows.visible),
+                _own_context(slots.own, rows.written, rows.first),
+            ],
+            cross,
+        )
+    length, numbers = slots.own.keys.shape[3], jnp.arange(len(embedded))
+    # A column past the end is dropped.
+    column = jnp.where(rows.active, rows.written, length)
+    own = KeyValues(
+        *(
+            buffer.at[:, :, numbers, column].set(new[:, :, :, 0], mode="drop")
+            for buffer, new in zip(slots.own, key_values, strict=True)
+        )
+    )
+    kept = jnp.asarray(rows.active)[:, None]
+    hidden = jnp.where(kept, hidden[:, 0], slots.hidden)
+    return dataclasses.replace(slots, own=own, hidden=hidden)
+
+
+@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+def read_chunk(
+    parameters: Parameters,
+    slots: Slots,
+    slot: Integers,
+    tokens: Integers,
+    count: Integers,
+    row: RowStates,
+    pages: tuple[Page, ...],
+    *,
+    graph: nnx.GraphDef,
+) -> Slots:
+    """Reads a chunk of one row's text into its slot.
+
+    Args:
+      parameters: as in `read_tokens`.
+      slots: all slots; donated.
+      slot: number of the slot.
+      tokens: the chunk, `[1, C]`, padded.
+      count: number of its real tokens.
+      row: state of the row, with `B = 1`.
+      pages: the pages that the row sees.
+      graph: structure of the model.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    hidden, key_values = _run_chunk(model, tokens, row, pages, _take(slots.own, slot))
+    own = _write(slots.own, key_values, slot, row.written[0])
+    last = jax.lax.dynamic_index_in_dim(hidden[0], count - 1, keepdims=False)
+    return dataclasses.replace(slots, own=own, hidden=slots.hidden.at[slot].set(last))
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def read_page(
+    parameters: Parameters,
+    tokens: Integers,
+    row: RowStates,
+    pages: tuple[Page, ...],
+    *,
+    graph: nnx.GraphDef,
+) -> Page:
+    """Reads a stretch of a shared text, which becomes a page.
+
+    Args:
+      parameters: as in `read_tokens`.
+      tokens: the stretch, `[1, page]`, padded.
+      row: `first` is the position of its first token, `visible` what it sees.
+      pages: the pages before it.
+      graph: structure of the model.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    _, key_values = _run_chunk(model, tokens, row, pages, None)
+    return Page(key_values, jnp.asarray(row.first[0]))
+
+
+def _run_chunk(
+    model: LanguageModel,
+    tokens: Integers,
+    row: RowStates,
+    pages: tuple[Page, ...],
+    own: KeyValues | None,
+) -> tuple[Float[Array, "1 C D"], KeyValues]:
+    """Runs a chunk of one row after what it sees."""
+    tokens = jnp.asarray(tokens)
+    embedded = model.token_embedder(tokens, model.config.dtype)
+    start = jnp.asarray(row.first + row.written)[:, None]
+    positions = start + jnp.arange(tokens.shape[1])
+    past = _page_contexts(pages, row.visible)
+    if own is not None:
+        past.append(_own_context(own, row.written, row.first))
+    with row_entries(jnp.asarray(row.entry)[0]):
+        return model.extend(Stream(embedded, positions, masks.CausalMask(None)), past)
+
+
+def _take(own: KeyValues, slot: Integers) -> KeyValues:
+    """Returns the keys and values of one slot, `[L, G, 1, length, K]`."""
+    parts = (jax.lax.dynamic_slice_in_dim(part, slot, 1, axis=2) for part in own)
+    return KeyValues(*parts)
+
+
+def _write(
+    buffer: KeyValues, new: KeyValues, slot: Integers, column: Integers | int
+) -> KeyValues:
+    """Writes `[L, G, 1, S, K]` into a slot, from a column on."""
+    return KeyValues(
+        *(
+            jax.lax.dynamic_update_slice(old, part, (0, 0, slot, column, 0))
+            for old, part in zip(buffer, new, strict=True)
+        )
+    )
+
+
+@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+def read_row(
+    parameters: Parameters,
+    slots: Slots,
+    slot: Integers,
+    tokens: Integers,
+    length: Integers,
+    prompt_ids: Integers | None,
+    *,
+    graph: nnx.GraphDef,
+) -> tuple[Slots, Int[Array, ""], Int[Array, ""]]:
+    """Reads a whole row into its slot, by the model with the row's adapter.
+
+    This reads rows of encoder-decoders, and rows that a prompt inside the text, or
+    attention in both directions, keeps from being read in chunks.
+
+    Args:
+      parameters: all parameters of the model with its prompts and adapters, by path.
+      slots: all slots; donated.
+      slot: number of the slot.
+      tokens: the row, `[1, T]`, padded.
+      length: number of its real tokens, `[1]`.
+      prompt_ids: number of the row's prompt, `[1]`, or None.
+      graph: structure of that model.
+
+    Returns:
+      the slots, the number of keys written, and the position of the first of them.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    hidden, cache = model.prefill(
+        jnp.asarray(tokens), jnp.asarray(length), 1, prompt_ids
+    )
+    text = cache.past[-1]
+    assert isinstance(text.key_values, KeyValues)
+    capacity = slots.own.keys.shape[3]
+    size = min(text.key_values.keys.shape[3], capacity)
+    short = KeyValues(*(part[:, :, :, :size] for part in text.key_values))
+    written = jnp.array(size) if text.mask is None else text.mask.sum()
+    slots = dataclasses.replace(
+        slots,
+        own=_write(slots.own, short, slot, 0),
+        hidden=slots.hidden.at[slot].set(hidden[0]),
+    )
+    if slots.cross is not None and slots.cross_mask is not None:
+        slots = _write_cross(slots, slot, cache.cross)
+    return slots, written, cache.next_positions[0] - written
+
+
+def _write_cross(slots: Slots, slot: Integers, cross: Sequence[Context]) -> Slots:
+    """Writes what a row's decoder attends to of its encoder's output."""
+    assert slots.cross is not None and slots.cross_mask is not None
+    capacity = slots.cross_mask.shape[1]
+    parts, marks = [], []
+    for context in cross:
+        key_values = context.key_values
+        assert isinstance(key_values, KeyValues)
+        if context.rows is not None:
+            key_values = KeyValues(*(part[:, :, context.rows] for part in key_values))
+        size = key_values.keys.shape[3]
+        mask = context.mask
+        marks.append(jnp.ones(size, bool) if mask is None else mask.reshape(-1))
+        parts.append(key_values)
+    joined = KeyValues(
+        *(jnp.concatenate(each, axis=3) for each in zip(*parts, strict=True))
+    )
+    mark = jnp.concatenate(marks)
+    padding = capacity - len(mark)
+    mark = jnp.pad(mark, (0, max(padding, 0)))[:capacity]
+    joined = KeyValues(*(part[:, :, :, :capacity] for part in joined))
+    return dataclasses.replace(
+        slots,
+        cross=_write(slots.cross, joined, slot, 0),
+        cross_mask=slots.cross_mask.at[slot].set(mark),
+    )
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def copy_slot(slots: Slots, source: Integers, target: Integers) -> Slots:
+    """Copies a row that was read and not continued into another slot."""
+
+    def copy(buffer: Array) -> Array:
+        part = jax.lax.dynamic_slice_in_dim(buffer, source, 1, axis=2)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, part, target, axis=2)
+
+    own = KeyValues(*map(copy, slots.own))
+    cross, mask = slots.cross, slots.cross_mask
+    if cross is not None and mask is not None:
+        cross = KeyValues(*map(copy, cross))
+        mask = mask.at[target].set(mask[source])
+    hidden = slots.hidden.at[target].set(slots.hidden[source])
+    return Slots(own, hidden, cross, mask)

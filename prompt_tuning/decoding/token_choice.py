@@ -1,0 +1,312 @@
+"""Functions that choose the next token of each row from its logits.
+
+Each changes or marks logits `[B, V]` by numbers of each row `[B]`, and leaves a row
+with the neutral number exactly as it is, so that rows with unlike settings share one
+program.
+"""
+
+import functools
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.decoding.sampling_settings import MAXIMUM_LOGPROBS
+from prompt_tuning.models.language_model import LanguageModel
+
+PerRow = Array | np.ndarray
+NO_TOKEN = -1
+"""Padding of lists of token ids."""
+
+
+def penalize_repetition(
+    logits: Float[Array, "B V"], seen: Bool[Array, "B V"], penalty: PerRow
+) -> Float[Array, "B V"]:
+    """Divides positive scores of tokens in the row by a penalty; multiplies negative.
+
+    Keskar et al. 2019, "CTRL", section 4.1, with the sign rule of transformers'
+    `RepetitionPenaltyLogitsProcessor`.
+    """
+    penalty = jnp.asarray(penalty)[:, None]
+    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    return jnp.where(seen, penalized, logits)
+
+
+def penalize_presence(
+    logits: Float[Array, "B V"], counts: Int[Array, "B V"], penalty: PerRow
+) -> Float[Array, "B V"]:
+    """Subtracts a penalty from tokens that were generated (OpenAI's API reference)."""
+    return logits - jnp.asarray(penalty)[:, None] * (counts > 0)
+
+
+def penalize_frequency(
+    logits: Float[Array, "B V"], counts: Int[Array, "B V"], penalty: PerRow
+) -> Float[Array, "B V"]:
+    """Subtracts a penalty for each time a token was generated (OpenAI's reference)."""
+    return logits - jnp.asarray(penalty)[:, None] * counts
+
+
+def forbid(
+    logits: Float[Array, "B V"], tokens: PerRow, applies: PerRow
+) -> Float[Array, "B V"]:
+    """Sets listed tokens to -inf in the rows to which it applies.
+
+    Args:
+      logits: scores.
+      tokens: ids `[B, E]`, padded with `NO_TOKEN`.
+      applies: marks the rows, `[B]`.
+    """
+    columns = jnp.where(jnp.asarray(tokens) >= 0, tokens, logits.shape[1])
+    rows = jnp.arange(len(logits))[:, None]
+    marked = jnp.zeros(logits.shape, bool).at[rows, columns].set(True, mode="drop")
+    return jnp.where(marked & jnp.asarray(applies)[:, None], -jnp.inf, logits)
+
+
+def scale_by_temperature(
+    logits: Float[Array, "B V"], temperature: PerRow
+) -> Float[Array, "B V"]:
+    """Divides by the temperature; 0 leaves the row as it is."""
+    divisor = jnp.where(jnp.asarray(temperature) > 0, temperature, 1)
+    return logits / divisor[:, None]
+
+
+def keep_highest(logits: Float[Array, "B V"], count: PerRow) -> Float[Array, "B V"]:
+    """Sets all but the `count` highest logits to -inf; ties with the last remain.
+
+    Fan et al. 2018, "Hierarchical neural story generation", section 5.4. A count of 0
+    leaves the row as it is.
+    """
+    size = logits.shape[-1]
+    count = jnp.asarray(count)
+    count = jnp.where(count > 0, jnp.minimum(count, size), size)
+    ordered = jnp.sort(logits, axis=-1, descending=True)
+    lowest = jnp.take_along_axis(ordered, count[:, None] - 1, axis=-1)
+    return jnp.where(logits < lowest, -jnp.inf, logits)
+
+
+def keep_nucleus(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B V"]:
+    """Sets all but the most probable tokens to -inf (Holtzman et al. 2020, section 3).
+
+    A token remains if the more probable ones add up to less than `share`, so that the
+    most probable one always does. A share of 1 leaves the row as it is.
+    """
+    share = jnp.asarray(share)[:, None]
+    order = jnp.argsort(-logits, axis=-1)
+    probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, -1), axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    inside = jnp.take_along_axis(before < share, jnp.argsort(order, axis=-1), -1)
+    return jnp.where(inside | (share >= 1), logits, -jnp.inf)
+
+
+def keep_likely(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B V"]:
+    """Sets tokens less probable than a share of the most probable one to -inf.
+
+    Nguyen et al. 2024, "Min-p sampling", section 3. A share of 0 leaves the row as it
+    is.
+    """
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    least = jnp.asarray(share)[:, None] * probabilities.max(-1, keepdims=True)
+    return jnp.where(probabilities < least, -jnp.inf, logits)
+
+
+def draw(
+    logits: Float[Array, "B V"], seeds: PerRow, samples: PerRow, steps: PerRow
+) -> Int[Array, "B"]:
+    """Draws from the softmax of each row, with a key of its seed, sample and step.
+
+    The keys do not depend on the number of the row in the batch.
+    """
+
+    def draw_row(row, seed, sample, step):
+        key = jax.random.fold_in(jax.random.key(seed), sample)
+        return jax.random.categorical(jax.random.fold_in(key, step), row)
+
+    arrays = (jnp.asarray(x) for x in (seeds, samples, steps))
+    return jax.vmap(draw_row)(logits, *arrays).astype(jnp.int32)
+
+
+class Needs(NamedTuple):
+    """Which options some active row uses; the others are left out of the program.
+
+    Leaving one out changes no bit of a row that does not use it.
+
+    Attributes:
+      sampled: some row draws.
+      truncated: some row has `top_k`, `top_p` or `min_p`.
+      penalized: some row has a penalty.
+      constrained: some row has biases, forced tokens or ends that are forbidden.
+      logprobs: some row returns log-probabilities.
+    """
+
+    sampled: bool = False
+    truncated: bool = False
+    penalized: bool = False
+    constrained: bool = False
+    logprobs: bool = False
+
+    def union(self, other: "Needs") -> "Needs":
+        """Returns the options that either has."""
+        return Needs(*(a or b for a, b in zip(self, other, strict=True)))
+
+
+class RowChoices(NamedTuple):
+    """Settings of each row as arrays; see `Sampling`.
+
+    Attributes:
+      temperature: `[B]`, 0 for greedy.
+      top_k: `[B]`, 0 for none.
+      top_p: `[B]`, 1 for none.
+      min_p: `[B]`, 0 for none.
+      repetition: `[B]`, 1 for none.
+      presence: `[B]`.
+      frequency: `[B]`.
+      seed: `[B]`.
+      sample: number of the sample, `[B]`.
+      step: number of tokens generated before, `[B]`.
+      forced: id of the only token allowed, `[B]`, or `NO_TOKEN`.
+      ends: ids of the row's ends, `[B, E]`.
+      before_end: whether the row must not end yet, `[B]`.
+      biased: whether the row has biases, `[B]`.
+    """
+
+    temperature: PerRow
+    top_k: PerRow
+    top_p: PerRow
+    min_p: PerRow
+    repetition: PerRow
+    presence: PerRow
+    frequency: PerRow
+    seed: PerRow
+    sample: PerRow
+    step: PerRow
+    forced: PerRow
+    ends: PerRow
+    before_end: PerRow
+    biased: PerRow
+
+
+class Vocabulary(NamedTuple):
+    """Numbers of each row for each token of the vocabulary.
+
+    Attributes:
+      given: marks the tokens of the given text, `[B, V]`.
+      counts: number of times each token was generated, `[B, V]`.
+      bias: added to the logits, `[B, V]`; -inf for forbidden tokens.
+    """
+
+    given: Bool[Array, "B V"]
+    counts: Int[Array, "B V"]
+    bias: Float[Array, "B V"]
+
+
+class Chosen(NamedTuple):
+    """Tokens that were chosen.
+
+    Attributes:
+      tokens: token of each row, `[B]`.
+      logprobs: its log-probability, `[B]`, or None.
+      top_tokens: ids of the most probable tokens, `[B, k]`, or None.
+      top_logprobs: their log-probabilities, `[B, k]`, or None.
+    """
+
+    tokens: Int[Array, "B"]
+    logprobs: Float[Array, "B"] | None = None
+    top_tokens: Int[Array, "B k"] | None = None
+    top_logprobs: Float[Array, "B k"] | None = None
+
+
+def choose_tokens(
+    logits: Float[Array, "B V"],
+    choices: RowChoices,
+    vocabulary: Vocabulary | None,
+    needs: Needs,
+) -> Chosen:
+    """Chooses a token for each row, in the order of transformers' processors.
+
+    Args:
+      logits: scores of the model.
+      choices: settings of each row.
+      vocabulary: numbers of each token; None if no row needs them.
+      needs: options that some row uses.
+    """
+    changed = logits
+    if needs.penalized:
+        assert vocabulary is not None
+        seen = vocabulary.given | (vocabulary.counts > 0)
+        changed = penalize_repetition(changed, seen, choices.repetition)
+        changed = penalize_presence(changed, vocabulary.counts, choices.presence)
+        changed = penalize_frequency(changed, vocabulary.counts, choices.frequency)
+    if needs.constrained:
+        assert vocabulary is not None
+        biased = jnp.asarray(choices.biased)[:, None]
+        changed = jnp.where(biased, changed + vocabulary.bias, changed)
+        changed = forbid(changed, choices.ends, choices.before_end)
+    tokens = jnp.argmax(changed, axis=-1).astype(jnp.int32)
+    if needs.sampled:
+        scaled = scale_by_temperature(changed, choices.temperature)
+        if needs.truncated:
+            scaled = keep_highest(scaled, choices.top_k)
+            scaled = keep_nucleus(scaled, choices.top_p)
+            scaled = keep_likely(scaled, choices.min_p)
+        drawn = draw(scaled, choices.seed, choices.sample, choices.step)
+        tokens = jnp.where(jnp.asarray(choices.temperature) > 0, drawn, tokens)
+    if needs.constrained:
+        forced = jnp.asarray(choices.forced)
+        tokens = jnp.where(forced >= 0, forced, tokens).astype(jnp.int32)
+    if not needs.logprobs:
+        return Chosen(tokens)
+    logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    top, ids = jax.lax.top_k(logprobs, min(MAXIMUM_LOGPROBS, logprobs.shape[-1]))
+    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    return Chosen(tokens, chosen, ids, top)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("graph", "needs"), donate_argnames="vocabulary"
+)
+def choose(
+    parameters: Parameters,
+    hidden: Float[Array, "B D"],
+    choices: RowChoices,
+    vocabulary: Vocabulary | None,
+    *,
+    graph: nnx.GraphDef,
+    needs: Needs,
+) -> tuple[Chosen, Vocabulary | None]:
+    """Chooses tokens from the states that predict them, and counts them.
+
+    Args:
+      parameters: all parameters of the model by path.
+      hidden: state that predicts each row's next token.
+      choices: settings of each row.
+      vocabulary: numbers of each token, donated; None if no row needs them.
+      graph: structure of the model.
+      needs: options that some row uses.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    logits = model.logits(hidden)[:, : model.config.vocabulary_size]
+    chosen = choose_tokens(logits, choices, vocabulary, needs)
+    if vocabulary is not None and needs.penalized:
+        rows = jnp.arange(len(chosen.tokens))
+        counts = vocabulary.counts.at[rows, chosen.tokens].add(1)
+        vocabulary = vocabulary._replace(counts=counts)
+    return chosen, vocabulary
+
+
+@functools.partial(jax.jit, donate_argnames="vocabulary")
+def start_row(
+    vocabulary: Vocabulary,
+    slot: Int[Array, ""] | int,
+    given: Bool[Array, "V"] | Bool[np.ndarray, "V"],
+    bias: Float[Array, "V"] | Float[np.ndarray, "V"],
+) -> Vocabulary:
+    """Sets the numbers of a row that begins in a slot."""
+    return Vocabulary(
+        vocabulary.given.at[slot].set(given),
+        vocabulary.counts.at[slot].set(0),
+        vocabulary.bias.at[slot].set(bias),
+    )
