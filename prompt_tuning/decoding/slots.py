@@ -116,7 +116,7 @@ def _own_context(own: KeyValues, written: Integers, first: Integers) -> Context:
     """Returns the rows' own keys as context of their next tokens."""
     columns = jnp.arange(own.keys.shape[3])
     mask = (columns < written[:, None])[:, None, None]  # [B, 1, 1, length]
-    return Context(own, mask, None, first[:, None] + columns)
+    return Context(own, mask, None, jnp.asarray(first)[:, None] + columns)
 
 
 @functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
@@ -288,9 +288,8 @@ def read_row(
       the slots, the number of keys written, and the position of the first of them.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    hidden, cache = model.prefill(
-        jnp.asarray(tokens), jnp.asarray(length), 1, prompt_ids
-    )
+    prompts = None if prompt_ids is None else jnp.asarray(prompt_ids)
+    hidden, cache = model.prefill(jnp.asarray(tokens), jnp.asarray(length), 1, prompts)
     text = cache.past[-1]
     assert isinstance(text.key_values, KeyValues)
     capacity = slots.own.keys.shape[3]

@@ -189,7 +189,7 @@ class RowChoices(NamedTuple):
     biased: PerRow
 
 
-class Vocabulary(NamedTuple):
+class TokenNumbers(NamedTuple):
     """Numbers of each row for each token of the vocabulary.
 
     Attributes:
@@ -213,16 +213,16 @@ class Chosen(NamedTuple):
       top_logprobs: their log-probabilities, `[B, k]`, or None.
     """
 
-    tokens: Int[Array, "B"]
-    logprobs: Float[Array, "B"] | None = None
-    top_tokens: Int[Array, "B k"] | None = None
-    top_logprobs: Float[Array, "B k"] | None = None
+    tokens: PerRow
+    logprobs: PerRow | None = None
+    top_tokens: PerRow | None = None
+    top_logprobs: PerRow | None = None
 
 
 def choose_tokens(
     logits: Float[Array, "B V"],
     choices: RowChoices,
-    vocabulary: Vocabulary | None,
+    vocabulary: TokenNumbers | None,
     needs: Needs,
 ) -> Chosen:
     """Chooses a token for each row, in the order of transformers' processors.
@@ -272,11 +272,11 @@ def choose(
     parameters: Parameters,
     hidden: Float[Array, "B D"],
     choices: RowChoices,
-    vocabulary: Vocabulary | None,
+    vocabulary: TokenNumbers | None,
     *,
     graph: nnx.GraphDef,
     needs: Needs,
-) -> tuple[Chosen, Vocabulary | None]:
+) -> tuple[Chosen, TokenNumbers | None]:
     """Chooses tokens from the states that predict them, and counts them.
 
     Args:
@@ -299,13 +299,13 @@ def choose(
 
 @functools.partial(jax.jit, donate_argnames="vocabulary")
 def start_row(
-    vocabulary: Vocabulary,
+    vocabulary: TokenNumbers,
     slot: Int[Array, ""] | int,
     given: Bool[Array, "V"] | Bool[np.ndarray, "V"],
     bias: Float[Array, "V"] | Float[np.ndarray, "V"],
-) -> Vocabulary:
+) -> TokenNumbers:
     """Sets the numbers of a row that begins in a slot."""
-    return Vocabulary(
+    return TokenNumbers(
         vocabulary.given.at[slot].set(given),
         vocabulary.counts.at[slot].set(0),
         vocabulary.bias.at[slot].set(bias),

@@ -1,0 +1,59 @@
+"""Checks of requests before they are queued."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
+from prompt_tuning.prompts.placement import TEMPLATE
+
+
+def check_ids(ids: Sequence[int], adapter: ResidentAdapter) -> None:
+    """Checks the ids of a row.
+
+    Raises:
+      InputError: if one is neither a token nor a prompt vector, or there are none and
+        the model needs one.
+    """
+    model = adapter.model
+    size = model.config.vocabulary_size
+    if model.prompting.placement == TEMPLATE:
+        size += model.prompt_length
+    outside = [token for token in ids if not 0 <= token < size]
+    if outside:
+        raise InputError(f"the request has id {outside[0]}, expected 0 to {size - 1}")
+    if not ids and not model.predicts_without_text:
+        raise InputError(
+            "the text has no token, and without prompt vectors or a "
+            "beginning-of-sequence token there is nothing to continue"
+        )
+
+
+def check_room(
+    given: int, adapter: ResidentAdapter, prompt: PromptPages, new: int, limit: int
+) -> None:
+    """Checks that a row and its new tokens fit into a slot and the model.
+
+    Args:
+      given: number of tokens of the row.
+      adapter: adapter of the row.
+      prompt: what precedes the row.
+      new: maximum number of new tokens.
+      limit: number of positions of a slot.
+
+    Raises:
+      InputError: if they do not.
+    """
+    config = adapter.model.config
+    separate = config.architecture == "encoder_decoder"
+    taken = max(given, new) if separate else given + new
+    message = f"a row of {given} tokens and {new} new ones does not fit: "
+    if taken + adapter.joined > limit:
+        also = f", and the prompt takes {adapter.joined}" if adapter.joined else ""
+        raise InputError(f"{message}a slot has {limit} positions{also}")
+    before = prompt.length + adapter.joined
+    room = config.maximum_positions
+    if room is not None and taken + before > room:
+        also = f", and the prompt takes {before}" if before else ""
+        raise InputError(
+            f"{message}the model has {room} positions{also}{config.positions_note}"
+        )

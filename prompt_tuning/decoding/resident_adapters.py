@@ -1,0 +1,173 @@
+"""The adapters that an engine has loaded."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from flax import nnx
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.adapter_table import (
+    PromptPages,
+    ResidentAdapter,
+    frozen_parameters,
+    make_resident,
+    stack_adapters,
+)
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.shared_texts import SharedTexts
+from prompt_tuning.generation.text_generation import encode_given
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.tuning import PromptPair
+from prompt_tuning.prompts.prompt_settings import Prompting
+
+AdapterReader = Callable[[Path], tuple[PromptedModel, Parameters]]
+"""Reads an adapter: `path -> (the model with it, all its parameters)`."""
+
+
+class ResidentAdapters:
+    """Adapters by name, and the model with the tables of all of them.
+
+    Args:
+      model: the model of the engine.
+      parameters: all its parameters by path; prompts and adapters are left out.
+      page: number of keys of a page.
+      read_adapter: reads the files of `load`; None if none are read.
+    """
+
+    def __init__(
+        self,
+        model: PromptedModel,
+        parameters: Parameters,
+        page: int,
+        read_adapter: AdapterReader | None,
+    ):
+        self.model, self.page = model, page
+        self._frozen = frozen_parameters(parameters)
+        self._read_adapter = read_adapter
+        self._adapters: dict[str, ResidentAdapter] = {}
+        self._shared = SharedTexts(page)
+        self._stack()
+        bare = _without_adapters(model, self.graph)
+        self._bare = make_resident("", bare, self._frozen, page)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the adapters."""
+        return tuple(self._adapters)
+
+    @property
+    def graph(self) -> nnx.GraphDef:
+        """Structure of the model with the tables."""
+        return self._table.graph
+
+    def entry(self, adapter: ResidentAdapter) -> int:
+        """Returns an adapter's entry in the tables."""
+        return self._table.entries.get(adapter.name, 0)
+
+    def load(self, name: str, path: Path) -> None:
+        """Reads an adapter; arguments and errors as `DecodingEngine.load_adapter`."""
+        if self._read_adapter is None:
+            raise InputError("this engine was opened without a way to read adapters")
+        try:
+            model, parameters = self._read_adapter(path)
+        except InputError as problem:
+            raise InputError(f"adapter {name}: {problem}") from problem
+        self.add(name, model, parameters)
+
+    def add(self, name: str, model: PromptedModel, parameters: Parameters) -> None:
+        """Adds an adapter that was read before, or replaces one.
+
+        Raises:
+          InputError: if it belongs to another model.
+        """
+        if not name:
+            raise InputError("an adapter's name is empty")
+        if model.config != self.model.config:
+            raise InputError(
+                f"adapter {name} belongs to another model: its config differs in "
+                f"{_differences(model.config, self.model.config)}"
+            )
+        shared = {p: self._frozen.get(p, leaf) for p, leaf in parameters.items()}
+        self._adapters[name] = make_resident(name, model, shared, self.page)
+        self._shared.forget(name)
+        self._stack()
+
+    def remove(self, name: str) -> None:
+        """Removes an adapter that no row uses."""
+        del self._adapters[name]
+        self._shared.forget(name)
+        self._stack()
+
+    def find(self, name: str | None) -> ResidentAdapter:
+        """Returns an adapter by its name; None is the frozen model alone.
+
+        Raises:
+          InputError: if no adapter has the name.
+        """
+        if name is None:
+            return self._bare
+        if name not in self._adapters:
+            names = ", ".join(self._adapters) or "none"
+            raise InputError(f"no adapter is named {shown(name)}; loaded are: {names}")
+        return self._adapters[name]
+
+    def prompt(self, adapter: ResidentAdapter, request: Request) -> PromptPages:
+        """Returns what precedes a request's row: a prompt and a shared text.
+
+        Raises:
+          InputError: if the request names no prompt, or one that there is not, or a
+            text cannot be shared.
+        """
+        count, number = len(adapter.prompts), request.prompt_id
+        if count > 1 and number is None:
+            raise InputError(
+                f"adapter {adapter.name} has {count} prompts, and the request names "
+                f"none: set prompt_id, 0 to {count - 1}"
+            )
+        if number is not None and not (count > 1 and 0 <= number < count):
+            raise InputError(
+                f"prompt_id is {number}, and adapter {adapter.name} has {count} "
+                "prompts, from 0"
+            )
+        prompt = adapter.prompts[number or 0]
+        if request.shared_text is None:
+            return prompt
+        if adapter.whole:
+            raise InputError(
+                "shared_text needs a causal model and a prompt that comes first: put "
+                "it into the text"
+            )
+        ids = encode_given(adapter.model, request.shared_text)
+        return self._shared.pages(
+            (request.adapter, request.prompt_id, tuple(ids)),
+            prompt,
+            self.parameters,
+            self.graph,
+            self.entry(adapter),
+            self.model.config.pad_id,
+        )
+
+    def _stack(self) -> None:
+        """Rebuilds the tables of adapters of projections."""
+        self._table = stack_adapters(self.model.config, list(self._adapters.values()))
+        self.parameters = self._frozen | self._table.tables
+
+
+def _without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel:
+    """Returns the frozen model alone."""
+    return dataclasses.replace(
+        model, graph=graph, prompts=PromptPair(), prompting=Prompting()
+    )
+
+
+def _differences(first: ModelConfig, second: ModelConfig) -> str:
+    """Lists the fields in which two configs differ."""
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    return ", ".join(
+        f"{name} ({shown(getattr(first, name))} and {shown(getattr(second, name))})"
+        for name in names
+        if getattr(first, name) != getattr(second, name)
+    )
