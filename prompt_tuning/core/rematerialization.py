@@ -27,6 +27,7 @@ from prompt_tuning.core.field_checks import check_fields
 
 POLICIES = ("none", "dots", "attention", "names", "nothing")
 BLOCK_INPUT = "block_input"
+PINNED = "pinned_host"
 ATTENTION = "attention"
 
 # Sums over devices: recomputing one would repeat the communication.
@@ -43,7 +44,7 @@ _offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[],
     names_which_can_be_offloaded=[BLOCK_INPUT],
     offload_src="device",
-    offload_dst="pinned_host",
+    offload_dst=PINNED,
 )
 _seen_names: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar(
     "seen names", default=None
@@ -214,6 +215,10 @@ def rematerialized(
     other leaves (strings, Python numbers, functions) are passed through unchanged.
     Random keys are arguments like others, so the same dropout masks are drawn again.
 
+    With `Rematerialization.offload`, the floating-point arrays among the arguments are
+    kept in the host's pinned memory until the backward pass. Weights that are to stay
+    on the device are bound to the function (a module's own are), not arguments.
+
     Args:
       function: any function, module or method.
       policy: what is saved, ignoring `skip_first` and `skip_last`; or a policy of
@@ -221,7 +226,51 @@ def rematerialized(
       in_scan: whether the function is the body of a `jax.lax.scan` of more than one
         step (a scan of one step compiles to no loop). There the compiler cannot merge
         the two computations and need not be prevented from it.
+
+    Raises:
+      InputError: if the arguments are to be offloaded, and the device cannot read
+        pinned memory, or (when called) none of them is a floating-point array.
     """
+    if not isinstance(policy, Rematerialization) or not policy.offload:
+        return _checkpointed(function, policy, in_scan=in_scan)
+    _check_pinned_memory()
+
+    def on_named(*arguments: Any, **keywords: Any) -> Tree:
+        arrays, static = _separate_arrays((arguments, keywords))
+        floating = [jnp.issubdtype(array.dtype, jnp.inexact) for array in arrays]
+        if not any(floating):
+            raise InputError(
+                "Rematerialization.offload keeps the floating-point arrays among the "
+                f"arguments of {shown(function)} in host memory, but none was given: "
+                "pass the activations as arguments, or leave out offload"
+            )
+        arguments, keywords = static.restore(
+            [
+                named(array, BLOCK_INPUT) if differentiable else array
+                for array, differentiable in zip(arrays, floating, strict=True)
+            ]
+        )
+        return function(*arguments, **keywords)
+
+    return _checkpointed(on_named, policy, in_scan=in_scan)
+
+
+def _check_pinned_memory() -> None:
+    device = jax.devices()[0]
+    if all(memory.kind != PINNED for memory in device.addressable_memories()):
+        raise InputError(
+            f"Rematerialization.offload needs pinned host memory, which {device} does "
+            "not have: set it to False"
+        )
+
+
+def _checkpointed(
+    function: Callable[..., Tree],
+    policy: Rematerialization | Callable[..., Any],
+    *,
+    in_scan: bool,
+) -> Callable[..., Tree]:
+    """Returns the function of `rematerialized`, which names the activations itself."""
     save = _save_policy(policy) if isinstance(policy, Rematerialization) else policy
 
     def call(*arguments: Any, **keywords: Any) -> Tree:
@@ -307,7 +356,7 @@ def scan_blocks(
             return _scan_in_parts(named_body, hidden, parameters, others, policy)
         if policy.active or gathers:
             count = len(next(iter(parameters.values())))
-            named_body = rematerialized(named_body, policy, in_scan=count > 1)
+            named_body = _checkpointed(named_body, policy, in_scan=count > 1)
         return jax.lax.scan(named_body, hidden, (parameters, others))
 
 
@@ -337,7 +386,7 @@ def _scan_in_parts(body, hidden, parameters, others, policy):
         if start < stop:
             # The other inputs are small, so they are sliced before the scan.
             part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], others)
-            step = rematerialized(indexed_body, part_policy, in_scan=stop - start > 1)
+            step = _checkpointed(indexed_body, part_policy, in_scan=stop - start > 1)
             hidden, output = jax.lax.scan(step, hidden, (jnp.arange(start, stop), part))
             outputs.append(output)
     return hidden, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)

@@ -318,6 +318,30 @@ def test_a_wrapped_function_recomputes_discarded_values():
     )
 
 
+@pytest.mark.parametrize("policy", ["none", "nothing"])
+def test_a_wrapped_functions_arguments_wait_in_host_memory(policy):
+    offloaded = rematerialized(Scaled(), Rematerialization(policy=policy, offload=True))
+    x, shift = jnp.array([[0.1, 0.2], [0.3, 0.4]]), np.float32(0.3)
+
+    def loss(x):
+        # Doubled, so that the argument is not an input of the program.
+        return offloaded(2 * x, shift=shift, mode="sine")["y"].sum()
+
+    inner = np.array([2.0, 3.0]) * 2 * np.asarray(x) + 0.3
+    expected = 2 * np.array([2, 3]) * np.cos(inner)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), expected, rtol=1e-6)
+    _, pull_back = jax.vjp(loss, x)
+    # Of the shape of the argument, only its copy in host memory was saved.
+    saved = [array for array in jax.tree.leaves(pull_back) if array.shape == x.shape]
+    assert [array.sharding.memory_kind for array in saved] == ["pinned_host"]
+
+
+def test_offloading_without_an_array_to_offload_is_refused():
+    call = rematerialized(lambda n: n + 1, Rematerialization(offload=True))
+    with pytest.raises(InputError, match="but none was given: pass the activations"):
+        call(jnp.array(3))
+
+
 def test_a_policy_of_jax_is_accepted():
     everything = jax.checkpoint_policies.everything_saveable
     call = rematerialized(jnp.sin, everything)
