@@ -181,6 +181,10 @@ def policy_name(policy: "Rematerialization") -> str:
     words = policy.policy + (OFFLOAD if policy.offload else "")
     if policy.names:
         words += f" {', '.join(policy.names)}"
+    if policy.every > 1:
+        words += f", every {policy.every} blocks"
+    if policy.ranges:
+        words += f", {len(policy.ranges)} ranges of blocks differ"
     if policy.skipped_blocks:
         words += f", without {policy.skip_first} first and {policy.skip_last} last"
     return words

@@ -30,7 +30,7 @@ _FREE = re.compile(
 """Settings of a run that change nothing that it learns."""
 _COMPUTATION = re.compile(
     r"(\w+/)*(Run\.(mesh|pipeline|checkpoint_form)"
-    r"|(MeshShape|Pipeline|AxisRules|Rematerialization)\.\w+"
+    r"|(MeshShape|Pipeline|AxisRules|Rematerialization|BlockRange)\.\w+"
     r"|Pretrained\.(attention|weights|(encoder_)?rematerialization))"
 )
 """Settings of where and in which order a run computes: they change its results only by

@@ -11,6 +11,7 @@ FACTORIES = {
     "Run": "prompt_tuning.config.run",
     "Pretrained": "prompt_tuning.pretrained.source",
     "Rematerialization": "prompt_tuning.core.rematerialization",
+    "BlockRange": "prompt_tuning.core.rematerialization",
     "DataSource": "prompt_tuning.data.data_source",
     "Evaluation": "prompt_tuning.evaluation.evaluation_settings",
     **losses.FACTORIES,

@@ -10,45 +10,69 @@ stack of all blocks are gathered and sliced again: saving them for the backward 
 would make a second copy of the model.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.save_policies import (
+    ALL_BUT_WEIGHTS,
+    ATTENTION,
+    BLOCK_INPUT,
+    PINNED,
+    SUMS,
+    SavePolicy,
+    named,
+)
 
 POLICIES = ("none", "dots", "attention", "names", "nothing")
-BLOCK_INPUT = "block_input"
-PINNED = "pinned_host"
-ATTENTION = "attention"
-
-# Sums over devices: recomputing one would repeat the communication.
-SUMS = frozenset({"psum", "psum_invariant", "psum2", "reduce_scatter"})
-# Saved in a block that is not rematerialized: outputs of products, of sums over devices
-# and of random numbers. A dropout mask is the output of a comparison, one byte each.
-EXPENSIVE = SUMS | {"dot_general", "exp", "ge"}
-
 Tree = TypeVar("Tree")
-Carry = TypeVar("Carry")
-Body = Callable[[Carry, Any], tuple[Carry, Any]]
 
-_offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
-    names_which_can_be_offloaded=[BLOCK_INPUT],
-    offload_src="device",
-    offload_dst=PINNED,
-)
-_seen_names: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar(
-    "seen names", default=None
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockRange:
+    """Consecutive blocks of a stack with another rematerialization than the rest.
+
+    Attributes:
+      start: number of the first block, counted from 0.
+      stop: number of the block after the last.
+      policy: as in `Rematerialization`, like the other fields.
+      names: names for the policy "names".
+      offload: whether inputs of blocks are moved to the host's memory.
+      every: number of consecutive blocks that are wrapped together.
+
+    Raises:
+      InputError: if the fields contradict each other.
+    """
+
+    start: int
+    stop: int
+    policy: str = "none"
+    names: Sequence[str] = ()
+    offload: bool = False
+    every: int = 1
+
+    def __post_init__(self):
+        check_fields(self)
+        # Builds the policy, which checks the fields.
+        if self.rematerialization.names:
+            object.__setattr__(self, "names", tuple(self.names))
+
+    @property
+    def rematerialization(self) -> "Rematerialization":
+        """The same policy for a whole stack."""
+        return Rematerialization(
+            policy=self.policy,
+            names=self.names,
+            offload=self.offload,
+            every=self.every,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +92,10 @@ class Rematerialization:
       skip_last: number of such blocks at the end.
       offload: whether each block's input is moved to the host's pinned memory, and back
         when the backward pass reaches the block.
+      every: number of consecutive blocks that are wrapped together: only the input of
+        the first is saved (or offloaded), and all of them are recomputed at once. The
+        last blocks of a stack that this number does not divide are wrapped together.
+      ranges: blocks that follow another policy than the fields above.
 
     Raises:
       InputError: if the fields contradict each other.
@@ -78,6 +106,8 @@ class Rematerialization:
     skip_first: int = 0
     skip_last: int = 0
     offload: bool = False
+    every: int = 1
+    ranges: Sequence[BlockRange] = ()
 
     def __post_init__(self):
         check_fields(self)
@@ -99,7 +129,9 @@ class Rematerialization:
                 f"Rematerialization.names is {self.names} and policy "
                 f"{shown(self.policy)}: names are for policy 'names', which needs some"
             )
+        object.__setattr__(self, "ranges", tuple(self.ranges))
         self._check_skips()
+        self._check_segments()
 
     def _check_skips(self) -> None:
         for name in ("skip_first", "skip_last"):
@@ -115,29 +147,72 @@ class Rematerialization:
                 "offloaded: choose a policy, or skip no block"
             )
 
+    def _check_segments(self) -> None:
+        if self.every < 1:
+            raise InputError(
+                f"Rematerialization.every is {self.every}, expected a number of "
+                "blocks, 1 or more"
+            )
+        if self.every > 1 and not self.wraps:
+            raise InputError(
+                f"Rematerialization.every is {self.every}, but its policy is 'none' "
+                "and nothing is offloaded: choose a policy, such as 'nothing'"
+            )
+        end = 0
+        for part in self.ranges:
+            if not end <= part.start < part.stop:
+                raise InputError(
+                    f"Rematerialization.ranges has the blocks {part.start} to "
+                    f"{part.stop}, expected a start of at least {end} and a larger "
+                    "stop: list the ranges in order, without overlap"
+                )
+            end = part.stop
+
+    @property
+    def wraps(self) -> bool:
+        """Whether anything is recomputed or offloaded outside of `ranges`."""
+        return self.policy != "none" or self.offload
+
     @property
     def active(self) -> bool:
         """Whether anything is recomputed or offloaded."""
-        return self.policy != "none" or self.offload
+        return self.wraps or any(part.rematerialization.wraps for part in self.ranges)
 
     @property
     def skipped_blocks(self) -> int:
         """Number of blocks that are skipped."""
         return self.skip_first + self.skip_last
 
-    def without_skips(self) -> "Rematerialization":
-        """Returns the same policy for all blocks, with none skipped."""
-        return dataclasses.replace(self, skip_first=0, skip_last=0)
+    @property
+    def alike(self) -> bool:
+        """Whether every block of a stack is computed in the same way, one by one."""
+        return not self.skipped_blocks and not self.ranges and self.every == 1
+
+    def for_each_block(self) -> "Rematerialization":
+        """Returns the same policy for all blocks, each wrapped alone."""
+        return dataclasses.replace(self, skip_first=0, skip_last=0, ranges=(), every=1)
+
+    def parts(self, layers: int) -> list[tuple[int, int, "Rematerialization"]]:
+        """Returns consecutive ranges `(start, stop, policy)` that cover all blocks."""
+        own = dataclasses.replace(self, skip_first=0, skip_last=0, ranges=())
+        last, plain = layers - self.skip_last, Rematerialization()
+        changes = [(0, self.skip_first, plain), (last, layers, plain)]
+        changes[1:1] = [(x.start, x.stop, x.rematerialization) for x in self.ranges]
+        parts, end = [], 0
+        for start, stop, policy in changes:
+            parts += [(end, start, own), (start, stop, policy)]
+            end = stop
+        return [part for part in parts if part[0] < part[1]]
 
     def check_layers(self, stack: str, layers: int) -> None:
-        """Checks that some block is not skipped.
+        """Checks the ranges, and that some block is not skipped.
 
         Args:
           stack: "encoder" or "decoder", for the message.
           layers: number of its blocks.
 
         Raises:
-          InputError: if all blocks are skipped.
+          InputError: if all blocks are skipped, or a range has other blocks.
         """
         if self.skipped_blocks and self.skipped_blocks >= layers:
             raise InputError(
@@ -145,60 +220,23 @@ class Rematerialization:
                 f"of a {stack} that has {layers}: skip fewer, or choose the policy "
                 "'none'"
             )
+        first, last = self.skip_first, layers - self.skip_last
+        for part in self.ranges:
+            if part.start < first or part.stop > last:
+                raise InputError(
+                    f"Rematerialization.ranges has the blocks {part.start} to "
+                    f"{part.stop} of a {stack} whose blocks {first} to {last} are not "
+                    "skipped: choose among them"
+                )
 
 
-def named(x: Tree, name: str) -> Tree:
-    """Names an activation, so that the policy "names" can save it."""
-    seen = _seen_names.get()
-    if seen is not None:
-        seen.add(name)
-    return checkpoint_name(x, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class _SavePolicy:
-    """A `jax.checkpoint` policy that lists what is saved and refuses everything else.
-
-    Everything else includes `all_gather`, the slice of a stack of weights, and casts of
-    either.
-
-    Attributes:
-      primitives: names of primitives whose outputs are saved.
-      names: names of activations that are saved.
-      projections: whether outputs of projections are saved.
-      offload: whether the block's input is offloaded.
-    """
-
-    primitives: frozenset[str] = frozenset()
-    names: frozenset[str] = frozenset()
-    projections: bool = False
-    offload: bool = False
-
-    def __call__(self, primitive: Any, *inputs: Any, **parameters: Any) -> Any:
-        if primitive.name == "name":
-            name = parameters["name"]
-            if name == BLOCK_INPUT and self.offload:
-                return _offloaded(primitive, *inputs, **parameters)
-            return name in self.names
-        if self.projections and primitive.name == "dot_general":
-            # A product with batch axes makes attention scores, one for each pair of
-            # positions; projections have no batch axes.
-            _, batch_axes = parameters["dimension_numbers"]
-            return not any(batch_axes)
-        return primitive.name in self.primitives
-
-
-ALL_BUT_WEIGHTS = _SavePolicy(EXPENSIVE)
-"""Saves everything that is expensive to compute, and no gathered weight."""
-
-
-def _save_policy(settings: Rematerialization) -> _SavePolicy:
+def _save_policy(settings: Rematerialization) -> SavePolicy:
     policy = {
         "none": ALL_BUT_WEIGHTS,
-        "dots": _SavePolicy(SUMS, projections=True),
-        "attention": _SavePolicy(names=frozenset({ATTENTION})),
-        "names": _SavePolicy(names=frozenset(settings.names)),
-        "nothing": _SavePolicy(),
+        "dots": SavePolicy(SUMS, projections=True),
+        "attention": SavePolicy(names=frozenset({ATTENTION})),
+        "names": SavePolicy(names=frozenset(settings.names)),
+        "nothing": SavePolicy(),
     }[settings.policy]
     return dataclasses.replace(policy, offload=settings.offload)
 
@@ -217,7 +255,7 @@ def rematerialized(
 
     With `Rematerialization.offload`, the floating-point arrays among the arguments are
     kept in the host's pinned memory until the backward pass. Weights that are to stay
-    on the device are bound to the function (a module's own are), not arguments.
+    on the device are bound to the function (as those of a module are), not arguments.
 
     Args:
       function: any function, module or method.
@@ -232,7 +270,7 @@ def rematerialized(
         pinned memory, or (when called) none of them is a floating-point array.
     """
     if not isinstance(policy, Rematerialization) or not policy.offload:
-        return _checkpointed(function, policy, in_scan=in_scan)
+        return checkpointed(function, policy, in_scan=in_scan)
     _check_pinned_memory()
 
     def on_named(*arguments: Any, **keywords: Any) -> Tree:
@@ -252,7 +290,7 @@ def rematerialized(
         )
         return function(*arguments, **keywords)
 
-    return _checkpointed(on_named, policy, in_scan=in_scan)
+    return checkpointed(on_named, policy, in_scan=in_scan)
 
 
 def _check_pinned_memory() -> None:
@@ -264,7 +302,7 @@ def _check_pinned_memory() -> None:
         )
 
 
-def _checkpointed(
+def checkpointed(
     function: Callable[..., Tree],
     policy: Rematerialization | Callable[..., Any],
     *,
@@ -319,92 +357,3 @@ def _separate_arrays(tree: Any) -> tuple[list[Array], _StaticLeaves]:
     arrays = [leaves[i] for i in places]
     others = [None if i in places else leaf for i, leaf in enumerate(leaves)]
     return arrays, _StaticLeaves(structure, others, places)
-
-
-def scan_blocks(
-    body: Body,
-    hidden: Tree,
-    parameters: dict[str, Array],
-    others: Any,
-    policy: Rematerialization,
-    *,
-    gathers: bool = False,
-) -> tuple[Tree, Any]:
-    """`jax.lax.scan` over blocks, in parts where some blocks are skipped.
-
-    Args:
-      body: `f(hidden, (one block's parameters, one block's others))`, which returns
-        hidden states and a tree.
-      hidden: input of the first block, a tree of arrays.
-      parameters: parameters of all blocks, by path, stacked on `L`.
-      others: tree of each block's other inputs, stacked on `L`.
-      policy: what is saved for the backward pass.
-      gathers: whether blocks gather their weights from several devices.
-
-    Returns:
-      the output of the last block, and the trees, stacked on `L`.
-
-    Raises:
-      InputError: if `policy` names an activation that no block has.
-    """
-
-    def named_body(hidden, layer):
-        return body(named(hidden, BLOCK_INPUT), layer)
-
-    with _check_names(policy):
-        if policy.skipped_blocks:
-            return _scan_in_parts(named_body, hidden, parameters, others, policy)
-        if policy.active or gathers:
-            count = len(next(iter(parameters.values())))
-            named_body = _checkpointed(named_body, policy, in_scan=count > 1)
-        return jax.lax.scan(named_body, hidden, (parameters, others))
-
-
-def _scan_in_parts(body, hidden, parameters, others, policy):
-    """Scans over the skipped blocks at both ends and the blocks between them.
-
-    Each scan slices its blocks' parameters from the stack of all blocks by index,
-    inside the rematerialized function: slicing the stack beforehand would copy it.
-    """
-    count = len(next(iter(parameters.values())))
-    plain, last = Rematerialization(), count - policy.skip_last
-    outputs = []  # of each part, trees stacked on its blocks
-
-    def indexed_body(hidden, layer):
-        index, block_others = layer
-        block = {
-            path: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
-            for path, stack in parameters.items()
-        }
-        return body(hidden, (block, block_others))
-
-    for start, stop, part_policy in (
-        (0, policy.skip_first, plain),
-        (policy.skip_first, last, policy),
-        (last, count, plain),
-    ):
-        if start < stop:
-            # The other inputs are small, so they are sliced before the scan.
-            part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], others)
-            step = _checkpointed(indexed_body, part_policy, in_scan=stop - start > 1)
-            hidden, output = jax.lax.scan(step, hidden, (jnp.arange(start, stop), part))
-            outputs.append(output)
-    return hidden, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
-
-
-@contextlib.contextmanager
-def _check_names(policy: Rematerialization) -> Iterator[None]:
-    """Checks, once blocks are traced, that the activations to save exist."""
-    token = _seen_names.set(set())
-    try:
-        yield
-        seen = _seen_names.get() or set()
-    finally:
-        _seen_names.reset(token)
-    missing = sorted(set(policy.names) - seen)
-    if missing:
-        raise InputError(
-            f"Rematerialization.names has {shown(missing[0])}, but the blocks name "
-            f"{', '.join(sorted(seen))}; name your own activations with "
-            "rematerialization.named(x, name)"
-        )

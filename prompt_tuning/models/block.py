@@ -17,7 +17,7 @@ from prompt_tuning.core.intermediates import record
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
-from prompt_tuning.core.rematerialization import ATTENTION, named
+from prompt_tuning.core.save_policies import ATTENTION, named
 from prompt_tuning.models.attention import (
     AttentionSource,
     KeyValues,

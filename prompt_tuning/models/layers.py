@@ -15,7 +15,7 @@ from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, declare_quantized, fan_in, named_key
 from prompt_tuning.core.quantization import QUANTIZED, apply_scale, cast_and_multiply
-from prompt_tuning.core.rematerialization import named
+from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
 
 ACTIVATIONS = {

@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
+from prompt_tuning.core.block_scan import scan_blocks
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
@@ -24,11 +25,8 @@ from prompt_tuning.core.parameters import (
     named_key,
     split,
 )
-from prompt_tuning.core.rematerialization import (
-    ALL_BUT_WEIGHTS,
-    rematerialized,
-    scan_blocks,
-)
+from prompt_tuning.core.rematerialization import rematerialized
+from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Attention, Block
@@ -151,9 +149,9 @@ class Stack(nnx.Module):
         encoded = _encoder_outputs(cross)
         hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
         captured = intermediates.start_capture(self.stack, self.count, hidden)
-        # Skipped blocks split the scan, and keys and values would be concatenated.
+        # Parts of the scan would concatenate keys and values.
         how = self.rematerialization
-        policy = how.without_skips() if keep else how
+        policy = how.for_each_block() if keep else how
         with jax.named_scope("blocks"):
             others = (
                 input_values,

@@ -198,9 +198,11 @@ def check_supported(settings: Pipeline, config: ModelConfig) -> None:
             "micro-batches cannot be computed as one product yet: set it to False"
         )
     for policy in (config.rematerialization, config.encoder_policy):
-        if policy.skipped_blocks:
+        if not policy.alike:
             raise InputError(
                 f"Rematerialization skips {policy.skip_first} blocks at the start and "
-                f"{policy.skip_last} at the end, but in a pipeline all blocks of a "
-                "stack are computed alike: set skip_first and skip_last to 0"
+                f"{policy.skip_last} at the end, wraps every {policy.every} and has "
+                f"{len(policy.ranges)} ranges, but in a pipeline all blocks of a stack "
+                "are computed alike: set skip_first and skip_last to 0, every to 1 and "
+                "ranges to ()"
             )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any, cast
 
 import jax
@@ -14,6 +15,7 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rematerialization import (
+    BlockRange,
     Rematerialization,
     named,
     rematerialized,
@@ -40,6 +42,12 @@ HOWS = {
     "all but the last two": Rematerialization(policy="dots", skip_last=2),
     "the two in the middle": Rematerialization(
         policy="attention", skip_first=1, skip_last=1
+    ),
+    "three together, one alone": Rematerialization(policy="nothing", every=3),
+    "pairs, and two ranges": Rematerialization(
+        policy="dots",
+        every=2,
+        ranges=[BlockRange(start=0, stop=1), BlockRange(start=1, stop=2, offload=True)],
     ),
 }
 WRAPPED = {
@@ -191,8 +199,24 @@ def test_only_a_blocks_input_is_kept(family):
     assert least < 0.35 * saved
 
 
-def test_only_block_inputs_are_offloaded():
-    config = deep(dummies.LLAMA, Rematerialization(offload=True))
+@pytest.mark.parametrize(
+    ("how", "saved"),
+    [
+        (Rematerialization(offload=True), L),
+        (Rematerialization(policy="nothing", offload=True, every=2), L // 2),
+        # Wraps all blocks and offloads only the two in the middle.
+        (
+            Rematerialization(
+                policy="nothing",
+                ranges=[BlockRange(start=1, stop=3, policy="nothing", offload=True)],
+            ),
+            2,
+        ),
+    ],
+    ids=["each block", "pairs", "a range"],
+)
+def test_only_inputs_of_blocks_are_offloaded(how, saved):
+    config = deep(dummies.LLAMA, how)
     graph, parameters = dummies.prompted(config)
     batch = dummies.make_batch(config, dummies.random_rows(ROWS))
     trained, frozen = partitioned(parameters, ".*/prompt/.*")
@@ -200,7 +224,42 @@ def test_only_block_inputs_are_offloaded():
         trained, frozen, batch
     )
     positions = dummies.P + len(ROWS) * batch.tokens.shape[1]
-    assert f"f32<host>[{L},{positions},{config.width}]" in str(traced)
+    # Stacked over the blocks, or segments of blocks, that one loop offloads.
+    stacked = re.findall(rf"f32<host>\[(\d+),{positions},{config.width}\]", str(traced))
+    assert set(stacked) == {str(saved)}
+
+
+def test_segments_save_fewer_inputs():
+    assert saved_inputs(NOTHING) == 6
+    assert saved_inputs(Rematerialization(policy="nothing", every=2)) == 3
+
+
+@pytest.mark.exhaustive
+def test_segments_are_computed_twice():
+    none, alone = cost(Rematerialization())[0], cost(NOTHING)[0]
+    pairs = cost(Rematerialization(policy="nothing", every=2))[0]
+    # Of all blocks but a segment's last, the final product is needed again as well.
+    assert alone < pairs < alone + 0.2 * (alone - none)
+
+
+def saved_inputs(how: Rematerialization) -> int:
+    """Number of stacked inputs of blocks that wait for the backward pass."""
+    # No weight has the width of the batch's positions.
+    config = dataclasses.replace(
+        deep(dummies.LLAMA, how), layers=6, feed_forward_width=20
+    )
+    graph, parameters = dummies.prompted(config)
+    batch = dummies.make_batch(config, dummies.random_rows(ROWS))
+    trained, frozen = partitioned(parameters, ".*/prompt/.*")
+    text = str(
+        jax.make_jaxpr(lambda t, f, b: gradients(graph, t, f, b, None))(
+            trained, frozen, batch
+        )
+    )
+    positions = dummies.P + len(ROWS) * batch.tokens.shape[1]
+    # A block's input is [24, 16]; inside a segment, fewer are stacked meanwhile.
+    counts = re.findall(rf":f32\[(\d+),{positions},{config.width}\]", text)
+    return max(map(int, counts))
 
 
 def gathered_bytes(family: str, how: Rematerialization) -> tuple[int, int]:
@@ -357,6 +416,12 @@ def test_a_policy_of_jax_is_accepted():
         ({"policy": "names", "names": "up"}, "expected a list of strings"),
         ({"policy": "dots", "skip_last": -1}, "skip_last is -1, expected a number"),
         ({"skip_first": 2}, "its policy is 'none' and nothing is offloaded"),
+        ({"every": 2}, "every is 2, but its policy is 'none'"),
+        ({"policy": "dots", "every": 0}, "every is 0, expected a number of blocks"),
+        (
+            {"ranges": [BlockRange(start=2, stop=4), BlockRange(start=1, stop=3)]},
+            "expected a start of at least 4 and a larger stop",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields, message):
@@ -367,6 +432,12 @@ def test_settings_that_contradict_each_other_are_refused(fields, message):
 def test_excluding_all_blocks_is_refused():
     how = Rematerialization(policy="nothing", skip_first=2, skip_last=2)
     with pytest.raises(InputError, match="2 \\+ 2 blocks of a decoder that has 4"):
+        deep(dummies.LLAMA, how)
+
+
+def test_a_range_of_other_blocks_is_refused():
+    how = Rematerialization(ranges=[BlockRange(start=2, stop=5)])
+    with pytest.raises(InputError, match="2 to 5 of a decoder whose blocks 0 to 4"):
         deep(dummies.LLAMA, how)
 
 
