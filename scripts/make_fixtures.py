@@ -118,6 +118,17 @@ IMAGES: dict[str, Any] = {
     "num_channels": 1,
     "vision_use_head": False,
 }
+T5GEMMA: dict[str, Any] = {
+    **DECODER,
+    "head_dim": 6,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": True,
+    "sliding_window": 3,
+    "query_pre_attn_scalar": 3,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 2.0,
+    "rope_parameters": DEFAULT,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": DECODER | {"rope_parameters": LLAMA3, "eos_token_id": [2, 19]},
     "llama_attention_bias": DECODER
@@ -371,6 +382,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5": ENCODER_DECODER | {"feed_forward_proj": "relu"},
     "mt5": ENCODER_DECODER | {"tie_word_embeddings": False},
     "umt5": ENCODER_DECODER | {"num_layers": 3},
+    "t5gemma": {
+        # Windows in both directions, of which the last row leaves some tokens.
+        "encoder": T5GEMMA | {"num_hidden_layers": 3},
+        "decoder": T5GEMMA,
+        **{name: T5GEMMA[name] for name in SPECIAL},
+    },
     "bart": {
         **SPECIAL,
         "d_model": 8,
@@ -494,11 +511,12 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     seq2seq = model.config.is_encoder_decoder
     task = {"task_type": "SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM"}
     virtual = {"num_virtual_tokens": PROMPT_LENGTH}
-    yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual)
+    tokens, cache = sizes_of_part(model.config)
+    yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
     # Falcon's cache has the keys of a group for each of its query heads, between which
     # a random prefix differs; no model of groups can express that.
     if not getattr(model.config, "new_decoder_architecture", False):
-        yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual)
+        yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual, **cache)
     names = [name for name, _ in model.named_modules()]
     text = [name for name in names if ".language_model." in name]
     # PEFT counts experts among the linear layers; adapters of them are not read.
@@ -520,6 +538,17 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             feedforward_modules=sorted(present[1]),
         ),
     )
+
+
+def sizes_of_part(config: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns sizes for prompts and for prefixes that PEFT does not find itself."""
+    decoder = getattr(config, "decoder", None)  # T5Gemma's
+    if decoder is None:
+        return {}, {}
+    heads = decoder.num_key_value_heads
+    both = {"num_layers": decoder.num_hidden_layers, "num_attention_heads": heads}
+    tokens, cache = decoder.hidden_size, heads * decoder.head_dim
+    return both | {"token_dim": tokens}, both | {"token_dim": cache}
 
 
 def rows(random: np.random.Generator, seq2seq: bool) -> dict[str, torch.Tensor]:

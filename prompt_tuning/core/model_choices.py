@@ -11,6 +11,7 @@ QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
+EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
 CHOICES: dict[str, Any] = {
@@ -21,6 +22,7 @@ CHOICES: dict[str, Any] = {
     "positions": Positions,
     "activation": Activation,
     "biases": Biases,
+    "encoder_input": EncoderInput,
     "attention": AttentionMethod,
 }
 """Fields that have one of a few names."""
@@ -56,6 +58,13 @@ def check_combinations(config: Any) -> None:
         raise InputError("learned positions need maximum_positions, found None")
     if config.positions == "alibi" and config.architecture == "encoder_decoder":
         raise InputError("linear biases (alibi) are for decoder-only models")
+    several = config.window_rotary_base is not None or config.unrotated_layers
+    if several and config.architecture == "encoder_decoder":
+        raise InputError(
+            "window_rotary_base and unrotated_layers are for decoder-only models"
+        )
+    if config.separate_tables and config.architecture == "decoder_only":
+        raise InputError("separate_tables are for encoder-decoder models")
     first = config.norm_placement == "before"
     if config.shared_norm and not (config.parallel and first):
         raise InputError(

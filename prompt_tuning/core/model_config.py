@@ -17,6 +17,7 @@ from prompt_tuning.core.model_choices import (
     Architecture,
     AttentionMethod,
     Biases,
+    EncoderInput,
     Norm,
     NormPlacement,
     Positions,
@@ -89,6 +90,8 @@ class ModelConfig:
       window: number of positions that a token in `windowed_layers` attends to, itself
         included; None without such layers (Beltagy et al. 2020, section 3.1).
       windowed_layers: numbers of the layers in which attention is limited to a window.
+      encoder_windowed_layers: numbers of the encoder's layers in which a token attends
+        to `window` positions on each side, and to itself (T5Gemma).
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       relative_buckets: number of buckets of the relative position bias.
@@ -98,6 +101,8 @@ class ModelConfig:
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
       biases: which projections have a bias; see `BIASED`.
       tied_head: whether the head is the embedding table.
+      separate_tables: whether the decoder has its own embedding table, which is then
+        also the tied head (T5Gemma: Zhang et al. 2025, section 3).
       head_bias: whether logits have a bias (GPT-J, Phi, BART).
       scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
         tied head (T5 1.0).
@@ -121,6 +126,8 @@ class ModelConfig:
       stop_ids: further tokens that end a generated text.
       pad_id: token used as padding; any token, as lengths are stored separately.
       decoder_start_id: first input of an encoder-decoder's decoder.
+      encoder_input: special tokens of an encoder's input: EOS after the text (T5), also
+        BOS before it (BART), or only BOS (T5Gemma).
       dropout_rate: dropout rate of embeddings, attention weights, feed-forward
         activations and block outputs, in training only.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
@@ -166,11 +173,13 @@ class ModelConfig:
     unrotated_layers: tuple[int, ...] = ()
     window: int | None = None
     windowed_layers: tuple[int, ...] = ()
+    encoder_windowed_layers: tuple[int, ...] = ()
     window_rotary_base: float | None = None
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
     relative_bias_in_each_block: bool = False
     biases: Biases = "none"
+    separate_tables: bool = False
     head_bias: bool = False
     scale_tied_hidden: bool = False
     scale_scores: bool = True
@@ -188,6 +197,7 @@ class ModelConfig:
     stop_ids: tuple[int, ...] = ()
     pad_id: int = 0
     decoder_start_id: int = 0
+    encoder_input: EncoderInput = "text_eos"
     dropout_rate: float = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
@@ -259,17 +269,19 @@ class ModelConfig:
 
 def _check_layers(config: ModelConfig) -> None:
     """Checks the choices that differ between layers."""
-    for name in ("windowed_layers", "unrotated_layers"):
+    for name, layers in (
+        ("windowed_layers", config.layers),
+        ("encoder_windowed_layers", config.encoder_layers),
+        ("unrotated_layers", config.layers),
+    ):
         numbers = getattr(config, name)
-        if any(not 0 <= number < config.layers for number in numbers):
+        if any(not 0 <= number < layers for number in numbers):
             raise InputError(
                 f"ModelConfig.{name} is {shown(numbers)}, expected numbers from 0 to "
-                f"{config.layers - 1}"
+                f"{layers - 1}"
             )
-    if config.windowed_layers and config.window is None:
-        raise InputError("windowed_layers need a window, found None")
-    if config.windowed_layers and config.architecture == "encoder_decoder":
-        raise InputError("windows are for decoder-only models")
+        if numbers and "windowed" in name and config.window is None:
+            raise InputError(f"{name} need a window, found None")
 
 
 def check_dtype(name: str, value: str) -> None:

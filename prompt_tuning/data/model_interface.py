@@ -3,7 +3,7 @@
 import dataclasses
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import Architecture
+from prompt_tuning.core.model_choices import Architecture, EncoderInput
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -22,6 +22,7 @@ class ModelInterface:
       origin: name of the checkpoint, for error messages.
       bos_id: id of the beginning-of-sequence token; defaults to the tokenizer's.
       eos_id: id of the end-of-sequence token; defaults to the tokenizer's.
+      encoder_input: special tokens of an encoder's input; see `ModelConfig`.
       maximum_length: maximum number of inputs, and of targets, of an example: the
         model's positions minus the prompt vectors, unless a template puts these among
         the tokens. None for a model without a limit.
@@ -41,6 +42,7 @@ class ModelInterface:
     origin: str = "the checkpoint"
     bos_id: int | None = None
     eos_id: int | None = None
+    encoder_input: EncoderInput = "text_eos"
     maximum_length: int | None = None
     positions_note: str = ""
     predicts_first_token: bool = True

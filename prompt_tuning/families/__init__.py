@@ -39,10 +39,10 @@ from prompt_tuning.families.stablelm import STABLELM
 from prompt_tuning.families.starcoder2 import STARCODER2
 from prompt_tuning.families.t5 import T5
 from prompt_tuning.families.t5_multilingual import MT5, UMT5
+from prompt_tuning.families.t5gemma import T5GEMMA
 
 REFUSED = {
     "bert": "an encoder alone generates no text",
-    "t5gemma": "separate tables of encoder and decoder are not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
 
@@ -86,6 +86,7 @@ FAMILIES: dict[str, Family] = {
         T5,
         MT5,
         UMT5,
+        T5GEMMA,
         BART,
     )
 }

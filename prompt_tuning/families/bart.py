@@ -74,6 +74,7 @@ def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
         "biases": "all",
         "tied_head": True,
         "decoder_start_id": settings.integer("decoder_start_token_id", 2),
+        "encoder_input": "bos_text_eos",
     }
 
 

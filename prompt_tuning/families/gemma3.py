@@ -106,9 +106,10 @@ GEMMA3 = dataclasses.replace(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")
     ),
-    inert=frozenset(
+    inert=GEMMA3_TEXT.inert
+    | frozenset(
         {
-            *("vision_config", "mm_tokens_per_image", "initializer_range"),
+            *("vision_config", "mm_tokens_per_image"),
             *("boi_token_index", "eoi_token_index", "image_token_index"),
         }
     ),

@@ -64,9 +64,12 @@ class HuggingFaceSettings(JsonObject):
         self, name: str, defaults: Mapping[str, Any] | None = None
     ) -> "HuggingFaceSettings":
         """Returns the settings of a part of the model, with defaults for some."""
-        part = self.nested(name)
-        given = {key: value for key, value in part.values.items() if value is not None}
-        return type(self)(part.source, {**(defaults or {}), **given})
+        part, values = self.nested(name), dict(defaults or {})
+        for key, value in part.values.items():
+            # A null without a default may mean something else than a missing setting.
+            if value is not None or key not in values:
+                values[key] = value
+        return type(self)(part.source, values)
 
     def activation(self, name: str) -> str:
         """Returns our name of an activation."""

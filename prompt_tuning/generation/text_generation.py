@@ -234,14 +234,20 @@ def continuation_text(
 def encode_given(
     model: PromptedModel, text: str, template: TokenTemplate | None = None
 ) -> list[int]:
-    """Encodes an input as in training: with BOS first, or EOS last."""
+    """Encodes an input as in training; see `add_special_ids`."""
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(text) if template is None else template.encode_text(text)
     return add_special_ids(model, ids)
 
 
 def add_special_ids(model: PromptedModel, ids: list[int]) -> list[int]:
-    """Adds BOS before the ids of an input, or EOS after those of an encoder's."""
+    """Adds BOS before the ids of an input, and EOS after those of an encoder's.
+
+    Whether an encoder has one or both depends on `ModelConfig.encoder_input`.
+    """
     if model.config.architecture == "decoder_only":
         return [*encode_prompt(model.needed_tokenizer(), ""), *ids]
-    return ids if model.eos_id is None else [*ids, model.eos_id]
+    form, bos, eos = model.config.encoder_input, model.interface.bos_id, model.eos_id
+    begin = [bos] if bos is not None and form.startswith("bos") else []
+    end = [eos] if eos is not None and form.endswith("eos") else []
+    return [*begin, *ids, *end]

@@ -256,11 +256,7 @@ class DecoderOnly(LanguageModel):
         return self._add_positions(stream, optional_key(key, "input"))
 
     def _add_positions(self, stream: Stream, key) -> Stream:
-        """Adds learned positions, also to prompt vectors, then applies dropout."""
-        if self.config.input_multiplier != 1:
-            hidden = stream.hidden.astype(self.config.dtype)
-            hidden = hidden * self.config.input_multiplier
-            stream = dataclasses.replace(stream, hidden=hidden)
+        """Adds learned positions, also to prompt vectors; see `embed_inputs`."""
         layers = self.position_embedder, self.embedding_norm
         return embed_inputs(stream, self.config, *layers, key)
 

@@ -22,7 +22,7 @@ from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.input_layers import InputLayers
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import normalize
+from prompt_tuning.models.layers import TokenEmbedding, normalize
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
@@ -83,6 +83,8 @@ class EncoderDecoder(LanguageModel):
       decoder: the causal blocks with cross-attention.
       encoder_inputs: layers before the encoder's blocks.
       decoder_inputs: layers before the decoder's blocks.
+      decoder_embedder: the decoder's embedding table `[V, D]`; None if it is the
+        encoder's.
     """
 
     def __init__(
@@ -98,6 +100,25 @@ class EncoderDecoder(LanguageModel):
         self.decoder = decoder(named_key(key, "decoder"), config, cross=True)
         self.encoder_inputs = InputLayers(named_key(key, "encoder_inputs"), config)
         self.decoder_inputs = InputLayers(named_key(key, "decoder_inputs"), config)
+        self.decoder_embedder = (
+            TokenEmbedding(
+                named_key(key, "decoder_embedder"),
+                config,
+                config.vocabulary_size,
+                "vocab",
+            )
+            if config.separate_tables
+            else None
+        )
+
+    @property
+    def output_embedder(self) -> TokenEmbedding:
+        """The table of generated tokens, and of a tied head."""
+        return (
+            self.token_embedder
+            if self.decoder_embedder is None
+            else self.decoder_embedder
+        )
 
     def prefix(self, key: Key[Array, ""] | None = None) -> EncoderPrefix | None:
         """Runs the prompt ahead of all rows, if the encoder allows it."""
@@ -150,7 +171,7 @@ class EncoderDecoder(LanguageModel):
         return jnp.where(first, self.config.decoder_start_id, shifted)
 
     def _target_stream(self, shifted: Int[Array, "B U"], rows: RowInfo, key) -> Stream:
-        text = self.token_embedder(shifted, self.config.dtype)
+        text = self.output_embedder(shifted, self.config.dtype)
         stream = self.decoder.text_stream(text, rows, key)
         return self.decoder_inputs(stream, optional_key(key, "decoder_input"))
 

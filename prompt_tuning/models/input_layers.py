@@ -53,7 +53,7 @@ def embed_inputs(
     norm: Norm | None,
     key: Key[Array, ""] | None,
 ) -> Stream:
-    """Adds learned positions, also to prompt vectors, normalizes, and drops.
+    """Multiplies, adds learned positions, normalizes, and drops; also prompt vectors.
 
     Args:
       stream: vectors of tokens and prompts.
@@ -63,6 +63,8 @@ def embed_inputs(
       key: random key for dropout; None disables dropout.
     """
     hidden = stream.hidden.astype(config.dtype)
+    if config.input_multiplier != 1:
+        hidden = hidden * config.input_multiplier
     if positions is not None:
         hidden = hidden + positions(stream.positions, config.dtype)
     hidden = normalize(norm, hidden)

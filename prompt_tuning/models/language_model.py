@@ -30,7 +30,7 @@ class LanguageModel(nnx.Module):
     """Token embedding and output head; each family adds the stacks between them.
 
     Attributes:
-      token_embedder: the embedding table `[V, D]`.
+      token_embedder: the embedding table `[V, D]`, of an encoder-decoder's inputs.
       head: output head; None if it is the embedding table alone.
     """
 
@@ -114,7 +114,7 @@ class LanguageModel(nnx.Module):
         self, tokens: Int[Array, "B"], cache: Cache
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one more token per row and returns the state that predicts the next."""
-        embedded = self.token_embedder(tokens[:, None], self.config.dtype)
+        embedded = self.output_embedder(tokens[:, None], self.config.dtype)
         hidden, key_values = self.extend(
             cache.stream(embedded), cache.contexts(), cache.cross
         )
@@ -136,10 +136,15 @@ class LanguageModel(nnx.Module):
         penalties = [prompt.penalty() for prompt in self.prompts().values()]
         return sum(penalties, jnp.zeros(()))
 
+    @property
+    def output_embedder(self) -> TokenEmbedding:
+        """The table of generated tokens, and of a tied head."""
+        return self.token_embedder
+
     def head_kernel(self) -> Float[Array, "V D"]:
         """Kernel of the output head, tied or not."""
         kernel = None if self.head is None else self.head.kernel
-        return (self.token_embedder.embedding if kernel is None else kernel)[...]
+        return (self.output_embedder.embedding if kernel is None else kernel)[...]
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""

@@ -30,6 +30,7 @@ class _Prefixed:
     """
 
     config: ModelConfig
+    windowed_layers: tuple[int, ...]
 
     def _add_prefix(self, prompt: KeyValuePrefix, prompting: Prompting) -> None:
         """Adds the prefix.
@@ -43,7 +44,7 @@ class _Prefixed:
                 "a key/value prefix always precedes the text and sees none of it, so "
                 f"it does not support {prompting}; leave Prompting at its defaults"
             )
-        prompting.check_windows(self.config.windowed_layers)
+        prompting.check_windows(self.windowed_layers)
         self.prompt, self.beyond_window = prompt, prompting.beyond_window
 
     def prompt_count(self) -> masks.Count:

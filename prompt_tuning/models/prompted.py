@@ -56,14 +56,15 @@ class _Prompted:
     """
 
     config: ModelConfig
-    ends_with_eos: bool
+    windowed_layers: tuple[int, ...]
+    bidirectional: bool
 
     def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
-        prompting.check_windows(self.config.windowed_layers)
+        prompting.check_windows(self.windowed_layers)
         if isinstance(prompt, InputDependentPrompt):
             prompting = prompting.joined_by_row()
         self.prompt, self.prompting = prompt, prompting
-        self.shared = prompting.shared(causal=not self.ends_with_eos)
+        self.shared = prompting.shared(causal=not self.bidirectional)
 
     def prompts(self, key: Key[Array, ""] | None) -> Float[Array, "N P D"]:
         """Returns the vectors of all prompts."""
@@ -84,10 +85,11 @@ class _Prompted:
         """Returns the number of the row's tokens before each example's prompt."""
         lengths = rows.example_lengths(text_length)
         given = lengths
-        if not self.ends_with_eos:
+        if not self.bidirectional:
             given = rows.prefix_lengths.reshape(lengths.shape)
         starts = jnp.cumsum(lengths, axis=1) - lengths
-        points = starts + self.prompting.place(given, self.ends_with_eos)
+        ends_with_eos = self.bidirectional and self.config.encoder_input != "bos_text"
+        points = starts + self.prompting.place(given, ends_with_eos)
         # An empty row still has one prompt.
         present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
         return jnp.where(present, points, text_length)
@@ -116,7 +118,7 @@ class _Prompted:
         if not isinstance(self.prompt, InputDependentPrompt):
             return select_vectors(self.prompts(key), len(text), rows)
         given = rows.is_given(text.shape[1])
-        if self.ends_with_eos:
+        if self.bidirectional:
             given = rows.segments(text.shape[1]) > 0
         size, key = self.config.vocabulary_size, optional_key(key, "prompt")
         return vectors_of_texts(self.prompt, text, given, rows, size, key)
@@ -197,8 +199,6 @@ class PromptEncoder(_Prompted, Encoder):
     allows. In packed rows each example sees its own copy of the prompt.
     """
 
-    ends_with_eos = True
-
     def __init__(
         self,
         key: Key[Array, ""],
@@ -220,7 +220,11 @@ class PromptEncoder(_Prompted, Encoder):
         mask = masks.encoder_mask(real, self.prompt.length)
         mask &= prompt_mask(self.prompt.length, self.prompting)
         return dataclasses.replace(
-            stream, mask=mask, block_input=self.block_input(None, 0), shared=True
+            stream,
+            mask=mask,
+            block_input=self.block_input(None, 0),
+            shared=True,
+            beyond_window=self.prompting.beyond_window,
         )
 
     def text_stream(
@@ -266,8 +270,6 @@ class PromptDecoder(_Prompted, Decoder):
     in both directions, while the completion stays causal. In packed rows each example
     has its own copy of the prompt.
     """
-
-    ends_with_eos = False
 
     def __init__(
         self,

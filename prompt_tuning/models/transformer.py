@@ -76,6 +76,10 @@ class Stack(nnx.Module):
         self.config = config
         self.count = layers
         self.stack = "encoder" if bidirectional else "decoder"
+        self.bidirectional = bidirectional
+        self.windowed_layers = (
+            config.encoder_windowed_layers if bidirectional else config.windowed_layers
+        )
         self.rematerialization = (
             config.encoder_policy if bidirectional else config.rematerialization
         )
@@ -229,10 +233,12 @@ class Stack(nnx.Module):
         """Returns what differs between the blocks, stacked on `L`."""
         config, bias = self.config, self.relative_position_bias
         reach = table = None
-        if config.windowed_layers:
+        if self.windowed_layers:
             assert config.window is not None
             reach = np.full(self.count, np.iinfo(np.int32).max)
-            reach[list(config.windowed_layers)] = config.window
+            # A causal window counts the token itself, one in both directions does not.
+            within = config.window + self.bidirectional
+            reach[list(self.windowed_layers)] = within
             reach = jnp.asarray(reach, jnp.int32)
         if any(rotary_table_indices(config)):
             table = jnp.asarray(rotary_table_indices(config))
@@ -278,8 +284,10 @@ class Stack(nnx.Module):
     def _view(self, mask, rows, queries, keys) -> AttentionView:
         """Returns the view of one source, given the positions of queries and keys."""
         distance = bias = buckets = None
-        if self.config.windowed_layers and keys is not None:
+        if self.windowed_layers and keys is not None:
             distance = queries[:, :, None] - keys[:, None, :]  # [R, Q, S]
+            if self.bidirectional:
+                distance = jnp.abs(distance)
         if self.relative_position_bias is not None and keys is not None:
             buckets = self.relative_position_bias.bucket(queries, keys)
             if not self.relative_position_bias.in_each_block:

@@ -200,5 +200,8 @@ def _head(
     That gradient is computed with the loss, in the forward pass.
     """
     each = 2 * batch.rows * batch.positions * config.width * config.vocabulary_size
-    table = "token_embedder/embedding" if config.tied_head else "head/kernel"
+    table = "head/kernel"
+    if config.tied_head:
+        owner = "decoder" if config.separate_tables else "token"
+        table = f"{owner}_embedder/embedding"
     return Work(2 * each, 0, each if table in trained else 0)

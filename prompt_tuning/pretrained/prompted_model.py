@@ -208,6 +208,7 @@ class PromptedModel:
             origin=str(self.plan.origin),
             bos_id=self.config.bos_id,
             eos_id=self.eos_id,
+            encoder_input=self.config.encoder_input,
             maximum_length=self.maximum_length,
             positions_note=self.config.positions_note,
             predicts_first_token=self.predicts_first_token,

@@ -83,7 +83,8 @@ class PipelineEstimate:
 
     @property
     def _tied(self) -> bool:
-        return self.opened.model.config.tied_head
+        config = self.opened.model.config
+        return config.tied_head and not config.separate_tables
 
 
 def _device_bytes(path: str, leaf: Any, placement: Placement) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Integer
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import EncoderInput
 from prompt_tuning.core.token_weights import PADDING, PROMPT, token_weights
 from prompt_tuning.data.examples.row_readers import (
     NO_VALUES,
@@ -30,20 +31,23 @@ class EncoderDecoderRowReader:
     """Reads each turn of a row, a prompt and its completion, as one example.
 
     A row is split wherever a prompt follows a completion. Type 0 of each turn becomes
-    the encoder's input, types 1 and 3 the target. EOS is appended to both where it is
-    missing. BOS is removed from the input, and padding from both.
+    the encoder's input, types 1 and 3 the target. Special tokens of the input are as in
+    `ModelConfig.encoder_input`; EOS is appended to the target where it is missing.
+    Padding is removed from both.
 
     Attributes:
       eos_id: id of the token that ends inputs and targets.
       bos_id: id of BOS, or None.
       task_token: token at the start of each turn's prompt that selects the prompt of
         the model, or None.
+      encoder_input: special tokens of an input; see `ModelConfig`.
       skip_unlearned: whether turns without a learned token are left out, not refused.
     """
 
     eos_id: int
     bos_id: int | None
     task_token: TaskToken | None = None
+    encoder_input: EncoderInput = "text_eos"
     skip_unlearned: bool = False
 
     @property
@@ -103,7 +107,11 @@ class EncoderDecoderRowReader:
         prompt, task = input_ids[token_types == PROMPT], 0
         if self.task_token is not None:
             task, prompt = self.task_token.split(prompt)
-        inputs = self._with_eos(prompt[prompt != self.bos_id])
+        inputs = prompt[prompt != self.bos_id]
+        if self.encoder_input.endswith("eos"):
+            inputs = self._with_eos(inputs)
+        if self.encoder_input.startswith("bos") and self.bos_id is not None:
+            inputs = np.insert(inputs, 0, self.bos_id)
         is_target = (token_types != PROMPT) & (token_types != PADDING)
         targets = self._with_eos(input_ids[is_target])
         appended = len(targets) - int(is_target.sum())

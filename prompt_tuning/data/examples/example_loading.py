@@ -115,7 +115,11 @@ def _encoder_decoder_reader(
             f"{how_to_set('Pretrained.eos_id', NUMBER)}"
         )
     return EncoderDecoderRowReader(
-        model.eos_id, model.bos_id, task_token, skip_unlearned=skip_unlearned
+        model.eos_id,
+        model.bos_id,
+        task_token,
+        encoder_input=model.encoder_input,
+        skip_unlearned=skip_unlearned,
     )
 
 
