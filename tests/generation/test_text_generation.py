@@ -179,6 +179,9 @@ def test_an_encoder_reads_the_text_within_its_template():
     model, _ = model_of(config, prompt, Prompting(placement="template"), Letters())
     template = TokenTemplate(parse_template("d{soft:3}{x}"), LetterTokenizer(), V)
     assert encode_given(model, "abc", template) == [3, V, V + 1, V + 2, 0, 1, 2, 1]
+    in_gemma = dataclasses.replace(config, encoder_input="bos_text")
+    model, _ = model_of(in_gemma, prompt, Prompting(placement="template"), Letters())
+    assert encode_given(model, "abc", template) == [30, 3, V, V + 1, V + 2, 0, 1, 2]
 
 
 @needs_shared

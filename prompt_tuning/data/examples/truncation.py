@@ -34,6 +34,7 @@ class Truncation:
       same_tokens: see `RowReader`.
       predicts_first_token: see `DecoderOnlyRowReader`.
       bos_id: id of BOS, or None.
+      input_eos: whether inputs that are not the targets end with EOS.
       inserted: number of tokens of a text that is inserted after BOS.
       first_soft_id: first of the ids that represent prompt vectors; None if every id is
         a token.
@@ -44,6 +45,7 @@ class Truncation:
     same_tokens: bool
     predicts_first_token: bool
     bos_id: int | None
+    input_eos: bool = True
     inserted: int = 0
     first_soft_id: int | None = None
 
@@ -93,10 +95,12 @@ class Truncation:
         self, ids: Int32[np.ndarray, "n"], *, has_prompt: bool
     ) -> Bool[np.ndarray, "n"]:
         """Returns which inputs are never removed."""
-        fixed = np.zeros(len(ids), bool) if self.same_tokens else _last(len(ids))
-        if self.same_tokens and has_prompt and len(ids):
+        fixed = np.zeros(len(ids), bool)
+        if (has_prompt or not self.same_tokens) and len(ids):
             fixed[0] = ids[0] == self.bos_id
-        start = int(fixed[:1].any()) if self.same_tokens else 0
+        start = int(fixed[:1].any())
+        if not self.same_tokens and self.input_eos:
+            fixed |= _last(len(ids))
         fixed[start : start + self.inserted] = True
         if self.first_soft_id is not None:
             fixed |= ids >= self.first_soft_id
@@ -149,6 +153,7 @@ def truncation_of(
         same_tokens,
         model.predicts_first_token or inserted > 0,
         model.bos_id,
+        model.encoder_input.endswith("eos"),
         inserted,
         model.vocabulary_size if has_template else None,
     )

@@ -124,6 +124,19 @@ def test_each_turn_of_a_row_is_an_example_of_an_encoder_decoder(tmp_path):
     assert examples.input_lengths.tolist() == [3, 2, 3, 3]
 
 
+@pytest.mark.parametrize(
+    ("form", "inputs"),
+    [("bos_text_eos", [[4, 9, 5, 2], [4, 6, 2]]), ("bos_text", [[4, 9, 5], [4, 6]])],
+)
+def test_inputs_have_the_special_tokens_of_the_encoder(tmp_path, form, inputs):
+    ids, types = [[4, 9, 5, 10, 2, 6, 8, 2]], [[0, 0, 0, 1, 3, 0, 1, 3]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    choices = {"eos_id": 2, "bos_id": 4, "encoder_input": form}
+    examples = load(path, "encoder_decoder", **choices)
+    assert [examples[i].inputs.tolist() for i in range(2)] == inputs
+    assert [examples[i].targets.tolist() for i in range(2)] == [[10, 2], [8, 2]]
+
+
 def test_a_prompt_after_a_completion_begins_a_turn():
     types = np.array([0, 0, 1, 2, 3, 2, 0, 2, 0, 1])
     assert find_turns(types) == [(0, 6), (6, 10)]

@@ -98,6 +98,12 @@ def test_both_texts_of_an_encoder_decoder_keep_their_eos(tmp_path):
     assert right[0].inputs.tolist() == [10, 11, EOS]
     assert right[0].targets.tolist() == [20, 21, EOS]
     assert right.target_lengths.tolist() == [3]
+    for form, inputs in (
+        ("bos_text_eos", [BOS, 13, EOS]),
+        ("bos_text", [BOS, 12, 13]),
+    ):
+        cut_rows = cut(path, "truncate", 3, "encoder_decoder", encoder_input=form)
+        assert cut_rows[0].inputs.tolist() == inputs
 
 
 def test_classes_leave_room_for_the_longest_label(rows):
