@@ -140,7 +140,7 @@ def read_tokens(
       graph: structure of the model.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    embedded = model.token_embedder(jnp.asarray(tokens)[:, None], model.config.dtype)
+    embedded = model.output_embedder(jnp.asarray(tokens)[:, None], model.config.dtype)
     positions = jnp.asarray(rows.first + rows.written)[:, None]
     cross = ()
     if slots.cross is not None and slots.cross_mask is not None:
@@ -231,7 +231,7 @@ def _run_chunk(
 ) -> tuple[Float[Array, "1 C D"], KeyValues]:
     """Runs a chunk of one row after what it sees."""
     tokens = jnp.asarray(tokens)
-    embedded = model.token_embedder(tokens, model.config.dtype)
+    embedded = model.output_embedder(tokens, model.config.dtype)
     start = jnp.asarray(row.first + row.written)[:, None]
     positions = start + jnp.arange(tokens.shape[1])
     past = _page_contexts(pages, row.visible)
