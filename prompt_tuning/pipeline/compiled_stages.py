@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from prompt_tuning.core.parameters import Parameters, logical_axes, merge
 from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.pipeline.process_links import StepLinks, mailboxes
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, WHOLE, StageDevices
+from prompt_tuning.pipeline.stage_joins import GradientJoin, pad, replicated
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms, zeros_for_sum
 from prompt_tuning.pipeline.stage_worker import StageWork, StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
-from prompt_tuning.pipeline.transport import Mailbox
 
 
 class CompiledStages:
@@ -47,7 +48,7 @@ class CompiledStages:
           others: a micro-batch, the dropout key and the micro-batch's number.
         """
         trained, self._shapes = parameters
-        self._trained = {path: leaf.shape for path, leaf in trained.items()}
+        self._trained = frozenset(trained)
         self._axes = logical_axes(merge(graph, self._shapes))
         self._stages, first = stages, stages[0]
         self._leaf_specs = _leaf_specs(first, others)
@@ -67,8 +68,11 @@ class CompiledStages:
         self.model = first.trace(divide)
         self._leaves = jax.tree.leaves(others)
         self._key_leaves = jax.tree.leaves(others[1])
-        self._take: dict[tuple[int, bool], Any] = {}
-        self._join = jax.jit(self._joined)
+        self._take: dict[tuple[int, tuple[str, ...]], Any] = {}
+        self._frozen: Parameters | None = None
+        self._join = GradientJoin(
+            stages, self.model, self._axes, self._shapes, self._padded(self._shapes)
+        )
         self._build()
 
     def _padded(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +154,11 @@ class CompiledStages:
         )
 
     def _finish_program(self, stage: int) -> Program:
-        """Returns the program that sums what the devices of a stage computed."""
+        """Returns the program that sums what the devices of a stage computed.
+
+        Its results have a first dimension for stages, of size 1, and as many rows as
+        the largest stage's.
+        """
         devices, axes = self._stages[stage], self._axes
         paths = list(self._select(self._stage_shapes(stage), True))
         specs = devices.specs(paths, axes)
@@ -158,45 +166,58 @@ class CompiledStages:
         def finish(weights: Any, total: Any, sums: Any) -> tuple[Any, Any]:
             _, pull_back = jax.vjp(lambda x: devices.gather(x, axes), weights)
             (gradient,) = pull_back(total)
-            return devices.reduce(gradient, axes, sums)
+            gradient, sums = devices.reduce(gradient, axes, sums)
+            parts = {p: self._join.part(p, x) for p, x in gradient.items()}
+            return parts, {i: jnp.stack(each)[None] for i, each in sums.items()}
 
-        mapped = devices.map(finish, (specs, PER_DEVICE, PER_DEVICE), (specs, WHOLE))
+        results = {path: PartitionSpec(None, *spec) for path, spec in specs.items()}
+        arguments = (specs, PER_DEVICE, PER_DEVICE)
+        return Program(devices.map(finish, arguments, (results, WHOLE)))
 
-        def padded(weights: Any, total: Any, sums: Any) -> tuple[Any, Any]:
-            gradient, sums = mapped(weights, total, sums)
-            return {p: self._pad_home(p, x) for p, x in gradient.items()}, sums
+    def place_frozen(self, frozen: Parameters, placed: "FrozenParts") -> None:
+        """Puts each stage's frozen parameters on its devices, unless they are there.
 
-        return Program(padded)
+        Args:
+          frozen: the frozen parameters.
+          placed: what is on the devices already; parts are added.
+        """
+        if self._frozen is frozen:
+            return
+        for stage in range(len(self._stages)):
+            shapes = self._select(self._stage_shapes(stage), False)
+            key = {path: (stage, path, self._row_range(stage, path)) for path in shapes}
+            known = placed.of(frozen)
+            missing = [path for path in shapes if key[path] not in known]
+            new = self._place(stage, {path: frozen[path] for path in missing})
+            known |= {key[path]: new.get(path) for path in missing}
+            self._own_frozen[stage] = {path: known[key[path]] for path in shapes}
+        self._frozen = frozen
 
-    def _pad_home(self, path: str, gradient: Any) -> Any:
-        """Pads a gradient like the whole parameter instead of like the stage's."""
-        if not gradient.ndim:
-            return gradient
-        sizes, home = self._shapes[path].shape, self._trained[path]
-        if path in self.model.sliced:
-            rows = gradient.shape[0]
-            sizes, home = (rows, *sizes[1:]), (rows, *home[1:])
-        return _pad(gradient[tuple(map(slice, sizes))], home)
+    def _row_range(self, stage: int, path: str) -> tuple[int | None, int | None]:
+        rows = self.model.rows_of(stage, path)
+        return rows.start, rows.stop
 
-    def place_frozen(self, frozen: Parameters) -> None:
-        """Puts each stage's frozen parameters on its devices."""
-        self._own_frozen = [
-            self._place(stage, frozen, False) for stage in range(len(self._stages))
-        ]
+    def _place(self, stage: int, parameters: Parameters) -> dict[str, Any]:
+        """Puts a stage's rows of some parameters on its devices.
 
-    def _place(
-        self, stage: int, parameters: Parameters, trained: bool
-    ) -> dict[str, Any]:
-        devices = self._stages[stage]
-        shapes = self._select(self._stage_shapes(stage), trained)
-        key = (stage, trained)
+        All processes take part, and those without the stage get nothing.
+        """
+        devices, own = self._stages[stage], self._stage_shapes(stage)
+        shapes = {path: own[path] for path in parameters}
+        key = (stage, tuple(parameters))
         if key not in self._take:
             rows = {path: self.model.rows_of(stage, path) for path in shapes}
             whole = {path: self._shapes[path] for path in shapes}
             take = functools.partial(_take_rows, rows, whole, shapes)
-            self._take[key] = jax.jit(take)
-        own = self._take[key]({path: parameters[path] for path in shapes})
-        return devices.put(own, devices.specs(list(own), self._axes))
+            self._take[key] = jax.jit(take, out_shardings=_on_all(parameters))
+        taken = self._take[key](parameters)
+        if not devices.is_local:
+            return {}
+        return devices.put(taken, devices.specs(list(shapes), self._axes))
+
+    def _place_trained(self, stage: int, trained: Parameters) -> dict[str, Any]:
+        shapes = self._select(self._stage_shapes(stage), True)
+        return self._place(stage, {path: trained[path] for path in shapes})
 
     def workers(
         self,
@@ -204,19 +225,48 @@ class CompiledStages:
         others: Sequence[Sequence[Any]],
         key_leaves: Sequence[Any],
         share: jax.Array,
-    ) -> list[StageWorker]:
-        """Places a step's arrays and returns the workers of the stages."""
-        mailboxes = [Mailbox(devices) for devices in self._stages]
-        boxes = [None, *mailboxes, None]
-        return [
-            StageWorker(
-                self.programs[stage],
-                self.prefix_programs[stage] if self.prefix_programs else None,
-                self._work(stage, trained, others, key_leaves, share),
-                (boxes[stage], mailboxes[stage], boxes[stage + 2]),
-            )
+        links: StepLinks | None = None,
+    ) -> list[StageWorker | None]:
+        """Places a step's arrays and returns the workers of the stages.
+
+        Stages of other processes have none here.
+        """
+        works = [
+            self._work(stage, trained, others, key_leaves, share)
             for stage in range(len(self._stages))
         ]
+        boxes = [None, *self._mailboxes(links), None]
+        return [
+            None
+            if work is None
+            else StageWorker(
+                self.programs[stage],
+                self.prefix_programs[stage] if self.prefix_programs else None,
+                work,
+                (boxes[stage], boxes[stage + 1], boxes[stage + 2]),
+            )
+            for stage, work in enumerate(works)
+        ]
+
+    def _mailboxes(self, links: StepLinks | None) -> list[Any]:
+        """Returns the mailboxes of all stages for one step."""
+        messages = [self._messages(stage) for stage in range(len(self._stages))]
+        return mailboxes(self._stages, messages, links)
+
+    def _messages(self, stage: int) -> dict[str, tuple[int, Any]]:
+        """Returns the sender and the shapes of each kind of message to a stage."""
+        kinds: dict[str, tuple[int, Any]] = {}
+        groups = {"hidden": self.programs, "prefix": self.prefix_programs}
+        backward = {"hidden": "gradient", "prefix": "prefix gradient"}
+        for name, programs in groups.items():
+            if not programs:
+                continue
+            if stage > 0:
+                kinds[name] = stage - 1, programs[stage - 1].outputs["carried"]
+            if stage + 1 < len(self._stages):
+                carried = programs[stage].outputs["carried"]
+                kinds[backward[name]] = stage + 1, carried
+        return kinds
 
     def _work(
         self,
@@ -225,8 +275,10 @@ class CompiledStages:
         others: Sequence[Sequence[Any]],
         key_leaves: Sequence[Any],
         share: jax.Array,
-    ) -> StageWork:
-        devices = self._stages[stage]
+    ) -> StageWork | None:
+        devices, weights = self._stages[stage], self._place_trained(stage, trained)
+        if not devices.is_local:
+            return None
         read = sorted(self.model.micro_batch[stage].others.values())
         total, prefix_total = self._zeros[stage]()
         prefix_others = {}
@@ -234,7 +286,7 @@ class CompiledStages:
             used = sorted(self.model.prefix[stage].others.values())
             prefix_others = {i: devices.put(key_leaves[i], WHOLE) for i in used}
         return StageWork(
-            self._place(stage, trained, True),
+            weights,
             self._own_frozen[stage],
             [
                 {i: devices.put(leaves[i], self._leaf_specs[i]) for i in read}
@@ -261,36 +313,44 @@ class CompiledStages:
         return gradients
 
     def collect(
-        self, trained: Parameters, workers: Sequence[StageWorker]
+        self, trained: Parameters, workers: Sequence[StageWorker | None]
     ) -> tuple[Parameters, LossSums]:
         """Joins the stages' gradients to whole arrays, placed as the parameters."""
-        parts: list[dict[str, Any]] = []
-        sums: Any = {}
+        parts, sums = {}, {}
         for stage, worker in enumerate(workers):
+            if worker is None:
+                continue
             # Of each sum, one number per micro-batch.
             outputs = {
                 i: [worker.outputs[j][i] for j in sorted(worker.outputs)]
                 for i in self.programs[stage].outputs["outputs"]
             }
-            gradient, sums = self._finish[stage](worker.weights, worker.total, outputs)
-            homes = {path: trained[path].sharding for path in gradient}
-            parts.append(jax.device_put(gradient, homes))
-        home = next(iter(trained.values())).sharding
-        sums = jax.device_put(sums, _replicated(home))
-        gradient, totals = self._join(trained, parts, sums)
+            parts[stage], sums[stage] = self._finish[stage](
+                worker.weights, worker.total, outputs
+            )
+        counts = [len(worker.work.others) for worker in workers if worker is not None]
+        kinds = self.programs[-1].outputs["outputs"]
+        shapes = {
+            i: jax.ShapeDtypeStruct((1, counts[0]), kinds[i].dtype)
+            for i in sorted(kinds)
+        }
+        gradient, totals = self._join(trained, parts, shapes, sums)
         return gradient, LossSums(*totals)
 
-    def _joined(self, trained: Parameters, parts: Any, sums: Any) -> Any:
-        """Joins the stages' gradients, and adds parts of the same rows."""
-        gradient = {}
-        for path, like in trained.items():
-            own = [part[path] for part in parts if path in part]
-            if path in self.model.sliced:
-                whole = jnp.concatenate(own)
-            else:
-                whole = functools.reduce(jnp.add, own, jnp.zeros(like.shape))
-            gradient[path] = whole.astype(like.dtype)
-        return gradient, [jnp.sum(jnp.stack(sums[i])) for i in sorted(sums)]
+
+class FrozenParts:
+    """Frozen parameters on the devices of the stages, which several pipelines share."""
+
+    def __init__(self):
+        """Starts with none."""
+        self._frozen: Parameters | None = None
+        self._parts: dict[tuple, Any] = {}
+
+    def of(self, frozen: Parameters) -> dict[tuple, Any]:
+        """Returns the parts of these parameters by stage, path and rows."""
+        if self._frozen is not frozen:
+            self._frozen, self._parts = frozen, {}
+        return self._parts
 
 
 def _leaf_specs(devices: StageDevices, others: tuple) -> list[PartitionSpec]:
@@ -317,16 +377,11 @@ def _take_rows(
     for path, array in parameters.items():
         part = array[tuple(map(slice, whole[path].shape))]
         part = part[rows[path]] if array.ndim else part
-        taken[path] = _pad(part, shapes[path].shape)
+        taken[path] = pad(part, shapes[path].shape)
     return taken
 
 
-def _pad(array: Any, shape: Sequence[int]) -> Any:
-    """Pads an array with zeros to a shape."""
-    sizes = zip(shape, array.shape, strict=True)
-    return jnp.pad(array, [(0, padded - size) for padded, size in sizes])
-
-
-def _replicated(sharding: Any) -> Any:
-    mesh = getattr(sharding, "mesh", None)
-    return sharding if mesh is None else NamedSharding(mesh, WHOLE)
+def _on_all(parameters: Parameters) -> Any:
+    """Returns a sharding that gives every process whole arrays; None in one process."""
+    homes = {x.sharding for x in parameters.values() if not x.is_fully_addressable}
+    return replicated(homes.pop()) if homes else None

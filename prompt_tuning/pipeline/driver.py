@@ -5,6 +5,7 @@ the order of the schedule. The arguments and results are whole arrays, so nothin
 of a training step knows about stages.
 """
 
+import dataclasses
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,8 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.scoring import merge_model
-from prompt_tuning.pipeline.compiled_stages import CompiledStages
+from prompt_tuning.pipeline.compiled_stages import CompiledStages, FrozenParts
+from prompt_tuning.pipeline.process_links import StepLinks, process_links
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.pipeline.stage_worker import StageWorker
 from prompt_tuning.pipeline.transport import StoppedError
@@ -34,7 +36,7 @@ class PipelinedGradients:
 
     Attributes:
       peak_bytes: most bytes that each stage held from one operation to another in the
-        last step, on each of its devices.
+        last step, on each of its devices; 0 for stages of other processes.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class PipelinedGradients:
         orders: Callable[[int, bool], Orders],
         objective: Objective = NATS_PER_WEIGHT,
         abstract: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+        placed: FrozenParts | None = None,
     ):
         """Sets the pipeline up; nothing is traced yet.
 
@@ -56,6 +59,7 @@ class PipelinedGradients:
             micro-batches and whether a prefix crosses the stages.
           objective: the training objective.
           abstract: shapes of all parameters, if the given ones are padded.
+          placed: frozen parameters on the stages, which several pipelines may share.
         """
         self._abstract = abstract
         self._graph, self._stages, self._layers = graph, list(stages), list(layers)
@@ -63,7 +67,7 @@ class PipelinedGradients:
         self._compiled: dict[Any, CompiledStages] = {}
         self._share = jax.jit(lambda batch: 1 / jnp.asarray(objective.divisor(batch)))
         self._penalty_gradient = jax.jit(jax.grad(self._penalty))
-        self._frozen: Parameters | None = None
+        self._placed = FrozenParts() if placed is None else placed
         self.peak_bytes: list[int] = []
 
     def __call__(
@@ -81,22 +85,46 @@ class PipelinedGradients:
           batch: one batch, or micro-batches on a leading axis.
           key: dropout key; None without dropout.
         """
+        step = self.begin(trained, frozen, batch, key)
+        self.run(step)
+        return self.finish(step)
+
+    def run(self, step: "StepInStages") -> None:
+        """Runs the operations of a step in the order of the schedule."""
+        run_in_threads(step.workers, self._orders(step.count, step.prefix))
+        self.peak_bytes = [0 if w is None else w.peak_bytes for w in step.workers]
+
+    def begin(
+        self,
+        trained: Parameters,
+        frozen: Parameters,
+        batch: Batch,
+        key: jax.Array | None,
+    ) -> "StepInStages":
+        """Places a step's arrays on the stages; the arguments are those of a call."""
         micro_batches, indices = _micro_batches(batch)
         first = (micro_batches[0], key, indices[0])
         stages = self._stages_for(trained, frozen, first)
-        if self._frozen is not frozen:
-            stages.place_frozen(frozen)
-            self._frozen = frozen
-        share = self._share(batch)
+        stages.place_frozen(frozen, self._placed)
         others = [
             jax.tree.leaves((rows, key, index))
             for rows, index in zip(micro_batches, indices, strict=True)
         ]
-        workers = stages.workers(trained, others, jax.tree.leaves(key), share)
-        orders = self._orders(len(micro_batches), stages.model.prefix is not None)
-        run_in_threads(workers, orders)
-        self.peak_bytes = [worker.peak_bytes for worker in workers]
-        gradient, sums = stages.collect(trained, workers)
+        share = self._share(batch)
+        links = self._links_of_step()
+        workers = stages.workers(trained, others, jax.tree.leaves(key), share, links)
+        return StepInStages(stages, trained, frozen, workers, len(micro_batches))
+
+    def _links_of_step(self) -> StepLinks | None:
+        """Returns the links to other processes; None without any."""
+        if all(stage.is_local for stage in self._stages):
+            return None
+        return process_links().next_step(self._stages)
+
+    def finish(self, step: "StepInStages") -> tuple[Parameters, LossSums]:
+        """Returns the gradient and the sums of a step whose operations have run."""
+        trained, frozen = step.trained, step.frozen
+        gradient, sums = step.stages.collect(trained, step.workers)
         if merge_model(self._graph, trained | frozen).has_penalty:
             penalty = self._penalty_gradient(trained, frozen)
             gradient = jax.tree.map(jnp.add, gradient, penalty)
@@ -120,8 +148,32 @@ class PipelinedGradients:
                 (trained, whole),
                 others,
             )
-            self._frozen = None
         return self._compiled[shapes]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInStages:
+    """One step whose arrays are on the stages.
+
+    Attributes:
+      stages: the compiled stages.
+      trained: the trained parameters.
+      frozen: all other parameters.
+      workers: run the operations, one for each stage; None for those of other
+        processes.
+      count: number of micro-batches.
+    """
+
+    stages: CompiledStages
+    trained: Parameters
+    frozen: Parameters
+    workers: Sequence[StageWorker | None]
+    count: int
+
+    @property
+    def prefix(self) -> bool:
+        """Whether a prompt that all rows share crosses the stages."""
+        return self.stages.model.prefix is not None
 
 
 def _micro_batches(batch: Batch) -> tuple[list[Batch], list[Any]]:
@@ -139,29 +191,30 @@ def _split(batch: Batch) -> list[Batch]:
     return [jax.tree.map(operator.itemgetter(i), batch) for i in range(count)]
 
 
-def run_in_threads(workers: Sequence[StageWorker], orders: Orders) -> None:
-    """Runs each stage in a thread.
+def run_in_threads(workers: Sequence[StageWorker | None], orders: Orders) -> None:
+    """Runs each stage of this process in a thread.
 
     Raises:
       Exception: the first that a stage raised; no thread runs any more then.
     """
     failures: list[BaseException] = []
+    own = {stage: w for stage, w in enumerate(workers) if w is not None}
 
     def work(stage: int) -> None:
         try:
             for operation in orders[stage]:
-                workers[stage].run(operation.kind, operation.microbatch)
-            workers[stage].wait()
+                own[stage].run(operation.kind, operation.microbatch)
+            own[stage].wait()
         except StoppedError:
             return
         except BaseException as error:
             failures.append(error)
-            for worker in workers:
+            for worker in own.values():
                 worker.stop()
 
     threads = [
         threading.Thread(target=work, args=(stage,), name=f"stage {stage}", daemon=True)
-        for stage in range(len(workers))
+        for stage in own
     ]
     for thread in threads:
         thread.start()

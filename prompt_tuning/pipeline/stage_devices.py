@@ -33,6 +33,21 @@ class StageDevices:
     layout: MeshLayout | None = None
 
     @property
+    def process(self) -> int:
+        """The process whose devices they are."""
+        return self.device.process_index
+
+    @property
+    def is_local(self) -> bool:
+        """Whether they are this process's."""
+        return self.process == jax.process_index()
+
+    @property
+    def grid(self) -> Any:
+        """The devices along each mesh axis, nested lists."""
+        return [[[self.device]]] if self.layout is None else self.layout.mesh.devices
+
+    @property
     def rows(self) -> PartitionSpec:
         """The PartitionSpec of a micro-batch's arrays."""
         return WHOLE if self.layout is None else self.layout.row_spec
@@ -58,6 +73,7 @@ class StageDevices:
           tree: arrays.
           specs: one PartitionSpec, or one for each array.
         """
+        tree = jax.tree.map(_own_copy, tree)
         if isinstance(specs, PartitionSpec):
             return jax.device_put(tree, self.sharding(specs))
         shardings = {path: self.sharding(spec) for path, spec in specs.items()}
@@ -154,5 +170,8 @@ class StageDevices:
         return results[0]
 
 
-def _drop_first(tree: Tree) -> Tree:
-    return jax.tree.map(lambda x: x[0], tree)
+def _own_copy(array: Any) -> Any:
+    """Returns this process's copy of an array that several processes have."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return array
+    return array.addressable_data(0)

@@ -41,6 +41,7 @@ class StageWorker:
     """Runs one stage's operations in order.
 
     Attributes:
+      work: what the stage reads.
       weights: the stage's trained parameters.
       outputs: outputs of each micro-batch, of the last stage.
       total: sum of the gradients of the trained parameters.
@@ -64,7 +65,7 @@ class StageWorker:
           neighbors: mailboxes of the previous, of this and of the next stage.
         """
         self._programs, self._prefix_programs = programs, prefix_programs
-        self._work, self.weights, self.total = work, work.weights, work.total
+        self.work, self.weights, self.total = work, work.weights, work.total
         self._before, self._own, self._after = neighbors
         self._prefix: dict[int, Any] = {}
         self._prefix_kept: list[Any] = []
@@ -89,14 +90,14 @@ class StageWorker:
         self._own.stop()
 
     def _known(self, index: int) -> tuple[Any, Any, Any]:
-        work = self._work
+        work = self.work
         return work.weights, work.frozen, work.others[index]
 
     def _carried(self, name: Any) -> Tree:
         return [] if self._before is None else self._own.receive(name)
 
     def _run_prefix_forward(self, index: int) -> None:
-        programs, work = self._prefix_programs, self._work
+        programs, work = self._prefix_programs, self.work
         assert programs is not None
         inputs = {"carried": self._carried(("prefix", index)), "prefix": {}}
         outputs, self._prefix_kept = programs.forward(
@@ -122,7 +123,7 @@ class StageWorker:
     def _gradients(self, index: int, name: str = "gradient") -> Tree:
         """Returns the gradients at the outputs of a micro-batch."""
         if self._after is None:
-            return {"carried": [], "outputs": self._work.loss_gradients}
+            return {"carried": [], "outputs": self.work.loss_gradients}
         return {"carried": self._own.receive((name, index)), "outputs": {}}
 
     def _send_back(self, name: Any, gradients: Tree) -> None:
@@ -152,7 +153,7 @@ class StageWorker:
         self._send_back(("gradient", index), carried)
 
     def _run_prefix_backward(self, index: int) -> None:
-        programs, work = self._prefix_programs, self._work
+        programs, work = self._prefix_programs, self.work
         assert programs is not None
         # A part of the prefix that no micro-batch reads has a gradient of zero.
         outputs = {

@@ -1,15 +1,29 @@
 """How stages send each other arrays: into a mailbox on the receiver's devices."""
 
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
 
 Tree = Any
+Message = tuple[str, int]
+"""What is sent, and the number of the micro-batch."""
 
 
 class StoppedError(Exception):
     """Another stage failed, so what this one waits for never arrives."""
+
+
+class Sender(Protocol):
+    """Sends arrays to one stage."""
+
+    def send(self, name: Message, arrays: Tree) -> None:
+        """Sends arrays; does not wait for them.
+
+        Args:
+          name: what the receiver asks for.
+          arrays: a tree in which each device of the sender has its own array.
+        """
 
 
 class Mailbox:
@@ -26,19 +40,14 @@ class Mailbox:
         self._messages: dict[Any, Tree] = {}
         self._stopped = False
 
-    def send(self, name: Any, arrays: Tree) -> None:
-        """Moves arrays to the stage's devices; does not wait for them.
-
-        Args:
-          name: what the receiver asks for.
-          arrays: a tree in which each device of the sender has its own array.
-        """
+    def send(self, name: Message, arrays: Tree) -> None:
+        """Moves arrays to the stage's devices; see `Sender`."""
         moved = self._devices.put(arrays, PER_DEVICE)
         with self._changed:
             self._messages[name] = moved
             self._changed.notify_all()
 
-    def receive(self, name: Any) -> Tree:
+    def receive(self, name: Message) -> Tree:
         """Waits for arrays of a name and returns them.
 
         Raises:

@@ -5,8 +5,19 @@ from prompt_tuning.processes.group import (
     check_same,
     count,
     is_first,
+    own_address,
     run_on_first,
     run_together,
+    share,
 )
 
-__all__ = ["Launch", "check_same", "count", "is_first", "run_on_first", "run_together"]
+__all__ = [
+    "Launch",
+    "check_same",
+    "count",
+    "is_first",
+    "own_address",
+    "run_on_first",
+    "run_together",
+    "share",
+]

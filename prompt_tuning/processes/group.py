@@ -11,11 +11,9 @@ needs no device, so a broadcast neither waits for steps in progress nor blocks a
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
-import re
 import signal
 import socket
 import sys
@@ -24,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from prompt_tuning.core.errors import InputError, differences, shown
+from prompt_tuning.core.errors import InputError, differences
 from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.processes.heartbeat import (
     ANOTHER_STOPPED,
@@ -35,78 +33,17 @@ from prompt_tuning.processes.heartbeat import (
     HeartbeatMonitor,
     end_process,
 )
-
-SILENCE = 25.0
-"""Seconds without a heartbeat after which a process is considered dead."""
-
-MAXIMUM_SILENCE = 86_400.0
-"""Maximum of `--silence`: a day."""
-MAXIMUM_PORT = 65_535
+from prompt_tuning.processes.process_launch import Launch
 
 INTERRUPTED = 130
 """The exit code that shells use for SIGINT."""
 
+FIRST = "first"
+"""Instead of an address, of the process that the others measure theirs toward."""
+
 WAIT = 24 * 3600 * 1000
 """Timeout in milliseconds, longer than any operation takes: while a process waits for
 another, the heartbeat monitor checks that the other is alive."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """How the processes of a command find each other.
-
-    Attributes:
-      coordinator: HOST:PORT on which process 0 listens; None, together with the next
-        two, to use the environment of SLURM, Open MPI, Kubernetes or a TPU pod.
-      processes: number of processes.
-      process: rank of this process, from 0.
-      silence: seconds without a heartbeat after which a process is considered dead.
-
-    Raises:
-      InputError: if some of the first three are given and some are not, or a value is
-        out of range.
-    """
-
-    coordinator: str | None = None
-    processes: int | None = None
-    process: int | None = None
-    silence: float = SILENCE
-
-    def __post_init__(self):
-        given = (self.coordinator, self.processes, self.process)
-        missing = [
-            flag
-            for flag, value in zip(
-                ("--coordinator", "--processes", "--process"), given, strict=True
-            )
-            if value is None
-        ]
-        if not 1 <= self.silence <= MAXIMUM_SILENCE:
-            raise InputError(
-                f"--silence is {self.silence}, expected at least 1 second and at most "
-                f"{MAXIMUM_SILENCE:,}"
-            )
-        if len(missing) == 3:
-            return
-        if missing:
-            raise InputError(
-                f"{' and '.join(missing)} must be given with the others: "
-                "--coordinator HOST:PORT --processes N --process I, or --distributed "
-                "instead of them under SLURM, Open MPI, Kubernetes or on a TPU pod"
-            )
-        assert self.coordinator is not None and self.processes is not None
-        assert self.process is not None
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MAXIMUM_PORT:
-            raise InputError(
-                f"--coordinator is {shown(self.coordinator)}, expected the HOST:PORT "
-                f"on which process 0 listens, with a port of at most {MAXIMUM_PORT:,}"
-            )
-        if not 0 <= self.process < self.processes:
-            raise InputError(
-                f"--process is {self.process} of --processes {self.processes}, "
-                "expected a number from 0 to one less than --processes"
-            )
 
 
 class ProcessGroup:
@@ -116,10 +53,12 @@ class ProcessGroup:
       store: JAX's client of the key-value store.
       rank: rank of this process.
       count: number of processes.
+      coordinator: host of process 0.
     """
 
-    def __init__(self, store: Any, rank: int, count: int):
+    def __init__(self, store: Any, rank: int, count: int, coordinator: str = ""):
         self.store, self.rank, self.count = store, rank, count
+        self.coordinator = coordinator
         # All processes make the same calls in the same order, so the numbers agree.
         self._calls = itertools.count()
 
@@ -163,6 +102,22 @@ class ProcessGroup:
                 f"(- process 0's, + process {others[0]}'s):\n  {shown}\nstart all "
                 "processes with the same"
             )
+
+    def share(self, text: str) -> list[str]:
+        """Returns the texts of all processes; see the function `share`."""
+        key = self._next_key()
+        self.store.key_value_set(f"{key}/{self.rank}", text)
+        return [
+            self.store.blocking_key_value_get(f"{key}/{n}", WAIT)
+            for n in range(self.count)
+        ]
+
+    def own_address(self) -> str:
+        """Returns this machine's address; see the function `own_address`."""
+        own = _address_toward(self.coordinator) if self.rank else FIRST
+        # A machine often knows itself by an address that others do not reach.
+        addresses = self.share(own)
+        return own if self.rank else _address_toward(addresses[1])
 
     def _next_key(self) -> str:
         return f"prompt_tuning/call/{next(self._calls)}"
@@ -208,6 +163,29 @@ def check_same(noun: str, describe: Callable[[], Sequence[str]]) -> None:
     """
     if _group is not None:
         _group.check_same(noun, describe())
+
+
+def share(text: str) -> list[str]:
+    """Gives a text to all other processes, and returns theirs by rank.
+
+    Args:
+      text: this process's text, not empty.
+    """
+    return [text] if _group is None else _group.share(text)
+
+
+def own_address() -> str:
+    """Returns the IP address at which the other processes reach this machine."""
+    return "127.0.0.1" if _group is None else _group.own_address()
+
+
+def _address_toward(host: str) -> str:
+    """Returns the address of this machine on the way to another; sends nothing."""
+    kind = socket.SOCK_DGRAM
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=kind)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
 
 
 def run_together(
@@ -301,7 +279,8 @@ def _join(launch: Launch, advice: str) -> tuple[ProcessGroup, CrashReporter]:
         state.coordinator_address,
     )
     assert state.client is not None and address is not None
-    group = ProcessGroup(state.client, rank, count)
+    host = address.rpartition(":")[0].strip("[]")
+    group = ProcessGroup(state.client, rank, count, host)
     return group, reporter or CrashReporter(rank, count, address, advice)
 
 

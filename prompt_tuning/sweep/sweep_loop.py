@@ -26,7 +26,6 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.sweep.sweep_batches import SweepBatch, stream_sweep
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
-from prompt_tuning.sweep.sweep_step import States
 from prompt_tuning.training.continuation import (
     adopt_changes,
     resumed_message,
@@ -39,6 +38,7 @@ from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.recorder import Recorder, save_due
 from prompt_tuning.training.run_directory import check_steps, claim, model_record
 from prompt_tuning.training.signals import StopDue, stop_signals
+from prompt_tuning.training.state import TrainState
 
 DIVERGED_FILE = "diverged.json"
 SWEEP_FILE = "sweep.json"
@@ -270,7 +270,7 @@ class _SweepLoop:
             # Left over if all members resumed from before it was dropped.
             (sweep.members[k].directory / DIVERGED_FILE).unlink(missing_ok=True)
 
-    def run_from(self, states: States, done: int) -> SweepOutcome:
+    def run_from(self, states: Sequence[TrainState], done: int) -> SweepOutcome:
         """Steps until the last step, a stop signal, or the last member is dropped."""
         last, pending, stop = self._run.steps, None, False
         trainings = [member.training for member in self._sweep.members]
@@ -298,7 +298,7 @@ class _SweepLoop:
         return SweepOutcome(done, done == last, self._diverged)
 
     def _record(self, step: int, metrics: Sequence[Any], batch: SweepBatch) -> None:
-        values = jax.device_get(metrics)
+        values = jax.device_get(list(metrics))
         logged = {}
         for k in list(self._live):
             with self._dropping(k, step):
@@ -306,7 +306,7 @@ class _SweepLoop:
         shown = [line for line in logged.values() if line is not None]
         self._reporter.advance(step, _brief(shown) if shown else None)
 
-    def _measure_and_save(self, done: int, states: States) -> None:
+    def _measure_and_save(self, done: int, states: Sequence[TrainState]) -> None:
         measured = {}
         with contextlib.ExitStack() as pauses:
             for recorder in self._recorders:

@@ -28,14 +28,19 @@ from prompt_tuning.losses.normalizers import TOTAL_TARGETS
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
+from prompt_tuning.sweep.staged_sweep import (
+    StagedSweepStep,
+    check_members,
+    staged_sweep_step,
+)
 from prompt_tuning.sweep.sweep_batches import load_shared_examples, reads_own_batches
 from prompt_tuning.sweep.sweep_step import (
     PROMPT,
-    States,
     compile_sweep_step,
     prompt_counts,
 )
-from prompt_tuning.training.run_plan import RunPlan, refuse_stages
+from prompt_tuning.training.run_plan import RunPlan
+from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics, compile_step
 from prompt_tuning.training.trainer import Trainer
 
@@ -88,13 +93,13 @@ class Sweep:
     Attributes:
       directory: directory of the sweep, which contains the members' directories.
       members: the runs.
-      step: compiled step of all members.
+      step: step of all members.
       own_batches: whether each member reads its own batches.
     """
 
     directory: Path
     members: tuple[SweepMember, ...]
-    step: CompiledStep
+    step: CompiledStep | StagedSweepStep
     own_batches: bool
 
     @property
@@ -108,8 +113,8 @@ class Sweep:
         return self.members[0].training.run
 
     def advance(
-        self, states: States, batch: Batch
-    ) -> tuple[States, tuple[Metrics, ...]]:
+        self, states: Sequence[TrainState], batch: Batch
+    ) -> tuple[Sequence[TrainState], Sequence[Metrics]]:
         """Computes one step of all members; donates `states`.
 
         Args:
@@ -117,7 +122,7 @@ class Sweep:
           batch: the shared batch, or the members' batches on a leading axis `K`.
         """
         placement = self.members[0].training.model.placement
-        if placement is not None:
+        if placement is not None and self.run.pipeline is None:
             batch = placement.put_batch(batch)
         return self.step(states, self.frozen, batch)
 
@@ -149,7 +154,6 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
             f"step together: give {how_to_set('Run.early_stopping', 0)}; the best "
             "checkpoint of each is kept anyway"
         )
-    refuse_stages(first, "a sweep")
     for name, run in others:
         for field in dataclasses.fields(Run):
             if field.name in MAY_DIFFER:
@@ -212,6 +216,9 @@ def prepare_sweep(
     plans = [
         dataclasses.replace(longest, run=m.run).batch_plan(examples) for m in opened
     ]
+    stages = longest.pipeline_plan(plans[opened.index(longest)])
+    if stages is not None:
+        check_members(stages, at_once)
     evaluators = _evaluators(opened)
     drops = longest.model.drops
     opened[0].model.weight_storage.reject_streamed("a sweep steps many members at once")
@@ -243,6 +250,9 @@ def prepare_sweep(
         prepared.append(
             SweepMember(member.name, member.varies, training, member.config)
         )
+    if stages is not None:
+        staged = staged_sweep_step(opened, objective, stages, own_batches=own_batches)
+        return Sweep(directory, tuple(prepared), staged, own_batches)
     step = compile_sweep_step(
         _graph(longest, [member.training.start.trained for member in prepared]),
         [this.optimizer for this in opened],

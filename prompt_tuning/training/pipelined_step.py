@@ -16,9 +16,9 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.compiled_stages import FrozenParts
+from prompt_tuning.pipeline.driver import PipelinedGradients, StepInStages
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
-from prompt_tuning.pipeline.pipeline_settings import Pipeline
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.sharding.array_placement import Placement
@@ -42,9 +42,9 @@ class PipelinedStep:
 
     def __init__(
         self,
+        gradients: PipelinedGradients,
         graph: nnx.GraphDef,
         optimizer: optax.GradientTransformation,
-        stages: Sequence[StageDevices],
         plan: PipelinePlan,
         *,
         placement: Placement,
@@ -54,25 +54,17 @@ class PipelinedStep:
         """Sets the step up; nothing is compiled yet.
 
         Args:
+          gradients: the model in stages.
           graph: the model's structure.
           optimizer: optimizer of the trained parameters.
-          stages: the devices of each stage.
           plan: blocks and schedule of the stages.
           placement: the shardings of the whole arrays.
           dropout: whether dropout is active.
           objective: the training objective.
         """
-        self._graph, self._placement, self._dropout = graph, placement, dropout
+        self._gradients, self._placement = gradients, placement
+        self._dropout = dropout
         self.plan = plan
-
-        def orders(count: int, prefix: bool) -> tuple[Order, ...]:
-            return stage_orders(
-                plan.schedule, plan.stages, count, plan.two_stage, prefix=prefix
-            )
-
-        self._gradients = PipelinedGradients(
-            graph, stages, plan.layers, orders, objective, placement.abstract
-        )
         finish = functools.partial(
             _finish,
             graph=graph,
@@ -96,21 +88,65 @@ class PipelinedStep:
         Returns:
           the next state, and the metrics of `train_step`.
         """
-        key = step_key(state, self._dropout)
+        step = self.begin(state, frozen, batch)
         if batch.tokens.shape in self._shapes:
-            gradient, sums = self._gradient(state, frozen, batch, key)
+            self._gradients.run(step)
         else:
             self._shapes.add(batch.tokens.shape)
             with activity(f"compiling the stages ({batch.describe()})"):
-                gradient, sums = self._gradient(state, frozen, batch, key)
-        batch = jax.device_put(batch, self._placement.layout.replicated)
-        return self._finished(state, frozen, gradient, batch, sums)
+                self._gradients.run(step)
+        return self.finish(state, batch, step)
 
-    def _gradient(
-        self, state: TrainState, frozen: Parameters, batch: Batch, key: jax.Array | None
-    ) -> tuple[Parameters, LossSums]:
+    def begin(
+        self, state: TrainState, frozen: Parameters, batch: Batch
+    ) -> StepInStages:
+        """Places the arrays of a step on the stages; the arguments are a call's."""
         parts = divide_rows(batch, self.plan.microbatches)
-        return self._gradients(state.trained, frozen, parts, key)
+        key = step_key(state, self._dropout)
+        return self._gradients.begin(state.trained, frozen, parts, key)
+
+    def finish(
+        self, state: TrainState, batch: Batch, step: StepInStages
+    ) -> tuple[TrainState, Metrics]:
+        """Updates the parameters after the stages have computed; donates `state`.
+
+        Args:
+          state: the state before the step.
+          batch: the batch that `begin` was given.
+          step: its result.
+        """
+        gradient, sums = self._gradients.finish(step)
+        batch = self._placement.put_tree(batch)
+        return self._finished(state, step.frozen, gradient, batch, sums)
+
+
+def pipelined_gradients(
+    graph: nnx.GraphDef,
+    stages: Sequence[StageDevices],
+    plan: PipelinePlan,
+    placement: Placement,
+    objective: Objective,
+    placed: FrozenParts | None = None,
+) -> PipelinedGradients:
+    """Returns a model in the stages of a plan; nothing is traced yet.
+
+    Args:
+      graph: the model's structure.
+      stages: the devices of each stage.
+      plan: blocks and schedule of the stages.
+      placement: the shardings of the whole arrays.
+      objective: the training objective.
+      placed: frozen parameters on the stages, which several pipelines may share.
+    """
+
+    def orders(count: int, prefix: bool) -> tuple[Order, ...]:
+        return stage_orders(
+            plan.schedule, plan.stages, count, plan.two_stage, prefix=prefix
+        )
+
+    return PipelinedGradients(
+        graph, stages, plan.layers, orders, objective, placement.abstract, placed
+    )
 
 
 def _finish(
@@ -167,18 +203,21 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
       InputError: if the devices do not fit the mesh, or the model cannot be divided
         within a stage.
     """
-    if processes.count() > 1:
-        raise InputError(
-            f"MeshShape.stage is {mesh.stage}, but {processes.count()} processes run "
-            "the command: the stages of a pipeline must be devices of one process yet; "
-            "use fsdp or tensor between processes"
-        )
     grid = mesh.build().devices
     inner = mesh.within_stage(grid.size)
     rules = mesh.rules or AxisRules()
     stages = []
     for devices in grid:
         flat = devices.ravel().tolist()
+        own = sorted({device.process_index for device in flat})
+        if len(own) > 1:
+            raise InputError(
+                f"MeshShape.stage is {mesh.stage}, with {len(flat)} devices in each "
+                f"stage, but each of the {processes.count()} processes has "
+                f"{jax.local_device_count()}: stage {len(stages)} would be divided "
+                f"among processes {', '.join(map(str, own))}; set stage to a multiple "
+                f"of {processes.count()}"
+            )
         layout = None
         if len(flat) > 1:
             layout = MeshLayout(inner.build(flat), rules, config)
@@ -186,17 +225,12 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
     return stages
 
 
-def check_supported(settings: Pipeline, config: ModelConfig) -> None:
-    """Refuses what stages cannot compute yet, before any weight is read.
+def check_rematerialization(config: ModelConfig) -> None:
+    """Refuses rematerialization that differs among the blocks of a stack.
 
     Raises:
       InputError: with what to set.
     """
-    if settings.joined_p2:
-        raise InputError(
-            "Pipeline.joined_p2 is True, but the weights' gradients of several "
-            "micro-batches cannot be computed as one product yet: set it to False"
-        )
     for policy in (config.rematerialization, config.encoder_policy):
         if not policy.alike:
             raise InputError(

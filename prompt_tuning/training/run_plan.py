@@ -32,13 +32,16 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
+from prompt_tuning.pipeline.compiled_stages import FrozenParts
+from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.pipelined_step import (
     PipelinedStep,
-    check_supported,
+    check_rematerialization,
+    pipelined_gradients,
     stage_devices,
 )
 from prompt_tuning.training.stage_plan import microbatch_shape, plan_stages
@@ -106,6 +109,7 @@ def plan_run(run: Run) -> "RunPlan":
         check_blocks(
             run.pipeline.layers, run.stages, config.encoder_layers + config.layers
         )
+        check_rematerialization(config)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
     storage = model.weight_storage.without_trained(labels)
@@ -323,17 +327,43 @@ class RunPlan:
 
     def _pipelined_step(self, objective: Objective, plan: PipelinePlan) -> Step:
         """Builds the step of the run's pipeline."""
-        mesh, placement = self.run.mesh, self.model.placement
-        assert self.run.pipeline is not None
-        check_supported(self.run.pipeline, self.model.config)
-        assert mesh is not None
-        assert placement is not None
+        gradients = self.pipelined_gradients(objective, plan)
+        return self.step_in_stages(gradients, objective, plan)
+
+    def pipelined_gradients(
+        self,
+        objective: Objective,
+        plan: PipelinePlan,
+        placed: FrozenParts | None = None,
+    ) -> PipelinedGradients:
+        """Divides the run's model into the stages of a plan.
+
+        Args:
+          objective: the training objective.
+          plan: blocks and schedule of the stages.
+          placed: frozen parameters on the stages, which several pipelines may share.
+
+        Raises:
+          InputError: if the stages cannot compute it.
+        """
+        mesh, model = self.run.mesh, self.model
+        assert mesh is not None and model.placement is not None
+        stages = stage_devices(mesh, model.config)
+        return pipelined_gradients(
+            model.graph, stages, plan, model.placement, objective, placed
+        )
+
+    def step_in_stages(
+        self, gradients: PipelinedGradients, objective: Objective, plan: PipelinePlan
+    ) -> PipelinedStep:
+        """Builds the step of a model in stages, with the run's optimizer."""
+        assert self.model.placement is not None
         return PipelinedStep(
+            gradients,
             self.model.graph,
             self.optimizer,
-            stage_devices(mesh, self.model.config),
             plan,
-            placement=placement,
+            placement=self.model.placement,
             dropout=self.model.drops,
             objective=objective,
         )

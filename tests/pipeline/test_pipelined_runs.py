@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
 from tests.support.small_runs import DECODER, T5, logged, write_model
+from tests.support.staged_runs import staged
 
 FULL = [
     "--gin.ParameterGroup.regexes=['.*']",
@@ -31,15 +31,6 @@ def models(tmp_path_factory):
 
 def losses(directory):
     return [entry["loss"] for entry in logged(directory) if "loss" in entry]
-
-
-def staged(monkeypatch, stages, **inner):
-    """Returns the arguments of a run in stages, with as many devices as it needs."""
-    sizes = {"stage": stages, "data": 1, **inner}
-    devices = jax.devices()[: int(np.prod(list(sizes.values())))]
-    monkeypatch.setattr(jax, "devices", lambda *arguments: devices)
-    shape = [f"--gin.MeshShape.{name}={size}" for name, size in sizes.items()]
-    return ["--gin.Run.mesh=@MeshShape()", *shape]
 
 
 def tune(files, directory, model, steps, more=()):

@@ -1,0 +1,158 @@
+"""How stages of different processes send each other arrays.
+
+The sender offers arrays under a number, and the receiver fetches them from the sender's
+process, device to device, over a socket of JAX's transfer server.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import transfer
+
+from prompt_tuning import processes
+from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
+from prompt_tuning.pipeline.transport import Mailbox, Message
+
+Tree = Any
+KINDS = ("hidden", "gradient", "prefix", "prefix gradient")
+MESSAGES = 2**20
+"""More than the messages of one kind to one stage in one step."""
+
+
+class ProcessLinks:
+    """The connections of this process to all others."""
+
+    def __init__(self):
+        """Starts the transfer server; all processes do this together."""
+        client = jax.local_devices()[0].client
+        host = processes.own_address()
+        address = f"[{host}]:0" if ":" in host else f"{host}:0"
+        self._server = transfer.start_transfer_server(client, address, [address])
+        self._addresses = processes.share(self._server.address())
+        self._connections: dict[int, Any] = {}
+        self._steps = 0
+
+    def next_step(self, stages: Sequence[StageDevices]) -> "StepLinks":
+        """Returns the links of the next step; all processes start the same steps."""
+        self._steps += 1
+        return StepLinks(self, stages, self._steps)
+
+    def offer(self, number: int, arrays: Tree) -> None:
+        """Lets another process fetch arrays."""
+        self._server.await_pull(number, arrays)
+
+    def fetch(self, process: int, number: int, shapes: Tree) -> Tree:
+        """Fetches arrays of a process; does not wait for them.
+
+        Args:
+          process: the process.
+          number: what they were offered under.
+          shapes: their shapes, with shardings on this process's devices.
+        """
+        if process not in self._connections:
+            address = self._addresses[process]
+            self._connections[process] = self._server.connect(address)
+        return self._connections[process].pull(number, shapes)
+
+
+@functools.cache
+def process_links() -> ProcessLinks:
+    """Returns the connections of this process, which are opened by the first call."""
+    return ProcessLinks()
+
+
+class StepLinks:
+    """The numbers of the messages of one step."""
+
+    def __init__(self, links: ProcessLinks, stages: Sequence[StageDevices], step: int):
+        self._links, self._stages, self._step = links, stages, step
+
+    def _number(self, receiver: int, name: Message) -> int:
+        kind, index = name
+        place = self._step * len(self._stages) + receiver
+        return (place * len(KINDS) + KINDS.index(kind)) * MESSAGES + index
+
+    def offer(self, receiver: int, name: Message, arrays: Tree) -> None:
+        """Lets the process of a stage fetch arrays."""
+        self._links.offer(self._number(receiver, name), arrays)
+
+    def fetch(self, sender: int, receiver: int, name: Message, shapes: Tree) -> Tree:
+        """Fetches arrays that one stage sends to another, which is of this process."""
+        devices = self._stages[receiver]
+        sharding = devices.sharding(PER_DEVICE)
+        placed = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            devices.shapes(shapes),
+        )
+        number = self._number(receiver, name)
+        return self._links.fetch(self._stages[sender].process, number, placed)
+
+
+class RemoteSender:
+    """Sends arrays to a stage of another process."""
+
+    def __init__(self, links: StepLinks, receiver: int):
+        """Sends to a stage in one step."""
+        self._links, self._receiver = links, receiver
+
+    def send(self, name: Message, arrays: Tree) -> None:
+        """Offers arrays to the stage's process; see `Sender`."""
+        self._links.offer(self._receiver, name, arrays)
+
+
+class LinkedMailbox(Mailbox):
+    """The mailbox of a stage whose neighbors may be stages of other processes."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageDevices],
+        stage: int,
+        links: StepLinks,
+        messages: Mapping[str, tuple[int, Tree]],
+    ):
+        """Creates an empty mailbox.
+
+        Args:
+          stages: the devices of each stage.
+          stage: the stage that reads it.
+          links: the links of the step.
+          messages: sender and shapes of each kind of message, of one device.
+        """
+        super().__init__(stages[stage])
+        self._links, self._stage = links, stage
+        self._remote = {
+            kind: (sender, shapes)
+            for kind, (sender, shapes) in messages.items()
+            if not stages[sender].is_local
+        }
+
+    def receive(self, name: Message) -> Tree:
+        """Waits for arrays of a name, or fetches them, and returns them."""
+        if name[0] not in self._remote:
+            return super().receive(name)
+        sender, shapes = self._remote[name[0]]
+        return self._links.fetch(sender, self._stage, name, shapes)
+
+
+def mailboxes(
+    stages: Sequence[StageDevices],
+    messages: Sequence[Mapping[str, tuple[int, Tree]]],
+    links: StepLinks | None,
+) -> list[Any]:
+    """Returns the mailboxes of all stages for one step.
+
+    Args:
+      stages: the devices of each stage.
+      messages: sender and shapes of each kind of message to a stage, of one device.
+      links: the links to other processes; None if all stages are of this process.
+    """
+    if links is None:
+        return [Mailbox(devices) for devices in stages]
+    return [
+        LinkedMailbox(stages, stage, links, messages[stage])
+        if devices.is_local
+        else RemoteSender(links, stage)
+        for stage, devices in enumerate(stages)
+    ]

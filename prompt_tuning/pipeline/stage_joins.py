@@ -1,0 +1,160 @@
+"""Joins what all stages computed to whole arrays, also in several processes.
+
+The stages' parts are one array with a dimension of stages, of which each stage has its
+own part. It is made of the parts without a copy.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from prompt_tuning.core.parameters import ParameterAxes, Parameters
+from prompt_tuning.pipeline.stage_devices import WHOLE, StageDevices
+from prompt_tuning.pipeline.staged_model import StagedModel
+from prompt_tuning.sharding.axis_rules import MESH_AXES, STAGE
+
+
+class GradientJoin:
+    """Joins the stages' gradients, and the sums of the loss, to whole arrays."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageDevices],
+        model: StagedModel,
+        axes: Mapping[str, ParameterAxes],
+        shapes: Mapping[str, jax.ShapeDtypeStruct],
+        padded: Mapping[str, jax.ShapeDtypeStruct],
+    ):
+        """Sets the join up; nothing is compiled yet.
+
+        Args:
+          stages: the devices of each stage.
+          model: what each stage computes.
+          axes: logical axes of each parameter.
+          shapes: shapes of all parameters without padding.
+          padded: their shapes, padded as the mesh of a stage needs them.
+        """
+        grids = [stage.grid for stage in stages]
+        self._mesh = Mesh(np.array(grids, object), (STAGE, *MESH_AXES))
+        self._model, self._shapes, self._padded = model, shapes, padded
+        self._specs = stages[0].specs(list(shapes), axes)
+        self._program: Any = None
+
+    def part(self, path: str, gradient: Any) -> Any:
+        """Returns a stage's gradient as its part of the stacked one, `[1, ...]`.
+
+        Its rows are padded to those of the largest stage.
+        """
+        if path in self._model.sliced:
+            gradient = pad(gradient, (max(self._rows(path)), *gradient.shape[1:]))
+        return gradient[None]
+
+    def _rows(self, path: str) -> list[int]:
+        """Returns the number of rows of a parameter that each stage has."""
+        stack = self._model.sliced[path]
+        return [len(blocks.get(stack, ())) for blocks in self._model.blocks]
+
+    def __call__(
+        self,
+        trained: Parameters,
+        parts: Mapping[int, Mapping[str, Any]],
+        shapes: Mapping[int, jax.ShapeDtypeStruct],
+        sums: Mapping[int, Mapping[int, Any]],
+    ) -> tuple[Parameters, list[jax.Array]]:
+        """Joins the gradients and the sums.
+
+        Args:
+          trained: the trained parameters.
+          parts: gradients of each stage of this process, see `part`.
+          shapes: shapes of each of the loss's sums.
+          sums: the sums of each stage of this process; only the last one has some.
+        """
+        stacked = {
+            path: self._stack(parts, path, self._part_shape(path, x), self._specs[path])
+            for path, x in trained.items()
+        }
+        totals = {i: self._stack(sums, i, x, WHOLE) for i, x in shapes.items()}
+        if self._program is None:
+            self._program = self._compile(trained)
+        gradient, totals = self._program(stacked, totals)
+        homes = {path: trained[path].sharding for path in gradient}
+        home = replicated(next(iter(homes.values())))
+        return jax.device_put(gradient, homes), jax.device_put(totals, home)
+
+    def _part_shape(self, path: str, trained: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = self._padded[path].shape
+        if path in self._model.sliced:
+            shape = (max(self._rows(path)), *shape[1:])
+        return jax.ShapeDtypeStruct((1, *shape), trained.dtype)
+
+    def _stack(
+        self,
+        parts: Mapping[int, Mapping[Any, Any]],
+        name: Any,
+        part: jax.ShapeDtypeStruct,
+        spec: PartitionSpec,
+    ) -> jax.Array:
+        """Stacks one array of each stage; those that are missing are 0."""
+        sharding = NamedSharding(self._mesh, PartitionSpec(STAGE, *spec))
+        shape = (self._mesh.shape[STAGE], *part.shape[1:])
+        own = {
+            shard.device: shard.data
+            for arrays in parts.values()
+            if name in arrays
+            for shard in arrays[name].addressable_shards
+        }
+        sizes = sharding.shard_shape(shape)
+        arrays = [
+            own[device] if device in own else _zeros(sizes, part.dtype, device)()
+            for device in self._mesh.devices.flat
+            if device.process_index == jax.process_index()
+        ]
+        return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+    def _compile(self, trained: Parameters) -> Any:
+        """Returns the program that joins the stacked arrays."""
+        homes = {path: leaf.sharding for path, leaf in trained.items()}
+        devices = set(self._mesh.devices.flat)
+        same = all(home.device_set == devices for home in homes.values())
+        shardings = (homes, NamedSharding(self._mesh, WHOLE)) if same else None
+        sizes = {path: leaf.shape for path, leaf in trained.items()}
+
+        def join(parts: Mapping[str, Any], sums: Mapping[int, Any]) -> Any:
+            gradient = {}
+            for path, part in parts.items():
+                sliced = path in self._model.sliced
+                whole = self._together(path, part) if sliced else jnp.sum(part, 0)
+                real = tuple(map(slice, self._shapes[path].shape))
+                gradient[path] = pad(whole[real], sizes[path])
+            return gradient, [jnp.sum(sums[i]) for i in sorted(sums)]
+
+        return jax.jit(join, out_shardings=shardings)
+
+    def _together(self, path: str, part: jax.Array) -> jax.Array:
+        """Joins the rows of each stage, `[N, rows, ...]`, to `[all rows, ...]`."""
+        counts = enumerate(self._rows(path))
+        return jnp.concatenate([part[stage, :count] for stage, count in counts])
+
+
+@functools.cache
+def _zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    return jax.jit(
+        lambda: jnp.zeros(shape, dtype), out_shardings=SingleDeviceSharding(device)
+    )
+
+
+def pad(array: Any, shape: Sequence[int]) -> Any:
+    """Pads an array with zeros to a shape."""
+    sizes = zip(shape, array.shape, strict=True)
+    return jnp.pad(array, [(0, padded - size) for padded, size in sizes])
+
+
+def replicated(sharding: Any) -> Any:
+    """Returns the sharding of whole arrays on the same devices."""
+    mesh = getattr(sharding, "mesh", None)
+    return sharding if mesh is None else NamedSharding(mesh, WHOLE)

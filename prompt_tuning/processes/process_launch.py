@@ -1,0 +1,71 @@
+"""How the processes of a command find each other."""
+
+import dataclasses
+import re
+
+from prompt_tuning.core.errors import InputError, shown
+
+SILENCE = 25.0
+"""Seconds without a heartbeat after which a process is considered dead."""
+
+MAXIMUM_SILENCE = 86_400.0
+"""Maximum of `--silence`: a day."""
+MAXIMUM_PORT = 65_535
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How the processes of a command find each other.
+
+    Attributes:
+      coordinator: HOST:PORT on which process 0 listens; None, together with the next
+        two, to use the environment of SLURM, Open MPI, Kubernetes or a TPU pod.
+      processes: number of processes.
+      process: rank of this process, from 0.
+      silence: seconds without a heartbeat after which a process is considered dead.
+
+    Raises:
+      InputError: if some of the first three are given and some are not, or a value is
+        out of range.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    silence: float = SILENCE
+
+    def __post_init__(self):
+        given = (self.coordinator, self.processes, self.process)
+        missing = [
+            flag
+            for flag, value in zip(
+                ("--coordinator", "--processes", "--process"), given, strict=True
+            )
+            if value is None
+        ]
+        if not 1 <= self.silence <= MAXIMUM_SILENCE:
+            raise InputError(
+                f"--silence is {self.silence}, expected at least 1 second and at most "
+                f"{MAXIMUM_SILENCE:,}"
+            )
+        if len(missing) == 3:
+            return
+        if missing:
+            raise InputError(
+                f"{' and '.join(missing)} must be given with the others: "
+                "--coordinator HOST:PORT --processes N --process I, or --distributed "
+                "instead of them under SLURM, Open MPI, Kubernetes or on a TPU pod"
+            )
+        assert self.coordinator is not None and self.processes is not None
+        assert self.process is not None
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MAXIMUM_PORT:
+            raise InputError(
+                f"--coordinator is {shown(self.coordinator)}, expected the HOST:PORT "
+                f"on which process 0 listens, with a port of at most {MAXIMUM_PORT:,}"
+            )
+        if not 0 <= self.process < self.processes:
+            raise InputError(
+                f"--process is {self.process} of --processes {self.processes}, "
+                "expected a number from 0 to one less than --processes"
+            )

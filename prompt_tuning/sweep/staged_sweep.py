@@ -1,0 +1,176 @@
+"""A step of every member of a sweep, in the stages of a pipeline.
+
+The members' micro-batches follow each other through the stages. A member's next step
+starts as soon as its last one is finished, while the stages compute the other members.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from prompt_tuning.core.activity import activity
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.objective import Objective
+from prompt_tuning.pipeline.compiled_stages import FrozenParts
+from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.member_driver import MemberPipeline
+from prompt_tuning.pipeline.member_orders import MemberOrders, check_member_schedule
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
+from prompt_tuning.training.pipelined_step import PipelinedStep
+from prompt_tuning.training.run_plan import RunPlan
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import Metrics
+
+Outcome = tuple[TrainState, Metrics]
+
+
+class AwaitedSteps(Sequence):
+    """Each member's state, or metrics, which is waited for when it is read."""
+
+    def __init__(self, read: Callable[[int], Outcome], count: int, part: int):
+        """Describes the results.
+
+        Args:
+          read: waits for a member's step.
+          count: number of members.
+          part: 0 for the states, 1 for the metrics.
+        """
+        self._read, self._count, self._part = read, count, part
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, k: Any) -> Any:
+        if not 0 <= k < self._count:
+            raise IndexError(k)
+        return self._read(k)[self._part]
+
+
+class StagedSweepStep:
+    """The step of all members; it returns while the stages still compute.
+
+    Attributes:
+      plan: blocks and schedule of the stages.
+    """
+
+    def __init__(self, steps: Sequence[PipelinedStep], own_batches: bool):
+        """Sets the step up; nothing is compiled yet.
+
+        Args:
+          steps: the step of each member, all of the same plan.
+          own_batches: whether each member reads its own batches.
+        """
+        self._steps, self._own_batches = steps, own_batches
+        self.plan = plan = steps[0].plan
+        orders = MemberOrders(
+            plan.stages, len(steps), plan.microbatches, plan.two_stage
+        )
+        self._pipeline = MemberPipeline(orders)
+        self._latest: list[Callable[[], Outcome]] = []
+        self._shapes: set[tuple[int, ...]] = set()
+
+    def __call__(
+        self, states: Sequence[TrainState], frozen: Parameters, batch: Batch
+    ) -> tuple[Sequence[TrainState], Sequence[Metrics]]:
+        """Starts one step of every member; donates `states`.
+
+        Args:
+          states: the members' states, or the first result of the last call.
+          frozen: frozen parameters, which all members share.
+          batch: one batch, or one per member on a leading axis `K`.
+
+        Returns:
+          the next states and each member's metrics, which are waited for when they are
+          read.
+        """
+        before, self._latest = self._latest, []
+        count = len(self._steps)
+        for k, step in enumerate(self._steps):
+            state = before[k]()[0] if isinstance(states, AwaitedSteps) else states[k]
+            own = (
+                jax.tree.map(lambda x, k=k: x[k], batch) if self._own_batches else batch
+            )
+            self._latest.append(self._start(step, state, frozen, own))
+        latest = self._latest
+        if batch.tokens.shape not in self._shapes:
+            self._shapes.add(batch.tokens.shape)
+            with activity(f"compiling the stages ({batch.describe()})"):
+                self._pipeline.drain()
+
+        def read(k: int) -> Outcome:
+            # Nothing follows the latest steps into the stages until they are read.
+            if latest is self._latest:
+                self._pipeline.drain()
+            return latest[k]()
+
+        return AwaitedSteps(read, count, 0), AwaitedSteps(read, count, 1)
+
+    def _own(self, batch: Batch, k: int) -> Batch:
+        """Returns a member's batch."""
+        return jax.tree.map(lambda x: x[k], batch) if self._own_batches else batch
+
+    def _start(
+        self, step: PipelinedStep, state: TrainState, frozen: Parameters, batch: Batch
+    ) -> Callable[[], Outcome]:
+        """Starts a member's step; returns a function that waits for it once."""
+        begun = step.begin(state, frozen, batch)
+        member = self._pipeline.submit(begun)
+
+        @functools.cache
+        def outcome() -> Outcome:
+            self._pipeline.wait(member)
+            return step.finish(state, batch, begun)
+
+        return outcome
+
+
+def check_members(plan: PipelinePlan, at_once: int | None) -> None:
+    """Checks that members can follow each other through the stages of a plan.
+
+    Args:
+      plan: blocks and schedule of the stages.
+      at_once: members whose gradients are to be computed at once; None in stages.
+
+    Raises:
+      InputError: with what to set.
+    """
+    if at_once is not None:
+        raise InputError(
+            f"--at_once is {at_once}, but with {plan.stages} stages (MeshShape.stage) "
+            "the members' micro-batches follow each other: leave it out"
+        )
+    check_member_schedule(plan.schedule)
+
+
+def staged_sweep_step(
+    opened: Sequence[RunPlan],
+    objective: Objective,
+    plan: PipelinePlan,
+    *,
+    own_batches: bool,
+) -> StagedSweepStep:
+    """Builds the step of a sweep whose model is divided into stages.
+
+    Args:
+      opened: the members' runs.
+      objective: the training objective of every member.
+      plan: blocks and schedule of the stages.
+      own_batches: whether each member reads its own batches.
+
+    Raises:
+      InputError: if the stages cannot compute the model.
+    """
+    placed = FrozenParts()
+    # Members with prompts of one length share the stages' programs.
+    pipelines: dict[int, PipelinedGradients] = {}
+    steps = []
+    for run in opened:
+        length = run.model.prompt_length
+        if length not in pipelines:
+            pipelines[length] = run.pipelined_gradients(objective, plan, placed)
+        steps.append(run.step_in_stages(pipelines[length], objective, plan))
+    return StagedSweepStep(steps, own_batches)
