@@ -25,6 +25,7 @@ from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
+from prompt_tuning.losses.objective import Objective
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
@@ -250,19 +251,40 @@ def prepare_sweep(
         prepared.append(
             SweepMember(member.name, member.varies, training, member.config)
         )
-    if stages is not None:
-        staged = staged_sweep_step(opened, objective, stages, own_batches=own_batches)
-        return Sweep(directory, tuple(prepared), staged, own_batches)
-    step = compile_sweep_step(
-        _graph(longest, [member.training.start.trained for member in prepared]),
-        [this.optimizer for this in opened],
+    trained = [member.training.start.trained for member in prepared]
+    if stages is None:
+        step = _joint_step(
+            opened,
+            longest,
+            trained,
+            objective,
+            own_batches=own_batches,
+            at_once=at_once,
+        )
+    else:
+        step = staged_sweep_step(opened, objective, stages, own_batches=own_batches)
+    return Sweep(directory, tuple(prepared), step, own_batches)
+
+
+def _joint_step(
+    opened: Sequence[RunPlan],
+    longest: RunPlan,
+    trained: Sequence[Parameters],
+    objective: Objective,
+    *,
+    own_batches: bool,
+    at_once: int | None,
+) -> CompiledStep:
+    """Compiles one program for the step of all members."""
+    return compile_sweep_step(
+        _graph(longest, trained),
+        [member.optimizer for member in opened],
         own_batches=own_batches,
-        dropout=drops,
+        dropout=longest.model.drops,
         objective=objective,
         at_once=at_once,
         placements=[p for m in opened if (p := m.model.placement) is not None],
     )
-    return Sweep(directory, tuple(prepared), step, own_batches)
 
 
 def _own_batches(opened: Sequence[RunPlan]) -> bool:
