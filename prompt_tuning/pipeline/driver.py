@@ -1,6 +1,6 @@
 """The gradient of a training step, computed by a pipeline of stages.
 
-Each stage has devices, programs and a thread of its own, which runs its operations in
+Each stage has devices, programs and a thread, which runs its operations in
 the order of the schedule. The arguments and results are whole arrays, so nothing else
 of a training step knows about stages.
 """

@@ -61,7 +61,7 @@ class MemberOrders:
         """The most micro-batches that the stages compute at a time.
 
         A member's next step starts when its last one is finished, so all but that
-        one's can be in flight, and one of its own.
+        one's can be in flight, and the first of the next.
         """
         return min(self.stages, (self.members - 1) * self.microbatches + 1)
 

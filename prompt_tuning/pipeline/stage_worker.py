@@ -1,4 +1,4 @@
-"""Runs the operations of one stage for one step, in a thread of its own."""
+"""Runs the operations of one stage for one step, in its thread."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -221,7 +221,6 @@ def prepare_sweep(
     if stages is not None:
         check_members(stages, at_once)
     evaluators = _evaluators(opened)
-    drops = longest.model.drops
     opened[0].model.weight_storage.reject_streamed("a sweep steps many members at once")
     parameters = opened[0].model.read_parameters()
     _, frozen = parameter_groups.partition(parameters, opened[0].labels)
@@ -236,13 +235,7 @@ def prepare_sweep(
             model=this.model,
             frozen=frozen,
             start=this.start(parameters | this.model.initialize(), transfer),
-            step=compile_step(
-                this.model.graph,
-                this.optimizer,
-                dropout=drops,
-                objective=objective,
-                placement=this.model.placement,
-            ),
+            step=_single_step(this, objective),
             examples=examples,
             batch_plan=plan,
             evaluator=evaluators.get(this.model.graph),
@@ -251,36 +244,39 @@ def prepare_sweep(
         prepared.append(
             SweepMember(member.name, member.varies, training, member.config)
         )
-    trained = [member.training.start.trained for member in prepared]
     if stages is None:
-        step = _joint_step(
-            opened,
-            longest,
-            trained,
-            objective,
-            own_batches=own_batches,
-            at_once=at_once,
-        )
+        graph = _graph(longest, [this.training.start.trained for this in prepared])
+        step = _joint_step(opened, graph, objective, own_batches, at_once)
     else:
         step = staged_sweep_step(opened, objective, stages, own_batches=own_batches)
     return Sweep(directory, tuple(prepared), step, own_batches)
 
 
+def _single_step(opened: RunPlan, objective: Objective) -> CompiledStep:
+    """Returns the step of a member alone, for its trainer."""
+    model = opened.model
+    return compile_step(
+        model.graph,
+        opened.optimizer,
+        dropout=model.drops,
+        objective=objective,
+        placement=model.placement,
+    )
+
+
 def _joint_step(
     opened: Sequence[RunPlan],
-    longest: RunPlan,
-    trained: Sequence[Parameters],
+    graph: nnx.GraphDef,
     objective: Objective,
-    *,
     own_batches: bool,
     at_once: int | None,
 ) -> CompiledStep:
-    """Compiles one program for the step of all members."""
+    """Returns the step of all members as one program."""
     return compile_sweep_step(
-        _graph(longest, trained),
+        graph,
         [member.optimizer for member in opened],
         own_batches=own_batches,
-        dropout=longest.model.drops,
+        dropout=opened[0].model.drops,
         objective=objective,
         at_once=at_once,
         placements=[p for m in opened if (p := m.model.placement) is not None],

@@ -1,4 +1,4 @@
-"""Stages in several processes: the curve of one device, and a process that is killed."""
+"""Stages in several processes: the curve of one device, and a killed process."""
 
 import dataclasses
 import signal
