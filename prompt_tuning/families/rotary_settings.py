@@ -59,8 +59,13 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
     """Reads the base of the rotary frequencies in layers with a window.
 
     Raises:
-      InputError: if the frequencies of these layers are scaled.
+      InputError: if the frequencies of these layers are scaled, or those of the others
+        by the old key `type`.
     """
+    others = _rotary_block(settings)
+    if "rope_type" not in others and others.text("type", "default") != "default":
+        unclear = "transformers 4 reads `type` in this family, and 5 ignores it"
+        others.refuse("type", f"the key rope_type: {unclear}")
     block = _block(settings, "rope_parameters", SLIDING)
     block.require("rope_type", "default", "scaling in windowed layers is unknown")
     return {"window_rotary_base": block.positive("rope_theta", base)}

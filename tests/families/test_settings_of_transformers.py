@@ -160,12 +160,20 @@ def test_rotary_settings_are_read_as_transformers_reads_them(model_type):
     assert not wrong
 
 
+OLD_SCALING = {
+    "rope_scaling": {"type": "linear", "factor": 3.0},
+    "rope_parameters": None,
+}
+
+
 @pytest.mark.parametrize(
     ("model_type", "setting"),
     [
         ("gemma", {"use_bidirectional_attention": True}),
         ("gemma3_text", {"layer_types": ["chunked_attention"]}),
         ("gemma3_text", {"attn_logit_softcapping": 0.5}),
+        ("gemma3_text", OLD_SCALING),
+        ("olmo3", OLD_SCALING),
         ("opt", {"do_layer_norm_before": False}),
         ("opt", {"word_embed_proj_dim": 4}),
         ("phi3", {"rope_parameters": {"rope_type": "mrope", "factor": 2.0}}),
