@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,10 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.python_rows import data_files
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.generation.generator import Generator
-from prompt_tuning.generation.sampling import temperature_sampler
-from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.tools.inspection import input_vectors
+from prompt_tuning.text_model import TextModel
 from prompt_tuning.training.distillation import open_evaluator
 from prompt_tuning.training.loop import TrainingResult
 from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
@@ -41,7 +39,7 @@ TRAINED = (".*/prompt/.*", ".*/adapters/.*")
 """Paths of the parameters that prompts and adapters add to a frozen model."""
 
 
-class Model:
+class Model(TextModel):
     """A frozen model, with untrained prompts and adapters if some are attached.
 
     Attributes:
@@ -57,8 +55,8 @@ class Model:
         prompted: PromptedModel,
         parameters: Parameters | None = None,
     ):
-        self.settings, self.run, self.prompted = settings, run, prompted
-        self.loaded = parameters
+        super().__init__(run, prompted)
+        self.settings, self.loaded = settings, parameters
 
     @classmethod
     def open(
@@ -189,52 +187,6 @@ class Model:
                 examples, plan, 0, count, pad_id=self.config.pad_id
             ):
                 yield jax.device_put(batch)
-
-    def generate(
-        self,
-        texts: str | Sequence[str],
-        *,
-        new_tokens: int = 64,
-        temperature: float | int = 0.0,
-        top_k: int | None = None,
-        top_p: float | int | None = None,
-        seed: int = 0,
-        batch_size: int = 32,
-        prompt_ids: Sequence[int] | None = None,
-        stream: Callable[[str], Any] | None = None,
-    ) -> Any:
-        """Continues texts.
-
-        Args:
-          texts: one text, or a list of them.
-          new_tokens: maximum number of tokens to generate.
-          temperature: sampling temperature; 0 is greedy.
-          top_k: number of most probable tokens to draw from; None for all.
-          top_p: probability of the most probable tokens to draw from; None for all.
-          seed: seed of sampling.
-          batch_size: number of texts that are continued together.
-          prompt_ids: prompt of each text, for a model with several.
-          stream: called with each piece of the continuation of a single text.
-
-        Returns:
-          the continuation of one text, or a list of continuations.
-
-        Raises:
-          InputError: if a text cannot be continued.
-        """
-        single = isinstance(texts, str)
-        template = self.run.source.token_template(self.prompted.interface)
-        inputs = [texts] if single else texts
-        rows = [encode_given(self.prompted, text, template) for text in inputs]
-        sampler = temperature_sampler(temperature, top_k, top_p)
-        settings = (new_tokens, sampler, seed, batch_size)
-        generator = Generator(self.prompted, self.parameters, *settings)
-        if stream is not None:
-            return generator.stream_to(stream, rows, prompt_ids)
-        continuations = [
-            each.text for each in generator.continue_rows(rows, prompt_ids)
-        ]
-        return continuations[0] if single else continuations
 
     def predict(
         self,

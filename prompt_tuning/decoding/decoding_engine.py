@@ -2,9 +2,10 @@
 
 A row's tokens depend on its own text, adapter, seed and settings only. Each step reads
 one token in every slot, whatever the slots hold, so that all sums of a row run over
-arrays of the same shapes; see `slots` and `docs/decoding.md`.
+arrays of the same shapes; see `slots` and README.md here.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding import token_choice
 from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
@@ -21,6 +23,7 @@ from prompt_tuning.decoding.request import Piece, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import check_ids, check_room
 from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slot_reader import SlotReader
 from prompt_tuning.generation.text_generation import GENERATES, encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -124,6 +127,11 @@ class DecodingEngine:
                 "ended, or cancel them"
             )
 
+    @property
+    def graph(self) -> nnx.GraphDef:
+        """Structure of the model with the tables of adapters."""
+        return self._resident.graph
+
     # Requests
 
     def submit(self, request: Request) -> RequestHandle:
@@ -180,6 +188,44 @@ class DecodingEngine:
         while not all(handle.finished for handle in handles):
             self.step()
         return handles
+
+    def compile(self, samplings: Sequence[Sampling] = (Sampling(),)) -> list[str]:
+        """Compiles the programs of requests by running some, while none is queued.
+
+        Args:
+          samplings: settings of which each is served; others compile a further, small
+            program when they are first used.
+
+        Returns:
+          a description of each program.
+        """
+        programs = []
+        for name in (None, *self.adapters):
+            adapter = self._resident.find(name)
+            lengths = [1]
+            if adapter.whole:
+                lengths = self._reader.row_lengths(self.limit - adapter.joined - 1)
+            for length in lengths:
+                self._run_example([0] * length, name, Sampling(new_tokens=1))
+            programs.append(f"texts of {name or 'the model'}: {shown(lengths)}")
+        programs += self._reader.compile(self._resident.page_count)
+        for sampling in samplings:
+            short = dataclasses.replace(
+                sampling, new_tokens=1, minimum_new_tokens=0, forced=(), n=1
+            )
+            self._run_example([0], None, short)
+            programs.append(f"choice of tokens: {short}")
+        self._metrics = MetricCounters()
+        return programs
+
+    def _run_example(
+        self, ids: list[int], adapter: str | None, sampling: Sampling
+    ) -> None:
+        """Runs a request whose results nobody reads."""
+        several = len(self._resident.find(adapter).prompts) > 1
+        number = 0 if several else None
+        request = Request(ids=ids, adapter=adapter, prompt_id=number, sampling=sampling)
+        self.run([request])
 
     # Steps
 

@@ -23,6 +23,8 @@ class Request:
       sampling: how new tokens are chosen.
       shared_text: text before `text` that several requests share. Its keys and values
         are computed once for an adapter, and stored and read once for all its rows.
+      first_sample: number of the first sample among all of one seed, so that requests
+        with the same seed draw differently.
     """
 
     text: str | None = None
@@ -31,6 +33,7 @@ class Request:
     prompt_id: int | None = None
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     shared_text: str | None = None
+    first_sample: int = 0
 
     def __post_init__(self):
         if (self.text is None) == (self.ids is None):

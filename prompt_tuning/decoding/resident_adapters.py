@@ -59,6 +59,12 @@ class ResidentAdapters:
         return tuple(self._adapters)
 
     @property
+    def page_count(self) -> int:
+        """Number of pages of all prompts."""
+        adapters = self._adapters.values()
+        return sum(len(one.pages) for each in adapters for one in each.prompts)
+
+    @property
     def graph(self) -> nnx.GraphDef:
         """Structure of the model with the tables."""
         return self._table.graph

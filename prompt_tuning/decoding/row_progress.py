@@ -218,7 +218,7 @@ def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowCho
         choices.presence[slot] = sampling.presence_penalty
         choices.frequency[slot] = sampling.frequency_penalty
         choices.seed[slot] = sampling.seed
-        choices.sample[slot] = row.sample
+        choices.sample[slot] = row.handle.request.first_sample + row.sample
         choices.step[slot] = step
         if step < len(sampling.forced):
             choices.forced[slot] = sampling.forced[step]

@@ -59,6 +59,36 @@ class SlotReader:
         """Copies a row that was read and not continued into another slot."""
         self.slots = copy_slot(self.slots, np.int32(source), np.int32(target))
 
+    def compile(self, pages: int) -> list[str]:
+        """Compiles the step for each number of pages that rows may see.
+
+        Args:
+          pages: number of pages of all prompts.
+
+        Returns:
+          a description of each program.
+        """
+        programs = []
+        for count in _page_counts(pages):
+            visible = np.zeros((self._count, count), np.int32)
+            self.slots = read_tokens(
+                self._resident.parameters,
+                self.slots,
+                jnp.zeros(self._count, jnp.int32),
+                self._states((), visible),
+                (self._no_page,) * count,
+                graph=self._resident.graph,
+            )
+            programs.append(f"step of {self._count} rows with {count} pages")
+        return programs
+
+    def row_lengths(self, limit: int) -> list[int]:
+        """Returns the lengths to which whole rows are padded, up to a limit."""
+        lengths = [min(self._chunk, limit)]
+        while lengths[-1] < limit:
+            lengths.append(min(2 * lengths[-1], limit))
+        return lengths
+
     def read_part(self, slot: int, row: RowProgress) -> None:
         """Reads the next chunk of a row, or the row whole where it must be."""
         pad = self._config.pad_id
@@ -142,9 +172,15 @@ class SlotReader:
         return Page(KeyValues(zeros, zeros), jnp.array(0))
 
 
+def _page_counts(largest: int) -> list[int]:
+    """Returns the numbers of pages that programs are compiled for: 0, 1, 2, 4, ..."""
+    counts = [0]
+    while counts[-1] < largest:
+        counts.append(max(2 * counts[-1], 1))
+    return counts
+
+
 def _padded(pages: Sequence[Page], empty: Page) -> tuple[Page, ...]:
-    """Pads pages to a power of two, so that few numbers of pages are compiled."""
-    count = 1 if pages else 0
-    while count < len(pages):
-        count *= 2
+    """Pads pages to one of few numbers."""
+    count = _page_counts(len(pages))[-1]
     return (*pages, *[empty] * (count - len(pages)))

@@ -21,7 +21,7 @@ from prompt_tuning.training.transfer import check_shape, read_source
 
 
 def load_tuned(
-    run: Run, prompt_file: Path | None = None
+    run: Run, prompt_file: Path | None = None, reuse: Parameters | None = None
 ) -> tuple[PromptedModel, Parameters]:
     """Loads a run's model for evaluation or generation.
 
@@ -33,6 +33,7 @@ def load_tuned(
         model with the content of `prompt_file`.
       prompt_file: replaces everything that the run trained: another run's directory, a
         checkpoint, a PEFT folder, or a prompt file.
+      reuse: parameters of the same frozen model that were read before.
 
     Returns:
       The model, and its parameters updated from the run's best checkpoint (the newest
@@ -42,11 +43,11 @@ def load_tuned(
       InputError: if the run has no checkpoint, or its content does not fit the model.
     """
     if prompt_file is not None:
-        return _load_other(run, prompt_file)
+        return _load_other(run, prompt_file, reuse)
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
-    trained, parameters = _read_trained(run, model), model.read_parameters()
+    trained, parameters = _read_trained(run, model), model.read_parameters(reuse)
     if trained:
         everything = model.weight_storage.with_streamed(parameters)
         frozen = {p: leaf for p, leaf in everything.items() if p not in trained}
@@ -76,7 +77,9 @@ def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
     return dict(source.leaves)
 
 
-def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
+def _load_other(
+    run: Run, path: Path, reuse: Parameters | None
+) -> tuple[PromptedModel, Parameters]:
     """Loads the run's model with the content of a file or folder alone."""
     tuning = run.tuning
     config = open_checkpoint(run.model)[0]
@@ -97,7 +100,7 @@ def _load_other(run: Run, path: Path) -> tuple[PromptedModel, Parameters]:
             "config, or name a checkpoint that contains all of them"
         )
     source.check_scalings(tuning.loras(abstract))
-    return model, model.read_parameters() | model.put(source.leaves)
+    return model, model.read_parameters(reuse) | model.put(source.leaves)
 
 
 def _check_leaves(

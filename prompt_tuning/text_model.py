@@ -1,0 +1,249 @@
+"""The part of the Python interface that generates text."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.config.gin_files import read_run_directory
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Completion, Request
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.generator import Generator
+from prompt_tuning.generation.sampling import temperature_sampler
+from prompt_tuning.generation.text_generation import encode_given
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.tuned.load_tuned import load_tuned
+
+OWN = "(trained)"
+"""Name of a model's own prompts and adapters among those of its engine."""
+
+
+class TextModel:
+    """A model that continues texts.
+
+    Attributes:
+      run: configuration that data and texts are read by.
+      prompted: the opened model: structure, restore plan, prompts.
+    """
+
+    def __init__(self, run: Run, prompted: PromptedModel):
+        self.run, self.prompted = run, prompted
+        self._engine: DecodingEngine | None = None
+
+    @property
+    def parameters(self) -> Parameters:
+        """All parameters by path."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        new_tokens: int = 64,
+        temperature: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+        prompt_ids: Sequence[int] | None = None,
+        stream: Callable[[str], Any] | None = None,
+        adapters: Sequence[str | None] | None = None,
+        sampling: Sampling | None = None,
+    ) -> Any:
+        """Continues texts.
+
+        With `adapters` or `sampling` the decoding engine generates, and the results are
+        `Completion` objects: text, ids, log-probabilities and why each ended.
+
+        Args:
+          texts: one text, or a list of them.
+          new_tokens: maximum number of tokens to generate.
+          temperature: sampling temperature; 0 is greedy.
+          top_k: number of most probable tokens to draw from; None for all.
+          top_p: probability of the most probable tokens to draw from; None for all.
+          seed: seed of sampling.
+          batch_size: number of texts that are continued together.
+          prompt_ids: prompt of each text, for a model with several.
+          stream: called with each piece of the continuation of a single text.
+          adapters: name of a loaded adapter for each text, None for the model as it is;
+            see `load_adapter`.
+          sampling: all settings of sampling; the single settings above are left out
+            then.
+
+        Returns:
+          the continuation of one text, or a list of continuations; with `n` samples a
+            list for each text.
+
+        Raises:
+          InputError: if a text cannot be continued.
+        """
+        single = isinstance(texts, str)
+        if adapters is not None or sampling is not None:
+            if sampling is None:
+                sampling = Sampling(
+                    new_tokens=new_tokens,
+                    temperature=temperature,
+                    top_k=top_k,
+                    top_p=top_p,
+                    seed=seed,
+                )
+            completions = self._complete(
+                [texts] if single else list(texts), adapters, prompt_ids, sampling
+            )
+            return completions[0] if single else completions
+        template = self.run.source.token_template(self.prompted.interface)
+        inputs = [texts] if single else texts
+        rows = [encode_given(self.prompted, text, template) for text in inputs]
+        sampler = temperature_sampler(temperature, top_k, top_p)
+        settings = (new_tokens, sampler, seed, batch_size)
+        generator = Generator(self.prompted, self.parameters, *settings)
+        if stream is not None:
+            return generator.stream_to(stream, rows, prompt_ids)
+        continuations = [
+            each.text for each in generator.continue_rows(rows, prompt_ids)
+        ]
+        return continuations[0] if single else continuations
+
+    def stream(
+        self,
+        text: str,
+        *,
+        adapter: str | None = None,
+        prompt_id: int | None = None,
+        sampling: Sampling | None = None,
+    ) -> Iterator[str]:
+        """Yields the continuation of a text, piece by piece.
+
+        Args:
+          text: the text.
+          adapter: name of a loaded adapter; None for the model as it is.
+          prompt_id: prompt of the text, for an adapter with several.
+          sampling: how tokens are chosen; greedy if None.
+        """
+        engine = self.engine()
+        request = self._request(text, adapter, prompt_id, sampling or Sampling())
+        if request.sampling.n > 1:
+            raise InputError("stream yields one continuation: leave out n")
+        handle = engine.submit(request)
+        try:
+            while not handle.finished:
+                for piece in engine.step():
+                    if piece.handle == handle and piece.text:
+                        yield piece.text
+        finally:
+            if not handle.finished:
+                engine.cancel(handle)
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads an adapter that texts then choose by name.
+
+        Args:
+          name: name of the adapter.
+          path: run directory, checkpoint, PEFT folder, or prompt file.
+
+        Raises:
+          InputError: if it cannot be read, or belongs to another model.
+        """
+        self.engine().load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Removes a loaded adapter."""
+        self.engine().unload_adapter(name)
+
+    def engine(self, **sizes: Any) -> DecodingEngine:
+        """Returns the model's decoding engine, which is opened when first used.
+
+        Args:
+          sizes: `slots`, `length`, `chunk` and `page` of a new engine, which replaces
+            the one before; none for the one in use.
+        """
+        if self._engine is None or sizes:
+            room = self.prompted.maximum_length
+            if room is not None:
+                sizes.setdefault("length", min(room, 1024))
+            adapted = self.prompted.graph
+            self._engine = DecodingEngine(
+                self.prompted, self.parameters, read_adapter=self.read_adapter, **sizes
+            )
+            if adapted != self._engine.graph:
+                self._engine.add_adapter(OWN, self.prompted, self.parameters)
+        return self._engine
+
+    def read_adapter(self, path: Path) -> tuple[PromptedModel, Parameters]:
+        """Reads an adapter of this model's frozen model.
+
+        Args:
+          path: run directory, checkpoint, PEFT folder, or prompt file.
+
+        Returns:
+          the frozen model with the adapter, and all its parameters.
+
+        Raises:
+          InputError: if it cannot be read, or belongs to another model.
+        """
+        if (path / CONFIG_FILE).is_file():
+            run = dataclasses.replace(
+                read_run_directory(path), model=self.run.model, mesh=None
+            )
+            return load_tuned(run, reuse=self.parameters)
+        bare = dataclasses.replace(
+            self.run, prompt=None, decoder_prompt=None, adapters=(), directory=""
+        )
+        return load_tuned(bare, path, reuse=self.parameters)
+
+    def _request(
+        self,
+        text: str,
+        adapter: str | None,
+        prompt_id: int | None,
+        sampling: Sampling,
+    ) -> Request:
+        """Returns the request of a text, encoded as in training."""
+        if adapter is None and OWN in self.engine().adapters:
+            adapter = OWN
+        template = self.run.source.token_template(self.prompted.interface)
+        return Request(
+            ids=encode_given(self.prompted, text, template),
+            adapter=adapter,
+            prompt_id=prompt_id,
+            sampling=sampling,
+        )
+
+    def _complete(
+        self,
+        texts: Sequence[str],
+        adapters: Sequence[str | None] | None,
+        prompt_ids: Sequence[int] | None,
+        sampling: Sampling,
+    ) -> list[Completion] | list[list[Completion]]:
+        """Continues texts by the engine; equal texts draw differently."""
+        names = [None] * len(texts) if adapters is None else list(adapters)
+        prompts = [None] * len(texts) if prompt_ids is None else list(prompt_ids)
+        for name, values in (("adapters", names), ("prompt_ids", prompts)):
+            if len(values) != len(texts):
+                raise InputError(
+                    f"there are {len(values)} {name}, expected {len(texts)}, one for "
+                    "each text"
+                )
+        handles = self.engine().run(
+            [
+                dataclasses.replace(
+                    self._request(text, name, prompt, sampling),
+                    first_sample=number * sampling.n,
+                )
+                for number, (text, name, prompt) in enumerate(
+                    zip(texts, names, prompts, strict=True)
+                )
+            ]
+        )
+        several = [
+            sorted(handle.completions, key=lambda x: x.sample) for handle in handles
+        ]
+        if sampling.n > 1:
+            return several
+        return [completions[0] for completions in several]

@@ -1,0 +1,116 @@
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.text_generation import continue_all
+from tests.support.dummies import FAMILIES, GPT2, LLAMA, T5_GATED, V
+from tests.support.engine_models import KINDS, engine_model
+from tests.support.exhaustive import sample
+
+NEW = 6
+
+
+def open_engine(config, kinds=KINDS, **sizes) -> DecodingEngine:
+    sizes = {"slots": 4, "length": 32, "chunk": 8, "page": 4, **sizes}
+    engine = DecodingEngine(*engine_model(config, "none"), **sizes)
+    for kind in kinds:
+        if kind != "none":
+            engine.add_adapter(kind, *engine_model(config, kind))
+    return engine
+
+
+def random_requests(count: int, seed: int = 0, kinds=KINDS) -> list[Request]:
+    """Greedy and sampled rows of unlike lengths, with adapters in random order."""
+    random = np.random.default_rng(seed)
+    requests = []
+    for i in range(count):
+        kind = kinds[random.integers(len(kinds))]
+        ids = random.integers(0, V, random.integers(1, 13)).tolist()
+        sampling = Sampling(new_tokens=int(random.integers(1, 10)), seed=i)
+        if i % 2:
+            sampling = dataclasses.replace(sampling, temperature=1.5, top_k=9)
+        requests.append(
+            Request(
+                ids=ids,
+                adapter=None if kind == "none" else kind,
+                prompt_id=1 if kind == "tasks" else None,
+                sampling=sampling,
+            )
+        )
+    return requests
+
+
+FEW = ("soft", "lora")
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    sample(1, [("llama", FEW), *((name, KINDS) for name in FAMILIES)]),
+)
+def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
+    config = FAMILIES[name]
+    engine = open_engine(config, kinds)
+    rows = [[3, 1, 4], list(range(5, 16))]
+    for kind in kinds:
+        prompt = 1 if kind == "tasks" else None
+        requests = [
+            Request(
+                ids=row,
+                adapter=None if kind == "none" else kind,
+                prompt_id=prompt,
+                sampling=Sampling(new_tokens=NEW),
+            )
+            for row in rows
+        ]
+        model, parameters = engine_model(config, kind)
+        expected = continue_all(
+            model,
+            parameters,
+            rows,
+            new_tokens=NEW,
+            prompt_ids=None if prompt is None else [prompt] * 2,
+        )
+        ids = [list(h.completions[0].ids) for h in engine.run(requests)]
+        assert ids == expected, kind
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "kinds", "count"),
+    sample(
+        1,
+        [
+            (LLAMA, "float32", ("none", "prefix", "lora"), 8),
+            *itertools.product([LLAMA, GPT2, T5_GATED], ["float32"], [KINDS], [1000]),
+            *itertools.product([LLAMA, GPT2, T5_GATED], ["bfloat16"], [KINDS], [100]),
+        ],
+    ),
+)
+def test_a_row_does_not_depend_on_the_other_rows(config, dtype, kinds, count):
+    config = dataclasses.replace(config, parameter_dtype=dtype, compute_dtype=dtype)
+    requests = random_requests(count, kinds=kinds)
+    engine = open_engine(config, kinds, slots=4 if count < 100 else 32)
+    alone = [engine.run([request])[0].completions[0].ids for request in requests]
+    random = np.random.default_rng(1)
+    order = random.permutation(len(requests))
+    handles = {}
+    waiting = list(order)
+    while waiting or not engine.idle:
+        for _ in range(random.integers(0, 3)):
+            if waiting:
+                number = waiting.pop()
+                handles[number] = engine.submit(requests[number])
+        engine.step()
+    together = [handles[i].completions[0].ids for i in range(len(requests))]
+    assert together == alone
+
+
+def test_an_unknown_adapter_is_refused_with_the_names_of_the_others():
+    engine = open_engine(LLAMA, ["soft"])
+    with pytest.raises(InputError, match="no adapter is named 'x'; loaded are: soft"):
+        engine.submit(Request(ids=[1], adapter="x"))
