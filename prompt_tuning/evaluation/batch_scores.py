@@ -59,7 +59,7 @@ def score_batch(
     batch: Batch,
 ) -> Any:
     """Computes `score_rows`, reading weights layer by layer if they are streamed."""
-    if model.weight_storage.streamed:
+    if model.weight_storage.by_layer:
         everything = model.weight_storage.with_streamed(parameters)
         return stream_over_batches(model.graph, function).forward({}, everything, batch)
     # Only a shape that is compiled renames it.

@@ -6,6 +6,7 @@ prompt is initialized from its vocabulary, and only then are weights read.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -98,12 +99,12 @@ class PromptedModel:
             elif path not in self.weight_storage.streamed:
                 # One at a time, so that a host never holds all parameters that it
                 # passes on to its devices.
-                parameters[path] = self._restore(path, read).block_until_ready()
+                parameters[path] = jax.block_until_ready(self._restore(path, read))
         return {
             path: parameters[path] for path in self.plan.abstract if path in parameters
         }
 
-    def _restore(self, path: str, read: PartReader) -> Array:
+    def _restore(self, path: str, read: PartReader) -> Any:
         if self.placement is not None:
             return self.placement.restore(path, read)
         (array,) = read([whole(self.plan.abstract[path].shape)])
@@ -113,7 +114,7 @@ class PromptedModel:
         """Puts parameters from another source where the model computes."""
         return {path: self._put(path, leaf) for path, leaf in leaves.items()}
 
-    def _put(self, path: str, array: Leaf) -> Array:
+    def _put(self, path: str, array: Leaf) -> Any:
         if self.placement is None:
             return self.weight_storage.put(path, np.asarray(array))
         return self.placement.put(path, array)
@@ -252,7 +253,7 @@ def open_pretrained(
         cannot be sharded.
     """
     policies = (source.rematerialization, source.encoder_rematerialization)
-    check_location(source.weights, mesh is not None, policies)
+    check_location(source.weights, source.trained_weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
     check_attention(config)
     tokenizer = find_tokenizer(source, config)

@@ -42,6 +42,9 @@ class Pretrained:
       weights: where the weights of the blocks are kept: "device" memory;
         "pinned_host" memory, from which each block is copied to the device; or
         "streamed" layer by layer from the files, for models larger than host memory.
+      trained_weights: where the checkpoint's weights are kept that parameter groups
+        train: on the "device", or, with streamed weights, on the "host" with their
+        gradients and optimizer state, and updated layer by layer.
       dropout_rate: dropout rate in training.
       attention: "flash" computes attention with a fused kernel of the device, cuDNN's
         on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
@@ -60,6 +63,7 @@ class Pretrained:
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
     weights: str = "device"
+    trained_weights: str = "device"
     dropout_rate: float = 0.0
     attention: str = "auto"
     rematerialization: Rematerialization | None = None

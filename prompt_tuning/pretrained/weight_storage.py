@@ -21,16 +21,21 @@ from prompt_tuning.models import host_memory
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 
 DEVICE, PINNED_HOST, STREAMED = "device", "pinned_host", "streamed"
+HOST = "host"
 LOCATIONS = (DEVICE, PINNED_HOST, STREAMED)
 
 
 def check_location(
-    weights: str, on_mesh: bool, policies: Iterable[Rematerialization | None]
+    weights: str,
+    trained_weights: str,
+    on_mesh: bool,
+    policies: Iterable[Rematerialization | None],
 ) -> None:
     """Checks that a location exists and that the other settings permit it.
 
     Args:
       weights: `Pretrained.weights`.
+      trained_weights: `Pretrained.trained_weights`.
       on_mesh: whether the model is sharded over devices.
       policies: rematerialization of each stack.
 
@@ -41,6 +46,17 @@ def check_location(
         listed = ", ".join(map(repr, LOCATIONS))
         raise InputError(
             f"Pretrained.weights is {shown(weights)}, expected one of {listed}"
+        )
+    if trained_weights not in (DEVICE, HOST):
+        raise InputError(
+            f"Pretrained.trained_weights is {shown(trained_weights)}, expected "
+            f"{DEVICE!r} or {HOST!r}"
+        )
+    if trained_weights == HOST and weights != STREAMED:
+        raise InputError(
+            f"Pretrained.trained_weights is {HOST!r} and Pretrained.weights "
+            f"{weights!r}: weights in host memory are brought to the device layer by "
+            f"layer, so give {how_to_set('Pretrained.weights', STREAMED)}"
         )
     if weights == DEVICE:
         return
@@ -67,10 +83,18 @@ class WeightStorage:
     Attributes:
       streamed: weights that stay in their file, by path.
       pinned: paths of the weights in the host's pinned memory.
+      trained: trained weights in host memory, as NumPy arrays; for each path, whether
+        it is stacked over layers.
     """
 
     streamed: Mapping[str, LayeredWeight] = dataclasses.field(default_factory=dict)
     pinned: frozenset[str] = frozenset()
+    trained: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether Python walks over the layers and brings each one to the device."""
+        return bool(self.streamed or self.trained)
 
     @classmethod
     def create(
@@ -107,6 +131,14 @@ class WeightStorage:
             }
         )
 
+    def with_trained(
+        self, trained: Iterable[str], plan: RestorePlan
+    ) -> "WeightStorage":
+        """Returns the storage with trained weights of the checkpoint in host memory."""
+        here = {p: p in self.streamed for p in trained if p in plan.restored}
+        streamed = {p: x for p, x in self.streamed.items() if p not in here}
+        return dataclasses.replace(self, streamed=streamed, trained=here)
+
     def without_trained(self, trained: Container[str]) -> "WeightStorage":
         """Returns the storage without trained weights, which are on the device.
 
@@ -119,16 +151,22 @@ class WeightStorage:
             raise InputError(
                 "the parameter groups train every weight of the blocks, so none can be "
                 "stored elsewhere: give "
-                f"{how_to_set('Pretrained.weights', DEVICE)}, or let Run.groups match "
-                "only prompts or adapters"
+                f"{how_to_set('Pretrained.weights', DEVICE)}, let Run.groups match "
+                "only prompts or adapters, or, to train weights in host memory, give "
+                f"{how_to_set('Pretrained.weights', STREAMED)} and "
+                f"{how_to_set('Pretrained.trained_weights', HOST)}"
             )
         return WeightStorage(streamed, pinned)
 
     def with_streamed(
         self, parameters: Mapping[str, Array]
     ) -> dict[str, Array | LayeredWeight]:
-        """Adds the streamed weights to the parameters that are in memory."""
-        return {**self.streamed, **parameters}
+        """Adds streamed weights to parameters, and streams those in host memory."""
+        every: dict[str, Any] = {**self.streamed, **parameters}
+        for path, stacked in self.trained.items():
+            if stacked and path in every:
+                every[path] = LayeredWeight.from_array(path, np.asarray(every[path]))
+        return every
 
     def abstract_streamed(self) -> dict[str, Any]:
         """Returns shapes and dtypes of the streamed weights, by path."""
@@ -143,14 +181,16 @@ class WeightStorage:
         Raises:
           InputError: if some weights are streamed.
         """
-        if self.streamed:
+        if self.by_layer:
             raise InputError(
                 f"{action}, but Pretrained.weights is 'streamed', so each read is a "
                 "pass over the checkpoint's files: set it to 'pinned_host' or 'device'"
             )
 
-    def put(self, path: str, array: np.ndarray) -> Array:
+    def put(self, path: str, array: np.ndarray) -> Array | np.ndarray:
         """Puts a parameter into host memory or on the device."""
+        if path in self.trained:
+            return np.array(array, np.float32)
         if path in self.pinned:
             return host_memory.put_in_pinned_memory(array)
         return jax.device_put(array)

@@ -100,11 +100,13 @@ class CompiledLoop:
       differentiated: for each value carried between layers, whether it has a gradient.
       shared: shared inputs that get a gradient.
       stacked: stacked inputs that get a gradient.
+      trained: weights that get a gradient.
       forward: `f(weights, index, shared, stacked, carried) -> carried`, with the
         weights of the layer of that index and the values of all layers' inputs.
       backward: `f(weights, index, shared, stacked, carried, cotangents, totals)`
         returns the cotangents of the layer's carried inputs, the cotangents of `shared`
-        summed so far, and the cotangents of the layer's slices of `stacked`.
+        summed so far, those of the layer's slices of `stacked`, and those of its
+        `trained` weights.
     """
 
     def __init__(self, loop: LayerLoop, active: Collection[Var]):
@@ -112,6 +114,7 @@ class CompiledLoop:
         self.differentiated = [var in active for var in loop.end]
         self.shared = [var for var in loop.shared if var in active]
         self.stacked = [var for var in loop.stacked if var in active]
+        self.trained = [var for var in loop.weights if var in active]
         self.forward = CompiledOnce(self._forward)
         self.backward = CompiledOnce(self._backward)
 
@@ -138,16 +141,20 @@ class CompiledLoop:
         carried: Values,
         cotangents: Cotangents,
         totals: Values,
-    ) -> tuple[Values, Values, Values]:
+    ) -> tuple[Values, Values, Values, Values]:
         loop = self.loop
         all_shared = dict(zip(loop.shared, shared, strict=True))
         all_slices = dict(zip(loop.stacked, _slices(stacked, index), strict=True))
+        all_weights = dict(zip(loop.weights, weights, strict=True))
 
-        # The layer as a function of its differentiated inputs alone: its weights are
-        # frozen, and their gradients are never computed.
-        def run(changed: Values, own_shared: Values, own_slices: Values) -> Values:
+        # The layer as a function of its differentiated inputs alone: gradients of
+        # frozen weights are never computed.
+        def run(
+            changed: Values, own_shared: Values, own_slices: Values, own_weights: Values
+        ) -> Values:
             shared = all_shared | dict(zip(self.shared, own_shared, strict=True))
             slices = all_slices | dict(zip(self.stacked, own_slices, strict=True))
+            used = all_weights | dict(zip(self.trained, own_weights, strict=True))
             remaining = iter(changed)
             entering = [
                 next(remaining) if differentiated else value
@@ -157,7 +164,7 @@ class CompiledLoop:
             ]
             return self.differentiable(
                 loop.layer(
-                    weights,
+                    [used[var] for var in loop.weights],
                     [shared[var] for var in loop.shared],
                     [slices[var] for var in loop.stacked],
                     entering,
@@ -168,12 +175,15 @@ class CompiledLoop:
             self.differentiable(carried),
             [all_shared[var] for var in self.shared],
             [all_slices[var] for var in self.stacked],
+            [all_weights[var] for var in self.trained],
         )
         leaving, pull_back = jax.vjp(run, *arguments)
-        d_carried, d_shared, d_slices = pull_back(fill_with_zeros(cotangents, leaving))
+        d_carried, d_shared, d_slices, d_weights = pull_back(
+            fill_with_zeros(cotangents, leaving)
+        )
         # All layers read the shared inputs, so their gradients are summed over layers.
         totals = [a + b for a, b in zip(totals, d_shared, strict=True)]
-        return d_carried, totals, d_slices
+        return d_carried, totals, d_slices, d_weights
 
 
 def _slices(stacked: Values, index: Int[Array, ""]) -> Values:

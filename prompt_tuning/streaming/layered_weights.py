@@ -12,14 +12,14 @@ from jaxtyping import Array, Shaped
 
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.compiled_step import return_freed_memory
-from prompt_tuning.core.slices import whole
+from prompt_tuning.core.slices import Block, whole
 
 Layer = list[Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class LayeredWeight:
-    """A parameter of all blocks of a stack, none of which is in memory.
+    """A parameter of all blocks of a stack, none of which is on the device.
 
     Attributes:
       path: path of the parameter.
@@ -32,6 +32,15 @@ class LayeredWeight:
     shape: tuple[int, ...]
     dtype: np.dtype
     reader: PartReader
+
+    @classmethod
+    def from_array(cls, path: str, array: np.ndarray) -> "LayeredWeight":
+        """Returns a parameter that is in host memory, where it may change."""
+
+        def read(parts: Sequence[Block]) -> list[np.ndarray]:
+            return [np.array(array[part]) for part in parts]
+
+        return cls(path, array.shape, array.dtype, read)
 
     @property
     def size(self) -> int:

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.streaming.traced_program import Leaves, TracedProgram
 
@@ -34,7 +33,7 @@ class StreamedFunction:
         self._function, self.reader = function, reader or LayerReader()
         self._programs: dict[Any, TracedProgram] = {}
 
-    def forward(self, trained: Parameters, frozen: Leaves, *arguments: Any) -> Any:
+    def forward(self, trained: Leaves, frozen: Leaves, *arguments: Any) -> Any:
         """Returns the function's result."""
         program = self._program(trained, frozen, arguments)
         values = program.input_values(trained, frozen, arguments)
@@ -43,11 +42,11 @@ class StreamedFunction:
 
     def value_and_gradient(
         self,
-        trained: Parameters,
+        trained: Leaves,
         frozen: Leaves,
         micro_batches: Sequence[tuple[Any, ...]],
         output_gradients: Sequence[Any],
-    ) -> tuple[Parameters, list[Any]]:
+    ) -> tuple[dict[str, Any], list[Any]]:
         """Runs micro-batches forward and backpropagates the gradients of their results.
 
         All micro-batches run through a layer while it is on the device.
@@ -80,10 +79,12 @@ class StreamedFunction:
         return program.gradient(trained, cotangents), results
 
     def _program(
-        self, trained: Parameters, frozen: Leaves, arguments: tuple[Any, ...]
+        self, trained: Leaves, frozen: Leaves, arguments: tuple[Any, ...]
     ) -> TracedProgram:
         leaves, structure = jax.tree.flatten((trained, frozen, arguments))
         shapes = (structure, *((np.shape(leaf), _dtype(leaf)) for leaf in leaves))
+        # Where the parameters are decides how the program is divided.
+        shapes += tuple(map(type, jax.tree.leaves((trained, frozen))))
         if shapes not in self._programs:
             program = TracedProgram(self._function, trained, frozen, arguments)
             self._programs[shapes] = program
@@ -104,7 +105,7 @@ def stream_over_batches(
     of the previous one.
     """
 
-    def run(trained: Parameters, frozen: Leaves, batch: Any) -> Any:
+    def run(trained: Leaves, frozen: Leaves, batch: Any) -> Any:
         return function(graph, trained | frozen, batch)
 
     return StreamedFunction(run)

@@ -1,5 +1,7 @@
 """A traced program and how to run it: segments as a whole, loops layer by layer."""
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +11,6 @@ import numpy as np
 from jax.extend.core import Var
 from jaxtyping import Array
 
-from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.streaming.compiled_segments import CompiledLoop, CompiledSegment
 from prompt_tuning.streaming.layered_weights import Layer, LayeredWeight, LayerReader
 from prompt_tuning.streaming.traced_loops import (
@@ -26,7 +27,11 @@ LayerInputs = list[list[list[np.ndarray]]]
 """The inputs of each layer, for each micro-batch, in host memory."""
 
 Leaves = dict[str, Any]
-"""Parameters by path: arrays, and a `LayeredWeight` for each streamed one."""
+"""Parameters by path: arrays, and a `LayeredWeight` for each streamed one.
+
+Trained parameters may be streamed from host memory, and be NumPy arrays; the gradients
+of both are NumPy arrays.
+"""
 
 
 class TracedProgram:
@@ -35,7 +40,7 @@ class TracedProgram:
     def __init__(
         self,
         function: Callable[..., Any],
-        trained: Parameters,
+        trained: Leaves,
         frozen: Leaves,
         arguments: Sequence[Any],
     ):
@@ -44,9 +49,9 @@ class TracedProgram:
         Raises:
           InputError: if it reads a streamed parameter other than layer by layer.
         """
-        abstract = jax.tree.map(_abstract, frozen)
+        abstract = jax.tree.map(_abstract, (trained, frozen))
         traced = jax.make_jaxpr(function, return_shape=True)
-        closed, results = traced(trained, abstract, *arguments)
+        closed, results = traced(*abstract, *arguments)
         self._program, self._results = closed.jaxpr, jax.tree.structure(results)
         self._constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         leaves = jax.tree.leaves((trained, frozen, arguments))
@@ -59,6 +64,11 @@ class TracedProgram:
         # The trained parameters are the first argument.
         self._trained = closed.jaxpr.invars[: len(jax.tree.leaves(trained))]
         self._active = differentiable_variables(closed.jaxpr, self._trained)
+        self._on_host = {
+            var
+            for var, leaf in zip(self._trained, jax.tree.leaves(trained), strict=True)
+            if not isinstance(leaf, jax.Array)
+        }
         *segments, last = parts.segments
         self._stages = [
             (CompiledSegment(segment, self._active), CompiledLoop(loop, self._active))
@@ -67,7 +77,7 @@ class TracedProgram:
         self._last = CompiledSegment(last, self._active)
 
     def input_values(
-        self, trained: Parameters, frozen: Leaves, arguments: Sequence[Any]
+        self, trained: Leaves, frozen: Leaves, arguments: Sequence[Any]
     ) -> VariableValues:
         """Returns the values of a micro-batch's variables before anything has run."""
         arguments = jax.device_put(arguments)
@@ -120,8 +130,18 @@ class TracedProgram:
         outputs, gradients = segment.value_and_gradient(
             _select(values, segment.inputs), _pop(cotangents, segment.targets)
         )
-        _accumulate(cotangents, segment.sources, gradients)
+        self._accumulate_sources(cotangents, segment, gradients)
         return self._result(values, outputs), cotangents
+
+    def _accumulate_sources(
+        self, cotangents: VariableValues, segment: CompiledSegment, gradients: Values
+    ) -> None:
+        """Adds a segment's gradients, in host memory where the parameter is there."""
+        moved = [
+            np.array(gradient) if var in self._on_host else gradient
+            for var, gradient in zip(segment.sources, gradients, strict=True)
+        ]
+        _accumulate(cotangents, segment.sources, moved)
 
     def _result(self, values: VariableValues, outputs: Values) -> Any:
         every = values | dict(zip(self._last.outputs, outputs, strict=True))
@@ -153,17 +173,19 @@ class TracedProgram:
                 if all(seed is None for seed in seeds):
                     continue
                 gradients = segment.backward(_select(values, segment.inputs), seeds)
-                _accumulate(own_cotangents, segment.sources, gradients)
+                self._accumulate_sources(own_cotangents, segment, gradients)
 
     def gradient(
-        self, trained: Parameters, cotangents: Sequence[VariableValues]
-    ) -> Parameters:
+        self, trained: Leaves, cotangents: Sequence[VariableValues]
+    ) -> dict[str, Any]:
         """Returns the gradient of the trained parameters, summed over micro-batches."""
         leaves, structure = jax.tree.flatten(trained)
         gradients = []
         for var, leaf in zip(self._trained, leaves, strict=True):
             parts = [own[var] for own in cotangents if var in own]
-            gradients.append(sum(parts, jnp.zeros_like(leaf)))
+            zeros = np.zeros if var in self._on_host else jnp.zeros
+            start = parts[0] if parts else zeros(leaf.shape, leaf.dtype)
+            gradients.append(functools.reduce(operator.add, parts[1:], start))
         return jax.tree.unflatten(structure, gradients)
 
 
@@ -243,14 +265,24 @@ def _run_loop_backward(
         for values in micro_batches
     ]
     slices: list[list[Values]] = [[] for _ in micro_batches]
+    # Of each trained weight, [L, ...], summed over micro-batches in host memory.
+    weight_gradients = [
+        np.zeros(var.aval.shape, var.aval.dtype)  # pyright: ignore
+        for var in compiled.trained
+    ]
 
     def compute(index: int, layer: Layer) -> None:
         entering = jax.device_put(layer_inputs.pop())
         for i, own_constants in enumerate(constants):
-            carried[i], totals[i], layer_slices = compiled.backward(
+            carried[i], totals[i], layer_slices, of_weights = compiled.backward(
                 layer, index, *own_constants, entering[i], carried[i], totals[i]
             )
             slices[i].append(layer_slices)
+            for total, gradient in zip(weight_gradients, of_weights, strict=True):
+                total[index] += np.asarray(gradient)
+            # Deleted before the next micro-batch computes its own.
+            for gradient in of_weights:
+                gradient.delete()
         jax.block_until_ready((carried, totals, slices))
 
     weights = [micro_batches[0][var] for var in loop.weights]
@@ -259,6 +291,7 @@ def _run_loop_backward(
         layer, 0, *constants[0], layer_inputs[-1][0], carried[0], totals[0]
     )
     reader.visit(weights, reversed(range(loop.length)), compute)
+    _accumulate(cotangents[0], compiled.trained, weight_gradients)
     start = compiled.differentiable(loop.start)
     for i, own in enumerate(cotangents):
         _accumulate(own, start, carried[i])

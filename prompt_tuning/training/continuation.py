@@ -62,7 +62,7 @@ def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState
     )
     if placement is not None:
         return placement.put_tree(state)
-    return jax.tree.map(_on_device, state)
+    return jax.tree.map(_put_like, state, start)
 
 
 def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
@@ -79,7 +79,10 @@ def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))
 
 
-def _on_device(leaf: Any) -> jax.Array:
+def _put_like(leaf: Any, like: Any) -> jax.Array | np.ndarray:
+    """Puts a stored leaf where another one is: in host memory, or on the device."""
+    if isinstance(like, np.ndarray):
+        return np.array(leaf)
     return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
 
 

@@ -82,7 +82,9 @@ class Recorder:
         placement, store = self._training.model.placement, self._store
         shapes = state if placement is None else placement.abstract_tree(state)
         own = (shapes.trained, shapes.optimizer_state)
-        sharded = store.is_sharded(*own)
+        # Arrays in host memory change in place: they are written before the next step.
+        changing = bool(self._training.model.weight_storage.trained)
+        sharded = store.is_sharded(*own) and not changing
         if sharded:
             # Nothing is gathered: each process checks its own shards.
             kept, largest = state, largest_on_devices(state, placement)

@@ -8,6 +8,7 @@ estimate stop there or share what follows among runs.
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,9 @@ from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.weight_storage import HOST
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
+from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.pipelined_step import (
     PipelinedStep,
     check_rematerialization,
@@ -50,6 +53,8 @@ from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
 from prompt_tuning.training.trainer import Step, Trainer
 from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
+
+TRAINED = "Pretrained.trained_weights"
 
 
 def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
@@ -112,7 +117,10 @@ def plan_run(run: Run) -> "RunPlan":
         check_rematerialization(config)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
-    storage = model.weight_storage.without_trained(labels)
+    if run.model.trained_weights == HOST:
+        storage = model.weight_storage.with_trained(labels, model.plan)
+    else:
+        storage = model.weight_storage.without_trained(labels)
     return RunPlan(
         run=run,
         model=dataclasses.replace(model, weight_storage=storage),
@@ -274,6 +282,9 @@ class RunPlan:
         Raises:
           InputError: if a checkpoint could not store the state.
         """
+        host = self.host_optimizer()
+        if host is not None:
+            return self._start_on_host(host, parameters, transfer)
         trained = {
             path: jnp.array(parameters[path], jnp.float32) for path in self.labels
         }
@@ -291,16 +302,51 @@ class RunPlan:
         check_storable(start.trained, start.optimizer_state)
         return start if placement is None else placement.put_tree(start)
 
+    def host_optimizer(self) -> HostOptimizer | None:
+        """Returns the updates of trained weights in host memory; None without any.
+
+        Raises:
+          InputError: if their optimizer cannot update them layer by layer.
+        """
+        paths = self.model.weight_storage.trained
+        return HostOptimizer(paths, self.optimizer_of) if paths else None
+
+    def optimizer_of(self, paths: Collection[str]) -> optax.GradientTransformation:
+        """Returns the optimizer of some trained parameters."""
+        labels = {path: self.labels[path] for path in paths}
+        return parameter_groups.group_optimizer(self.run.groups, labels)
+
+    def _start_on_host(
+        self, host: HostOptimizer, parameters: Parameters, transfer: Transfer | None
+    ) -> TrainState:
+        if transfer is not None:
+            raise InputError(
+                "Run.start_from cannot be combined with Pretrained.trained_weights "
+                f"'host' yet: set it to None, or {how_to_set(TRAINED, 'device')}"
+            )
+        trained: dict[str, Any] = {
+            path: parameters[path]
+            if path in host.paths
+            else jnp.array(parameters[path], jnp.float32)
+            for path in self.labels
+        }
+        key = named_key(jax.random.key(self.run.seed), "training")
+        state = host.init(trained)
+        check_storable(trained, state)
+        return TrainState(trained, state, jnp.zeros((), jnp.int32), key)
+
     def step(self, objective: Objective, batch_plan: BatchPlan) -> Step:
         """Builds the training step, which is compiled for each shape of batch."""
         model = self.model
-        if model.weight_storage.streamed:
+        if model.weight_storage.by_layer:
+            here = model.weight_storage.trained
             return StreamedStep(
                 model.graph,
-                self.optimizer,
+                self.optimizer_of([path for path in self.labels if path not in here]),
                 model.weight_storage.streamed,
                 dropout=model.drops,
                 objective=objective,
+                host=self.host_optimizer(),
             )
         stages = self.pipeline_plan(batch_plan)
         if stages is not None:

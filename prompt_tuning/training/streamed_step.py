@@ -1,5 +1,6 @@
 """A training step that streams the frozen weights in, layer by layer."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Int, Key
@@ -19,6 +21,13 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.streaming.traced_program import Leaves
+from prompt_tuning.training.host_optimizer import (
+    HostOptimizer,
+    named_leaves,
+    select_leaves,
+    squared_norm,
+)
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics, batch_metrics, step_key, update
 
@@ -40,22 +49,25 @@ class StreamedStep:
         dropout: bool,
         objective: Objective = NATS_PER_WEIGHT,
         reader: LayerReader | None = None,
+        host: HostOptimizer | None = None,
     ):
         """Sets up the step; nothing is compiled yet.
 
         Args:
           graph: the model's structure.
-          optimizer: optimizer of the trained parameters.
+          optimizer: optimizer of the trained parameters that are on the device.
           streamed: frozen parameters that are not in memory, by path.
           dropout: whether dropout is active.
           objective: the training objective.
           reader: reads layers; None for the default.
+          host: updates the trained parameters in host memory; None if there are none.
         """
+        self._host = host
         self._graph, self._objective, self._dropout = graph, objective, dropout
         self._streamed = dict(streamed)
         self._sums = StreamedFunction(self._batch_sums, reader)
         finish = functools.partial(self._finish, optimizer=optimizer)
-        self._finished = jax.jit(finish, donate_argnums=0)
+        self._finished = jax.jit(finish, donate_argnums=0, static_argnums=5)
 
     def __call__(
         self, state: TrainState, frozen: Parameters, batch: Batch
@@ -72,19 +84,65 @@ class StreamedStep:
         """
         key = step_key(state, self._dropout)
         gradient, sums = self.gradient(state.trained, frozen, batch, key)
-        return self._finished(state, frozen, gradient, batch, sums)
+        if self._host is None:
+            return self._finished(state, frozen, gradient, batch, sums)
+        return self._finish_on_host(self._host, state, frozen, gradient, batch, sums)
+
+    def _finish_on_host(
+        self,
+        host: HostOptimizer,
+        state: TrainState,
+        frozen: Parameters,
+        gradient: Mapping[str, Any],
+        batch: Batch,
+        sums: LossSums,
+    ) -> tuple[TrainState, Metrics]:
+        """Updates the parameters on the device, then those in host memory."""
+        there, here = _divided(state.trained, host)
+        there_gradient, here_gradient = _divided(gradient, host)
+        # The device's step donates its state; leaves that both share are copied first.
+        old = jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.array(leaf),
+            state.optimizer_state,
+        )
+        device = dataclasses.replace(
+            state,
+            trained=there,
+            optimizer_state=jax.device_put(host.device_state(state.trained, old)),
+        )
+        shapes = tuple((path, leaf.shape) for path, leaf in here.items())
+        device, metrics = self._finished(
+            device, frozen, there_gradient, batch, sums, shapes
+        )
+        leaves = named_leaves(old) | host.update(here, here_gradient, old)
+        leaves |= named_leaves(device.optimizer_state)
+        squares = metrics["gradient_norm"] ** 2 + squared_norm(here_gradient)
+        every = {path: {**device.trained, **here}[path] for path in state.trained}
+        optimizer_state = select_leaves(old, leaves)
+        state = dataclasses.replace(
+            device, trained=every, optimizer_state=optimizer_state
+        )
+        return state, metrics | {"gradient_norm": jnp.sqrt(squares)}
 
     def gradient(
         self,
-        trained: Parameters,
+        trained: Leaves,
         frozen: Parameters,
         batch: Batch,
         key: Key[Array, ""] | None,
-    ) -> tuple[Parameters, LossSums]:
+    ) -> tuple[dict[str, Any], LossSums]:
         """Computes the gradient of the batch's loss, without the prompt's penalty.
 
-        Arguments and results are the same as those of `training.step.gradients`.
+        Arguments and results are the same as those of `training.step.gradients`; the
+        gradients of NumPy arrays are NumPy arrays.
         """
+        if self._host is not None:
+            trained = {
+                path: LayeredWeight.from_array(path, leaf)
+                if self._host.paths.get(path)
+                else leaf
+                for path, leaf in trained.items()
+            }
         # As there: the gradient at the loss sum is 1 / divisor, at the others zero.
         share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
         sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
@@ -127,12 +185,15 @@ class StreamedStep:
         gradient: Parameters,
         batch: Batch,
         sums: LossSums,
+        absent: tuple[tuple[str, tuple[int, ...]], ...] = (),
         *,
         optimizer: optax.GradientTransformation,
     ) -> tuple[TrainState, Metrics]:
         """Adds the penalty's gradient, computes metrics and updates; runs no block."""
-        # Streamed weights are needed for the model's structure only, as shapes.
-        frozen = frozen | cast(Parameters, self._abstract)
+        # Streamed weights, and trained ones in host memory, are needed for the model's
+        # structure only, as shapes.
+        shapes = {p: jax.ShapeDtypeStruct(shape, jnp.float32) for p, shape in absent}
+        frozen = frozen | cast(Parameters, self._abstract | shapes)
 
         def penalty(trained: Parameters) -> Array:
             return self._model(trained | frozen).penalty()
@@ -146,7 +207,17 @@ class StreamedStep:
 
     @property
     def _abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of the parameters that are not on the device."""
         return {path: leaf.abstract for path, leaf in self._streamed.items()}
 
     def _model(self, parameters: Parameters) -> LanguageModel:
         return cast(LanguageModel, merge(self._graph, parameters))
+
+
+def _divided(
+    leaves: Mapping[str, Any], host: HostOptimizer
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divides trained leaves into those on the device and those in host memory."""
+    there = {path: leaf for path, leaf in leaves.items() if path not in host.paths}
+    here = {path: leaf for path, leaf in leaves.items() if path in host.paths}
+    return there, here

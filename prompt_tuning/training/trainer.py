@@ -79,7 +79,7 @@ class Trainer:
                 f"start_from {self.run.start_from}: ignored, the run resumes from its "
                 "own checkpoint"
             )
-        groups = {"trained": self.start.trained, "frozen": self.frozen}
+        groups: dict[str, Any] = {"trained": self.start.trained, "frozen": self.frozen}
         if self.model.weight_storage.streamed:
             groups["streamed"] = self.model.weight_storage.streamed
         for name, leaves in groups.items():

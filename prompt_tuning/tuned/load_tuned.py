@@ -1,5 +1,6 @@
 """Loads a run's model with its trained parameters, or with another adapter."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import open_checkpoint
 from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.pretrained.weight_storage import HOST
 from prompt_tuning.processes.group import run_on_first
 from prompt_tuning.training.run_directory import check_model
 from prompt_tuning.training.state import fingerprint
@@ -47,7 +49,11 @@ def load_tuned(
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
-    trained, parameters = _read_trained(run, model), model.read_parameters(reuse)
+    trained = _read_trained(run, model)
+    if run.model.trained_weights == HOST:
+        storage = model.weight_storage.with_trained(trained, model.plan)
+        model = dataclasses.replace(model, weight_storage=storage)
+    parameters = model.read_parameters(reuse)
     if trained:
         everything = model.weight_storage.with_streamed(parameters)
         frozen = {p: leaf for p, leaf in everything.items() if p not in trained}

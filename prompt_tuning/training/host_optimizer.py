@@ -1,0 +1,183 @@
+"""Updates of trained parameters in host memory, one layer at a time.
+
+Parameters, gradients and optimizer state are NumPy arrays. Each layer of each parameter
+is brought to the device with its gradient and its state, updated there, and written
+back in place.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.setting_hints import how_to_set
+
+OptimizerOf = Callable[[Collection[str]], optax.GradientTransformation]
+"""Returns the optimizer of some of the trained parameters."""
+
+StateLeaves = dict[str, Any]
+"""Leaves of an optimizer's state by key path, as `jax.tree_util.keystr` writes it."""
+
+
+class HostOptimizer:
+    """The optimizer of the parameters in host memory.
+
+    Attributes:
+      paths: the parameters; for each, whether it is stacked over layers.
+    """
+
+    def __init__(self, paths: Mapping[str, bool], optimizer_of: OptimizerOf):
+        """Sets up the updates.
+
+        Args:
+          paths: parameters in host memory; for each, whether it is stacked over layers.
+          optimizer_of: returns the optimizer of any of the trained parameters.
+
+        Raises:
+          InputError: if an optimizer does not update each layer alone.
+        """
+        self.paths = dict(paths)
+        self._optimizer_of = optimizer_of
+        for path in self.paths:
+            _check_separable(path, optimizer_of([path]))
+        self._updates = {
+            path: jax.jit(_update(path, optimizer_of([path]))) for path in paths
+        }
+
+    def device_state(self, trained: Mapping[str, Any], state: Any) -> Any:
+        """Returns the state of the parameters that are on the device."""
+        there = {p: x for p, x in trained.items() if p not in self.paths}
+        template = jax.eval_shape(self._optimizer_of(list(there)).init, there)
+        return select_leaves(template, named_leaves(state))
+
+    def init(self, trained: Mapping[str, Any]) -> Any:
+        """Returns the state before the first step, of all trained parameters."""
+        optimizer = self._optimizer_of(list(trained))
+        template = jax.eval_shape(optimizer.init, jax.eval_shape(lambda x: x, trained))
+        there = {p: x for p, x in trained.items() if p not in self.paths}
+        leaves = named_leaves(self._optimizer_of(list(there)).init(there))
+        abstract = named_leaves(template)
+        for path, stacked in self.paths.items():
+            start = jax.jit(self._optimizer_of([path]).init)
+            for index in _layers(trained[path], stacked):
+                part = named_leaves(start({path: np.array(trained[path][index])}))
+                for name, leaf in part.items():
+                    if not _belongs(name, path):
+                        leaves.setdefault(name, leaf)
+                        continue
+                    shape, dtype = abstract[name].shape, abstract[name].dtype
+                    whole = leaves.setdefault(name, np.zeros(shape, dtype))
+                    whole[index] = np.asarray(leaf)
+        return select_leaves(template, leaves)
+
+    def update(
+        self, trained: Mapping[str, Any], gradient: Mapping[str, Any], state: Any
+    ) -> StateLeaves:
+        """Updates the parameters and their state in place.
+
+        Args:
+          trained: parameters in host memory, by path.
+          gradient: gradient of each.
+          state: state of all trained parameters.
+
+        Returns:
+          leaves of the state that are not a parameter's, such as counts of steps.
+        """
+        leaves, shared = named_leaves(state), {}
+        for path, stacked in self.paths.items():
+            names = named_leaves(
+                jax.eval_shape(self._optimizer_of([path]).init, {path: trained[path]})
+            )
+            for index in _layers(trained[path], stacked):
+                part = {
+                    name: np.array(leaves[name][index])
+                    if _belongs(name, path)
+                    else leaves[name]
+                    for name in names
+                }
+                values = np.array(trained[path][index]), np.array(gradient[path][index])
+                value, part = self._updates[path](*values, part)
+                trained[path][index] = np.asarray(value)
+                for name, leaf in part.items():
+                    if _belongs(name, path):
+                        leaves[name][index] = np.asarray(leaf)
+                    else:
+                        shared[name] = np.asarray(leaf)
+        return shared
+
+
+def squared_norm(gradient: Mapping[str, np.ndarray]) -> float:
+    """The sum of squares of gradients in host memory."""
+    flat = (array.ravel() for array in gradient.values())
+    return float(sum(np.vdot(array, array) for array in flat))
+
+
+def named_leaves(state: Any) -> StateLeaves:
+    """Returns the leaves of an optimizer's state by their key path."""
+    pairs = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
+
+
+def select_leaves(template: Any, leaves: Mapping[str, Any]) -> Any:
+    """Returns a tree like the template, with the leaves of the same key paths."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: leaves[jax.tree_util.keystr(path)], template
+    )
+
+
+def _belongs(name: str, path: str) -> bool:
+    return name.endswith(f"[{path!r}]")
+
+
+def _layers(array: Any, stacked: bool) -> Iterator[Any]:
+    yield from range(len(array)) if stacked else [...]
+
+
+def _update(path: str, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """Returns the update of a layer, given its state as leaves by key path."""
+
+    def update(value: Any, gradient: Any, leaves: StateLeaves) -> tuple[Any, Any]:
+        template = jax.eval_shape(optimizer.init, {path: value})
+        state = select_leaves(template, leaves)
+        changes, state = optimizer.update({path: gradient}, state, {path: value})
+        value = optax.apply_updates({path: value}, changes)[path]  # pyright: ignore
+        return value, named_leaves(state)
+
+    return update
+
+
+def _check_separable(path: str, optimizer: optax.GradientTransformation) -> None:
+    """Checks that an optimizer updates layers together as it updates each alone.
+
+    Raises:
+      InputError: with optimizers that do.
+    """
+    random = np.random.default_rng(0)
+    values = random.normal(size=(2, 3, 4)).astype(np.float32)
+    # The gradients of one layer grow, so that a clipped norm or mean changes the other.
+    gradients = [
+        (random.normal(size=values.shape) * scale).astype(np.float32)
+        for scale in (1.0, np.array([1e3, 1.0])[:, None, None])
+    ]
+
+    def trained(start: np.ndarray, steps: list[np.ndarray]) -> np.ndarray:
+        parameters: Any = {path: start}
+        state = optimizer.init(parameters)
+        for gradient in steps:
+            changes, state = optimizer.update({path: gradient}, state, parameters)
+            parameters = optax.apply_updates(parameters, changes)
+        return np.asarray(parameters[path])
+
+    together = trained(values, gradients)
+    alone = [trained(values[i], [g[i] for g in gradients]) for i in range(2)]
+    if not np.allclose(together, np.stack(alone), rtol=1e-5, atol=1e-7):
+        raise InputError(
+            f"the optimizer of {path} does not update each number alone: Adafactor "
+            "divides by means over an array, and a clipped norm is of all gradients. "
+            "Weights in host memory are updated layer by layer: choose @adamw() "
+            f"without clip_norm, or give "
+            f"{how_to_set('Pretrained.trained_weights', 'device')}"
+        )
