@@ -105,7 +105,7 @@ class CompiledLoop:
         weights of the layer of that index and the values of all layers' inputs.
       backward: `f(weights, index, shared, stacked, carried, cotangents, totals)`
         returns the cotangents of the layer's carried inputs, the cotangents of `shared`
-        summed so far, those of the layer's slices of `stacked`, and those of its
+        summed so far, and the cotangents of its slices of `stacked` and of its
         `trained` weights.
     """
 

@@ -5,15 +5,22 @@ is brought to the device with its gradient and its state, updated there, and wri
 back in place.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Key
 
+from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.transfer import Transfer
+
+TRAINED_WEIGHTS = "Pretrained.trained_weights"
 
 OptimizerOf = Callable[[Collection[str]], optax.GradientTransformation]
 """Returns the optimizer of some of the trained parameters."""
@@ -72,6 +79,39 @@ class HostOptimizer:
                     whole = leaves.setdefault(name, np.zeros(shape, dtype))
                     whole[index] = np.asarray(leaf)
         return select_leaves(template, leaves)
+
+    def start(
+        self,
+        paths: Iterable[str],
+        parameters: Mapping[str, Any],
+        transfer: Transfer | None,
+        key: Key[Array, ""],
+    ) -> TrainState:
+        """Returns the state of a run before its first step.
+
+        Args:
+          paths: all trained parameters.
+          parameters: the model's parameters.
+          transfer: what the run starts from, which must be None.
+          key: key of the run.
+
+        Raises:
+          InputError: if the run starts from another one.
+        """
+        if transfer is not None:
+            raise InputError(
+                "Run.start_from cannot be combined with trained weights in host memory "
+                f"yet: set it to None, or {how_to_set(TRAINED_WEIGHTS, 'device')}"
+            )
+        trained = {
+            path: parameters[path]
+            if path in self.paths
+            else jnp.array(parameters[path], jnp.float32)
+            for path in paths
+        }
+        state = self.init(trained)
+        check_storable(trained, state)
+        return TrainState(trained, state, jnp.zeros((), jnp.int32), key)
 
     def update(
         self, trained: Mapping[str, Any], gradient: Mapping[str, Any], state: Any
@@ -179,5 +219,5 @@ def _check_separable(path: str, optimizer: optax.GradientTransformation) -> None
             "divides by means over an array, and a clipped norm is of all gradients. "
             "Weights in host memory are updated layer by layer: choose @adamw() "
             f"without clip_norm, or give "
-            f"{how_to_set('Pretrained.trained_weights', 'device')}"
+            f"{how_to_set(TRAINED_WEIGHTS, 'device')}"
         )

@@ -8,7 +8,6 @@ estimate stop there or share what follows among runs.
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +52,6 @@ from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
 from prompt_tuning.training.trainer import Step, Trainer
 from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
-
-TRAINED = "Pretrained.trained_weights"
 
 
 def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
@@ -282,16 +279,16 @@ class RunPlan:
         Raises:
           InputError: if a checkpoint could not store the state.
         """
+        key = named_key(jax.random.key(self.run.seed), "training")
         host = self.host_optimizer()
         if host is not None:
-            return self._start_on_host(host, parameters, transfer)
+            return host.start(self.labels, parameters, transfer, key)
         trained = {
             path: jnp.array(parameters[path], jnp.float32) for path in self.labels
         }
         placement = self.model.placement
         if placement is not None:
             trained = jax.jit(placement.unpad)(trained)
-        key = named_key(jax.random.key(self.run.seed), "training")
         if transfer is None:
             start = TrainState.create(trained, self.optimizer, key)
         else:
@@ -315,25 +312,6 @@ class RunPlan:
         """Returns the optimizer of some trained parameters."""
         labels = {path: self.labels[path] for path in paths}
         return parameter_groups.group_optimizer(self.run.groups, labels)
-
-    def _start_on_host(
-        self, host: HostOptimizer, parameters: Parameters, transfer: Transfer | None
-    ) -> TrainState:
-        if transfer is not None:
-            raise InputError(
-                "Run.start_from cannot be combined with Pretrained.trained_weights "
-                f"'host' yet: set it to None, or {how_to_set(TRAINED, 'device')}"
-            )
-        trained: dict[str, Any] = {
-            path: parameters[path]
-            if path in host.paths
-            else jnp.array(parameters[path], jnp.float32)
-            for path in self.labels
-        }
-        key = named_key(jax.random.key(self.run.seed), "training")
-        state = host.init(trained)
-        check_storable(trained, state)
-        return TrainState(trained, state, jnp.zeros((), jnp.int32), key)
 
     def step(self, objective: Objective, batch_plan: BatchPlan) -> Step:
         """Builds the training step, which is compiled for each shape of batch."""

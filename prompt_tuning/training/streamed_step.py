@@ -133,7 +133,7 @@ class StreamedStep:
     ) -> tuple[dict[str, Any], LossSums]:
         """Computes the gradient of the batch's loss, without the prompt's penalty.
 
-        Arguments and results are the same as those of `training.step.gradients`; the
+        Arguments and results are the same as in `training.step.gradients`; the
         gradients of NumPy arrays are NumPy arrays.
         """
         if self._host is not None:

@@ -1,12 +1,14 @@
 """Measures training with streamed weights: memory, time and losses.
 
     python -m scripts.bench.streaming
+    python -m scripts.bench.streaming --full --steps 5
 
 Writes a random Llama of about 1.5 GB layer by layer into a temporary folder. Two
 processes tune a soft prompt on it for a few steps: one streams the weights of the
 blocks from the files, the other has them in memory. At every layer each process samples
 the bytes of all arrays on the device and its anonymous memory (without mapped file
-pages), and prints its measurements as JSON.
+pages), and prints its measurements as JSON. With `--full` both train all weights of the
+model with AdamW: one keeps them, their gradients and their moments in host memory.
 """
 
 import argparse
@@ -30,9 +32,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
+from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compiled_step import return_freed_memory
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameter_groups import ParameterGroup, adamw
 from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.families.hf_folder import find_recipes
 from prompt_tuning.families.llama import llama_settings
@@ -42,7 +46,9 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.pretrained.weight_storage import DEVICE, LOCATIONS, STREAMED
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.streaming.compiled_segments import CompiledOnce
 from prompt_tuning.streaming.layered_weights import LayerReader
+from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -65,6 +71,7 @@ def main() -> None:
         choices=LOCATIONS,
         help="location of the weights in each process",
     )
+    parser.add_argument("--full", action="store_true", help="train all weights")
     parser.add_argument("--checkpoint", help="measure this model in this process")
     options = parser.parse_args()
     if options.checkpoint is not None:
@@ -74,6 +81,7 @@ def main() -> None:
         config = llama(options.layers, options.width)
         written = write_model(Path(folder), config)
         size_options = [f"--{name}={getattr(options, name)}" for name in sizes]
+        size_options += ["--full"] * options.full
         results = [in_a_process(folder, kind, size_options) for kind in options.weights]
     show(config, written, results)
 
@@ -177,6 +185,8 @@ def anonymous() -> int:
 
 def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
     """Trains in this process; returns times, memory and losses."""
+    if options.full:
+        return measure_full(options, weights)
     source = Pretrained(checkpoint=options.checkpoint, weights=weights)
     prompt = functools.partial(SoftPrompt, length=PROMPT_LENGTH)
     model = open_pretrained(source, Tuning(prompt=prompt), key=jax.random.key(0))
@@ -213,6 +223,67 @@ def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
         "growth": growth,
         "between": between,
     }
+
+
+def measure_full(options: argparse.Namespace, weights: str) -> dict[str, Any]:
+    """Trains all weights of the model; returns times, memory and losses."""
+    run = Run(
+        directory="not written",
+        model=Pretrained(
+            checkpoint=options.checkpoint,
+            weights=weights,
+            trained_weights="host" if weights == STREAMED else "device",
+        ),
+        groups=[ParameterGroup([".*"], adamw(1e-4))],
+    )
+    plan, watch = plan_run(run), Watch()
+    batch = make_batch(options, plan.model.config.vocabulary_size)
+    watch.start()
+    start = anonymous()
+    state = plan.start(plan.model.read_parameters())
+    loaded = anonymous()
+    if plan.model.weight_storage.by_layer:
+        CompiledOnce.__call__ = watched(CompiledOnce.__call__, watch)
+        step: Any = StreamedStep(
+            plan.model.graph,
+            plan.optimizer_of([]),
+            {},
+            dropout=False,
+            reader=LayerReader(watch),
+            host=plan.host_optimizer(),
+        )
+    else:
+        step = compile_step(plan.model.graph, plan.optimizer, dropout=False)
+    losses, seconds, growth, between = [], [], [], []
+    for _ in range(options.steps):
+        watch.memory, before = 0, time.monotonic()
+        state, metrics = step(state, {}, batch)
+        losses.append(float(metrics["loss"]))
+        seconds.append(time.monotonic() - before)
+        watch()
+        growth.append(watch.memory - loaded)
+        between.append(anonymous() - loaded)
+    return {
+        "weights": weights,
+        "losses": losses,
+        "seconds": seconds,
+        "resident": 0,
+        "device": watch.device,
+        "reading": loaded - start,
+        "growth": growth,
+        "between": between,
+    }
+
+
+def watched(call: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    """Samples the device while the outputs of each layer's program are there."""
+
+    def run(*arguments: Any) -> Any:
+        outputs = jax.block_until_ready(call(*arguments))
+        watch()
+        return outputs
+
+    return run
 
 
 def make_step(
