@@ -37,6 +37,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="continue the run in this directory with its config; further options, "
         "such as more --steps, change what does not affect what it has learned",
     )
+    parser.add_argument(
+        "--profile",
+        metavar="DIR",
+        type=Path,
+        help="write a trace of three steps, the third to the fifth, into this folder; "
+        "TensorBoard and Perfetto show it",
+    )
     add_print_config_option(parser)
     add_dry_run_option(parser)
     add_run_options(parser)
@@ -87,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
             config=values_in_use.operative_config(),
             record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
             make_reporter=lambda done: make_reporter(console, run.steps, done),
+            profile=options.profile,
         )
     if outcome.finished:
         how = "done" if outcome.reason is None else "stopped early"

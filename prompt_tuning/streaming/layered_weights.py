@@ -83,10 +83,11 @@ class LayeredWeight:
 def read_layer(weights: Sequence[LayeredWeight], index: int) -> Layer:
     """Reads one layer of some weights; it is on the device when this returns."""
     layer = []
-    for weight in weights:
-        _return_memory()
-        layer.append(jax.device_put(weight.read(index)))
-    return jax.block_until_ready(layer)
+    with jax.profiler.TraceAnnotation("read layer", index=index):
+        for weight in weights:
+            _return_memory()
+            layer.append(jax.device_put(weight.read(index)))
+        return jax.block_until_ready(layer)
 
 
 def _delete_layer(layer: Layer) -> None:
@@ -143,7 +144,8 @@ class LayerReader:
                 layer = pending.pop().result()
                 if following is not None:
                     pending.append(pool.submit(read_layer, weights, following))
-                compute(index, layer)
+                with jax.profiler.TraceAnnotation("compute layer", index=index):
+                    compute(index, layer)
                 if self.on_layer is not None:
                     wait(pending)
                     self.on_layer(index)

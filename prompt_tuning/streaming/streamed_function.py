@@ -68,14 +68,16 @@ class StreamedFunction:
             program.input_values(trained, frozen, arguments)
             for arguments in micro_batches
         ]
-        layer_inputs = program.forward(values, self.reader, keep=True)
+        with jax.profiler.TraceAnnotation("forward"):
+            layer_inputs = program.forward(values, self.reader, keep=True)
         started = [
             program.start_backward(own_values, seeds)
             for own_values, seeds in zip(values, output_gradients, strict=True)
         ]
         results = [result for result, _ in started]
         cotangents = [own_cotangents for _, own_cotangents in started]
-        program.backward(values, cotangents, layer_inputs, self.reader)
+        with jax.profiler.TraceAnnotation("backward"):
+            program.backward(values, cotangents, layer_inputs, self.reader)
         return program.gradient(trained, cotangents), results
 
     def _program(

@@ -46,6 +46,7 @@ from prompt_tuning.training.run_directory import (
 )
 from prompt_tuning.training.signals import StopDue, stop_signals
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step_profile import StepProfile
 from prompt_tuning.training.trainer import Trainer
 
 
@@ -99,6 +100,7 @@ def train_held(
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter] | None = None,
     callbacks: Sequence[Callback] = (),
+    profile: Path | None = None,
 ) -> TrainingResult:
     """Trains in a run directory that the caller holds (see `hold_run`).
 
@@ -113,6 +115,7 @@ def train_held(
         None shows a bar or lines.
       callbacks: functions called with a step and its logged metrics; where one returns
         true, the run saves and stops.
+      profile: folder for a trace of three steps; None for no trace.
 
     Raises:
       InputError: if the directory belongs to another run.
@@ -145,6 +148,7 @@ def train_held(
         stop_signals() as stopping,
         contextlib.closing(store),
         compiling_ahead(training, state, run.steps),
+        contextlib.closing(StepProfile(profile, done, run.steps)) as step_profile,
     ):
         for message in messages:
             reporter.say(message)
@@ -156,6 +160,7 @@ def train_held(
             recorder,
             watching,
             lambda step: stopping(step) or watching.stopped,
+            step_profile,
         ).run_from(state)
 
 
@@ -173,7 +178,9 @@ class _Loop:
         recorder: Recorder,
         reporter: Reporter,
         stopping: StopDue,
+        profile: StepProfile,
     ):
+        self._profile = profile
         self._training, self._run = training, training.run
         self._reporter, self._stopping = reporter, stopping
         self._recorder = recorder
@@ -186,8 +193,10 @@ class _Loop:
             (Path(self._run.directory) / STOPPED_FILE).unlink(missing_ok=True)
         pending = None
         for batch in self._recorder.meter.waiting(self._batches(done)):
-            state, metrics = self._training.advance(state, batch)
+            with self._profile.step(done):
+                state, metrics = self._training.advance(state, batch)
             done += 1
+            self._profile.finish_step(done, metrics)
             # The device runs this step while the host handles the metrics before it.
             if pending is not None:
                 self._record(*pending)
@@ -223,11 +232,13 @@ class _Loop:
         )
 
     def _record(self, step: int, metrics: dict[str, Any], batch: Batch) -> None:
-        logged = self._recorder.record(step, jax.device_get(metrics), batch)
-        self._reporter.advance(step, logged)
+        with jax.profiler.TraceAnnotation("record metrics"):
+            logged = self._recorder.record(step, jax.device_get(metrics), batch)
+            self._reporter.advance(step, logged)
 
     def _measure_and_save(self, done: int, state: TrainState) -> None:
-        with self._recorder.meter.stopped():
+        named = jax.profiler.TraceAnnotation("measure and save")
+        with named, self._recorder.meter.stopped():
             measured = self._recorder.measure_and_save(done, state)
         if measured:
             self._reporter.evaluated(done, measured)

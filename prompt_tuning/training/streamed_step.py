@@ -83,7 +83,8 @@ class StreamedStep:
           the next state, and the metrics of `train_step`.
         """
         key = step_key(state, self._dropout)
-        gradient, sums = self.gradient(state.trained, frozen, batch, key)
+        with jax.profiler.TraceAnnotation("gradient"):
+            gradient, sums = self.gradient(state.trained, frozen, batch, key)
         if self._host is None:
             return self._finished(state, frozen, gradient, batch, sums)
         return self._finish_on_host(self._host, state, frozen, gradient, batch, sums)
@@ -114,7 +115,9 @@ class StreamedStep:
         device, metrics = self._finished(
             device, frozen, there_gradient, batch, sums, shapes
         )
-        leaves = named_leaves(old) | host.update(here, here_gradient, old)
+        with jax.profiler.TraceAnnotation("update in host memory"):
+            shared = host.update(here, here_gradient, old)
+        leaves = named_leaves(old) | shared
         leaves |= named_leaves(device.optimizer_state)
         squares = metrics["gradient_norm"] ** 2 + squared_norm(here_gradient)
         every = {path: {**device.trained, **here}[path] for path in state.trained}
