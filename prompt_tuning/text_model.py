@@ -10,6 +10,7 @@ from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -53,12 +54,12 @@ class TextModel:
         prompt_ids: Sequence[int] | None = None,
         stream: Callable[[str], Any] | None = None,
         adapters: Sequence[str | None] | None = None,
-        sampling: Sampling | None = None,
+        sampling: Sampling | BeamSearch | None = None,
     ) -> Any:
         """Continues texts.
 
-        With `adapters` or `sampling` the decoding engine generates, and the results are
-        `Completion` objects: text, ids, log-probabilities and why each ended.
+        With `adapters` or `sampling` the results are `Completion` objects: text, ids,
+        log-probabilities and why each ended.
 
         Args:
           texts: one text, or a list of them.
@@ -72,12 +73,12 @@ class TextModel:
           stream: called with each piece of the continuation of a single text.
           adapters: name of a loaded adapter for each text, None for the model as it is;
             see `load_adapter`.
-          sampling: all settings of sampling; the single settings above are left out
-            then.
+          sampling: all settings of sampling, or of beam search; the single settings
+            above are left out then.
 
         Returns:
-          the continuation of one text, or a list of continuations; with `n` samples a
-            list for each text.
+          the continuation of one text, or a list of continuations; with several
+            samples or beams a list for each text.
 
         Raises:
           InputError: if a text cannot be continued.
@@ -219,9 +220,11 @@ class TextModel:
         texts: Sequence[str],
         adapters: Sequence[str | None] | None,
         prompt_ids: Sequence[int] | None,
-        sampling: Sampling,
+        sampling: Sampling | BeamSearch,
     ) -> list[Completion] | list[list[Completion]]:
         """Continues texts by the engine; equal texts draw differently."""
+        if isinstance(sampling, BeamSearch):
+            return self._search(texts, adapters, prompt_ids, sampling)
         names = [None] * len(texts) if adapters is None else list(adapters)
         prompts = [None] * len(texts) if prompt_ids is None else list(prompt_ids)
         for name, values in (("adapters", names), ("prompt_ids", prompts)):
@@ -247,3 +250,23 @@ class TextModel:
         if sampling.n > 1:
             return several
         return [completions[0] for completions in several]
+
+    def _search(
+        self,
+        texts: Sequence[str],
+        adapters: Sequence[str | None] | None,
+        prompt_ids: Sequence[int] | None,
+        settings: BeamSearch,
+    ) -> list[Completion] | list[list[Completion]]:
+        """Continues texts by beam search, with the model as it is."""
+        if adapters is not None:
+            raise InputError(
+                "beam search runs the model as it is: leave out adapters, and load the "
+                "adapter with load_tuned"
+            )
+        template = self.run.source.token_template(self.prompted.interface)
+        rows = [encode_given(self.prompted, text, template) for text in texts]
+        several = search_beams(
+            self.prompted, self.parameters, rows, settings, prompt_ids
+        )
+        return several if settings.returned > 1 else [best for (best,) in several]

@@ -63,10 +63,13 @@ class RowProgress:
         self.needs = self._find_needs()
         separate = model.config.architecture == "encoder_decoder"
         size = model.config.vocabulary_size
-        before = [] if separate else [token for token in given if token < size]
+        before = [token for token in given if token < size]
+        self._before = [model.config.decoder_start_id] if separate else before
         self._text = None
         if model.tokenizer is not None:
-            self._text = TextPieces(model.tokenizer, before, self.sampling.stop)
+            self._text = TextPieces(
+                model.tokenizer, () if separate else before, self.sampling.stop
+            )
 
     @property
     def reads_whole(self) -> bool:
@@ -91,9 +94,12 @@ class RowProgress:
         )
 
     def given_marks(self, size: int) -> Bool[np.ndarray, "V"]:
-        """Marks the tokens of the given text, of a vocabulary of some size."""
+        """Marks the tokens before the first new one, of a vocabulary of some size.
+
+        For an encoder-decoder this is the decoder's start token, as in transformers.
+        """
         marks = np.zeros(size, bool)
-        marks[[token for token in self.given if token < size]] = True
+        marks[self._before] = True
         return marks
 
     def biases(self, size: int) -> Float[np.ndarray, "V"]:

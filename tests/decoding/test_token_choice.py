@@ -2,6 +2,7 @@ import itertools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,7 +11,8 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.token_choice import Needs, RowChoices, TokenNumbers
 
 B, V = 6, 23
-LOGITS = np.random.default_rng(0).normal(size=(B, V)).astype(np.float32) * 2
+NUMBERS = np.random.default_rng(0).normal(size=(B, V)).astype(np.float32) * 2
+LOGITS = jnp.asarray(NUMBERS)
 
 
 def choices(count: int = B, **changes) -> RowChoices:
@@ -35,8 +37,9 @@ def choices(count: int = B, **changes) -> RowChoices:
 
 
 def test_options_that_no_row_uses_change_no_bit():
+    shape = (B, V)
     numbers = TokenNumbers(
-        np.zeros((B, V), bool), np.zeros((B, V), np.int32), np.zeros((B, V), "f4")
+        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
     )
     drawn = choices(temperature=0.7, step=np.arange(B, dtype=np.int32))
     plain = token_choice.choose_tokens(LOGITS, drawn, None, Needs(sampled=True))
@@ -68,10 +71,10 @@ CASES: dict[str, tuple[Callable, Callable]] = {
 }
 
 
-def _seen(ids: np.ndarray) -> np.ndarray:
+def _seen(ids: np.ndarray) -> jax.Array:
     marks = np.zeros((B, V), bool)
     marks[np.arange(B)[:, None], ids] = True
-    return marks
+    return jnp.asarray(marks)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,7 +85,7 @@ def test_options_are_those_of_transformers(name):
     )
     ours, theirs = CASES[name]
     ids = np.random.default_rng(1).integers(0, V, (B, 4))
-    expected = theirs(processors)(torch.tensor(ids), torch.tensor(LOGITS)).numpy()
+    expected = theirs(processors)(torch.tensor(ids), torch.tensor(NUMBERS)).numpy()
     np.testing.assert_allclose(ours(LOGITS, ids), expected, rtol=1e-6)
 
 
@@ -138,12 +141,12 @@ def test_frequencies_are_those_of_the_distribution(sampling):
             ).tokens
         )
     )
-    logits = np.tile(LOGITS[0], (draws, 1))
+    logits = jnp.tile(LOGITS[0], (draws, 1))
     counts = np.zeros(V)
     for step in range(steps):
         tokens = np.asarray(draw(logits, np.full(draws, step, np.int32)))
         counts += np.bincount(tokens, minlength=V)
-    expected = distribution(LOGITS[0], sampling) * draws * steps
+    expected = distribution(NUMBERS[0], sampling) * draws * steps
     assert not counts[expected == 0].any()
     inside = expected > 0
     statistic = ((counts - expected)[inside] ** 2 / expected[inside]).sum()
@@ -153,10 +156,11 @@ def test_frequencies_are_those_of_the_distribution(sampling):
 def test_penalties_are_subtracted_as_openai_defines_them():
     counts = np.zeros((B, V), np.int32)
     counts[:, 3], counts[:, 4] = 1, 5
-    present = token_choice.penalize_presence(LOGITS, counts, np.full(B, 0.5))
-    frequent = token_choice.penalize_frequency(LOGITS, counts, np.full(B, 0.5))
+    generated = jnp.asarray(counts)
+    present = token_choice.penalize_presence(LOGITS, generated, np.full(B, 0.5))
+    frequent = token_choice.penalize_frequency(LOGITS, generated, np.full(B, 0.5))
     for (token, count), row in itertools.product({3: 1, 4: 5, 5: 0}.items(), range(B)):
-        lower = LOGITS[row, token] - 0.5 * (count > 0)
+        lower = NUMBERS[row, token] - 0.5 * (count > 0)
         np.testing.assert_allclose(present[row, token], lower, rtol=1e-6)
-        lower = LOGITS[row, token] - 0.5 * count
+        lower = NUMBERS[row, token] - 0.5 * count
         np.testing.assert_allclose(frequent[row, token], lower, rtol=1e-6)
