@@ -21,7 +21,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 OWN = "(trained)"
-"""Name of a model's own prompts and adapters among those of its engine."""
+"""Name under which a model's engine has the model's own prompts and adapters."""
 
 
 class TextModel:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
@@ -242,45 +242,45 @@ def stack_adapters(
     while count < len(chosen) + 1:
         count *= 2
     entries = {adapter.name: i for i, adapter in enumerate(chosen, start=1)}
-    graph, abstract = describe(
-        lambda key: split(build_model(key, config)), jax.random.key(0)
-    )
-    if not chosen:
-        return AdapterTable(graph, {}, entries)
     models = {
-        adapter.name: dict(
+        entries[adapter.name]: dict(
             projections(
                 cast(LanguageModel, merge(adapter.model.graph, adapter.parameters))
             )
         )
         for adapter in chosen
     }
-    modules: dict[str, dict[str, nnx.Module]] = {}
-    model = merge(graph, abstract)
-    by_path = dict(projections(cast(LanguageModel, model)))
-    for path, dense in by_path.items():
-        if not path.startswith("decoder/"):
-            continue
-        adapted = {entries[name]: found[path] for name, found in models.items()}
-        modules[path] = _tables(dense, adapted, count)
-        for name, module in modules[path].items():
-            dense.adapters[name] = module
-    whole_graph, leaves = split(model)
-    tables = {path: leaf for path, leaf in leaves.items() if path not in abstract}
-    return AdapterTable(whole_graph, tables, entries)
+    paths = next(iter(models.values()), {})
+    modules = {
+        path: _tables({entry: found[path] for entry, found in models.items()}, count)
+        for path in paths
+        if path.startswith("decoder/")
+    }
+
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
+        model = build_model(key, config)
+        for path, dense in projections(model):
+            for name, module in modules.get(path, {}).items():
+                dense.adapters[name] = module
+        return split(model)
+
+    tables = {
+        f"{path}/adapters/{name}/{leaf}": array
+        for path, by_name in modules.items()
+        for name, module in by_name.items()
+        for leaf, array in split(module)[1].items()
+    }
+    return AdapterTable(describe(build, jax.random.key(0))[0], tables, entries)
 
 
-def _tables(
-    dense: Dense, adapted: Mapping[int, Dense], count: int
-) -> dict[str, nnx.Module]:
+def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
     """Returns the tables of one projection, by the names that `Dense` has for them.
 
     Args:
-      dense: the frozen projection.
       adapted: the projection of each adapter by its entry.
       count: number of entries.
     """
-    layers, size_in, size_out = dense.kernel.shape
+    layers, size_in, size_out = next(iter(adapted.values())).kernel.shape
     modules: dict[str, nnx.Module] = {}
     low_rank = _by_entry(adapted, LowRank)
     if low_rank:

@@ -26,7 +26,7 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.streams import Context, Stream
 
-Integers = Int[Array, "*shape"] | Int[np.ndarray, "*shape"]
+Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
 
 
 @jax.tree_util.register_dataclass

@@ -43,7 +43,7 @@ def label_settings(
 ) -> Evaluation | None:
     """Returns the settings that a run's labels are ranked by; None without labels.
 
-    They are those of the run's evaluation, or else of an objective that compares
+    They are the labels of the run's evaluation, or else of an objective that compares
     classes.
 
     Args:

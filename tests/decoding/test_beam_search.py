@@ -23,7 +23,8 @@ def test_beams_that_hold_every_continuation_find_the_most_probable_two_tokens():
     order = np.argsort(-totals, axis=None)[:3]
     assert [one.ids for one in best] == [(i // V, i % V) for i in order.tolist()]
     expected = totals.reshape(-1)[order] / 2
-    np.testing.assert_allclose([one.score for one in best], expected, rtol=1e-5)
+    scores = np.array([one.score for one in best], np.float64)
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
 @pytest.fixture(scope="module", params=["skills-decoder", "skills-t5"])
