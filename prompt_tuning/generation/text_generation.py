@@ -126,13 +126,16 @@ def check_rows(
     if new_tokens < 1:
         raise InputError(f"new_tokens is {new_tokens}, expected at least 1")
     lengths = [len(row) for row in rows]
-    room = model.maximum_length
-    if room is not None and max(lengths, default=0) + new_tokens > room:
+    longest, room = max(lengths, default=0), model.maximum_length
+    # An encoder and a decoder count their positions separately.
+    separate = model.config.architecture == "encoder_decoder"
+    taken = max(longest, new_tokens) if separate else longest + new_tokens
+    if room is not None and taken > room:
         positions = model.config.maximum_positions or 0
-        taken = f" and the prompt takes {positions - room}" if positions > room else ""
+        also = f" and the prompt takes {positions - room}" if positions > room else ""
         raise InputError(
-            f"a row of {max(lengths)} tokens and {new_tokens} new ones do not fit: the "
-            f"model has {positions} positions{taken}{model.config.positions_note}"
+            f"a row of {longest} tokens and {new_tokens} new ones do not fit: the "
+            f"model has {positions} positions{also}{model.config.positions_note}"
         )
     if not all(lengths) and not model.predicts_without_text:
         raise InputError(

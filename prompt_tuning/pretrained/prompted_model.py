@@ -138,14 +138,15 @@ class PromptedModel:
     def maximum_length(self) -> int | None:
         """Maximum number of tokens next to the prompt; None if positions are unlimited.
 
-        Prompt vectors that a template inserts count as tokens.
+        Prompt vectors that a template inserts count as tokens. In an encoder-decoder it
+        holds for inputs and for targets, next to the longer of their prompts.
         """
         if self.config.maximum_positions is None:
             return None
         among_tokens = self.prompting.placement == TEMPLATE
-        return self.config.maximum_positions - (
-            0 if among_tokens else self.prompt_length
-        )
+        length = 0 if among_tokens else self.prompt_length
+        length = max(length, self.prompts.decoder_length)
+        return self.config.maximum_positions - length
 
     @property
     def eos_id(self) -> int | None:

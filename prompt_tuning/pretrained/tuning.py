@@ -123,6 +123,11 @@ class PromptPair:
         return 0 if self.prompt is None else self.prompt.length
 
     @property
+    def decoder_length(self) -> int:
+        """Vectors or positions of `decoder_prompt`; 0 without one."""
+        return 0 if self.decoder_prompt is None else self.decoder_prompt.length
+
+    @property
     def at_input(self) -> bool:
         """Whether `prompt` has vectors among the model's input."""
         return self.prompt is not None and self.prompt.attachment.at_input

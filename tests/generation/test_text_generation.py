@@ -66,6 +66,22 @@ def test_rows_are_not_padded_past_the_last_learned_position():
         continue_all(*short, [ROW], new_tokens=6)
 
 
+@pytest.mark.exhaustive
+def test_an_encoder_and_a_decoder_each_have_all_positions():
+    config = dataclasses.replace(FAMILIES["t5_gated"], maximum_positions=P + 12)
+    prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P, initializer=_normal)
+    model, parameters = model_of(config, prompt, Prompting(), Letters())
+    (row,) = continue_all(model, parameters, [ROW], new_tokens=12)
+    assert len(row) == 12
+    for given, new in ((ROW, 13), ([*ROW, *ROW], 5)):
+        with pytest.raises(InputError, match="do not fit: the model has"):
+            continue_all(model, parameters, [given], new_tokens=new)
+    assert (
+        dataclasses.replace(model, prompts=PromptPair(None, prompt)).maximum_length
+        == 12
+    )
+
+
 def test_an_empty_text_is_refused_without_a_prompt():
     with pytest.raises(InputError, match="row 1 has no token"):
         continue_all(*model_with(64, prompt=False), [ROW, []], new_tokens=5)
