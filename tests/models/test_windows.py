@@ -4,6 +4,7 @@ import dataclasses
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,7 +44,7 @@ def test_windows_of_an_encoder_reach_to_both_sides():
         dummies.T5_GATED, window=2, encoder_windowed_layers=(0, 1)
     )
     alone = Prompting(visibility=("prompt->prompt",))
-    tokens = np.arange(1, 12)[None]
+    tokens = jnp.arange(1, 12)[None]
 
     def gradients(prompting, position):
         """Returns the gradients of an output by the prompt and by each token."""
