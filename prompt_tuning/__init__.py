@@ -47,8 +47,13 @@ CONFIGURABLE = (
     "Rematerialization",
     "adafactor",
     "adamw",
+    "optax_chain",
+    "optax_transformation",
     "t5_config",
+    "warmup_constant",
+    "warmup_cosine_decay",
     "warmup_linear_decay",
+    "warmup_rsqrt_decay",
     *OBJECTIVES,
     *PROMPTS,
 )

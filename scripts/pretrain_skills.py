@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from prompt_tuning.core import parameter_groups
+from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig, t5_config
 from prompt_tuning.core.parameters import split
@@ -143,7 +143,7 @@ def decoder_only_batch(pairs: list[Pair]) -> Batch:
 def pretrain(model: str, *, steps: int, seed: int, log: Path) -> dict[str, np.ndarray]:
     """Trains all parameters with AdamW; returns them by path."""
     graph, parameters = split(build_model(jax.random.key(seed), CONFIGS[model]))
-    schedule = parameter_groups.warmup_linear_decay(2e-3, steps, warmup_steps=100)
+    schedule = learning_rates.warmup_linear_decay(2e-3, steps, warmup_steps=100)
     optimizer = parameter_groups.adamw(schedule, weight_decay=0.01, clip_norm=1.0)
     state = TrainState.create(parameters, optimizer, jax.random.key(seed))
     step = compile_step(graph, optimizer, dropout=False)

@@ -23,7 +23,12 @@ FACTORIES = {
     "ParameterGroup": "prompt_tuning.core.parameter_groups",
     "adafactor": "prompt_tuning.core.parameter_groups",
     "adamw": "prompt_tuning.core.parameter_groups",
-    "warmup_linear_decay": "prompt_tuning.core.parameter_groups",
+    "optax_transformation": "prompt_tuning.core.optax_by_name",
+    "optax_chain": "prompt_tuning.core.optax_by_name",
+    "warmup_constant": "prompt_tuning.core.learning_rates",
+    "warmup_linear_decay": "prompt_tuning.core.learning_rates",
+    "warmup_cosine_decay": "prompt_tuning.core.learning_rates",
+    "warmup_rsqrt_decay": "prompt_tuning.core.learning_rates",
     "t5_config": "prompt_tuning.core.model_config",
     **prompts.FACTORIES,
 }

@@ -9,7 +9,7 @@ from prompt_tuning.config.config_values import literal
 from prompt_tuning.config.methods import DEFAULT, METHODS, Method, find_method
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.flat_option import METHOD
-from prompt_tuning.core.flat_options import OPTIONS, TABLE
+from prompt_tuning.core.flat_options import OPTIONS, SCHEDULES, TABLE
 
 Choices = Mapping[str, Any]
 """Values of the options that were given, by name."""
@@ -204,7 +204,7 @@ def _without_option(name: str, value: Any) -> str:
     ways = {
         "learning_rate": f"--gin.adamw.learning_rate={value}",
         "optimizer": f"--gin.ParameterGroup.optimizer='@{value}()'",
-        "schedule": "--gin.adamw.learning_rate='@warmup_linear_decay()'",
+        "schedule": f"--gin.adamw.learning_rate='@{SCHEDULES.get(value)}()'",
         "prompt_length": f"--gin.SoftPrompt.length={value}",
     }
     way = ways.get(name)

@@ -19,7 +19,7 @@ from prompt_tuning.config.methods import (
 )
 from prompt_tuning.config.python_runs import TuneRequest, recipe_of, tune_request
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.flat_options import TABLE
+from prompt_tuning.core.flat_options import SCHEDULES, TABLE
 
 IMPLIED = {
     "Prompting": ("Run", "prompting"),
@@ -210,11 +210,14 @@ def _optimizer(choices: Choices) -> Configured | None:
 def _learning_rate(choices: Choices, method: Configured | None) -> Any:
     """Returns the learning rate, or the schedule that peaks at it."""
     rate = choices.get("learning_rate")
-    if choices.get("schedule", "constant") == "constant" or method is None:
+    schedule = SCHEDULES[choices.get("schedule", "constant")]
+    if schedule is None or method is None:
         return rate
     if rate is None and "optimizer" in choices:
         rate = DEFAULT_RATES[choices["optimizer"]]
     elif rate is None:
         rate = recipe_of(method).parameters["learning_rate"]
+    if schedule == "warmup_rsqrt_decay":
+        return Configured(schedule, {"peak": rate})
     steps = choices.get("steps", DEFAULT_STEPS)
-    return Configured("warmup_linear_decay", {"peak": rate, "steps": steps})
+    return Configured(schedule, {"peak": rate, "steps": steps})

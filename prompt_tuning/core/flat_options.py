@@ -18,7 +18,13 @@ from prompt_tuning.core.flat_option import (
 )
 
 OPTIMIZERS = ("adafactor", "adamw")
-SCHEDULES = ("constant", "linear")
+SCHEDULES = {
+    "constant": None,
+    "linear": "warmup_linear_decay",
+    "cosine": "warmup_cosine_decay",
+    "rsqrt": "warmup_rsqrt_decay",
+}
+"""Factories of the schedules of the learning rate by name; a constant needs none."""
 LOSSES = {
     "cross_entropy": "mean over the tokens of completions",
     "average_per_sequence": "every example has the same weight",
@@ -156,10 +162,10 @@ TABLE = (
     FlatOption(
         "schedule",
         TRAINING,
-        "learning rate over the run: constant, or linear with a short warm-up and a "
-        "decay to 5 %%",
+        "learning rate over the run: constant, or after a short warm-up linear or "
+        "cosine (a decay to 5 %%) or rsqrt (with the inverse root of the step)",
         default="constant",
-        choices=SCHEDULES,
+        choices=tuple(SCHEDULES),
     ),
     FlatOption(
         "steps",

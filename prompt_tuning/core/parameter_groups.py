@@ -8,9 +8,8 @@ not differentiated, has no optimizer state and is never copied.
 import dataclasses
 import difflib
 import re
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import optax
@@ -21,6 +20,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 
 Leaf = TypeVar("Leaf")
 LearningRate = float | optax.Schedule
+StateType = Literal["float32", "bfloat16"]
 
 
 def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
@@ -96,10 +96,10 @@ def label(
 def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) -> None:
     quantized = [path for path in labels if parameters[path].dtype == np.int8]
     if quantized:
-        shown = ", ".join(quantized[:3]) + (", ..." if len(quantized) > 3 else "")
+        listed = ", ".join(quantized[:3]) + (", ..." if len(quantized) > 3 else "")
         raise InputError(
             f"the parameter groups would train {len(quantized)} int8 parameters "
-            f"({shown}), and integers have no gradient; match other paths, or give "
+            f"({listed}), and integers have no gradient; match other paths, or give "
             f"{how_to_set('Pretrained.parameter_dtype', 'bfloat16')}"
         )
 
@@ -134,22 +134,50 @@ def group_optimizer(
     return optax.multi_transform(transforms, dict(labels))
 
 
-def adafactor(learning_rate: LearningRate = 0.3) -> optax.GradientTransformation:
-    """Adafactor without parameter scaling, the recipe of Lester et al. 2021.
-
-    Second moments decay with exponent 0.8, updates are clipped at RMS 1, and each step
-    multiplies the parameter by `1 - 1e-5`, independent of the learning rate.
+def adafactor(
+    learning_rate: LearningRate = 0.3,
+    *,
+    decay_rate: float = 0.8,
+    decay_offset: int = 0,
+    multiply_by_parameter_scale: bool = False,
+    clipping_threshold: float | None = 1.0,
+    momentum: float | None = None,
+    dtype_momentum: StateType = "float32",
+    weight_decay_rate: float | None = 1e-5,
+    eps: float = 1e-30,
+    factored: bool = True,
+    min_dim_size_to_factor: int = 128,
+) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester 2021.
 
     Args:
       learning_rate: a number or an optax schedule.
+      decay_rate: exponent with which second moments decay.
+      decay_offset: number of steps that the decay counts as done.
+      multiply_by_parameter_scale: whether an update is multiplied by the RMS of its
+        parameter.
+      clipping_threshold: maximum RMS of an update; None for none.
+      momentum: decay of the average of updates; None for no such average.
+      dtype_momentum: type in which this average is stored.
+      weight_decay_rate: fraction of the parameter subtracted per step, independent of
+        the learning rate; None for none.
+      eps: added to squared gradients.
+      factored: whether second moments of matrices are stored by row and column.
+      min_dim_size_to_factor: smallest matrices of which they are.
     """
-    _check_rate(learning_rate)
+    check_rate(learning_rate)
     return optax.adafactor(
         learning_rate=learning_rate,
-        decay_rate=0.8,
-        multiply_by_parameter_scale=False,
-        clipping_threshold=1.0,
-        weight_decay_rate=1e-5,
+        decay_rate=decay_rate,
+        decay_offset=decay_offset,
+        multiply_by_parameter_scale=multiply_by_parameter_scale,
+        clipping_threshold=clipping_threshold,
+        momentum=momentum,
+        dtype_momentum=dtype_momentum,
+        weight_decay_rate=weight_decay_rate,
+        eps=eps,
+        factored=factored,
+        min_dim_size_to_factor=min_dim_size_to_factor,
     )
 
 
@@ -157,54 +185,55 @@ def adamw(
     learning_rate: LearningRate = 1e-3,
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: StateType | None = None,
+    nesterov: bool = False,
 ) -> optax.GradientTransformation:
     """AdamW, after clipping the global norm of the gradient if `clip_norm` is set.
+
+    Loshchilov and Hutter 2019, "Decoupled weight decay regularization".
 
     Args:
       learning_rate: a number or an optax schedule.
       weight_decay: fraction of the parameter subtracted per step, times the learning
         rate.
       clip_norm: maximum global norm of the group's gradient.
+      b1: decay of the average of gradients.
+      b2: decay of the average of squared gradients.
+      eps: added to the root of that average.
+      eps_root: added to that average under the root.
+      mu_dtype: type in which the average of gradients is stored; None for that of the
+        parameter.
+      nesterov: whether the momentum is Nesterov's.
     """
-    _check_rate(learning_rate)
-    step = optax.adamw(learning_rate, weight_decay=weight_decay)
+    check_rate(learning_rate)
+    step = optax.adamw(
+        learning_rate,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+    )
     if clip_norm is None:
         return step
     return optax.chain(optax.clip_by_global_norm(clip_norm), step)
 
 
-def _check_rate(learning_rate: object) -> None:
+def check_rate(learning_rate: object) -> None:
+    """Checks a learning rate.
+
+    Raises:
+      InputError: if it is neither a number nor a function of the step.
+    """
     if not callable(learning_rate) and not isinstance(learning_rate, int | float):
         raise InputError(
             f"learning_rate is {shown(learning_rate)}, expected a number or a schedule "
             "such as @warmup_linear_decay()"
         )
-
-
-def warmup_linear_decay(
-    peak: float, steps: int, *, warmup_steps: int = 10, final_fraction: float = 0.05
-) -> optax.Schedule:
-    """Linear warm-up to `peak`, then linear decay to `final_fraction` of it.
-
-    Args:
-      peak: maximum learning rate.
-      steps: number of steps of the whole run.
-      warmup_steps: number of steps of the warm-up; half of the run, with a warning, if
-        the run has no more steps than this.
-      final_fraction: fraction of `peak` that the step after the last would have.
-
-    Raises:
-      InputError: if `warmup_steps` is negative.
-    """
-    if warmup_steps < 0:
-        raise InputError(f"warmup_steps is {warmup_steps}, expected at least 0")
-    if warmup_steps >= steps:
-        warnings.warn(
-            f"the run has {steps} steps, so its warm-up takes {steps // 2} instead of "
-            f"{warmup_steps}",
-            stacklevel=2,
-        )
-        warmup_steps = steps // 2
-    rise = optax.linear_schedule(peak / max(warmup_steps, 1), peak, warmup_steps)
-    fall = optax.linear_schedule(peak, peak * final_fraction, steps - warmup_steps)
-    return optax.join_schedules([rise, fall], [warmup_steps])

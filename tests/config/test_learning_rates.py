@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from prompt_tuning.config.gin_files import read_run
@@ -66,3 +69,37 @@ def test_a_method_after_a_run_has_it_too(name):
 def test_a_method_has_its_own_default_rate(name, rate):
     read_run(["runs/first_prompt.gin", name], ["MODEL = 'model'", *BINDINGS[:3]])
     assert f"LEARNING_RATE = {rate}\n" in operative_config()
+
+
+GROUPS = """
+Run.adapters = [@LoRA()]
+Run.groups = [@prompts/ParameterGroup(), @projections/ParameterGroup()]
+prompts/ParameterGroup.regexes = ['.*/prompt/.*']
+prompts/ParameterGroup.optimizer = @sgd/optax_transformation()
+sgd/optax_transformation.name = 'sgd'
+sgd/optax_transformation.learning_rate = @warmup_cosine_decay()
+warmup_cosine_decay.peak = 0.5
+warmup_cosine_decay.steps = 100
+projections/ParameterGroup.regexes = ['.*/lora/.*']
+projections/ParameterGroup.optimizer = @optax_chain()
+optax_chain.parts = [@clip/optax_transformation(), @adamw()]
+clip/optax_transformation.name = 'clip_by_global_norm'
+clip/optax_transformation.arguments = {'max_norm': 1.0}
+adamw.learning_rate = @warmup_rsqrt_decay()
+warmup_rsqrt_decay.peak = 0.25
+"""
+
+
+def test_each_group_has_an_optimizer_and_a_schedule():
+    files = ["runs/first_prompt.gin"]
+    run = read_run(files, [*BINDINGS[:3], "MODEL = 'model'", *GROUPS.split("\n")[1:-1]])
+    prompts, projections = (first_update(group.optimizer) for group in run.groups)
+    np.testing.assert_allclose(prompts, -0.05, rtol=1e-5)  # a tenth of the peak
+    np.testing.assert_allclose(projections, -0.025, rtol=1e-5)
+
+
+def first_update(optimizer: optax.GradientTransformation) -> np.ndarray:
+    """Returns the update of a parameter whose gradient is 1."""
+    parameters = jnp.ones(2)
+    update, _ = optimizer.update(parameters, optimizer.init(parameters), parameters)
+    return np.asarray(update)

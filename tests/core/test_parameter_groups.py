@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning.core import parameter_groups
+from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import ParameterGroup
 
@@ -147,7 +147,7 @@ def test_adamw_decays_in_proportion_to_the_learning_rate():
 
 
 def test_the_schedule_rises_to_its_peak_and_decays_to_a_fraction_of_it():
-    schedule = parameter_groups.warmup_linear_decay(
+    schedule = learning_rates.warmup_linear_decay(
         0.3, 110, warmup_steps=10, final_fraction=0.05
     )
     rates = jax.jit(jax.vmap(schedule))(jnp.array([0, 5, 10, 60, 110, 200]))
@@ -157,13 +157,13 @@ def test_the_schedule_rises_to_its_peak_and_decays_to_a_fraction_of_it():
 
 
 def test_a_schedule_may_begin_at_its_peak():
-    schedule = parameter_groups.warmup_linear_decay(0.3, 10, warmup_steps=0)
+    schedule = learning_rates.warmup_linear_decay(0.3, 10, warmup_steps=0)
     assert schedule(0) == pytest.approx(0.3)
 
 
 def test_a_warmup_as_long_as_the_run_takes_half_of_it():
     with pytest.warns(UserWarning, match="takes 5 instead of 10"):
-        schedule = parameter_groups.warmup_linear_decay(0.3, 10, warmup_steps=10)
+        schedule = learning_rates.warmup_linear_decay(0.3, 10, warmup_steps=10)
     rates = np.array([schedule(step) for step in range(6)])
     assert (np.diff(rates) > 0).all()
     assert rates[5] == pytest.approx(0.3)

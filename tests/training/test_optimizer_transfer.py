@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import named_leaves
-from prompt_tuning.core import parameter_groups
+from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.training.optimizer_transfer import carry_over
 
 PROMPT, LORA = "decoder/prompt/prompt", "decoder/layers/mlp/up/adapters/lora/a"
@@ -95,7 +95,7 @@ def test_state_carries_over_to_another_group_and_after_a_clip():
 def test_a_transfer_resets_schedules_but_not_averages():
     optimizer = grouped(
         [PROMPT],
-        (".*", parameter_groups.adamw(parameter_groups.warmup_linear_decay(0.1, 20))),
+        (".*", parameter_groups.adamw(learning_rates.warmup_linear_decay(0.1, 20))),
     )
     parameters = numbers(0, PROMPT)
     state, half = stepped(optimizer, optimizer.init(parameters), parameters, [1, 2, 3])

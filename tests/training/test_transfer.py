@@ -21,7 +21,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import split_bindings
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
-from prompt_tuning.core import parameter_groups
+from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.families.hf_folder import read_config
@@ -39,7 +39,7 @@ from tests.support.small_runs import LENGTH
 PROMPT = "decoder/prompt/prompt"
 QUERY = "decoder/layers/self_attention/query"
 A, B = f"{QUERY}/adapters/lora/a", f"{QUERY}/adapters/lora/b"
-SCHEDULE = parameter_groups.warmup_linear_decay(0.1, 20)
+SCHEDULE = learning_rates.warmup_linear_decay(0.1, 20)
 PROMPTS = ParameterGroup([r".*/prompt/.*"], parameter_groups.adamw(SCHEDULE))
 LORAS = ParameterGroup([r".*/lora/.*"], parameter_groups.adamw(0.01))
 QUERIES = LoRA(regexes=[QUERY], rank=2, alpha=4.0)

@@ -121,7 +121,7 @@ def theirs(tmp_path_factory):
 def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
     model, name = case.split("/")
     expected = reference(model)[f"{name}.logits"]
-    np.testing.assert_allclose(theirs[case], expected, atol=1e-5)
+    np.testing.assert_allclose(theirs[case], expected, atol=3e-5)
 
 
 @needs_peft

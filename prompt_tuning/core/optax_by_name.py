@@ -1,0 +1,133 @@
+"""Transformations of optax by their names, for configs, which cannot import them."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
+from prompt_tuning.core.parameter_groups import LearningRate, check_rate
+
+Argument = float | int | bool | str | None
+
+
+def optax_transformation(
+    name: str,
+    arguments: Mapping[str, Argument] | None = None,
+    learning_rate: LearningRate | None = None,
+) -> optax.GradientTransformation:
+    """Returns the transformation that a public function of optax makes.
+
+    Args:
+      name: name of the function, such as `lion`, `sgd` or `clip_by_global_norm`.
+      arguments: its arguments by name: numbers, texts, true, false or None.
+      learning_rate: the argument of this name, a number or a schedule.
+
+    Raises:
+      InputError: if there is no such function, an argument is missing, unknown or
+        refused, or the transformation needs more than gradients and parameters.
+    """
+    function = _function(name)
+    given: dict[str, Any] = dict(arguments or {})
+    if learning_rate is not None:
+        check_rate(learning_rate)
+        if "learning_rate" in given:
+            raise InputError(f"the learning rate of optax.{name} is given twice")
+        given["learning_rate"] = learning_rate
+    for argument, value in (arguments or {}).items():
+        if not isinstance(value, float | int | bool | str | None):
+            raise InputError(
+                f"argument {argument} of optax.{name} is {kind_of(value)}, expected a "
+                "number, a text, True, False or None"
+            )
+    _check_names(name, function, given)
+    try:
+        made = function(**given)
+        _check_update(made)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"optax.{name} cannot be used with the arguments {shown(given)}: "
+            f"{shown(str(error))}"
+        ) from error
+    return made
+
+
+def optax_chain(parts: Sequence[Any]) -> optax.GradientTransformation:
+    """Returns transformations one after another; the first receives the gradient.
+
+    Args:
+      parts: the transformations, at least one.
+
+    Raises:
+      InputError: if a part is not a transformation.
+    """
+    wrong = [part for part in parts if not hasattr(part, "update")]
+    if wrong or not parts:
+        text = f"has {kind_of(wrong[0])}" if wrong else "is empty"
+        raise InputError(
+            f"optax_chain.parts {text}, expected transformations, such as "
+            "[@clip/optax_transformation(), @adamw()]"
+        )
+    return optax.chain(*parts)
+
+
+def _function(name: str):
+    functions = {
+        each: function
+        for each, function in vars(optax).items()
+        if inspect.isfunction(function)
+        and "GradientTransformation" in str(function.__annotations__.get("return"))
+        and not each.startswith("_")
+    }
+    if name not in functions:
+        raise InputError(
+            f"optax has no transformation {shown(name)}{did_you_mean(name, functions)}"
+        )
+    return functions[name]
+
+
+def _check_names(name: str, function, given: Mapping[str, object]) -> None:
+    parameters = inspect.signature(function).parameters
+    for argument in given:
+        if argument not in parameters:
+            raise InputError(
+                f"optax.{name} has no argument {shown(argument)}"
+                f"{did_you_mean(argument, parameters)}"
+            )
+    missing = [
+        each.name
+        for each in parameters.values()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name not in given
+    ]
+    if missing:
+        raise InputError(
+            f"optax.{name} needs {', '.join(missing)}: give them as "
+            f"optax_transformation.arguments = {{{missing[0]!r}: ...}}"
+        )
+
+
+def _check_update(made: optax.GradientTransformation) -> None:
+    """Checks that a step can use a transformation, without computing anything.
+
+    Raises:
+      InputError: if its state has other leaves than arrays of numbers.
+    """
+    parameters = {"prompt": jnp.zeros((2, 2))}
+
+    def update(gradient):
+        state = made.init(parameters)
+        return made.update(gradient, state, parameters)
+
+    _, state = jax.eval_shape(update, parameters)
+    if any(
+        jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        for leaf in jax.tree.leaves(state)
+    ):
+        raise InputError("its state has a key of random numbers, which is not saved")
