@@ -143,10 +143,7 @@ class DecodingEngine:
         adapter = self._resident.find(request.adapter)
         sampling = request.sampling
         sampling.check_vocabulary(self.model.config.vocabulary_size)
-        ids = list(request.ids) if request.ids is not None else None
-        if ids is None:
-            assert request.text is not None  # checked by `Request`
-            ids = encode_given(adapter.model, request.text)
+        ids = _encode(request, adapter.model)
         check_ids(ids, adapter)
         prompt = self._resident.prompt(adapter, request)
         check_room(len(ids), adapter, prompt, sampling.new_tokens, self.limit)
@@ -348,6 +345,16 @@ class DecodingEngine:
                 self._metrics.ended()
         self._metrics.generated(len(active))
         return pieces
+
+
+def _encode(request: Request, model: PromptedModel) -> list[int]:
+    """Returns the ids of a request's own text; after a shared text it has no BOS."""
+    if request.ids is not None:
+        return list(request.ids)
+    assert request.text is not None  # checked by `Request`
+    if request.shares:
+        return list(model.needed_tokenizer().encode_continuation(request.text))
+    return encode_given(model, request.text)
 
 
 def _check_engine(

@@ -23,6 +23,7 @@ class Request:
       sampling: how new tokens are chosen.
       shared_text: text before `text` that several requests share. Its keys and values
         are computed once for an adapter, and stored and read once for all its rows.
+      shared_ids: its ids, instead of the text.
       first_sample: number of the first sample among all of one seed, so that requests
         with the same seed draw differently.
     """
@@ -33,11 +34,19 @@ class Request:
     prompt_id: int | None = None
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     shared_text: str | None = None
+    shared_ids: Sequence[int] | None = None
     first_sample: int = 0
 
     def __post_init__(self):
         if (self.text is None) == (self.ids is None):
             raise InputError("a request has either text or ids: give one of them")
+        if self.shared_text is not None and self.shared_ids is not None:
+            raise InputError("a request has shared_text or shared_ids, not both")
+
+    @property
+    def shares(self) -> bool:
+        """Whether a shared text precedes the request's own."""
+        return self.shared_text is not None or self.shared_ids is not None
 
 
 class TokenLogprob(NamedTuple):

@@ -17,6 +17,7 @@ from prompt_tuning.decoding.adapter_table import (
     stack_adapters,
 )
 from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request_checks import check_ids
 from prompt_tuning.decoding.shared_texts import SharedTexts
 from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -139,14 +140,18 @@ class ResidentAdapters:
                 "prompts, from 0"
             )
         prompt = adapter.prompts[number or 0]
-        if request.shared_text is None:
+        if not request.shares:
             return prompt
         if adapter.whole:
             raise InputError(
                 "shared_text needs a causal model and a prompt that comes first: put "
                 "it into the text"
             )
-        ids = encode_given(adapter.model, request.shared_text)
+        ids = request.shared_ids
+        if request.shared_text is not None:
+            ids = encode_given(adapter.model, request.shared_text)
+        assert ids is not None
+        check_ids(ids, adapter)
         return self._shared.pages(
             (request.adapter, request.prompt_id, tuple(ids)),
             prompt,

@@ -114,3 +114,40 @@ def test_an_unknown_adapter_is_refused_with_the_names_of_the_others():
     engine = open_engine(LLAMA, ["soft"])
     with pytest.raises(InputError, match="no adapter is named 'x'; loaded are: soft"):
         engine.submit(Request(ids=[1], adapter="x"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("config", [LLAMA, GPT2])
+@pytest.mark.parametrize("kind", ["none", "soft", "lora"])
+def test_a_shared_text_is_read_as_if_each_row_began_with_it(config, kind):
+    engine = open_engine(config, [kind])
+    shared, rows = list(range(2, 13)), [[3, 1, 4], [1, 5, 9, 2], [6]]
+    fields = {
+        "adapter": None if kind == "none" else kind,
+        "sampling": Sampling(new_tokens=NEW),
+    }
+    whole = engine.run([Request(ids=[*shared, *row], **fields) for row in rows])
+    parts = engine.run([Request(ids=row, shared_ids=shared, **fields) for row in rows])
+    ids = [[handle.completions[0].ids for handle in each] for each in (whole, parts)]
+    assert ids[0] == ids[1]
+
+
+def test_a_cancelled_request_frees_its_slots():
+    engine = open_engine(LLAMA, [], slots=1)
+    sampling = Sampling(new_tokens=4)
+    first = engine.submit(Request(ids=[1, 2], sampling=sampling))
+    second = engine.submit(Request(ids=[3], sampling=sampling))
+    engine.step()
+    engine.cancel(first)
+    assert [one.reason for one in first.completions] == ["cancelled"]
+    while not second.finished:
+        engine.step()
+    assert engine.metrics().cancelled == 1
+    assert len(second.completions[0].ids) == 4
+
+
+def test_a_row_longer_than_a_slot_names_both_numbers():
+    engine = open_engine(LLAMA, [])
+    request = Request(ids=[1] * 30, sampling=Sampling(new_tokens=9))
+    with pytest.raises(InputError, match=r"30 tokens and 9 new .* a slot has 32"):
+        engine.submit(request)

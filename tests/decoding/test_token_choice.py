@@ -36,6 +36,7 @@ def choices(count: int = B, **changes) -> RowChoices:
     )
 
 
+@pytest.mark.exhaustive
 def test_options_that_no_row_uses_change_no_bit():
     shape = (B, V)
     numbers = TokenNumbers(
