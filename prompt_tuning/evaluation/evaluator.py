@@ -40,7 +40,6 @@ from prompt_tuning.evaluation.token_outcomes import (
     token_measure,
 )
 from prompt_tuning.generation.text_generation import (
-    GENERATES,
     check_rows,
     continue_all,
     decode_continuations,
@@ -300,7 +299,6 @@ class Evaluator:
         if self._ranker is not None:
             self._ranker.check_room(self._rows[0])
         if self._evaluation.generates:
-            self._model.weight_storage.reject_streamed(GENERATES)
             check_rows(self._model, self._rows[0], self._evaluation.new_tokens)
 
     def _generate(self, parameters: Parameters) -> Rows:

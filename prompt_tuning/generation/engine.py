@@ -88,7 +88,7 @@ def _continue_local_rows(
 ) -> Int[Array, "B new"]:
     """Generates the tokens of one device's rows; arguments as in `continue_rows`."""
     tokens, lengths, keys, prompt_ids = inputs
-    decoder = _Decoder(
+    decoder = TokenDecoder(
         cast(LanguageModel, merge(graph, parameters)), keys, sampler, stop_ids, pad_id
     )
     state = decoder.start(tokens, lengths, new_tokens, prompt_ids)
@@ -113,7 +113,7 @@ class Decoding(NamedTuple):
     cache: Cache
 
 
-class _Decoder(NamedTuple):
+class TokenDecoder(NamedTuple):
     """Generates token after token; attributes as in `continue_rows`."""
 
     model: LanguageModel
@@ -146,9 +146,10 @@ class _Decoder(NamedTuple):
             every = collectives.true_everywhere(jnp.all(state.ended))
             return (state.step < limit) & ~every
 
-        return jax.lax.while_loop(unfinished, self._generate_token, state)
+        return jax.lax.while_loop(unfinished, self.generate_token, state)
 
-    def _generate_token(self, state: Decoding) -> Decoding:
+    def generate_token(self, state: Decoding) -> Decoding:
+        """Generates one token of each row."""
         hidden, cache = self.model.decode(state.last, state.cache)
         chosen, ended = self._choose(hidden, state.step, state.ended)
         written = state.written.at[:, state.step].set(chosen)
@@ -182,7 +183,7 @@ def start_rows(
 ) -> Decoding:
     """Generates the first token of each row; arguments as in `continue_rows`."""
     model = cast(LanguageModel, merge(graph, parameters))
-    decoder = _Decoder(model, keys, sampler, stop_ids, pad_id)
+    decoder = TokenDecoder(model, keys, sampler, stop_ids, pad_id)
     return decoder.start(tokens, lengths, new_tokens, prompt_ids)
 
 
@@ -204,7 +205,7 @@ def advance_rows(
     tokens can be shown. Other arguments as in `continue_rows`.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    return _Decoder(model, keys, sampler, stop_ids, pad_id).advance(state, limit)
+    return TokenDecoder(model, keys, sampler, stop_ids, pad_id).advance(state, limit)
 
 
 def pad_rows(

@@ -1,6 +1,7 @@
 """Generation for many rows of different lengths, in batches of few shapes."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
 from prompt_tuning.generation.engine import continue_rows, pad_rows, strip_end
 from prompt_tuning.generation.sampling import Sampler, greedy
+from prompt_tuning.generation.streamed_engine import continue_rows_streamed
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 LENGTH_MULTIPLE = 16
@@ -52,12 +54,11 @@ def continue_all(
       The new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive or the weights are streamed, and
-        as `check_rows` and `check_prompt_ids`.
+      InputError: if the batch size is not positive, and as `check_rows` and
+        `check_prompt_ids`.
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
-    model.weight_storage.reject_streamed(GENERATES)
     check_rows(model, rows, new_tokens)
     check_prompt_ids(model, prompt_ids, len(rows))
     ends = (*model.stop_ids, *stop_ids)
@@ -74,26 +75,34 @@ def continue_all(
         prompts = None
         if prompt_ids is not None:
             prompts = jnp.array([prompt_ids[index] for index in filled])
-        # Only a shape that is compiled is shown.
-        with activity():
-            generated = continue_rows(
-                parameters,
-                tokens,
-                lengths,
-                keys,
-                prompts,
-                graph=model.graph,
-                new_tokens=new_tokens,
-                sampler=sampler,
-                stop_ids=ends,
-                pad_id=model.config.pad_id,
-                layout=model.layout,
-            )
+        generated = _continue_batch(
+            model,
+            parameters,
+            (tokens, lengths, keys, prompts),
+            new_tokens=new_tokens,
+            sampler=sampler,
+            stop_ids=ends,
+        )
         for index, row in zip(chosen, generated.tolist(), strict=False):
             continuations[index] = strip_end(row, ends)
         if on_batch is not None:
             on_batch(len(chosen))
     return [continuations[index] for index in range(len(rows))]
+
+
+def _continue_batch(
+    model: PromptedModel, parameters: Parameters, rows: tuple, **settings: Any
+) -> np.ndarray:
+    """Generates one batch; layer by layer if the weights are streamed."""
+    settings |= {"graph": model.graph, "pad_id": model.config.pad_id}
+    if model.weight_storage.by_layer:
+        everything = model.weight_storage.with_streamed(parameters)
+        with activity("generating; each token reads all streamed weights"):
+            return continue_rows_streamed(everything, *rows, **settings)
+    # Only a shape that is compiled is shown.
+    with activity():
+        generated = continue_rows(parameters, *rows, **settings, layout=model.layout)
+        return np.asarray(generated)
 
 
 def _batches(

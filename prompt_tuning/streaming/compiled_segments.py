@@ -101,8 +101,9 @@ class CompiledLoop:
       shared: shared inputs that get a gradient.
       stacked: stacked inputs that get a gradient.
       trained: weights that get a gradient.
-      forward: `f(weights, index, shared, stacked, carried) -> carried`, with the
-        weights of the layer of that index and the values of all layers' inputs.
+      forward: `f(weights, index, shared, stacked, carried) -> (carried, collected)`,
+        with the weights of the layer of that index and the values of all layers'
+        inputs.
       backward: `f(weights, index, shared, stacked, carried, cotangents, totals)`
         returns the cotangents of the layer's carried inputs, the cotangents of `shared`
         summed so far, and the cotangents of its slices of `stacked` and of its
@@ -129,7 +130,7 @@ class CompiledLoop:
         shared: Values,
         stacked: Values,
         carried: Values,
-    ) -> Values:
+    ) -> tuple[Values, Values]:
         return self.loop.layer(weights, shared, _slices(stacked, index), carried)
 
     def _backward(
@@ -168,7 +169,7 @@ class CompiledLoop:
                     [shared[var] for var in loop.shared],
                     [slices[var] for var in loop.stacked],
                     entering,
-                )
+                )[0]
             )
 
         arguments = (

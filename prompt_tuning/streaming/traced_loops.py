@@ -9,7 +9,7 @@ runs ahead of the text is one block ahead of it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
@@ -56,6 +56,7 @@ class LayerLoop:
       stacked: other variables stacked on `L`, of which each layer reads its slice.
       start: values carried into the first layer, of all loops.
       end: values carried out of the last layer.
+      collected: outputs stacked over layers that are read after the loops.
     """
 
     length: int
@@ -65,10 +66,11 @@ class LayerLoop:
     stacked: tuple[Var, ...]
     start: tuple[Var | Literal, ...]
     end: tuple[Var, ...]
+    collected: tuple[Var, ...] = ()
 
     def layer(
         self, weights: Values, shared: Values, slices: Values, carried: Values
-    ) -> Values:
+    ) -> tuple[Values, Values]:
         """Runs one layer of all loops.
 
         Args:
@@ -78,7 +80,7 @@ class LayerLoop:
           carried: values carried into the layer.
 
         Returns:
-          the values carried out of the layer.
+          the values carried out of the layer, and its slices of `collected`.
         """
         slice_values = dict(zip(self.weights, weights, strict=True))
         slice_values |= zip(self.stacked, slices, strict=True)
@@ -96,7 +98,7 @@ class LayerLoop:
             # Slices that this loop computes may be read by a later one of the stage.
             slice_values |= zip(scan.outvars[count:], outputs[count:], strict=True)
             first += count
-        return carried_out
+        return carried_out, [slice_values[var] for var in self.collected]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +127,11 @@ def split_at_loops(program: Jaxpr, streamed: Mapping[Var, str]) -> SplitProgram:
     stages = _Stages(program, streamed)
     for equation in program.eqns:
         stages.add(equation)
-    stages.check_whole(variables(program.outvars))
+    stages.collect(variables(program.outvars))
     count = max(stages.scans, default=-1) + 1
-    loops = [_loop(stages.scans[stage], streamed) for stage in range(count)]
+    loops = [
+        _loop(stages.scans[stage], streamed, stages.collected) for stage in range(count)
+    ]
     equations = [stages.equations.get(stage, []) for stage in range(count + 1)]
     segments = [
         _segment(program, equations, loops, stage) for stage in range(count + 1)
@@ -142,11 +146,13 @@ class _Stages:
       equations: equations of each stage that are not such loops; they run before the
         loops of the stage.
       scans: the loops of each stage.
+      collected: outputs stacked over layers that are read after their stage.
     """
 
     def __init__(self, program: Jaxpr, streamed: Mapping[Var, str]):
         self.equations: dict[int, list[JaxprEqn]] = {}
         self.scans: dict[int, list[JaxprEqn]] = {}
+        self.collected: set[Var] = set()
         self._streamed = streamed
         # First stage whose equations can read a variable.
         self._available: dict[Var, int] = {}
@@ -172,8 +178,7 @@ class _Stages:
         stage = max([first, *(self._sliced[var] for var in computed)])
         while self._length(stage) not in (None, scan.params["length"]):
             stage += 1
-        if any(self._sliced[var] != stage for var in computed):
-            raise _stacked_outside_error(computed)
+        self.collect(var for var in computed if self._sliced[var] != stage)
         self.scans.setdefault(stage, []).append(scan)
         carried, stacked = scan.outvars[: len(start)], scan.outvars[len(start) :]
         self._available |= dict.fromkeys(carried, stage + 1)
@@ -185,18 +190,14 @@ class _Stages:
 
     def _stage(self, atoms: Iterable[Var | Literal]) -> int:
         needed = variables(atoms)
-        self.check_whole(needed)
+        self.collect(needed)
         return max((self._available.get(var, 0) for var in needed), default=0)
 
-    def check_whole(self, needed: Iterable[Var]) -> None:
-        """Checks that no output that loops stack over layers is read as one array.
-
-        Raises:
-          InputError: with the shape of such an output.
-        """
+    def collect(self, needed: Iterable[Var]) -> None:
+        """Stacks the outputs of loops among some variables, for later stages."""
         stacked = [var for var in needed if var in self._sliced]
-        if stacked:
-            raise _stacked_outside_error(stacked)
+        self.collected.update(stacked)
+        self._available |= {var: self._sliced[var] + 1 for var in stacked}
 
 
 def _check_loop(equation: JaxprEqn, streamed: Mapping[Var, str]) -> None:
@@ -217,16 +218,26 @@ def _check_loop(equation: JaxprEqn, streamed: Mapping[Var, str]) -> None:
     )
 
 
-def _stacked_outside_error(stacked: Sequence[Var]) -> InputError:
-    kind: Any = stacked[0].aval
-    return InputError(
-        f"a loop over layers stacks an output of all layers, of shape {kind.shape}, "
-        "that is read outside the loop: with streamed weights only one layer is "
-        f"available at a time; give {how_to_set('Pretrained.weights', 'device')}"
-    )
+def check_collected(loops: Iterable[LayerLoop], differentiated: Container[Var]) -> None:
+    """Checks that no gradient flows through outputs that loops stack over layers.
+
+    Raises:
+      InputError: with the shape of such an output.
+    """
+    for var in (var for loop in loops for var in loop.collected):
+        if var in differentiated:
+            kind: Any = var.aval
+            raise InputError(
+                f"a loop over layers stacks an output of all layers, of shape "
+                f"{kind.shape}, that is trained and read outside the loop: with "
+                "streamed weights only one layer is available at a time in the "
+                f"backward pass; give {how_to_set('Pretrained.weights', 'device')}"
+            )
 
 
-def _loop(scans: Sequence[JaxprEqn], streamed: Mapping[Var, str]) -> LayerLoop:
+def _loop(
+    scans: Sequence[JaxprEqn], streamed: Mapping[Var, str], collected: Container[Var]
+) -> LayerLoop:
     shared, start, slices, end, computed = [], [], [], [], set()
     for scan in scans:
         consts, first, stacked = operands(scan)
@@ -236,6 +247,7 @@ def _loop(scans: Sequence[JaxprEqn], streamed: Mapping[Var, str]) -> LayerLoop:
         end += scan.outvars[: len(first)]
         computed |= set(scan.outvars[len(first) :])
     unique = tuple(dict.fromkeys(slices))
+    outputs = [var for scan in scans for var in scan.outvars if var in computed]
     return LayerLoop(
         scans[0].params["length"],
         tuple(scans),
@@ -244,6 +256,7 @@ def _loop(scans: Sequence[JaxprEqn], streamed: Mapping[Var, str]) -> LayerLoop:
         tuple(var for var in unique if var not in streamed),
         tuple(start),
         tuple(end),
+        tuple(var for var in outputs if var in collected),
     )
 
 

@@ -15,6 +15,7 @@ from prompt_tuning.streaming.compiled_segments import CompiledLoop, CompiledSegm
 from prompt_tuning.streaming.layered_weights import Layer, LayeredWeight, LayerReader
 from prompt_tuning.streaming.traced_loops import (
     Values,
+    check_collected,
     differentiable_variables,
     split_at_loops,
     value_of,
@@ -69,6 +70,7 @@ class TracedProgram:
             for var, leaf in zip(self._trained, jax.tree.leaves(trained), strict=True)
             if not isinstance(leaf, jax.Array)
         }
+        check_collected(parts.loops, self._active)
         *segments, last = parts.segments
         self._stages = [
             (CompiledSegment(segment, self._active), CompiledLoop(loop, self._active))
@@ -224,6 +226,8 @@ def _run_loop_forward(
     ]
     carried = [_select(values, loop.start) for values in micro_batches]
     layer_inputs: LayerInputs = []
+    # Of each micro-batch, of each layer, its slices of the collected outputs.
+    collected: list[list[Values]] = [[] for _ in micro_batches]
 
     def compute(index: int, layer: Layer) -> None:
         outputs = [
@@ -233,14 +237,18 @@ def _run_loop_forward(
         if keep:
             # Copied while the device computes; a view would keep its memory.
             layer_inputs.append([[np.array(x) for x in values] for values in carried])
-        carried[:] = jax.block_until_ready(outputs)
+        carried[:] = [leaving for leaving, _ in jax.block_until_ready(outputs)]
+        for own, (_, slices) in zip(collected, outputs, strict=True):
+            own.append(slices)
 
     weights = [micro_batches[0][var] for var in loop.weights]
     layer = [weight.abstract_layer for weight in weights]
     compiled.forward.compile(layer, 0, *constants[0], carried[0])
     reader.visit(weights, range(loop.length), compute)
-    for values, leaving in zip(micro_batches, carried, strict=True):
+    for values, leaving, own in zip(micro_batches, carried, collected, strict=True):
         values |= zip(loop.end, leaving, strict=True)
+        stacked = [jnp.stack(layers) for layers in zip(*own, strict=True)]
+        values |= zip(loop.collected, stacked, strict=True)
     return layer_inputs
 
 

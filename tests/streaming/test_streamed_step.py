@@ -261,18 +261,31 @@ def test_loops_literals_shared_values_and_slices_are_rendered():
             )[0],
             "a loop reads all of it in each iteration",
         ),
-        (
-            lambda _, frozen: jax.lax.scan(
-                lambda c, w: (c + 1.0, w * 2), 0.0, frozen["stack"]
-            )[1],
-            "stacks an output of all layers",
-        ),
     ],
 )
 def test_models_that_cannot_be_streamed_are_refused(function: Any, message):
     stack = layered(np.ones((3, 2), np.float32))
     with pytest.raises(InputError, match=message):
         StreamedFunction(function).forward({}, {"stack": stack})
+
+
+def test_outputs_of_all_layers_are_collected_but_not_differentiated():
+    array = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    def function(trained, frozen):
+        _, outputs = jax.lax.scan(
+            lambda c, w: (c + 1.0, w * c + trained.get("shift", 0)),
+            1.0,
+            frozen["stack"],
+        )
+        return outputs.sum(1), outputs
+
+    streamed, stack = StreamedFunction(function), {"stack": layered(array)}
+    sums, outputs = streamed.forward({}, stack)
+    np.testing.assert_allclose(outputs, array * [[1], [2], [3]])
+    np.testing.assert_allclose(sums, [1, 10, 27])
+    with pytest.raises(InputError, match="stacks an output of all layers, of shape"):
+        streamed.forward({"shift": jnp.ones(2)}, stack)
 
 
 @pytest.mark.exhaustive

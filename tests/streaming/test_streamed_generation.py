@@ -1,0 +1,43 @@
+"""Texts are continued while the weights are streamed."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from prompt_tuning.generation.engine import continue_rows, pad_rows
+from prompt_tuning.generation.sampling import greedy
+from prompt_tuning.generation.streamed_engine import continue_rows_streamed
+from tests.streaming.test_streamed_step import Layers, divided
+from tests.support import dummies
+from tests.support.exhaustive import sample
+
+NEW = 4
+
+
+@pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated", "gpt2"]))
+def test_streamed_tokens_equal_the_usual_ones_with_one_pass_for_each(family):
+    config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
+    graph, parameters = dummies.prompted(config)
+    _, _, blocks, rest = divided(parameters, [])
+    rows = [row for row, _ in dummies.random_rows([(4, 3), (1, 5), (6, 1)])]
+    tokens, lengths = pad_rows(rows, config.pad_id, 6)
+    given = (tokens, lengths, jax.random.split(jax.random.key(0), len(rows)))
+    settings = {
+        "graph": graph,
+        "new_tokens": NEW,
+        "sampler": greedy,
+        "stop_ids": (),
+        "pad_id": config.pad_id,
+    }
+    expected = continue_rows(parameters, *given, **settings)
+    layers = Layers(blocks)
+    actual = continue_rows_streamed(rest | layers.weights, *given, **settings)
+    np.testing.assert_array_equal(actual, expected)
+    assert len({tuple(row) for row in actual.tolist()}) > 1
+    # All rows share a pass; an encoder runs once, before the first token.
+    for path, index in set(layers.reads):
+        passes = 1 if path.startswith("encoder/") else NEW
+        assert layers.reads.count((path, index)) <= passes
+    assert len(layers.reads) >= NEW * 3
