@@ -31,7 +31,7 @@ _FREE = re.compile(
 _COMPUTATION = re.compile(
     r"(\w+/)*(Run\.(mesh|pipeline|checkpoint_form)"
     r"|(MeshShape|Pipeline|AxisRules|Rematerialization|BlockRange)\.\w+"
-    r"|Pretrained\.(attention|weights|(encoder_)?rematerialization))"
+    r"|Pretrained\.(attention|slices|(trained_)?weights|(encoder_)?rematerialization))"
 )
 """Settings of where and in which order a run computes: they change its results only by
 rounding."""
