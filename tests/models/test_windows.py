@@ -51,7 +51,7 @@ def test_windows_of_an_encoder_reach_to_both_sides():
         graph, parameters = dummies.prompted(config, prompting=prompting)
         path, table = "encoder/prompt/prompt", "token_embedder/embedding"
         rows = RowInfo(
-            *np.array([[11], [0]]), vector_ids=tokens - config.vocabulary_size
+            *jnp.array([[11], [0]]), vector_ids=tokens - config.vocabulary_size
         )
 
         def output(values):
