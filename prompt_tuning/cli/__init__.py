@@ -27,7 +27,7 @@ To add a command `example`:
 
 COMMANDS = {
     "Tune": ("train", "sweep", "memory", "configs", "runs"),
-    "Evaluate and use": ("evaluate", "predict", "generate", "convert"),
+    "Evaluate and use": ("evaluate", "predict", "generate", "serve", "convert"),
     "Examine prompts": ("inspect", "similar", "recycle"),
     "Prepare data": ("prepare", "token_types", "show"),
 }

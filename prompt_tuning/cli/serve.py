@@ -1,0 +1,189 @@
+"""`prompt-tuning serve`: answers OpenAI's requests with a model and its adapters."""
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
+from prompt_tuning.cli.shared_options import add_config_option
+from prompt_tuning.core.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from prompt_tuning.decoding.decoding_engine import DecodingEngine
+    from prompt_tuning.server.served_models import ServedModels
+
+HELP = "serve a model and adapters over HTTP, in OpenAI's protocol"
+USES_JAX = True
+SEVERAL_PROCESSES = False
+USAGE = """
+  prompt-tuning serve --model PATH [--adapter NAME=PATH ...] [OPTION ...]"""
+KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
+MAXIMUM_PORT = 65535
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.usage = USAGE
+    add_config_option(parser)
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="an adapter that is served as a model of this name: a run directory, a "
+        "checkpoint, a PEFT folder or a prompt file; may be repeated",
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="model name of the frozen model (its folder's)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
+    )
+    _add_sizes(parser)
+    parser.add_argument(
+        "--api_key",
+        metavar="KEY",
+        help="key that clients must send; other users of this machine can read it "
+        f"here, and not in the environment variable {KEY_VARIABLE}",
+    )
+    parser.add_argument(
+        "--allow_loading",
+        type=Path,
+        metavar="DIRECTORY",
+        help="let clients load adapters from below this directory, and unload adapters",
+    )
+    add_run_options(parser, GENERATES)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that are numbers."""
+    numbers = {
+        "port": (8000, "port to listen on; 0 for any that is free"),
+        "slots": (16, "rows that are continued together"),
+        "length": (1024, "maximum number of tokens of a row, given and new"),
+        "queue": (64, "rows that may wait for a slot; others are refused (429)"),
+        "samples": (16, "maximum of n, the samples of a request"),
+    }
+    for name, (default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=integer, default=default, metavar="N", help=text
+        )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that are missing or contradict each other."""
+    check_options(options, trains=False, unread=["data", "evaluation"])
+    missing = [x for x in ("starlette", "uvicorn") if not importlib.util.find_spec(x)]
+    if missing:
+        raise InputError(
+            f"{' and '.join(missing)} cannot be imported, which serve needs: install "
+            "prompt-tuning[serve]"
+        )
+    for name in ("slots", "length", "samples"):
+        if getattr(options, name) < 1:
+            raise InputError(
+                f"--{name} is {getattr(options, name)}, expected 1 or more"
+            )
+    if options.queue < 0:
+        raise InputError(f"--queue is {options.queue}, expected 0 or more")
+    if not 0 <= options.port <= MAXIMUM_PORT:
+        raise InputError(f"--port is {options.port}, expected 0 to {MAXIMUM_PORT}")
+    if options.allow_loading is not None and not options.allow_loading.is_dir():
+        raise InputError(f"--allow_loading: {options.allow_loading} is not a directory")
+    if options.api_key == "":
+        raise InputError("--api_key is empty: give a key, or leave it out")
+    _adapters(options)
+
+
+def _adapters(options: argparse.Namespace) -> dict[str, Path]:
+    """Returns the paths of the adapters by name."""
+    adapters = {}
+    for text in options.adapter:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise InputError(f"--adapter is {shown(text)}, expected NAME=PATH")
+        if name in adapters:
+            raise InputError(f"--adapter names {shown(name)} more than once")
+        if not Path(path).exists():
+            raise InputError(f"--adapter {name}: {path} does not exist")
+        adapters[name] = Path(path)
+    return adapters
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C, and finishes what runs."""
+    from prompt_tuning.core.activity import activity, clear
+    from prompt_tuning.server.application import ServerApplication
+    from prompt_tuning.server.http_server import (
+        LOOPBACK,
+        HttpServer,
+        address_of,
+        ending_by_signals,
+        is_loopback,
+        open_socket,
+    )
+
+    with open_socket(options.host, options.port) as opened:
+        models, engine = _open(options)
+        with activity("compiling"):
+            compile_programs(engine)
+        clear()
+        address = address_of(opened)
+
+        def announce() -> None:
+            print(f"serving {', '.join(models.names)} at {address}", flush=True)
+
+        def stop() -> None:
+            server.should_exit = True
+
+        application = ServerApplication(
+            models,
+            engine,
+            queue_length=options.queue,
+            samples=options.samples,
+            on_failure=stop,
+        )
+        key = options.api_key or os.environ.get(KEY_VARIABLE) or None
+        hosts = (*LOOPBACK, options.host) if is_loopback(options.host) else ()
+        server = HttpServer(application.app(key, hosts), announce)
+        with ending_by_signals():
+            server.run(sockets=[opened])
+    return 1 if application.thread.failed else 0
+
+
+def compile_programs(engine: "DecodingEngine") -> None:
+    """Compiles the programs of the usual settings."""
+    from prompt_tuning.decoding.sampling_settings import Sampling
+
+    engine.compile(
+        [
+            Sampling(),
+            Sampling(temperature=1.0),
+            Sampling(temperature=1.0, top_p=0.9),
+            Sampling(logprobs=5),
+            Sampling(temperature=1.0, logprobs=5),
+        ]
+    )
+
+
+def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
+    """Reads the model and the adapters."""
+    from prompt_tuning.cli.selected_run import read_run
+    from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
+
+    model = FrozenTextModel(read_run(options))
+    model.prompted.needed_tokenizer()
+    checkpoint = str(model.run.model.checkpoint)
+    name = options.name or Path(checkpoint.rpartition(":")[2]).resolve().name
+    models = ServedModels(model, name, options.allow_loading)
+    room = model.prompted.maximum_length
+    length = options.length if room is None else min(options.length, room)
+    engine = model.engine(slots=options.slots, length=length)
+    for adapter, path in _adapters(options).items():
+        models.check_name(adapter)
+        engine.load_adapter(adapter, path)
+        models.record(adapter, path)
+    return models, engine

@@ -1,0 +1,1 @@
+"""An HTTP server that speaks OpenAI's protocol over the decoding engine."""

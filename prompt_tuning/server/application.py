@@ -1,0 +1,269 @@
+"""The routes of the server."""
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.server import openai_requests, prometheus
+from prompt_tuning.server.engine_thread import EngineThread
+from prompt_tuning.server.event_stream import (
+    EventStream,
+    collect,
+    error_of,
+    json_response,
+    read_content,
+)
+from prompt_tuning.server.openai_answers import (
+    AnswerFormat,
+    ChatFormat,
+    CompletionFormat,
+)
+from prompt_tuning.server.openai_requests import CommonBody
+from prompt_tuning.server.request_guard import RequestGuard
+from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.server.server_limits import RequestError
+
+PAGE = Path(__file__).with_name("page.html")
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+GONE = 499
+"""Status that is counted for a client that went away; nobody receives it."""
+
+
+class ServerApplication:
+    """Answers OpenAI's requests.
+
+    Args:
+      models: the models that are served.
+      engine: engine that generates.
+      queue_length: number of rows that may wait for a slot.
+      samples: maximum of `n`.
+      on_failure: called if the engine fails.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        engine: DecodingEngine,
+        *,
+        queue_length: int,
+        samples: int,
+        on_failure: Callable[[], Any] = lambda: None,
+    ):
+        self.models, self.engine = models, engine
+        self.queue_length, self.samples = queue_length, samples
+        self._on_failure = on_failure
+        self._thread: EngineThread | None = None
+        self._statuses: Counter[int] = Counter()
+
+    def app(self, api_key: str | None = None, hosts: Sequence[str] = ()) -> ASGIApp:
+        """Returns the ASGI application."""
+        routes = [
+            Route("/", self._page),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/v1/models", self._list_models),
+            Route("/v1/models/{name:path}", self._one_model),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/embeddings", self._embeddings, methods=["POST"]),
+            Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+        ]
+        handlers = {
+            InputError: _answer_error,
+            RequestError: _answer_error,
+            HTTPException: _answer_http,
+            ClientDisconnect: _answer_gone,
+            Exception: _answer_error,
+        }
+        app = Starlette(
+            routes=routes, exception_handlers=handlers, lifespan=self._lifespan
+        )
+        return self._counting(RequestGuard(app, api_key, hosts))
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        del app
+        self._thread = EngineThread(self.engine, self.queue_length, self._on_failure)
+        try:
+            yield
+        finally:
+            await self._thread.stop()
+
+    @property
+    def thread(self) -> EngineThread:
+        """The thread of the engine, while the server runs."""
+        assert self._thread is not None
+        return self._thread
+
+    def _counting(self, app: ASGIApp) -> ASGIApp:
+        """Returns an application that counts its answers by status."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def count(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    self._statuses[message["status"]] += 1
+                await send(message)
+
+            await app(scope, receive, count)
+
+        return counted
+
+    # Pages about the server
+
+    async def _page(self, request: HttpRequest) -> Response:
+        del request
+        return HTMLResponse(PAGE.read_text(), headers=PAGE_HEADERS)
+
+    async def _health(self, request: HttpRequest) -> Response:
+        del request
+        await self.thread.metrics()
+        return json_response({"status": "ok"})
+
+    async def _metrics(self, request: HttpRequest) -> Response:
+        del request
+        metrics = await self.thread.metrics()
+        text = prometheus.prometheus_text(metrics, self._statuses)
+        return PlainTextResponse(
+            text, headers={"Content-Type": prometheus.CONTENT_TYPE}
+        )
+
+    async def _list_models(self, request: HttpRequest) -> Response:
+        del request
+        names = self.models.names
+        return json_response({"object": "list", "data": [*map(self._entry, names)]})
+
+    async def _one_model(self, request: HttpRequest) -> Response:
+        name = request.path_params["name"]
+        self.models.adapter(name)
+        return json_response(self._entry(name))
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        entry = self.models.adapters.get(name)
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.models.created if entry is None else entry.created,
+            "owned_by": "prompt_tuning",
+            "parent": None if entry is None else self.models.name,
+            "max_model_len": self.engine.limit,
+        }
+
+    # Adapters
+
+    async def _load(self, request: HttpRequest) -> Response:
+        body = openai_requests.read_body(await read_content(request))
+        openai_requests.check_known(body, ("lora_name", "lora_path"))
+        name, path = body.text("lora_name"), body.text("lora_path")
+        await self.models.load(self.thread, name, path)
+        return PlainTextResponse(f"adapter {shown(name)} is loaded")
+
+    async def _unload(self, request: HttpRequest) -> Response:
+        body = openai_requests.read_body(await read_content(request))
+        openai_requests.check_known(body, ("lora_name", "lora_int_id"))
+        name = body.text("lora_name")
+        await self.models.unload(self.thread, name)
+        return PlainTextResponse(f"adapter {shown(name)} is unloaded")
+
+    # Generation
+
+    async def _embeddings(self, request: HttpRequest) -> Response:
+        del request
+        raise RequestError("embeddings are not offered by this server", 404)
+
+    async def _complete(self, request: HttpRequest) -> Response:
+        body = openai_requests.read_completion(
+            openai_requests.read_body(await read_content(request))
+        )
+        adapter = self._check(body)
+        prompts = body.prompts
+        if isinstance(prompts[0], str):
+            prompts = await self.models.encode_texts(prompts)
+        samples = body.sampling.n
+        requests = [
+            Request(
+                ids=ids,
+                adapter=adapter,
+                prompt_id=body.prompt_id,
+                sampling=body.sampling,
+                first_sample=number * samples,
+            )
+            for number, ids in enumerate(prompts)
+        ]
+        name = body.model or self.models.name
+        form = CompletionFormat(name, self.models.tokenizer)
+        return await self._answer(request, body, requests, form)
+
+    async def _chat(self, request: HttpRequest) -> Response:
+        body = openai_requests.read_chat(
+            openai_requests.read_body(await read_content(request)), self.engine.limit
+        )
+        adapter = self._check(body)
+        ids, ends = await self.models.encode_chat(body.messages)
+        sampling = body.sampling
+        if not sampling.ignores_end:
+            sampling = dataclasses.replace(sampling, ends=(*sampling.ends, *ends))
+        requests = [
+            Request(
+                ids=ids, adapter=adapter, prompt_id=body.prompt_id, sampling=sampling
+            )
+        ]
+        form = ChatFormat(body.model or self.models.name, self.models.tokenizer)
+        return await self._answer(request, body, requests, form)
+
+    def _check(self, body: CommonBody) -> str | None:
+        """Returns the adapter of a request."""
+        if body.sampling.n > self.samples:
+            raise InputError(f"n is {body.sampling.n}, expected 1 to {self.samples}")
+        return self.models.adapter(body.model)
+
+    async def _answer(
+        self,
+        request: HttpRequest,
+        body: CommonBody,
+        requests: Sequence[Request],
+        form: AnswerFormat,
+    ) -> Response:
+        """Generates, and answers at the end or piece by piece."""
+        generation = await self.thread.generate(requests)
+        if body.stream:
+            return EventStream(generation, form, usage=body.usage)
+        if not await collect(request.receive, generation):
+            return Response(status_code=GONE)
+        return json_response(form.answer(generation))
+
+
+async def _answer_error(request: HttpRequest, problem: Exception) -> Response:
+    del request
+    answer = error_of(problem)
+    return json_response(answer.body(), answer.status)
+
+
+async def _answer_http(request: HttpRequest, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    message = f"{request.method} {shown(request.url.path)}: {problem.detail}"
+    return await _answer_error(request, RequestError(message, problem.status_code))
+
+
+async def _answer_gone(request: HttpRequest, problem: Exception) -> Response:
+    del request, problem
+    return Response(status_code=GONE)

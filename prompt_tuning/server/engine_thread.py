@@ -1,0 +1,227 @@
+"""The thread that steps the decoding engine, and the streams of its pieces."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.engine_metrics import EngineMetrics
+from prompt_tuning.decoding.request import Piece, Request, RequestHandle
+from prompt_tuning.server.server_limits import BusyError, RequestError
+
+STOPPED = "the engine has stopped"
+
+
+class EngineThread:
+    """Runs an engine in a thread, for the coroutines of one event loop.
+
+    Args:
+      engine: the engine, which only this thread uses from now on.
+      queue_length: number of rows that may wait for a slot.
+      on_failure: called in the event loop if the engine fails.
+    """
+
+    def __init__(
+        self,
+        engine: DecodingEngine,
+        queue_length: int,
+        on_failure: Callable[[], Any] = lambda: None,
+    ):
+        self.engine, self.queue_length = engine, queue_length
+        self._on_failure = on_failure
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[int, Generation] = {}
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._ended = self.failed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # In the event loop
+
+    async def call(self, function: Callable[[DecodingEngine], Any]) -> Any:
+        """Returns what a function of the engine returns, between two steps.
+
+        Raises:
+          RequestError: if the engine has stopped.
+        """
+        if self._ended:
+            raise RequestError(STOPPED, 503, "server_error")
+        future = self._loop.create_future()
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
+        def answer(result: Any, problem: Exception | None) -> None:
+            if future.done():  # the client has gone away
+                return
+            if problem is None:
+                future.set_result(result)
+            else:
+                future.set_exception(problem)
+
+        def run() -> None:
+            result, problem = None, None
+            try:
+                result = function(self.engine)
+            except (ValueError, RequestError) as error:
+                problem = error
+            self._loop.call_soon_threadsafe(answer, result, problem)
+
+        self._calls.put(run)
+        return await asyncio.shield(future)
+
+    async def metrics(self) -> EngineMetrics:
+        """Returns a snapshot of the engine."""
+        return await self.call(lambda engine: engine.metrics())
+
+    async def generate(self, requests: Sequence[Request]) -> "Generation":
+        """Submits requests whose pieces form one stream.
+
+        Raises:
+          InputError: if one cannot be served; then none is submitted.
+          BusyError: if the queue is full.
+        """
+        generation = Generation(self)
+
+        def submit(engine: DecodingEngine) -> None:
+            if generation.closed:
+                return
+            self._check_queue(engine, requests)
+            try:
+                for request in requests:
+                    handle = engine.submit(request)
+                    generation.numbers[handle.number] = len(generation.handles)
+                    generation.handles.append(handle)
+                    self._streams[handle.number] = generation
+            except ValueError:
+                self.cancel(generation)
+                raise
+
+        try:
+            await self.call(submit)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    async def stop(self) -> None:
+        """Ends the thread after the requests that run."""
+        self._calls.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def put_cancel(self, generation: "Generation") -> None:
+        """Frees the slots of a generation before the next step."""
+        self._calls.put(lambda: self.cancel(generation))
+
+    def _dispatch(self, pieces: Sequence[tuple["Generation", Piece]]) -> None:
+        for generation, piece in pieces:
+            generation.pieces.put_nowait(piece)
+
+    def _fail(self) -> None:
+        """Ends all streams after a failure of the engine."""
+        self._ended = self.failed = True
+        for generation in {id(x): x for x in self._streams.values()}.values():
+            generation.pieces.put_nowait(None)
+        for future in [each for each in self._pending if not each.done()]:
+            future.set_exception(RequestError(STOPPED, 500, "server_error"))
+        self._on_failure()
+
+    # In the thread
+
+    def _check_queue(self, engine: DecodingEngine, requests: Sequence[Request]) -> None:
+        metrics = engine.metrics()
+        rows = sum(request.sampling.n for request in requests)
+        waiting = metrics.queued + metrics.active + rows - metrics.slots
+        if waiting > self.queue_length:
+            raise BusyError(
+                f"{metrics.queued} rows wait for {metrics.slots} slots, and "
+                f"{self.queue_length} may: try again later"
+            )
+
+    def cancel(self, generation: "Generation") -> None:
+        """Frees the slots of a generation; called in the thread."""
+        for handle in generation.handles:
+            self._streams.pop(handle.number, None)
+            if not handle.finished:
+                self.engine.cancel(handle)
+
+    def _run(self) -> None:
+        complete = False
+        try:
+            self._serve()
+            complete = True
+        finally:
+            if complete:
+                self._ended = True
+            else:
+                self._loop.call_soon_threadsafe(self._fail)
+
+    def _serve(self) -> None:
+        """Runs calls and steps until it is stopped and no row is left."""
+        stopping = False
+        while not (stopping and self.engine.idle):
+            # An idle engine sleeps until the next call.
+            while self.engine.idle or not self._calls.empty():
+                call = self._calls.get()
+                if call is None:
+                    stopping = True
+                    break
+                call()
+            if self.engine.idle:
+                continue
+            stepped = self.engine.step()
+            pieces = [
+                (self._streams[piece.handle.number], piece)
+                for piece in stepped
+                if piece.handle.number in self._streams
+            ]
+            # Samples of a request may all end in one step.
+            for piece in stepped:
+                if piece.handle.finished:
+                    self._streams.pop(piece.handle.number, None)
+            if pieces:
+                self._loop.call_soon_threadsafe(self._dispatch, pieces)
+
+
+class Generation:
+    """The rows of one HTTP request.
+
+    Attributes:
+      handles: its requests, in order.
+      numbers: index of each request among them, by the engine's number.
+      pieces: pieces that have not been read; None after a failure.
+    """
+
+    def __init__(self, thread: EngineThread):
+        self._thread = thread
+        self.handles: list[RequestHandle] = []
+        self.numbers: dict[int, int] = {}
+        self.pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self.closed = False
+
+    def row(self, piece: Piece) -> int:
+        """Returns the number of a piece's row among all samples of all requests."""
+        samples = piece.handle.request.sampling.n
+        return self.numbers[piece.handle.number] * samples + piece.sample
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Yields the pieces of all rows until they have ended.
+
+        Raises:
+          RequestError: if the engine fails.
+        """
+        left = sum(handle.request.sampling.n for handle in self.handles)
+        while left:
+            piece = await self.pieces.get()
+            if piece is None:
+                raise RequestError(STOPPED, 500, "server_error")
+            left -= piece.completion is not None
+            yield piece
+
+    def close(self) -> None:
+        """Frees the slots of rows that have not ended."""
+        if not self.closed:
+            self.closed = True
+            self._thread.put_cancel(self)

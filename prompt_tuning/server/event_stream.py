@@ -1,0 +1,151 @@
+"""Answers that end early when their client goes away."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.server.engine_thread import Generation
+from prompt_tuning.server.openai_answers import AnswerFormat, ErrorAnswer
+from prompt_tuning.server.server_limits import BODY_SECONDS, MAXIMUM_BODY, RequestError
+
+
+def json_bytes(value: Any) -> bytes:
+    """Returns JSON in ASCII, which has every text, surrogates too."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Returns a response with JSON."""
+    return Response(json_bytes(value), status, media_type="application/json")
+
+
+async def read_content(request: HttpRequest) -> bytes:
+    """Returns the body of a request.
+
+    Raises:
+      RequestError: if it is too long or too slow, or not declared as JSON.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Web pages of other sites cannot send this type without being asked first.
+        raise RequestError("the Content-Type must be application/json", 415)
+    content = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > MAXIMUM_BODY:
+                    raise RequestError(
+                        f"the body is longer than {MAXIMUM_BODY:,} bytes", 413
+                    )
+    except TimeoutError:
+        message = f"the body took longer than {BODY_SECONDS} s"
+        raise RequestError(message, 408) from None
+    return bytes(content)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
+    """Returns the result of some work; None once the client has gone away."""
+
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def collect(receive: Receive, generation: Generation) -> bool:
+    """Waits until all rows have ended; returns whether the client still waits.
+
+    Raises:
+      RequestError: if the engine fails.
+    """
+
+    async def read() -> bool:
+        async for _ in generation:
+            pass
+        return True
+
+    try:
+        return bool(await unless_gone(receive, read()))
+    finally:
+        generation.close()
+
+
+class EventStream(Response):
+    """A stream of server-sent events, one for each piece.
+
+    Args:
+      generation: source of the pieces.
+      form: format of the events.
+      usage: whether an event with the numbers of tokens ends the stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, generation: Generation, form: AnswerFormat, *, usage: bool):
+        super().__init__(headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._generation, self._form, self._usage = generation, form, usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events until the rows have ended or the client has gone away."""
+        del scope
+        try:
+            await unless_gone(receive, self._send(send))
+        except OSError:
+            pass  # the client has gone away
+        finally:
+            self._generation.close()
+
+    async def _send(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        async for event in self._events():
+            body = b"data: " + event + b"\n\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        generation, form = self._generation, self._form
+        rows = sum(each.request.sampling.n for each in generation.handles)
+        try:
+            for event in form.opening(rows):
+                yield json_bytes(event)
+            async for piece in generation:
+                event = form.event(generation.row(piece), piece)
+                if event is not None:
+                    yield json_bytes(event)
+            if self._usage:
+                yield json_bytes(form.usage_event(generation))
+        except RequestError as problem:
+            answer = ErrorAnswer(str(problem), problem.kind, problem.status)
+            yield json_bytes(answer.body())
+        yield b"[DONE]"
+
+
+def error_of(problem: Exception) -> ErrorAnswer:
+    """Returns the answer to a problem with a request."""
+    if isinstance(problem, RequestError):
+        return ErrorAnswer(str(problem), problem.kind, problem.status)
+    if isinstance(problem, InputError):
+        return ErrorAnswer(str(problem), "invalid_request_error", 400)
+    return ErrorAnswer("an error of the server", "server_error", 500)

@@ -1,0 +1,85 @@
+"""Runs the application until a signal ends it."""
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from prompt_tuning.server.server_limits import MAXIMUM_CONNECTIONS
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""Names of this machine in the `Host` header of its own clients."""
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket with an address, which is not read from yet.
+
+    Raises:
+      OSError: if the address is in use or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+    except OSError as problem:
+        opened.close()
+        raise OSError(
+            problem.errno, f"{problem.strerror}: --host {host} --port {port}"
+        ) from problem
+    return opened
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only clients on this machine reach an address."""
+    return host.startswith("127.") or host in ("localhost", "::1")
+
+
+def address_of(opened: socket.socket) -> str:
+    """Returns the address of a socket as a browser reads it."""
+    host, port = opened.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """A server that ends after the requests that run.
+
+    Args:
+      app: application.
+      on_start: called when requests are answered.
+    """
+
+    def __init__(self, app: ASGIApp, on_start: Callable[[], Any]):
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAXIMUM_CONNECTIONS,
+            h11_max_incomplete_event_size=2**16,
+            ws="none",
+        )
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to answer requests."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
+
+
+@contextlib.contextmanager
+def ending_by_signals() -> Iterator[None]:
+    """Ignores the signals that uvicorn sends again once it has ended."""
+    names = (signal.SIGTERM, signal.SIGINT)
+    before = {name: signal.signal(name, lambda *_: None) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

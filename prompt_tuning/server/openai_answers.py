@@ -1,0 +1,214 @@
+"""OpenAI's answers: completions, conversations and their streams of events."""
+
+import abc
+import dataclasses
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.decoding.request import Completion, Piece, TokenLogprob
+from prompt_tuning.server.engine_thread import Generation
+
+
+class AnswerFormat(abc.ABC):
+    """Writes the results of one request.
+
+    Args:
+      model: name of the model.
+      tokenizer: its tokenizer.
+    """
+
+    prefix = ""
+    whole = part = ""
+
+    def __init__(self, model: str, tokenizer: Tokenizer):
+        self._model, self._tokenizer = model, tokenizer
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._shown: dict[int, int] = {}
+
+    def answer(self, generation: Generation) -> dict[str, Any]:
+        """Returns the answer once all rows have ended."""
+        choices = []
+        for handle in generation.handles:
+            for completion in sorted(handle.completions, key=lambda x: x.sample):
+                choices.append(self._choice(len(choices), completion))
+        return {
+            **self._head(self.whole),
+            "choices": choices,
+            "usage": usage(generation),
+        }
+
+    def opening(self, rows: int) -> list[dict[str, Any]]:
+        """Returns the events that precede the first piece."""
+        del rows
+        return []
+
+    def event(self, row: int, piece: Piece) -> dict[str, Any] | None:
+        """Returns the event of a piece; None if it has nothing to show."""
+        completion = piece.completion
+        if not (piece.text or piece.logprobs or completion):
+            return None
+        choice = {
+            "index": row,
+            **self._delta(piece.text),
+            "logprobs": self._logprobs(row, piece.logprobs),
+            "finish_reason": None if completion is None else completion.reason,
+        }
+        return {**self._head(self.part), "choices": [choice]}
+
+    def usage_event(self, generation: Generation) -> dict[str, Any]:
+        """Returns the event with the numbers of tokens."""
+        return {**self._head(self.part), "choices": [], "usage": usage(generation)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+        }
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        return {
+            "index": index,
+            **self._content(completion.text),
+            "logprobs": self._logprobs(index, completion.logprobs),
+            "finish_reason": completion.reason,
+        }
+
+    def _token(self, token: int) -> str:
+        """Returns the text of a token, with a space before it if it has one."""
+        piece = self._tokenizer.token(token)
+        alone = self._tokenizer.decode([token])
+        spaced = piece.startswith(("▁", "Ġ")) and not alone.startswith(" ")
+        return f" {alone}" if spaced else alone or piece
+
+    @abc.abstractmethod
+    def _content(self, text: str) -> dict[str, Any]:
+        """Returns the fields of a choice that have its text."""
+
+    @abc.abstractmethod
+    def _delta(self, text: str) -> dict[str, Any]:
+        """Returns the fields of a streamed choice that have a part of its text."""
+
+    @abc.abstractmethod
+    def _logprobs(
+        self, row: int, logprobs: Sequence[TokenLogprob] | None
+    ) -> dict[str, Any] | None:
+        """Returns the log-probabilities of tokens; None if they were not requested."""
+
+
+class CompletionFormat(AnswerFormat):
+    """Answers of `/v1/completions`."""
+
+    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    _delta = _content
+
+    def _logprobs(
+        self, row: int, logprobs: Sequence[TokenLogprob] | None
+    ) -> dict[str, Any] | None:
+        if logprobs is None:
+            return None
+        tokens = [self._token(each.token) for each in logprobs]
+        offsets, offset = [], self._shown.get(row, 0)
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self._shown[row] = offset
+        top = []
+        for each in logprobs:
+            # Different tokens may have one text, of which the best counts.
+            texts = {self._token(token): value for token, value in reversed(each.top)}
+            top.append(dict(sorted(texts.items(), key=lambda x: -x[1])))
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+
+class ChatFormat(AnswerFormat):
+    """Answers of `/v1/chat/completions`."""
+
+    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, rows: int) -> list[dict[str, Any]]:
+        """Returns an event with the role of each row."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"delta": delta, "logprobs": None, "finish_reason": None}
+        head = self._head(self.part)
+        return [{**head, "choices": [{"index": row, **choice}]} for row in range(rows)]
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def _logprobs(
+        self, row: int, logprobs: Sequence[TokenLogprob] | None
+    ) -> dict[str, Any] | None:
+        if logprobs is None:
+            return None
+        content = [
+            {
+                **self._entry(each.token, each.logprob),
+                "top_logprobs": [self._entry(*pair) for pair in each.top],
+            }
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._token(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def usage(generation: Generation) -> dict[str, int]:
+    """Returns the numbers of tokens of a request."""
+    completions = [x for handle in generation.handles for x in handle.completions]
+    new = sum(len(each.ids) for each in completions)
+    given = sum(
+        handle.completions[0].given_tokens
+        for handle in generation.handles
+        if handle.completions
+    )
+    return {
+        "prompt_tokens": given,
+        "completion_tokens": new,
+        "total_tokens": given + new,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorAnswer:
+    """An error in OpenAI's form.
+
+    Attributes:
+      message: message.
+      kind: OpenAI's type.
+      status: HTTP status.
+    """
+
+    message: str
+    kind: str
+    status: int
+
+    def body(self) -> dict[str, Any]:
+        """Returns the body of the answer."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": None,
+                "code": self.status,
+            }
+        }

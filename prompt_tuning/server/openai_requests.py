@@ -1,0 +1,280 @@
+"""Bodies of OpenAI's requests, checked field by field."""
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from prompt_tuning.core.errors import InputError, did_you_mean, shown
+from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
+from prompt_tuning.decoding.sampling_settings import MAXIMUM_LOGPROBS, Sampling
+from prompt_tuning.server.server_limits import (
+    MAXIMUM_BIASES,
+    MAXIMUM_ROWS,
+    MAXIMUM_STOPS,
+)
+
+COMPLETION_TOKENS = 16
+"""Maximum number of new tokens of a completion whose request gives none."""
+CHAT_TOKENS = 256
+"""Maximum number of new tokens of an answer whose request gives none."""
+SAMPLING = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("min_tokens", "ignore_eos", "stop_token_ids"),
+)
+"""Fields that set how tokens are chosen; those not of OpenAI are named as in vLLM."""
+COMMON = ("model", "stream", "stream_options", "logprobs", "prompt_id", *SAMPLING)
+COMPLETION = ("prompt", *COMMON)
+CHAT = ("messages", "top_logprobs", "max_completion_tokens", *COMMON)
+IGNORED = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key",),
+)
+"""Fields of OpenAI that do not change what is generated."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "add_generation_prompt": (True,),
+}
+"""Fields that are supported with these values only, which change nothing."""
+ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommonBody:
+    """Fields that completions and conversations have in common.
+
+    Attributes:
+      model: name of the model; None for the frozen one.
+      prompt_id: number of the prompt of an adapter that has several.
+      sampling: how tokens are chosen.
+      stream: whether the answer is a stream of events.
+      usage: whether the stream ends with the numbers of tokens.
+    """
+
+    model: str | None
+    prompt_id: int | None
+    sampling: Sampling
+    stream: bool
+    usage: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionBody(CommonBody):
+    """Body of `/v1/completions`.
+
+    Attributes:
+      prompts: texts, or rows of token ids.
+    """
+
+    prompts: Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatBody(CommonBody):
+    """Body of `/v1/chat/completions`.
+
+    Attributes:
+      messages: the conversation.
+    """
+
+    messages: list[dict[str, str]]
+
+
+def read_body(content: bytes) -> JsonObject:
+    """Parses a body.
+
+    Raises:
+      InputError: if it is not a JSON object.
+    """
+    return as_object(parse_json(content, "the body"), "the body")
+
+
+def check_known(body: JsonObject, known: Sequence[str]) -> None:
+    """Refuses fields that have no effect here.
+
+    Raises:
+      InputError: for the first one.
+    """
+    for name, value in body.values.items():
+        if name in known or name in IGNORED or value is None:
+            continue
+        if name == "prompt_embeds":
+            raise InputError("prompt_embeds is not supported: send text or token ids")
+        if name not in NEUTRAL:
+            raise InputError(
+                f"the body has an unknown field {shown(name)}"
+                f"{did_you_mean(name, known)}"
+            )
+        if value not in NEUTRAL[name]:
+            raise InputError(f"{name} = {shown(value)} is not supported: leave it out")
+
+
+def read_completion(body: JsonObject) -> CompletionBody:
+    """Reads the body of `/v1/completions`.
+
+    Raises:
+      InputError: if it has an unknown field, or a value that cannot be used.
+    """
+    check_known(body, COMPLETION)
+    prompts = _prompts(body)
+    logprobs = body.integer("logprobs", None, maximum=MAXIMUM_LOGPROBS)
+    common = _common(body, COMPLETION_TOKENS, logprobs, len(prompts))
+    return CompletionBody(prompts=prompts, **common)
+
+
+def read_chat(body: JsonObject, room: int) -> ChatBody:
+    """Reads the body of `/v1/chat/completions`.
+
+    Args:
+      body: the body.
+      room: number of positions of a slot.
+
+    Raises:
+      InputError: if it has an unknown field, or a value that cannot be used.
+    """
+    check_known(body, CHAT)
+    top = body.integer("top_logprobs", None, maximum=MAXIMUM_LOGPROBS)
+    wanted = body.flag("logprobs", False)
+    if top and not wanted:
+        raise InputError("top_logprobs needs logprobs = true")
+    values = dict(body.values)
+    tokens = values.pop("max_completion_tokens", None)
+    if tokens is not None:
+        if values.get("max_tokens") is not None:
+            raise InputError(
+                "max_tokens and max_completion_tokens are the same: give one of them"
+            )
+        values["max_tokens"] = tokens
+    body = JsonObject(body.source, values)
+    common = _common(body, min(CHAT_TOKENS, room // 2), (top or 0) if wanted else None)
+    return ChatBody(messages=_messages(body), **common)
+
+
+def _prompts(body: JsonObject) -> Sequence[str] | Sequence[Sequence[int]]:
+    """Returns the prompts: one or several, texts or token ids."""
+    prompt = body.value("prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    expected = "a text, a list of texts, a list of token ids, or a list of such lists"
+    if not isinstance(prompt, list) or not prompt:
+        body.refuse("prompt", expected)
+    if _all_ids(prompt):
+        return [prompt]
+    if not all(isinstance(x, str) for x in prompt) and not all(map(_all_ids, prompt)):
+        body.refuse("prompt", expected)
+    return prompt
+
+
+def _all_ids(values: object) -> bool:
+    return isinstance(values, list) and all(type(x) is int for x in values)
+
+
+def _messages(body: JsonObject) -> list[dict[str, str]]:
+    """Returns the messages; a content in parts is joined."""
+    messages = []
+    for number, value in enumerate(body.sequence("messages"), 1):
+        message = as_object(value, f"message {number}")
+        role = message.text("role")
+        if role not in ROLES:
+            message.refuse("role", f"one of {', '.join(ROLES)}")
+        role = "system" if role == "developer" else role
+        content = message.value("content")
+        if isinstance(content, list):
+            parts = [as_object(x, f"the content of message {number}") for x in content]
+            for part in parts:
+                if part.text("type") != "text":
+                    part.refuse("type", "text; nothing else is supported")
+            content = "".join(part.text("text") for part in parts)
+        elif not isinstance(content, str):
+            message.refuse("content", "a text or a list of parts")
+        messages.append({"role": role, "content": content})
+    if not messages or messages[-1]["role"] != "user":
+        raise InputError("messages must end with a message whose role is user")
+    return messages
+
+
+def _common(
+    body: JsonObject, tokens: int, logprobs: int | None, prompts: int = 1
+) -> dict[str, Any]:
+    """Returns the fields of `CommonBody`."""
+    stream = body.flag("stream", False)
+    options = body.nested("stream_options", {})
+    if options.values and not stream:
+        raise InputError("stream_options needs stream = true")
+    sampling = _sampling(body, tokens, logprobs)
+    if prompts * sampling.n > MAXIMUM_ROWS:
+        raise InputError(
+            f"the request has {prompts} prompts and n = {sampling.n}, expected at most "
+            f"{MAXIMUM_ROWS} rows"
+        )
+    return {
+        "model": body.text("model", None),
+        "prompt_id": body.integer("prompt_id", None),
+        "sampling": sampling,
+        "stream": stream,
+        "usage": options.flag("include_usage", False),
+    }
+
+
+def _sampling(body: JsonObject, tokens: int, logprobs: int | None) -> Sampling:
+    """Returns the settings; values that change nothing are left out."""
+    top_p, min_p = body.number("top_p", 1.0), body.number("min_p", 0.0)
+    top_k = body.integer("top_k", 0, minimum=-1)
+    seed = body.integer("seed", None)
+    return Sampling(
+        temperature=body.number("temperature", 1.0, minimum=0, maximum=100),
+        top_k=top_k if top_k > 0 else None,
+        top_p=None if top_p == 1 else top_p,
+        min_p=min_p or None,
+        repetition_penalty=body.number("repetition_penalty", 1.0),
+        presence_penalty=body.number(
+            "presence_penalty", 0.0, minimum=-100, maximum=100
+        ),
+        frequency_penalty=body.number(
+            "frequency_penalty", 0.0, minimum=-100, maximum=100
+        ),
+        logit_bias=_biases(body),
+        minimum_new_tokens=body.integer("min_tokens", 0),
+        new_tokens=body.integer("max_tokens", tokens, minimum=1),
+        ends=tuple(body.integers("stop_token_ids")) if "stop_token_ids" in body else (),
+        ignores_end=body.flag("ignore_eos", False),
+        stop=_stops(body),
+        n=body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS),
+        seed=secrets.randbits(31) if seed is None else seed,
+        logprobs=logprobs,
+    )
+
+
+def _biases(body: JsonObject) -> dict[int, float]:
+    biases = body.nested("logit_bias", {})
+    if len(biases.values) > MAXIMUM_BIASES:
+        raise InputError(
+            f"logit_bias has {len(biases.values):,} tokens, expected at most "
+            f"{MAXIMUM_BIASES:,}"
+        )
+    for name in biases.values:
+        if not (name.isascii() and name.isdigit() and len(name) < 10):
+            raise InputError(f"logit_bias has {shown(name)}, expected a token id")
+    return {
+        int(name): biases.number(name, minimum=-100, maximum=100)
+        for name in biases.values
+    }
+
+
+def _stops(body: JsonObject) -> tuple[str, ...]:
+    stop = body.value("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAXIMUM_STOPS
+        or not all(isinstance(x, str) for x in stops)
+    ):
+        body.refuse("stop", f"a text or a list of up to {MAXIMUM_STOPS} texts")
+    return tuple(stops)

@@ -1,0 +1,62 @@
+"""Checks of each HTTP request before anything else is read of it."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from prompt_tuning.server.event_stream import error_of, json_response
+from prompt_tuning.server.server_limits import RequestError
+
+OPEN_PATHS = ("/", "/health")
+"""Paths that need no key: the page, which has no data, and whether the server runs."""
+
+
+class RequestGuard:
+    """Refuses requests without the key, and those sent to another host's name.
+
+    Args:
+      app: application that answers the others.
+      api_key: key that clients send; None for none.
+      hosts: names of the `Host` header that are answered; empty for all. On a loopback
+        address, other names mean that a web page tries to reach this machine.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None, hosts: Sequence[str]):
+        self._app, self._hosts = app, tuple(hosts)
+        self._key = None if api_key is None else _digest(api_key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that is refused, and passes on the others."""
+        if scope["type"] == "http":
+            problem = self._problem(scope["path"], Headers(scope=scope))
+            if problem is not None:
+                answer = error_of(problem)
+                response = json_response(answer.body(), answer.status)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, path: str, headers: Headers) -> RequestError | None:
+        host = headers.get("host", "").rpartition("@")[2]
+        name = host.partition("]")[0] + "]" if "[" in host else host.partition(":")[0]
+        if self._hosts and name.lower() not in self._hosts:
+            return RequestError("the Host header names another machine", 403)
+        if self._key is None or path in OPEN_PATHS:
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Digests have one length, and their comparison takes a constant time.
+        right = hmac.compare_digest(_digest(given.strip()), self._key)
+        if scheme.lower() == "bearer" and right:
+            return None
+        return RequestError(
+            "the API key is missing or wrong: send Authorization: Bearer KEY",
+            401,
+            "authentication_error",
+        )
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

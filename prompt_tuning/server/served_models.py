@@ -1,0 +1,213 @@
+"""The models that a server offers: the frozen one, and one for each adapter."""
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
+from prompt_tuning.generation.text_generation import encode_given
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.server.engine_thread import EngineThread
+from prompt_tuning.server.server_limits import MAXIMUM_ADAPTERS, RequestError
+from prompt_tuning.text_model import TextModel
+
+
+class FrozenTextModel(TextModel):
+    """The frozen model of a run, without what the run trained.
+
+    Args:
+      run: run whose model is opened.
+    """
+
+    def __init__(self, run: Run):
+        bare = dataclasses.replace(
+            run, prompt=None, decoder_prompt=None, adapters=(), directory="", mesh=None
+        )
+        key = jax.random.key(run.seed)
+        super().__init__(bare, open_pretrained(run.model, bare.tuning, key=key))
+
+    @functools.cached_property
+    def parameters(self) -> Parameters:
+        """All parameters by path, read once."""
+        return self.prompted.read_parameters()
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterEntry:
+    """An adapter that is a model name.
+
+    Attributes:
+      path: where it was read from.
+      created: time of loading, in seconds of the epoch.
+    """
+
+    path: str
+    created: int
+
+
+class ServedModels:
+    """Model names, and how their texts are encoded.
+
+    Args:
+      model: the frozen model.
+      name: its name.
+      loading: directory below which adapters may be loaded; None for none.
+    """
+
+    def __init__(self, model: TextModel, name: str, loading: Path | None = None):
+        self.model, self.name = model, name
+        self.loading = None if loading is None else loading.resolve()
+        self.adapters: dict[str, AdapterEntry] = {}
+        self.created = int(time.time())
+        # Texts are encoded one after the other, apart from steps and connections.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._loads = asyncio.Lock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+          InputError: if it has none.
+        """
+        return self.model.prompted.needed_tokenizer()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All model names, the frozen model's first."""
+        return (self.name, *self.adapters)
+
+    def adapter(self, name: str | None) -> str | None:
+        """Returns the adapter of a model name; None for the frozen model.
+
+        Raises:
+          RequestError: if there is no such model.
+        """
+        if name is None or name == self.name:
+            return None
+        if name not in self.adapters:
+            raise RequestError(
+                f"no model is named {shown(name)}; there are: {', '.join(self.names)}",
+                404,
+            )
+        return name
+
+    def record(self, name: str, path: str | Path) -> None:
+        """Adds the name of an adapter that the engine has loaded."""
+        self.adapters[name] = AdapterEntry(str(path), int(time.time()))
+
+    def check_name(self, name: str) -> None:
+        """Checks the name of a new adapter.
+
+        Raises:
+          InputError: if it is the frozen model's, or too long.
+        """
+        if not name or len(name) > 200 or not name.isprintable():
+            raise InputError(
+                f"an adapter is named {shown(name)}, expected 1 to 200 printable "
+                "characters"
+            )
+        if name == self.name:
+            raise InputError(f"{name} is the name of the frozen model: choose another")
+
+    async def load(self, thread: EngineThread, name: str, path: str) -> None:
+        """Loads an adapter from below the directory that is allowed.
+
+        Raises:
+          InputError: if it cannot be read or belongs to another model.
+          RequestError: if loading is off, or the path is elsewhere.
+        """
+        folder = self._below(path)
+        self.check_name(name)
+        async with self._loads:
+            if name in self.adapters:
+                raise InputError(f"adapter {name} is loaded already: unload it first")
+            if len(self.adapters) >= MAXIMUM_ADAPTERS:
+                raise InputError(f"{MAXIMUM_ADAPTERS} adapters are loaded: unload one")
+            # Reading files does not delay the rows that generate.
+            model, parameters = await asyncio.to_thread(self._read, name, folder)
+            await thread.call(lambda x: x.add_adapter(name, model, parameters))
+            self.record(name, folder)
+
+    async def unload(self, thread: EngineThread, name: str) -> None:
+        """Removes an adapter.
+
+        Raises:
+          InputError: if a row uses it.
+          RequestError: if loading is off, or no adapter has the name.
+        """
+        self._allowed()
+        if self.adapter(name) is None:
+            raise InputError(f"{name} is the frozen model, which stays loaded")
+        await thread.call(lambda engine: engine.unload_adapter(name))
+        self.adapters.pop(name, None)
+
+    def _read(self, name: str, folder: Path):
+        try:
+            return self.model.read_adapter(folder)
+        except InputError as problem:
+            raise InputError(f"adapter {name}: {problem}") from problem
+
+    def _allowed(self) -> Path:
+        if self.loading is None:
+            raise RequestError(
+                "adapters cannot be loaded or unloaded while this server runs: start "
+                "it with --allow_loading DIRECTORY",
+                403,
+                "permission_error",
+            )
+        return self.loading
+
+    def _below(self, path: str) -> Path:
+        """Returns a path below the allowed directory."""
+        allowed = self._allowed()
+        if "\0" in path:
+            raise InputError("lora_path has a zero byte")
+        folder = (allowed / path).resolve()
+        if not folder.is_relative_to(allowed):
+            raise RequestError(
+                f"{shown(path)} is not below the directory of --allow_loading",
+                403,
+                "permission_error",
+            )
+        return folder
+
+    # Texts
+
+    async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes texts as the engine continues them."""
+
+        def encode() -> list[list[int]]:
+            return [encode_given(self.model.prompted, text) for text in texts]
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, encode)
+
+    async def encode_chat(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Encodes a conversation; returns its ids and the tokens that end an answer."""
+
+        def encode() -> tuple[list[int], tuple[int, ...]]:
+            return self._chat(messages, "messages"), self._turn_ends
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, encode)
+
+    @functools.cached_property
+    def _chat(self) -> ChatEncoder:
+        choice = self.model.run.source.format_choice
+        return open_chat_encoder(self.tokenizer, choice)
+
+    @functools.cached_property
+    def _turn_ends(self) -> tuple[int, ...]:
+        return tuple(self._chat.turn_ends())
