@@ -11,10 +11,11 @@ from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.pipeline.timeline_pictures import timeline_svg, timeline_text
 from prompt_tuning.training.pipeline_estimate import PipelineEstimate
 
-COLUMNS = ("forward", "p1", "p2", "weights", "hold for p1", "hold for p2")
+COLUMNS = ("forward", "p1", "p2", "weights", "hold for p1", "hold for p2", "held")
 EXPLANATION = (
     "forward, p1 (gradient of the input), p2 (gradient of the weights): products of a",
-    "micro-batch, 100% for an average stage; hold: most micro-batches at a time",
+    "micro-batch, 100% for an average stage; hold: most micro-batches at a time; held:",
+    "their bytes on each device, from the forward pass to p1 and from p1 to p2",
 )
 CONSOLE_WIDTH = 120
 """Columns that a timeline needs."""
@@ -53,15 +54,18 @@ def _stage_table(estimate: PipelineEstimate) -> list[str]:
         estimate.weight_bytes(),
         plan.in_flight(),
         plan.postponed(),
+        estimate.held_bytes(),
         strict=True,
     )
-    for stage, (blocks, cost, weights, in_flight, postponed) in enumerate(stages):
+    for stage, values in enumerate(stages):
+        blocks, cost, weights, in_flight, postponed, held = values
         shares = (cost.forward, cost.input_gradient, cost.weight_gradient)
         cells = [
             *(f"{share:.1%}" for share in shares),
             format_size(weights),
             str(in_flight),
             str(postponed),
+            format_size(held),
         ]
         lines.append(_row(f"{stage}: {blocks} block{'s' * (blocks > 1)}", *cells))
     return [*lines, *EXPLANATION]

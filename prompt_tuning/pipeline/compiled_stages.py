@@ -14,7 +14,12 @@ from prompt_tuning.core.parameters import Parameters, logical_axes, merge
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.pipeline.process_links import StepLinks, mailboxes
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, WHOLE, StageDevices
-from prompt_tuning.pipeline.stage_joins import GradientJoin, pad, replicated
+from prompt_tuning.pipeline.stage_joins import GradientJoin
+from prompt_tuning.pipeline.stage_parameters import (
+    FrozenParts,
+    on_all_processes,
+    take_rows,
+)
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms, zeros_for_sum
 from prompt_tuning.pipeline.stage_worker import StageWork, StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
@@ -70,6 +75,7 @@ class CompiledStages:
         self._key_leaves = jax.tree.leaves(others[1])
         self._take: dict[tuple[int, tuple[str, ...]], Any] = {}
         self._frozen: Parameters | None = None
+        self._joined_gradients: dict[tuple[int, int], Program] = {}
         self._join = GradientJoin(
             stages, self.model, self._axes, self._shapes, self._padded(self._shapes)
         )
@@ -208,8 +214,8 @@ class CompiledStages:
         if key not in self._take:
             rows = {path: self.model.rows_of(stage, path) for path in shapes}
             whole = {path: self._shapes[path] for path in shapes}
-            take = functools.partial(_take_rows, rows, whole, shapes)
-            self._take[key] = jax.jit(take, out_shardings=_on_all(parameters))
+            take = functools.partial(take_rows, rows, whole, shapes)
+            self._take[key] = jax.jit(take, out_shardings=on_all_processes(parameters))
         taken = self._take[key](parameters)
         if not devices.is_local:
             return {}
@@ -312,6 +318,26 @@ class CompiledStages:
             gradients[i] = devices.put(whole, PER_DEVICE)
         return gradients
 
+    def joined_gradient(
+        self, stage: int, larger: "CompiledStages", count: int
+    ) -> Program:
+        """Returns a stage's p2 of several micro-batches as one product.
+
+        Args:
+          stage: the stage.
+          larger: the stages for a micro-batch with the rows of all of them.
+          count: number of micro-batches.
+
+        Raises:
+          InputError: if something of p2 cannot be joined.
+        """
+        if (stage, count) not in self._joined_gradients:
+            programs = larger.programs[stage]
+            self._joined_gradients[stage, count] = self.programs[stage].joined_gradient(
+                programs, count
+            )
+        return self._joined_gradients[stage, count]
+
     def collect(
         self, trained: Parameters, workers: Sequence[StageWorker | None]
     ) -> tuple[Parameters, LossSums]:
@@ -338,50 +364,7 @@ class CompiledStages:
         return gradient, LossSums(*totals)
 
 
-class FrozenParts:
-    """Frozen parameters on the devices of the stages, which several pipelines share."""
-
-    def __init__(self):
-        """Starts with none."""
-        self._frozen: Parameters | None = None
-        self._parts: dict[tuple, Any] = {}
-
-    def of(self, frozen: Parameters) -> dict[tuple, Any]:
-        """Returns the parts of these parameters by stage, path and rows."""
-        if self._frozen is not frozen:
-            self._frozen, self._parts = frozen, {}
-        return self._parts
-
-
 def _leaf_specs(devices: StageDevices, others: tuple) -> list[PartitionSpec]:
     """Returns the PartitionSpec of each array of a micro-batch, a key and an index."""
     batch, key, index = (len(jax.tree.leaves(part)) for part in others)
     return [devices.rows] * batch + [WHOLE] * (key + index)
-
-
-def _take_rows(
-    rows: Mapping[str, slice],
-    whole: Mapping[str, jax.ShapeDtypeStruct],
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    parameters: Parameters,
-) -> Parameters:
-    """Returns some rows of parameters, padded as a stage needs them.
-
-    Args:
-      rows: the rows.
-      whole: shapes of the parameters without padding.
-      shapes: shapes of the results.
-      parameters: the parameters, maybe padded for another mesh.
-    """
-    taken = {}
-    for path, array in parameters.items():
-        part = array[tuple(map(slice, whole[path].shape))]
-        part = part[rows[path]] if array.ndim else part
-        taken[path] = pad(part, shapes[path].shape)
-    return taken
-
-
-def _on_all(parameters: Parameters) -> Any:
-    """Returns a sharding that gives every process whole arrays; None in one process."""
-    homes = {x.sharding for x in parameters.values() if not x.is_fully_addressable}
-    return replicated(homes.pop()) if homes else None

@@ -21,14 +21,16 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.scoring import merge_model
-from prompt_tuning.pipeline.compiled_stages import CompiledStages, FrozenParts
+from prompt_tuning.pipeline.compiled_stages import CompiledStages
 from prompt_tuning.pipeline.process_links import StepLinks, process_links
+from prompt_tuning.pipeline.schedules import Order, join_end
 from prompt_tuning.pipeline.stage_devices import StageDevices
+from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pipeline.stage_worker import StageWorker
 from prompt_tuning.pipeline.transport import StoppedError
 
-Orders = Sequence[Sequence[Any]]
-"""The operations of each stage in order, with their `kind` and `microbatch`."""
+Orders = Sequence[Order]
+"""The operations of each stage in order."""
 
 
 class PipelinedGradients:
@@ -48,6 +50,7 @@ class PipelinedGradients:
         objective: Objective = NATS_PER_WEIGHT,
         abstract: Mapping[str, jax.ShapeDtypeStruct] | None = None,
         placed: FrozenParts | None = None,
+        joined_p2: bool = False,
     ):
         """Sets the pipeline up; nothing is traced yet.
 
@@ -60,7 +63,10 @@ class PipelinedGradients:
           objective: the training objective.
           abstract: shapes of all parameters, if the given ones are padded.
           placed: frozen parameters on the stages, which several pipelines may share.
+          joined_p2: whether the weights' gradients that are left at the end are one
+            product for all micro-batches.
         """
+        self._joined_p2 = joined_p2
         self._abstract = abstract
         self._graph, self._stages, self._layers = graph, list(stages), list(layers)
         self._orders, self._objective = orders, objective
@@ -91,8 +97,32 @@ class PipelinedGradients:
 
     def run(self, step: "StepInStages") -> None:
         """Runs the operations of a step in the order of the schedule."""
-        run_in_threads(step.workers, self._orders(step.count, step.prefix))
+        orders = self._orders(step.count, step.prefix)
+        if self._joined_p2:
+            orders = self._joined(step, orders)
+        run_in_threads(step.workers, orders)
         self.peak_bytes = [0 if w is None else w.peak_bytes for w in step.workers]
+
+    def _joined(self, step: "StepInStages", orders: Orders) -> Orders:
+        """Joins the last weight gradients of each stage to one operation."""
+        joined = []
+        for stage, worker in enumerate(step.workers):
+            order, count = join_end(tuple(orders[stage]))
+            joined.append(order)
+            if worker is not None and count > 1:
+                batch, key, index = step.others
+                larger = jax.tree.map(
+                    lambda x, n=count: jax.ShapeDtypeStruct(
+                        (n * x.shape[0], *x.shape[1:]), x.dtype
+                    ),
+                    batch,
+                )
+                trained, frozen = step.trained, step.frozen
+                programs = self._stages_for(trained, frozen, (larger, key, index))
+                worker.joined_gradient = step.stages.joined_gradient(
+                    stage, programs, count
+                )
+        return joined
 
     def begin(
         self,
@@ -101,10 +131,9 @@ class PipelinedGradients:
         batch: Batch,
         key: jax.Array | None,
     ) -> "StepInStages":
-        """Places a step's arrays on the stages; the arguments are those of a call."""
+        """Places a step's arrays on the stages; it takes the arguments of a call."""
         micro_batches, indices = _micro_batches(batch)
-        first = (micro_batches[0], key, indices[0])
-        stages = self._stages_for(trained, frozen, first)
+        stages = self.traced(trained, frozen, batch, key)
         stages.place_frozen(frozen, self._placed)
         others = [
             jax.tree.leaves((rows, key, index))
@@ -113,7 +142,9 @@ class PipelinedGradients:
         share = self._share(batch)
         links = self._links_of_step()
         workers = stages.workers(trained, others, jax.tree.leaves(key), share, links)
-        return StepInStages(stages, trained, frozen, workers, len(micro_batches))
+        first = (micro_batches[0], key, indices[0])
+        count = len(micro_batches)
+        return StepInStages(stages, trained, frozen, workers, count, first)
 
     def _links_of_step(self) -> StepLinks | None:
         """Returns the links to other processes; None without any."""
@@ -130,16 +161,34 @@ class PipelinedGradients:
             gradient = jax.tree.map(jnp.add, gradient, penalty)
         return gradient, sums
 
+    def traced(
+        self,
+        trained: Mapping[str, Any],
+        frozen: Mapping[str, Any],
+        batch: Batch,
+        key: jax.Array | None,
+    ) -> CompiledStages:
+        """Traces the stages for a batch, without running them.
+
+        Args:
+          trained: the trained parameters, or their shapes.
+          frozen: all other parameters, or their shapes.
+          batch: one batch, or micro-batches on a leading axis.
+          key: dropout key; None without dropout.
+        """
+        micro_batches, indices = _micro_batches(batch)
+        return self._stages_for(trained, frozen, (micro_batches[0], key, indices[0]))
+
     def _penalty(self, trained: Parameters, frozen: Parameters) -> jax.Array:
         return merge_model(self._graph, trained | frozen).penalty()
 
     def _stages_for(
-        self, trained: Parameters, frozen: Parameters, others: tuple
+        self, trained: Mapping[str, Any], frozen: Mapping[str, Any], others: tuple
     ) -> CompiledStages:
         """Returns the stages for the shape of a micro-batch."""
         shapes = tuple(x.shape for x in jax.tree.leaves(others))
         if shapes not in self._compiled:
-            whole = self._abstract or jax.eval_shape(lambda: trained | frozen)
+            whole = self._abstract or jax.eval_shape(lambda: {**trained, **frozen})
             self._compiled[shapes] = CompiledStages(
                 self._graph,
                 self._objective,
@@ -159,9 +208,10 @@ class StepInStages:
       stages: the compiled stages.
       trained: the trained parameters.
       frozen: all other parameters.
-      workers: run the operations, one for each stage; None for those of other
+      workers: run the operations, one for each stage; None for stages of other
         processes.
       count: number of micro-batches.
+      others: the first micro-batch, the dropout key and the micro-batch's number.
     """
 
     stages: CompiledStages
@@ -169,6 +219,7 @@ class StepInStages:
     frozen: Parameters
     workers: Sequence[StageWorker | None]
     count: int
+    others: tuple
 
     @property
     def prefix(self) -> bool:

@@ -27,7 +27,13 @@ Arrays = list[Any]
 
 
 class JointCut:
-    """The forward pass, p1 and p2 of a function of one set of shapes."""
+    """The forward pass, p1 and p2 of a function of one set of shapes.
+
+    Attributes:
+      outputs: shapes of the outputs.
+      lasting: number of leaves of the inputs that need not be kept.
+      handed_shapes: shapes of what p1 hands to p2.
+    """
 
     def __init__(
         self,
@@ -35,6 +41,7 @@ class JointCut:
         weights: Any,
         inputs: Any,
         others: Any,
+        lasting: int = 0,
     ):
         """Traces and cuts a function.
 
@@ -44,7 +51,10 @@ class JointCut:
           weights: what p2 differentiates with respect to, or its shapes.
           inputs: what p1 differentiates with respect to, or its shapes.
           others: all that is not differentiated, or its shapes.
+          lasting: number of leaves of `inputs`, the last ones, that are available for
+            the backward pass without being kept. There they follow `others`.
         """
+        self.lasting = lasting
         outputs = jax.eval_shape(function, weights, inputs, others)
         self.outputs = outputs
         trees = weights, inputs, others, outputs
@@ -87,17 +97,18 @@ class JointCut:
         backward, needed = live_steps(backward, variables(self._gradients))
         # The weights are available again later, and so is all that is cheap to make
         # of them; the stage's input is not, so it is kept.
-        again = Repeated(forward, {*weights, *others, *gradients, *program.constvars})
+        last = inputs[len(inputs) - self.lasting :]
+        self._known = [*weights, *others, *last]
+        again = Repeated(forward, {*self._known, *gradients, *program.constvars})
         computed = {var for equation in forward for var in equation.outvars}
         kept = []
         for var in needed:
             if var in computed and again.computes(var):
                 again.choose(var)
-            elif var in computed or var in inputs:
+            elif var in computed or (var in inputs and var not in last):
                 kept.append(var)
         self._kept = kept
-        self._known = [*weights, *others]
-        self._inputs = inputs
+        self._arguments = [*weights, *others, *inputs]
         self._outer_gradients = gradients
         self._forward = Half.of(closed, forward, [*outputs, *kept])
         repeated = [e for e in forward if id(e) in again.chosen]
@@ -117,16 +128,46 @@ class JointCut:
         self._p1, self._p2, self._handed = divide(opened, first, second)
         self._whole = Half.of(opened, program.eqns, [*first, *second])
         self._backward_inputs = program.invars
+        shapes = jax.eval_shape(
+            lambda *values: self._p1(
+                dict(zip(self._backward_inputs, values, strict=True))
+            ),
+            *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.invars],
+        )
+        self.handed_shapes = shapes[len(first) :]
         reads = set(self._p2.reads)
         self._held = [v for v in program.invars[len(self._known) :] if v in reads]
 
     def forward(self, weights: Any, inputs: Any, others: Any) -> tuple[Any, Arrays]:
         """Returns the outputs, and what is kept for the backward pass."""
         leaves = jax.tree.leaves((weights, others, inputs))
-        names = [*self._known, *self._inputs]
-        results = self._forward(dict(zip(names, leaves, strict=True)))
+        results = self._forward(dict(zip(self._arguments, leaves, strict=True)))
         count = self._structures[3].num_leaves
         return self._structures[3].unflatten(results[:count]), results[count:]
+
+    def kept_bytes(self) -> int:
+        """Returns the size of what is kept from the forward to the backward pass."""
+        return _bytes([var.aval for var in self._kept])
+
+    def postponed_bytes(self, gradients: bool) -> int:
+        """Returns the size of what is held from p1 to p2.
+
+        Args:
+          gradients: whether the outputs' gradients count, if p2 reads them.
+        """
+        outer = set(self._backward_inputs[-self._structures[3].num_leaves :])
+        held = [var for var in self._held if gradients or var not in outer]
+        return _bytes([*(var.aval for var in held), *self.handed_shapes])
+
+    @property
+    def held_shapes(self) -> list[Any]:
+        """Shapes of the result of `held`."""
+        return [var.aval for var in self._held]
+
+    def p2_reads(self) -> list[bool]:
+        """Returns whether p2 reads each leaf of the weights and other arguments."""
+        reads = set(self._p2.reads)
+        return [var in reads for var in self._backward_inputs[: len(self._known)]]
 
     def input_gradient(
         self, weights: Any, others: Any, kept: Arrays, gradients: Any
@@ -182,3 +223,7 @@ class JointCut:
         known = jax.tree.leaves((weights, others))
         leaves = [*known, *kept, *jax.tree.leaves(gradients)]
         return dict(zip(self._backward_inputs, leaves, strict=True))
+
+
+def _bytes(shapes: Sequence[Any]) -> int:
+    return sum(shape.size * shape.dtype.itemsize for shape in shapes)

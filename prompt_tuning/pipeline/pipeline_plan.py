@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.pipeline.operation_counts import ModelWork, Work
 from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
 from prompt_tuning.pipeline.schedules import (
@@ -133,11 +132,6 @@ def plan_pipeline(
     Raises:
       InputError: if the blocks cannot be divided as they are to be.
     """
-    if settings.joined_p2:
-        raise InputError(
-            "Pipeline.joined_p2 is True, but the gradients of weights are computed for "
-            "each micro-batch: set it to False"
-        )
     blocks = work.blocks
     check_blocks(settings.layers, stages, len(blocks))
     if settings.layers is None:

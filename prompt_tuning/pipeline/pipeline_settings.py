@@ -33,8 +33,7 @@ class Pipeline:
       layers: number of blocks of each stage, an encoder's first; None balances
         the stages by counted operations, the head included.
       joined_p2: whether the gradients of weights that are left at the end of a step are
-        computed as one product for all of their micro-batches; refused until the
-        driver can do it.
+        computed as one product for all of their micro-batches.
 
     Raises:
       InputError: if a value cannot be used, or two contradict each other.

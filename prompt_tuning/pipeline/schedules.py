@@ -19,6 +19,8 @@ WEIGHT_GRADIENT = "weight_gradient"
 BACKWARD = "backward"
 PREFIX_FORWARD = "prefix_forward"
 PREFIX_BACKWARD = "prefix_backward"
+JOINED_GRADIENT = "joined_gradient"
+"""All weight gradients that are left, as one product; see `join_end`."""
 
 Kind = Literal[
     "forward",
@@ -27,6 +29,7 @@ Kind = Literal[
     "backward",
     "prefix_forward",
     "prefix_backward",
+    "joined_gradient",
 ]
 
 NONE, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "none", "gpipe", "1f1b", "zb-h1"
@@ -183,6 +186,22 @@ def _late_weight_gradients(stages: int, stage: int, microbatches: int) -> Order:
     first = max(microbatches - stage, 0)
     order += [Operation(WEIGHT_GRADIENT, i) for i in range(first, microbatches)]
     return tuple(order)
+
+
+def join_end(order: Order) -> tuple[Order, int]:
+    """Joins the weight gradients at the end of a stage's operations to one.
+
+    Returns:
+      the operations, and the number of micro-batches that the last one joins; 1 if
+      nothing is joined.
+    """
+    kinds = [operation.kind for operation in order]
+    count = 0
+    while count < len(kinds) and kinds[-1 - count] == WEIGHT_GRADIENT:
+        count += 1
+    if count < 2:
+        return order, 1
+    return (*order[:-count], Operation(JOINED_GRADIENT, 0)), count
 
 
 def _with_prefix(order: Order) -> Order:

@@ -48,7 +48,7 @@ class GradientJoin:
     def part(self, path: str, gradient: Any) -> Any:
         """Returns a stage's gradient as its part of the stacked one, `[1, ...]`.
 
-        Its rows are padded to those of the largest stage.
+        It gets as many rows as the largest stage has.
         """
         if path in self._model.sliced:
             gradient = pad(gradient, (max(self._rows(path)), *gradient.shape[1:]))

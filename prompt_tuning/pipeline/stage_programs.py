@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.pipeline.joined_rows import JoinedRows
 from prompt_tuning.pipeline.joint_cut import JointCut
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
 from prompt_tuning.pipeline.staged_model import StagePart
@@ -65,12 +66,12 @@ class StagePrograms:
       weights: shapes of the trained parameters on one device, gathered.
       outputs: shapes of what the forward pass returns on one device.
       forward: `(weights, frozen, inputs, others) -> (outputs, kept)`.
-      input_gradient: p1, `(weights, frozen, others, kept, gradients, prefix sum) ->
-        (carried gradients, prefix sum, handed)`; the sum is donated.
-      weight_gradient: p2, `(weights, frozen, others, held, handed, sum) -> sum`; the
-        sum is donated.
-      backward: both, `(weights, frozen, others, kept, gradients, prefix sum, sum) ->
-        (carried gradients, prefix sum, sum)`; the sums are donated.
+      input_gradient: p1, `(weights, frozen, others, prefix, kept, gradients, prefix
+        sum) -> (carried gradients, prefix sum, handed)`; the sum is donated.
+      weight_gradient: p2, `(weights, frozen, others, prefix, held, handed, sum) ->
+        sum`; the sum is donated.
+      backward: both, `(weights, frozen, others, prefix, kept, gradients, prefix sum,
+        sum) -> (carried gradients, prefix sum, sum)`; the sums are donated.
     """
 
     def __init__(
@@ -102,18 +103,76 @@ class StagePrograms:
                 jax.eval_shape(self._gather, devices.local(group, own))
                 for group, own in zip(parameters, specs, strict=True)
             ]
-            return local[0], JointCut(part, local[0], inputs, (local[1], own_leaves))
+            known = (local[1], own_leaves)
+            # The prefix is there until the end of the step.
+            lasting = len(jax.tree.leaves(inputs["prefix"]))
+            return local[0], JointCut(part, local[0], inputs, known, lasting)
 
         self.weights, self.cut = devices.trace(cut)
         self.outputs = self.cut.outputs
         known = [*specs, leaf_specs]
+        self._known_specs, self._others = known, own_leaves
         arrays = PER_DEVICE
         self.forward = self._program(
             self._forward, [specs[0], specs[1], arrays, leaf_specs]
         )
-        self.input_gradient = self._program(self._p1, [*known, *[arrays] * 3], (5,))
-        self.weight_gradient = self._program(self._p2, [*known, *[arrays] * 3], (5,))
-        self.backward = self._program(self._both, [*known, *[arrays] * 4], (5, 6))
+        self.input_gradient = self._program(self._p1, [*known, *[arrays] * 4], (6,))
+        self.weight_gradient = self._program(self._p2, [*known, *[arrays] * 4], (6,))
+        self.backward = self._program(self._both, [*known, *[arrays] * 5], (6, 7))
+
+    def joined_gradient(self, larger: "StagePrograms", count: int) -> Program:
+        """Returns p2 of several micro-batches, as one product for each weight.
+
+        Args:
+          larger: the programs of a micro-batch with the rows of all of them.
+          count: number of micro-batches.
+
+        Returns:
+          `weight_gradient`, of lists of `others`, of `held` and of `handed`.
+
+        Raises:
+          InputError: if something of p2 cannot be joined.
+        """
+        own, all_rows = self.cut, larger.cut
+        held = JoinedRows(own.held_shapes, all_rows.held_shapes, False)
+        handed = JoinedRows(own.handed_shapes, all_rows.handed_shapes, True)
+        names = [i for i, reads in self._reads_late(larger).items() if reads]
+        others = JoinedRows(
+            [self._others[i] for i in names], [larger._others[i] for i in names], True
+        )
+
+        def p2(weights, frozen, leaves, prefix, kept, from_p1, total):
+            read = others([[part[i] for i in names] for part in leaves])
+            rows = {**leaves[0], **dict(zip(names, read, strict=True))}
+            known = (self._gather(frozen), rows, prefix)
+            gradient = all_rows.weight_gradient(
+                self._gather(weights), known, held(kept), handed(from_p1)
+            )
+            return _add(total, gradient)
+
+        weights, frozen, leaf_specs = self._known_specs
+        arguments = [weights, frozen, [leaf_specs] * count, *[PER_DEVICE] * 4]
+        return self._program(p2, arguments, (6,))
+
+    def _reads_late(self, larger: "StagePrograms") -> dict[int, bool]:
+        """Returns which of the other arguments p2 reads, by index."""
+        reads = larger.cut.p2_reads()
+        first = len(reads) - len(self._others) - self.cut.lasting
+        own = reads[first : first + len(self._others)]
+        return dict(zip(sorted(self._others), own, strict=True))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that each device keeps of a micro-batch for its backward pass."""
+        return self.cut.kept_bytes()
+
+    @property
+    def postponed_bytes(self) -> int:
+        """Bytes that each device holds of a micro-batch from p1 to p2.
+
+        The gradient of the loss is the same for all micro-batches and does not count.
+        """
+        return self.cut.postponed_bytes(gradients=not self.outputs["outputs"])
 
     def _program(
         self, function: Callable, specs: Sequence[Any], donated: tuple[int, ...] = ()
@@ -127,20 +186,22 @@ class StagePrograms:
         known = (self._gather(frozen), others)
         return self.cut.forward(self._gather(weights), inputs, known)
 
-    def _p1(self, weights, frozen, others, kept, gradients, prefix_sum):
-        known = (self._gather(frozen), others)
+    def _p1(self, weights, frozen, others, prefix, kept, gradients, prefix_sum):
+        known = (self._gather(frozen), others, prefix)
         gradient, handed = self.cut.input_gradient(
             self._gather(weights), known, kept, gradients
         )
         return gradient["carried"], _add(prefix_sum, gradient["prefix"]), handed
 
-    def _p2(self, weights, frozen, others, held, handed, total):
-        known = (self._gather(frozen), others)
+    def _p2(self, weights, frozen, others, prefix, held, handed, total):
+        known = (self._gather(frozen), others, prefix)
         gradient = self.cut.weight_gradient(self._gather(weights), known, held, handed)
         return _add(total, gradient)
 
-    def _both(self, weights, frozen, others, kept, gradients, prefix_sum, total):
-        known = (self._gather(frozen), others)
+    def _both(
+        self, weights, frozen, others, prefix, kept, gradients, prefix_sum, total
+    ):
+        known = (self._gather(frozen), others, prefix)
         gradient, weight_gradient = self.cut.backward(
             self._gather(weights), known, kept, gradients
         )

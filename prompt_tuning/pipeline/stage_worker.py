@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from prompt_tuning.pipeline.stage_programs import StagePrograms
+from prompt_tuning.pipeline.stage_programs import Program, StagePrograms
 from prompt_tuning.pipeline.transport import Mailbox
 
 Tree = Any
@@ -47,6 +47,7 @@ class StageWorker:
       total: sum of the gradients of the trained parameters.
       peak_bytes: most bytes on one device that were held from one operation to another:
         kept for a backward pass, or held for p2.
+      joined_gradient: p2 of several micro-batches; None if each is computed alone.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class StageWorker:
         self._held: dict[int, Any] = {}
         self.outputs: dict[int, Any] = {}
         self.peak_bytes = 0
+        self.joined_gradient: Program | None = None
 
     def run(self, kind: str, index: int) -> None:
         """Runs one operation of a micro-batch, or of the prefix."""
         getattr(self, f"_run_{kind}")(index)
         held = (self._kept, self._held)
-        self.peak_bytes = max(self.peak_bytes, _bytes_per_device(held))
+        same = jax.tree.leaves(self.work.loss_gradients)
+        self.peak_bytes = max(self.peak_bytes, _bytes_per_device(held, same))
 
     def wait(self) -> None:
         """Waits until everything is computed."""
@@ -89,9 +92,13 @@ class StageWorker:
         """Ends the stage's waiting, because another one failed."""
         self._own.stop()
 
-    def _known(self, index: int) -> tuple[Any, Any, Any]:
+    def _known(self, index: int) -> tuple[Any, Any, Any, Any]:
         work = self.work
-        return work.weights, work.frozen, work.others[index]
+        return work.weights, work.frozen, work.others[index], self._read_prefix()
+
+    def _read_prefix(self) -> dict[int, Any]:
+        """Returns what the stage's micro-batches read of the prefix."""
+        return {i: self._prefix[i] for i in self._prefix_total}
 
     def _carried(self, name: Any) -> Tree:
         return [] if self._before is None else self._own.receive(name)
@@ -108,10 +115,9 @@ class StageWorker:
         self._prefix = outputs["outputs"]
 
     def _run_forward(self, index: int) -> None:
-        weights, frozen, others = self._known(index)
+        weights, frozen, others, prefix = self._known(index)
         carried = self._carried(("hidden", index))
-        read = {i: self._prefix[i] for i in self._prefix_total}
-        inputs = {"carried": carried, "prefix": read}
+        inputs = {"carried": carried, "prefix": prefix}
         outputs, self._kept[index] = self._programs.forward(
             weights, frozen, inputs, others
         )
@@ -145,6 +151,22 @@ class StageWorker:
                 *self._known(index), held, handed, self.total
             )
 
+    def _run_joined_gradient(self, _index: int) -> None:
+        """Computes p2 of all micro-batches that wait for it."""
+        assert self.joined_gradient is not None
+        work, waiting = self.work, sorted(self._held)
+        held, handed = zip(*(self._held.pop(i) for i in waiting), strict=True)
+        if self.total:
+            self.total = self.joined_gradient(
+                work.weights,
+                work.frozen,
+                [work.others[i] for i in waiting],
+                self._read_prefix(),
+                list(held),
+                list(handed),
+                self.total,
+            )
+
     def _run_backward(self, index: int) -> None:
         gradients, kept = self._gradients(index), self._kept.pop(index)
         carried, self._prefix_total, self.total = self._programs.backward(
@@ -170,6 +192,7 @@ class StageWorker:
             work.weights,
             work.frozen,
             work.prefix_others,
+            {},
             self._prefix_kept,
             gradients,
             {},
@@ -179,7 +202,8 @@ class StageWorker:
         self._send_back(("prefix gradient", index), carried)
 
 
-def _bytes_per_device(tree: Tree) -> int:
-    """Returns the size of a tree's different arrays on one device."""
-    arrays = {id(x): x for x in jax.tree.leaves(tree)}.values()
+def _bytes_per_device(tree: Tree, without: Sequence[Any]) -> int:
+    """Returns the size of a tree's arrays on one device, without some arrays."""
+    left_out = set(map(id, without))
+    arrays = [x for x in jax.tree.leaves(tree) if id(x) not in left_out]
     return sum(x.addressable_shards[0].data.nbytes for x in arrays)

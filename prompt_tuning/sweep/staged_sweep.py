@@ -15,11 +15,11 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import Objective
-from prompt_tuning.pipeline.compiled_stages import FrozenParts
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.member_driver import MemberPipeline
 from prompt_tuning.pipeline.member_orders import MemberOrders, check_member_schedule
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
+from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.training.pipelined_step import PipelinedStep
 from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.state import TrainState

@@ -3,15 +3,22 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from prompt_tuning.config.run import Run
+from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.training.pipelined_step import divide_rows
 from prompt_tuning.training.run_plan import RunPlan, plan_run
 from prompt_tuning.training.stage_plan import (
+    largest_batch,
     microbatch_shape,
     plan_stages,
     stage_placement,
@@ -29,11 +36,15 @@ class PipelineEstimate:
       opened: the opened run.
       plan: the plan of its pipeline for the largest batch.
       shape: sizes of a micro-batch.
+      examples: training examples.
+      batch: the largest batch.
     """
 
     opened: RunPlan
     plan: PipelinePlan
     shape: MicroBatchShape
+    examples: Examples | ClassExamples
+    batch: Batch
 
     @classmethod
     def open(cls, run: Run) -> "PipelineEstimate":
@@ -48,10 +59,35 @@ class PipelineEstimate:
                 "number of stages"
             )
         opened = plan_run(run)
-        batch_plan = opened.batch_plan(opened.examples())
+        examples = opened.examples()
+        batch_plan = opened.batch_plan(examples)
         shape = microbatch_shape(run, opened.model, batch_plan)
         plan = plan_stages(run, opened.model, opened.labels, shape)
-        return cls(opened, plan, shape)
+        index, _ = largest_batch(batch_plan)
+        pad_id = opened.model.config.pad_id
+        (batch,) = stream_batches(
+            examples, batch_plan, index, index + 1, pad_id=pad_id, prefetch=0
+        )
+        return cls(opened, plan, shape, examples, batch)
+
+    def held_bytes(self) -> tuple[int, ...]:
+        """The most bytes that each device of each stage holds for p1 and p2."""
+        model, placement = self.opened.model, self.opened.model.placement
+        assert placement is not None
+        trained = {
+            path: jax.ShapeDtypeStruct(placement.padded_shape(path), jnp.float32)
+            for path in self.opened.labels
+        }
+        objective = self.opened.objective(self.examples)
+        stages = self.opened.pipelined_gradients(objective, self.plan).traced(
+            trained,
+            {},
+            divide_rows(self.batch, self.plan.microbatches),
+            jax.random.key(0) if model.drops else None,
+        )
+        kept = [programs.kept_bytes for programs in stages.programs]
+        postponed = [programs.postponed_bytes for programs in stages.programs]
+        return self.plan.peak_bytes(kept, postponed)
 
     def weight_bytes(self) -> tuple[int, ...]:
         """Bytes of the frozen and trained parameters on each device of each stage.

@@ -16,11 +16,11 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.pipeline.compiled_stages import FrozenParts
 from prompt_tuning.pipeline.driver import PipelinedGradients, StepInStages
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
+from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.axis_rules import AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
@@ -127,6 +127,8 @@ def pipelined_gradients(
     placement: Placement,
     objective: Objective,
     placed: FrozenParts | None = None,
+    *,
+    joined_p2: bool = False,
 ) -> PipelinedGradients:
     """Returns a model in the stages of a plan; nothing is traced yet.
 
@@ -137,6 +139,7 @@ def pipelined_gradients(
       placement: the shardings of the whole arrays.
       objective: the training objective.
       placed: frozen parameters on the stages, which several pipelines may share.
+      joined_p2: see `Pipeline`.
     """
 
     def orders(count: int, prefix: bool) -> tuple[Order, ...]:
@@ -145,7 +148,14 @@ def pipelined_gradients(
         )
 
     return PipelinedGradients(
-        graph, stages, plan.layers, orders, objective, placement.abstract, placed
+        graph,
+        stages,
+        plan.layers,
+        orders,
+        objective,
+        placement.abstract,
+        placed,
+        joined_p2,
     )
 
 

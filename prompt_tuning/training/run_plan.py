@@ -32,10 +32,10 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.pipeline.compiled_stages import FrozenParts
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
+from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.weight_storage import HOST
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
@@ -372,9 +372,16 @@ class RunPlan:
         """
         mesh, model = self.run.mesh, self.model
         assert mesh is not None and model.placement is not None
+        assert self.run.pipeline is not None
         stages = stage_devices(mesh, model.config)
         return pipelined_gradients(
-            model.graph, stages, plan, model.placement, objective, placed
+            model.graph,
+            stages,
+            plan,
+            model.placement,
+            objective,
+            placed,
+            joined_p2=self.run.pipeline.joined_p2,
         )
 
     def step_in_stages(

@@ -5,10 +5,11 @@
 Every operation of four stages takes a fixed time: after its inputs have arrived, its
 thread sleeps for that time and then computes a tiny model's operation. What exceeds the
 simulation is the time of the driver: dispatch, messages and the operations of the tiny
-model.
+model. The members of a sweep are compared with stages that never wait.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -16,14 +17,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
-from rich.table import Table
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import split
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.member_driver import MemberPipeline, MemberStep
+from prompt_tuning.pipeline.member_orders import MemberOrders
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.simulation import StageCosts, simulate
 from prompt_tuning.pipeline.stage_devices import StageDevices
@@ -57,6 +58,8 @@ CASES = (
     ("zb-h1", 8, True),
 )
 """Schedule, micro-batches, and whether the backward pass has two parts."""
+MEMBERS = ((4, 1), (4, 2), (8, 1))
+"""Members of a sweep, and micro-batches of each one's step."""
 UNITS = {"forward": 1, "input_gradient": 1, "weight_gradient": 1, "backward": 2}
 """Emulated time of each operation."""
 
@@ -69,9 +72,10 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
-    columns = ("schedule", "M", "parts", "simulated", "measured", "over", "overhead")
-    table = Table(*columns, title=f"{STAGES} stages")
     jax.config.update("jax_num_cpu_devices", STAGES)
+    print(f"{STAGES} stages, load {os.getloadavg()[0]:.1f}")
+    print("overhead: of each operation of the busiest stage")
+    line("schedule", "M", "parts", "simulated", "measured", "over", "overhead")
     pipelines = {}
     for schedule, count, two_stage in CASES:
         orders = stage_orders(schedule, STAGES, count, two_stage)
@@ -80,16 +84,39 @@ def main() -> None:
             pipelines[count] = EmulatedPipeline(options.unit, count)
         measured = pipelines[count].seconds(orders, options.steps)
         operations = max(map(len, orders))
-        table.add_row(
-            schedule,
-            str(count),
-            "two" if two_stage else "one",
-            f"{1000 * expected:,.0f} ms",
-            f"{1000 * measured:,.0f} ms",
-            f"{measured / expected - 1:+.1%}",
-            f"{1000 * (measured - expected) / operations:.2f} ms",
-        )
-    Console().print(table, "overhead: of each operation of the busiest stage")
+        parts = "two" if two_stage else "one"
+        compare(schedule, count, parts, expected, measured, operations)
+    for members, count in MEMBERS:
+        step = EmulatedMembers(options.unit, members, count)
+        # F and a backward pass in one part of twice its time.
+        expected, operations = 3 * count * options.unit, 2 * count
+        measured = step.seconds(4 * options.steps)
+        compare(f"{members} members", count, "one", expected, measured, operations)
+
+
+def compare(
+    name: str,
+    count: int,
+    parts: str,
+    expected: float,
+    measured: float,
+    operations: int,
+) -> None:
+    """Prints the times of a step."""
+    line(
+        name,
+        str(count),
+        parts,
+        f"{1000 * expected:,.0f} ms",
+        f"{1000 * measured:,.0f} ms",
+        f"{measured / expected - 1:+.1%}",
+        f"{1000 * (measured - expected) / operations:.2f} ms",
+    )
+
+
+def line(*cells: str) -> None:
+    """Prints a line of the table at once."""
+    print("".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
 class EmulatedPipeline:
@@ -125,10 +152,49 @@ class EmulatedPipeline:
         jax.block_until_ready(self._gradients(self._parameters, {}, self._batch, None))
         return time.perf_counter() - start
 
+    def begin(self, pipeline: MemberPipeline) -> MemberStep:
+        """Starts a step among others."""
+        return pipeline.submit(
+            self._gradients.begin(self._parameters, {}, self._batch, None)
+        )
+
+    def end(self, pipeline: MemberPipeline, member: MemberStep) -> None:
+        """Waits for the gradient of a step."""
+        pipeline.wait(member)
+        jax.block_until_ready(self._gradients.finish(member.step))
+
     def seconds(self, orders: tuple[Order, ...], steps: int) -> float:
         """Returns the median time of some steps, after one that is not counted."""
         times = [self._run(orders) for _ in range(steps + 1)]
         return statistics.median(times[1:])
+
+
+class EmulatedMembers:
+    """Members of a sweep that share an emulated pipeline, without updates."""
+
+    def __init__(self, unit: float, members: int, count: int):
+        """Builds the model and compiles its stages.
+
+        Args:
+          unit: seconds of an operation.
+          members: number of members.
+          count: micro-batches of a member's step.
+        """
+        self._members = members
+        self._single = EmulatedPipeline(unit, count)
+        self._pipeline = MemberPipeline(MemberOrders(STAGES, members, count))
+
+    def seconds(self, steps: int) -> float:
+        """Returns the time of a member's step while all members step."""
+        latest = [self._single.begin(self._pipeline) for _ in range(self._members)]
+        start = time.perf_counter()
+        for _ in range(steps):
+            for k in range(self._members):
+                self._single.end(self._pipeline, latest[k])
+                latest[k] = self._single.begin(self._pipeline)
+        total = time.perf_counter() - start
+        self._pipeline.drain()
+        return total / (steps * self._members)
 
 
 def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:

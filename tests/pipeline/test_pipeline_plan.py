@@ -89,11 +89,6 @@ def test_given_layers_have_to_be_the_models():
     assert plan_pipeline(Pipeline(layers=[1, 3]), 2, 8, model(FULL)).layers == (1, 3)
 
 
-def test_a_joined_p2_is_refused_and_never_ignored():
-    with pytest.raises(InputError, match="joined_p2 is True, but the gradients of wei"):
-        plan_pipeline(Pipeline(joined_p2=True), 2, 8, model(FULL))
-
-
 def timeline(two_stage):
     orders = stage_orders("1f1b", 2, 2, two_stage)
     return simulate(orders, [StageCosts()] * 2)

@@ -13,6 +13,7 @@ from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline import driver
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.schedules import stage_orders
+from prompt_tuning.pipeline.simulation import peak_held
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.pipeline.stage_worker import StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
@@ -40,6 +41,7 @@ class Case:
     dropout: float = 0.0
     method: str | None = None
     micro_batches: int = 4
+    joined_p2: bool = False
 
 
 def config_of(case):
@@ -73,7 +75,9 @@ def pipeline_of(case, graph, stages=None):
             case.schedule, count, micro_batches, case.two_stage, prefix=prefix
         )
 
-    return PipelinedGradients(graph, stages, case.layers, orders)
+    return PipelinedGradients(
+        graph, stages, case.layers, orders, joined_p2=case.joined_p2
+    )
 
 
 def assert_equal(case, stages=None):
@@ -98,7 +102,20 @@ def assert_equal(case, stages=None):
         np.testing.assert_allclose(
             actual[path], gradient, rtol=0, atol=1e-6 * largest, err_msg=path
         )
-    return pipeline
+    assert_bytes(case, pipeline, trained, frozen, batch, key)
+
+
+def assert_bytes(case, pipeline, *arguments):
+    """Compares the arrays that each stage held with what is planned."""
+    staged = pipeline.traced(*arguments)
+    orders = stage_orders(
+        case.schedule, len(case.layers), case.micro_batches, case.two_stage
+    )
+    planned = [
+        peak_held(order, programs.kept_bytes, programs.postponed_bytes)
+        for order, programs in zip(orders, staged.programs, strict=True)
+    ]
+    assert pipeline.peak_bytes == planned
 
 
 @pytest.mark.parametrize(
@@ -113,6 +130,9 @@ def assert_equal(case, stages=None):
             Case("gpt2", PROMPT, (1, 2)),
             Case("llama", ALL, (2, 1), "none", two_stage=False),
             Case("llama", ALL, (1, 1, 1), "gpipe"),
+            Case("llama", ALL, (1, 1, 1), "gpipe", joined_p2=True),
+            Case("gpt2", ALL, (1, 1), joined_p2=True),
+            Case("t5_gated", ALL, (1, 3), joined_p2=True),
             Case("llama", ALL, (1, 1), "1f1b-2"),
             Case("llama", ALL, (1, 1), micro_batches=1),
             Case("t5_original", ALL, (1, 2, 1), dropout=0.3),

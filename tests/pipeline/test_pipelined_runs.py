@@ -79,7 +79,6 @@ def test_stages_have_the_curve_of_one_device(
     ("stages", "settings", "message"),
     [
         (4, [], "MeshShape.stage is 4, but the model has 2 blocks"),
-        (2, ["Pipeline.joined_p2=True"], "Pipeline.joined_p2 is True, but"),
         (2, ["Pipeline.microbatches=6"], "a step has 16 rows, which cannot be divided"),
     ],
 )

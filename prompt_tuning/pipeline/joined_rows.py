@@ -1,0 +1,51 @@
+"""How arrays of several micro-batches become one with all of their rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from prompt_tuning.core.errors import InputError
+
+
+class JoinedRows:
+    """Joins lists of arrays of several micro-batches along their rows.
+
+    An array's rows are the dimension that is larger in a trace of all rows.
+    """
+
+    def __init__(self, each: Sequence[Any], joined: Sequence[Any], needs_rows: bool):
+        """Finds the rows of each array.
+
+        Args:
+          each: shapes of a micro-batch's arrays.
+          joined: shapes of the same arrays with the rows of all micro-batches.
+          needs_rows: whether an array without rows differs among micro-batches, so
+            that it cannot be joined.
+
+        Raises:
+          InputError: if an array cannot be joined.
+        """
+        self._axes = [
+            _axis(one.shape, other.shape)
+            for one, other in zip(each, joined, strict=True)
+        ]
+        if needs_rows and None in self._axes:
+            raise InputError(
+                "Pipeline.joined_p2 is True, but the gradients of weights need sums "
+                "or random numbers of each micro-batch (a prompt that all rows share, "
+                "dropout), which cannot be joined: set it to False"
+            )
+
+    def __call__(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
+        """Joins the arrays of each micro-batch."""
+        return [
+            arrays[0] if axis is None else jnp.concatenate(arrays, axis)
+            for axis, arrays in zip(self._axes, zip(*parts, strict=True), strict=True)
+        ]
+
+
+def _axis(each: Sequence[int], joined: Sequence[int]) -> int | None:
+    """Returns the dimension in which two shapes differ; None if they are equal."""
+    pairs = enumerate(zip(each, joined, strict=True))
+    return next((axis for axis, (one, other) in pairs if one != other), None)
