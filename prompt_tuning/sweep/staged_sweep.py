@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from prompt_tuning.config.run import Run
 from prompt_tuning.core.activity import activity
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
@@ -128,16 +129,22 @@ class StagedSweepStep:
         return outcome
 
 
-def check_members(plan: PipelinePlan, at_once: int | None) -> None:
+def check_members(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
     """Checks that members can follow each other through the stages of a plan.
 
     Args:
+      run: a member's run.
       plan: blocks and schedule of the stages.
       at_once: members whose gradients are to be computed at once; None in stages.
 
     Raises:
       InputError: with what to set.
     """
+    if run.pipeline is not None and run.pipeline.joined_p2:
+        raise InputError(
+            "Pipeline.joined_p2 is True, but while members of a sweep follow each "
+            "other no gradient of weights is postponed: set it to False"
+        )
     if at_once is not None:
         raise InputError(
             f"--at_once is {at_once}, but with {plan.stages} stages (MeshShape.stage) "

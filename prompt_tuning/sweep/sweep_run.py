@@ -219,7 +219,7 @@ def prepare_sweep(
     ]
     stages = longest.pipeline_plan(plans[opened.index(longest)])
     if stages is not None:
-        check_members(stages, at_once)
+        check_members(longest.run, stages, at_once)
     evaluators = _evaluators(opened)
     opened[0].model.weight_storage.reject_streamed("a sweep steps many members at once")
     parameters = opened[0].model.read_parameters()

@@ -59,4 +59,6 @@ def test_what_members_in_stages_cannot_do_is_refused(
     assert "--at_once is 2, but with 2 stages" in capsys.readouterr().err
     assert main(["sweep", *arguments, "--gin.Pipeline.schedule='gpipe'"]) == 2
     assert "Pipeline.schedule is 'gpipe', but the members" in capsys.readouterr().err
+    assert main(["sweep", *arguments, "--gin.Pipeline.joined_p2=True"]) == 2
+    assert "Pipeline.joined_p2 is True, but while members" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
