@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
-from prompt_tuning.core.errors import shown
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
     Family,
@@ -65,8 +65,11 @@ def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
     for name in sorted(decoder.keys() - DIFFERENT):
         if encoder[name] != decoder[name]:
-            expected = f"a {name} of {shown(encoder[name])}, as in the encoder"
-            settings.refuse(DECODER, f"{expected}: another is not implemented")
+            raise InputError(
+                f"{settings.source} has a decoder whose {name} is "
+                f"{shown(decoder[name])}, expected {shown(encoder[name])}, as in the "
+                "encoder: stacks that differ are not implemented"
+            )
     return decoder | {
         "architecture": "encoder_decoder",
         "encoder_layers": encoder["layers"],
