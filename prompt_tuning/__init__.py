@@ -23,6 +23,8 @@ MODULES = {
     "load_tuned": "api",
     "Model": "model",
     "TunedModel": "model",
+    "Sampling": "decoding.sampling_settings",
+    "BeamSearch": "decoding.beam_search",
     "InputError": "core.errors",
     "Batch": "core.batch",
     "Run": "config.run",
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
     from prompt_tuning.config.run import Run as Run
     from prompt_tuning.core.batch import Batch as Batch
     from prompt_tuning.core.errors import InputError as InputError
+    from prompt_tuning.decoding.beam_search import BeamSearch as BeamSearch
+    from prompt_tuning.decoding.sampling_settings import Sampling as Sampling
     from prompt_tuning.model import Model as Model
     from prompt_tuning.model import TunedModel as TunedModel
     from prompt_tuning.training.loop import TrainingResult as TrainingResult
