@@ -61,7 +61,9 @@ def score_batch(
     """Computes `score_rows`, reading weights layer by layer if they are streamed."""
     if model.weight_storage.by_layer:
         everything = model.weight_storage.with_streamed(parameters)
-        return stream_over_batches(model.graph, function).forward({}, everything, batch)
+        slices = model.weight_storage.slices
+        streamed = stream_over_batches(model.graph, function, slices)
+        return streamed.forward({}, everything, batch)
     # Only a shape that is compiled renames it.
     with activity():
         return score_rows(function, model.graph, model.layout, parameters, batch)

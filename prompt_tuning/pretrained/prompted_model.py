@@ -289,7 +289,9 @@ def open_pretrained(
         plan=plan,
         initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
         placement=placement,
-        weight_storage=WeightStorage.create(source.weights, graph, plan),
+        weight_storage=dataclasses.replace(
+            WeightStorage.create(source.weights, graph, plan), slices=source.slices
+        ),
     )
 
 

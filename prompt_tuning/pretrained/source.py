@@ -45,6 +45,8 @@ class Pretrained:
       trained_weights: where the checkpoint's weights are kept that parameter groups
         train: on the "device", or, with streamed weights, on the "host" with their
         gradients and optimizer state, and updated layer by layer.
+      slices: number of slices that the layers of a stack are read in with streamed
+        weights, two of which are in memory; None for slices of one layer.
       dropout_rate: dropout rate in training.
       attention: "flash" computes attention with a fused kernel of the device, cuDNN's
         on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
@@ -64,6 +66,7 @@ class Pretrained:
     parameter_dtype: str = "float32"
     weights: str = "device"
     trained_weights: str = "device"
+    slices: int | None = None
     dropout_rate: float = 0.0
     attention: str = "auto"
     rematerialization: Rematerialization | None = None
@@ -74,6 +77,12 @@ class Pretrained:
 
     def __post_init__(self):
         check_fields(self)
+        if self.slices is not None and (self.slices < 1 or self.weights != "streamed"):
+            raise InputError(
+                f"Pretrained.slices is {self.slices} and Pretrained.weights "
+                f"{shown(self.weights)}: streamed weights are read in 1 slice or more; "
+                "leave slices out, or set weights to 'streamed'"
+            )
 
     @property
     def path(self) -> Path:

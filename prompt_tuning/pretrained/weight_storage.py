@@ -85,11 +85,14 @@ class WeightStorage:
       pinned: paths of the weights in the host's pinned memory.
       trained: trained weights in host memory, as NumPy arrays; for each path, whether
         it is stacked over layers.
+      slices: number of slices that the layers of a stack are read in; None for one
+        layer at a time.
     """
 
     streamed: Mapping[str, LayeredWeight] = dataclasses.field(default_factory=dict)
     pinned: frozenset[str] = frozenset()
     trained: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    slices: int | None = None
 
     @property
     def by_layer(self) -> bool:
@@ -156,7 +159,7 @@ class WeightStorage:
                 f"{how_to_set('Pretrained.weights', STREAMED)} and "
                 f"{how_to_set('Pretrained.trained_weights', HOST)}"
             )
-        return WeightStorage(streamed, pinned)
+        return dataclasses.replace(self, streamed=streamed, pinned=pinned)
 
     def with_streamed(
         self, parameters: Mapping[str, Array]

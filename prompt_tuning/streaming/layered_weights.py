@@ -68,8 +68,11 @@ class LayeredWeight:
         Raises:
           InputError: if the checkpoint has changed since it was opened.
         """
-        block = slice(index, index + 1), *whole(self.shape[1:])
-        return self.reader([block])[0][0]
+        return self.read_layers(index, index + 1)[0]
+
+    def read_layers(self, start: int, stop: int) -> Shaped[np.ndarray, "n *layer"]:
+        """Reads consecutive layers; otherwise as `read`."""
+        return self.reader([(slice(start, stop), *whole(self.shape[1:]))])[0]
 
     def __getitem__(self, indices: tuple[np.ndarray, ...]) -> Shaped[np.ndarray, "n"]:
         """Reads single elements, given one array of indices per axis."""
@@ -80,14 +83,25 @@ class LayeredWeight:
         return np.concatenate([part.ravel() for part in self.reader(blocks)])
 
 
-def read_layer(weights: Sequence[LayeredWeight], index: int) -> Layer:
-    """Reads one layer of some weights; it is on the device when this returns."""
-    layer = []
-    with jax.profiler.TraceAnnotation("read layer", index=index):
+def read_slice(
+    weights: Sequence[LayeredWeight], indices: Sequence[int]
+) -> dict[int, Layer]:
+    """Reads consecutive layers of some weights.
+
+    Returns:
+      the layers by index; they are on the device when this returns.
+    """
+    start, stop = min(indices), max(indices) + 1
+    layers: dict[int, Layer] = {index: [] for index in indices}
+    with jax.profiler.TraceAnnotation("read layer", index=start):
         for weight in weights:
             _return_memory()
-            layer.append(jax.device_put(weight.read(index)))
-        return jax.block_until_ready(layer)
+            arrays = weight.read_layers(start, stop)
+            for index, layer in layers.items():
+                layer.append(jax.device_put(arrays[index - start]))
+            jax.block_until_ready(layers)
+            del arrays
+        return layers
 
 
 def _delete_layer(layer: Layer) -> None:
@@ -111,16 +125,22 @@ def _return_memory() -> None:
 class LayerReader:
     """Brings layers to the device, reading the next one while one is computed.
 
-    At most two layers are on the device: a layer is deleted before the layer after the
-    next is requested.
+    At most two slices of layers are on the device: a slice is deleted before the slice
+    after the next is requested.
 
     Attributes:
-      on_layer: called with each layer's index while that layer and the next one are on
+      on_layer: called with each layer's index while its slice and the next one are on
         the device; for measurements.
+      slices: number of slices that all layers of a stack are read in; None reads each
+        layer alone.
     """
 
-    def __init__(self, on_layer: Callable[[int], None] | None = None):
-        self.on_layer = on_layer
+    def __init__(
+        self,
+        on_layer: Callable[[int], None] | None = None,
+        slices: int | None = None,
+    ):
+        self.on_layer, self.slices = on_layer, slices
 
     def visit(
         self,
@@ -137,16 +157,20 @@ class LayerReader:
             device has finished with them, and must not keep them.
         """
         indices = list(order)
+        width = 1 if self.slices is None else max(1, -(-len(indices) // self.slices))
+        groups = [indices[i : i + width] for i in range(0, len(indices), width)]
         with ThreadPoolExecutor(1, "layers") as pool:
             # A future keeps its result alive, so it is dropped before the next read.
-            pending = [pool.submit(read_layer, weights, indices[0])]
-            for index, following in zip(indices, [*indices[1:], None], strict=True):
-                layer = pending.pop().result()
+            pending = [pool.submit(read_slice, weights, groups[0])]
+            for group, following in zip(groups, [*groups[1:], None], strict=True):
+                layers = pending.pop().result()
                 if following is not None:
-                    pending.append(pool.submit(read_layer, weights, following))
-                with jax.profiler.TraceAnnotation("compute layer", index=index):
-                    compute(index, layer)
-                if self.on_layer is not None:
-                    wait(pending)
-                    self.on_layer(index)
-                _delete_layer(layer)
+                    pending.append(pool.submit(read_slice, weights, following))
+                for index in group:
+                    with jax.profiler.TraceAnnotation("compute layer", index=index):
+                        compute(index, layers[index])
+                    if self.on_layer is not None:
+                        wait(pending)
+                        self.on_layer(index)
+                for layer in layers.values():
+                    _delete_layer(layer)

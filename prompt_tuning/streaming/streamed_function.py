@@ -99,7 +99,9 @@ def _dtype(leaf: Any) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def stream_over_batches(
-    graph: nnx.GraphDef, function: Callable[[nnx.GraphDef, Any, Any], Any]
+    graph: nnx.GraphDef,
+    function: Callable[[nnx.GraphDef, Any, Any], Any],
+    slices: int | None = None,
 ) -> StreamedFunction:
     """Wraps a function of a model's structure, all of its parameters and a batch.
 
@@ -110,4 +112,4 @@ def stream_over_batches(
     def run(trained: Leaves, frozen: Leaves, batch: Any) -> Any:
         return function(graph, trained | frozen, batch)
 
-    return StreamedFunction(run)
+    return StreamedFunction(run, LayerReader(slices=slices))

@@ -38,6 +38,7 @@ from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.weight_storage import HOST
+from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.pipelined_step import (
@@ -324,6 +325,7 @@ class RunPlan:
                 model.weight_storage.streamed,
                 dropout=model.drops,
                 objective=objective,
+                reader=LayerReader(slices=model.weight_storage.slices),
                 host=self.host_optimizer(),
             )
         stages = self.pipeline_plan(batch_plan)

@@ -205,6 +205,22 @@ def test_two_layers_are_on_the_device_at_a_time():
     assert seen[-1][1] < 1.2 * layer
 
 
+def test_slices_of_several_layers_are_read_at_once():
+    config = dataclasses.replace(dummies.LLAMA, layers=5)
+    graph, (trained, frozen, blocks, rest) = prompted(config)
+    batch = batch_of(config)
+    expected = jax.jit(functools.partial(gradients, graph))(
+        trained, frozen, batch, None
+    )
+    layers = Layers(blocks)
+    reader = LayerReader(slices=2)
+    step = StreamedStep(graph, SGD, layers.weights, dropout=False, reader=reader)
+    assert_equal(step.gradient(trained, rest, batch, None), expected, trained)
+    # Three and two layers forward, then three and two from the end.
+    starts = [start for path, start in layers.reads if path == min(blocks)]
+    assert starts == [0, 3, 2, 0]
+
+
 def nbytes(arrays):
     return sum(array.nbytes for array in arrays)
 
