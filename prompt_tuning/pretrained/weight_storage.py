@@ -4,7 +4,7 @@ They are on the device, in pinned host memory, or streamed from the checkpoint's
 """
 
 import dataclasses
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models import host_memory
-from prompt_tuning.streaming.layered_weights import LayeredWeight
+from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 
 DEVICE, PINNED_HOST, STREAMED = "device", "pinned_host", "streamed"
 HOST = "host"
@@ -133,6 +133,24 @@ class WeightStorage:
                 for path in stacked
             }
         )
+
+    def in_training(
+        self, trained_weights: str, trained: Collection[str], plan: RestorePlan
+    ) -> "WeightStorage":
+        """Returns the storage in a run that trains some parameters.
+
+        Args:
+          trained_weights: `Pretrained.trained_weights`.
+          trained: paths of the trained parameters.
+          plan: restore plan of the model.
+        """
+        if trained_weights == HOST:
+            return self.with_trained(trained, plan)
+        return self.without_trained(trained)
+
+    def reader(self) -> LayerReader:
+        """Returns what brings the layers to the device in a training step."""
+        return LayerReader(slices=self.slices)
 
     def with_trained(
         self, trained: Iterable[str], plan: RestorePlan

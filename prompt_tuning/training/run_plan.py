@@ -37,8 +37,6 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.weight_storage import HOST
-from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.pipelined_step import (
@@ -115,10 +113,8 @@ def plan_run(run: Run) -> "RunPlan":
         check_rematerialization(config)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
-    if run.model.trained_weights == HOST:
-        storage = model.weight_storage.with_trained(labels, model.plan)
-    else:
-        storage = model.weight_storage.without_trained(labels)
+    trained_weights = run.model.trained_weights
+    storage = model.weight_storage.in_training(trained_weights, labels, model.plan)
     return RunPlan(
         run=run,
         model=dataclasses.replace(model, weight_storage=storage),
@@ -325,7 +321,7 @@ class RunPlan:
                 model.weight_storage.streamed,
                 dropout=model.drops,
                 objective=objective,
-                reader=LayerReader(slices=model.weight_storage.slices),
+                reader=model.weight_storage.reader(),
                 host=self.host_optimizer(),
             )
         stages = self.pipeline_plan(batch_plan)
