@@ -60,6 +60,15 @@ LIMITS = {
         "MAXIMUM_CHUNK": (2**28, "chunks of 256 MiB"),
         "MAXIMUM_EXPANSION": (1032, "1,032 times the size of their file"),
     },
+    "server.server_limits": {
+        "MAXIMUM_BODY": (2**22, "bodies of 4 MiB"),
+        "BODY_SECONDS": (30, "arrive within 30 s"),
+        "MAXIMUM_ROWS": (128, "128 rows (prompts times `n`)"),
+        "MAXIMUM_STOPS": (16, "16 stop texts"),
+        "MAXIMUM_BIASES": (1024, "1,024 biases"),
+        "MAXIMUM_CONNECTIONS": (2048, "2,048 connections"),
+        "MAXIMUM_ADAPTERS": (256, "256 adapters loaded by clients"),
+    },
     "data.rows.jsonl": {"MAXIMUM_LINE": (2**22, "lines of 4 MiB")},
     "data.rows.parquet_files": {
         "MAXIMUM_ROWS": (2**31, "2^31 rows"),

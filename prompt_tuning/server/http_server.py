@@ -62,6 +62,8 @@ class HttpServer(uvicorn.Server):
             limit_concurrency=MAXIMUM_CONNECTIONS,
             h11_max_incomplete_event_size=2**16,
             ws="none",
+            interface="asgi3",
+            proxy_headers=False,
         )
         super().__init__(config)
         self._on_start = on_start

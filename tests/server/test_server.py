@@ -1,0 +1,272 @@
+"""The server over HTTP, on the bundled model, against the model without it."""
+
+import contextlib
+import http.client
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from prompt_tuning.config.flat_runs import read_frozen_run
+from prompt_tuning.decoding.sampling_settings import Sampling
+
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+
+from prompt_tuning.server.application import ServerApplication
+from prompt_tuning.server.http_server import HttpServer, open_socket
+from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
+
+TEXT = "reverse: abc ="
+KEY = "a key"
+
+
+class RunningServer:
+    """A server in a thread of this process."""
+
+    def __init__(self, folder):
+        run = read_frozen_run({"model": "bundled:skills-decoder"}, [])
+        self.model = FrozenTextModel(run)
+        width = self.model.prompted.config.width
+        vectors = np.random.default_rng(1).normal(size=(4, width)).astype("f4")
+        np.save(folder / "soft.npy", vectors)
+        self.engine = self.model.engine(slots=4, length=128)
+        self.engine.load_adapter("soft", folder / "soft.npy")
+        models = ServedModels(self.model, "base", folder)
+        models.record("soft", folder / "soft.npy")
+        self.application = ServerApplication(
+            models, self.engine, queue_length=4, samples=8
+        )
+        self.socket = open_socket("127.0.0.1", 0)
+        self.port = self.socket.getsockname()[1]
+        ready = threading.Event()
+        self.app = self.application.app(KEY, ["127.0.0.1"])
+        self.server = HttpServer(self.answer, ready.set)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+        self.thread.start()
+        assert ready.wait(30)
+
+    async def answer(self, scope, receive, send):
+        await self.app(scope, receive, send)
+
+    def connect(self, body=None, path="/v1/completions", method="POST", **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Authorization": f"Bearer {KEY}", **headers}
+        headers.setdefault("Content-Type", "application/json")
+        content = body if isinstance(body, bytes | None) else json.dumps(body)
+        connection.request(method, path, content, headers)
+        return connection
+
+    def ask(self, body=None, path="/v1/completions", method="POST", **headers):
+        with contextlib.closing(self.connect(body, path, method, **headers)) as opened:
+            response = opened.getresponse()
+            content = response.read()
+        if response.headers["Content-Type"] == "application/json":
+            content = json.loads(content)
+        return response.status, content
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join(30)
+        self.socket.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    running = RunningServer(tmp_path_factory.mktemp("server"))
+    yield running
+    running.stop()
+    assert not running.thread.is_alive()
+
+
+def test_answers_are_those_of_generate(server):
+    body = {"prompt": [TEXT, "rot1: abc ="], "max_tokens": 9, "temperature": 0}
+    status, answer = server.ask(body)
+    expected = server.model.generate([TEXT, "rot1: abc ="], new_tokens=9)
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    # Samples may all end in one step.
+    body = {"prompt": TEXT, "max_tokens": 5, "n": 3, "seed": 5, "temperature": 2}
+    status, answer = server.ask({**body, "model": "soft"})
+    assert len({choice["text"] for choice in answer["choices"]}) > 1
+    # A stream has the same text in pieces.
+    status, content = server.ask({**body, "stream": True, "n": 1})
+    events = [line[6:] for line in content.decode().split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    pieces = [json.loads(event)["choices"][0] for event in events[:-1]]
+    whole = server.ask({**body, "n": 1})[1]["choices"][0]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    assert pieces[-1]["finish_reason"] == whole["finish_reason"]
+
+
+@pytest.mark.exhaustive
+def test_samples_are_those_of_an_engine_in_this_process(server):
+    body = {"prompt": TEXT, "max_tokens": 5, "n": 3, "seed": 5, "temperature": 2}
+    _, answer = server.ask({**body, "model": "soft"})
+    # The server's engine belongs to its thread.
+    alone = FrozenTextModel(server.model.run)
+    alone.engine(slots=2, length=64)
+    alone.load_adapter("soft", server.application.models.adapters["soft"].path)
+    sampling = Sampling(new_tokens=5, n=3, seed=5, temperature=2)
+    (completions,) = alone.generate([TEXT], adapters=["soft"], sampling=sampling)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [completion.text for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{", 400, "not valid JSON"),
+        (b"[]", 400, "contains a list"),
+        (b"[" * 200_000, 400, "levels deep"),
+        (b'{"prompt": "\xff"}', 400, "not valid JSON"),
+        (b'{"prompt": "\\ud800"}', 400, "cannot be encoded"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "finite number"),
+        (b" " * (2**22 + 1), 413, "longer than"),
+        ({}, 400, "has no 'prompt'"),
+        ({"prompt": 5}, 400, "expected a text, a list"),
+        ({"prompt": ["a", 5]}, 400, "expected a text, a list"),
+        ({"prompt": [10**20]}, 400, "expected 0 to"),
+        ({"prompt": "a", "model": "b"}, 404, "there are: base, soft"),
+        ({"prompt": "a", "max_token": 5}, 400, "did you mean max_tokens"),
+        ({"prompt": "a", "echo": True}, 400, "echo = True is not supported"),
+        ({"prompt": "a", "n": 10**9}, 400, "n = 1000000000"),
+        ({"prompt": "a", "n": 9}, 400, "n is 9, expected 1 to 8"),
+        ({"prompt": "a", "n": 2, "temperature": 0}, 400, "the same"),
+        ({"prompt": "a" * 200}, 400, "a slot has 128 positions"),
+        ({"prompt": "a", "stop": [""]}, 400, "not empty"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "expected a token id"),
+        ({"prompt": "a", "logit_bias": {"999": 1}}, 400, "names token 999"),
+        ({"prompt": "a", "stream": "yes"}, 400, "expected true or false"),
+        ({"prompt": "a", "seed": -1}, 400, "from 0 to"),
+    ],
+    ids=lambda value: None if isinstance(value, dict | bytes) else str(value)[:12],
+)
+def test_bad_bodies_get_one_message(body, status, message, server):
+    answered, content = server.ask(body)
+    assert (answered, list(content)) == (status, ["error"])
+    assert message in content["error"]["message"]
+    assert "\n" not in content["error"]["message"]
+
+
+def test_other_paths_keys_and_hosts_are_refused(server):
+    assert server.ask(path="/nope", method="GET")[0] == 404
+    assert server.ask(path="/v1/completions", method="GET")[0] == 405
+    assert "not offered" in str(server.ask({}, "/v1/embeddings"))
+    assert "chat_template" in str(
+        server.ask(
+            {"messages": [{"role": "user", "content": "a"}]}, "/v1/chat/completions"
+        )
+    )
+    for key in ("", "Bearer a ke", "Bearer a key2", "Basic a key"):
+        assert server.ask(path="/v1/models", method="GET", Authorization=key)[0] == 401
+    assert server.ask(path="/health", method="GET", Authorization="")[0] == 200
+    assert server.ask(path="/health", method="GET", Host="example.com")[0] == 403
+    status, _ = server.ask(b"{}", **{"Content-Type": "text/plain"})
+    assert status == 415
+
+
+def test_adapters_are_loaded_from_below_the_directory_only(server, tmp_path):
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    shutil.copy(server.application.models.adapters["soft"].path, tmp_path / "a.npy")
+    for path in (str(tmp_path / "a.npy"), "../a.npy", "/etc/passwd"):
+        assert server.ask({"lora_name": "a", "lora_path": path}, load)[0] == 403
+    assert server.ask({"lora_name": "a", "lora_path": "none.npy"}, load)[0] == 400
+    assert server.ask({"lora_name": "base", "lora_path": "soft.npy"}, load)[0] == 400
+    assert server.ask({"lora_name": "b", "lora_path": "soft.npy"}, load)[0] == 200
+    listed = server.ask(path="/v1/models", method="GET")[1]["data"]
+    assert [model["id"] for model in listed] == ["base", "soft", "b"]
+    body = {"prompt": TEXT, "max_tokens": 3, "temperature": 0}
+    texts = [
+        server.ask({**body, "model": name})[1]["choices"][0]["text"]
+        for name in ("soft", "b")
+    ]
+    assert texts[0] == texts[1]
+    assert server.ask({"lora_name": "b"}, unload)[0] == 200
+    assert server.ask({"lora_name": "b"}, unload)[0] == 404
+    assert server.ask({"lora_name": "base"}, unload)[0] == 400
+
+
+def metrics(server) -> dict[str, float]:
+    _, text = server.ask(path="/metrics", method="GET")
+    lines = [line for line in text.decode().splitlines() if line[0] != "#"]
+    return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in lines)}
+
+
+def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slots(server):
+    body = {"prompt": TEXT, "max_tokens": 100, "ignore_eos": True, "n": 4}
+    streaming = server.connect({**body, "stream": True})
+    stream = streaming.getresponse()
+    stream.read(10)
+    waiting = server.connect(body)
+    deadline = time.monotonic() + 20
+    while metrics(server)["prompt_tuning_queued"] < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    status, content = server.ask(body)
+    assert status == 429 and "try again later" in content["error"]["message"]
+    stream.close()
+    streaming.close()
+    waiting.close()
+    while time.monotonic() < deadline:
+        now = metrics(server)
+        if now["prompt_tuning_active"] == now["prompt_tuning_queued"] == 0:
+            break
+        time.sleep(0.05)
+    assert now["prompt_tuning_active"] == now["prompt_tuning_queued"] == 0
+    assert server.ask({"prompt": TEXT})[0] == 200
+
+
+def test_the_openai_client_is_understood(server):
+    openai = pytest.importorskip("openai", reason="openai's client is not installed")
+    address = f"http://127.0.0.1:{server.port}/v1"
+    client = openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
+    assert [model.id for model in client.models.list()] == ["base", "soft"]
+    settings = {"prompt": TEXT, "max_tokens": 9, "temperature": 0}
+    answer = client.completions.create(model="base", logprobs=2, **settings)
+    (expected,) = server.model.generate([TEXT], new_tokens=9)
+    (choice,) = answer.choices
+    assert choice.text == expected and choice.finish_reason == "stop"
+    assert "".join(choice.logprobs.tokens) == expected
+    assert answer.usage.completion_tokens == len(choice.logprobs.token_logprobs)
+    stopped = client.completions.create(model="base", stop="b", **settings)
+    assert stopped.choices[0].text == expected.partition("b")[0]
+    stream = client.completions.create(
+        model="base", stream=True, stream_options={"include_usage": True}, **settings
+    )
+    events = list(stream)
+    texts = [event.choices[0].text for event in events if event.choices]
+    assert "".join(texts) == expected and events[-1].usage == answer.usage
+    with pytest.raises(openai.NotFoundError, match="there are: base, soft"):
+        client.completions.create(model="other", prompt="a")
+    client.close()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_shows_both_answers(server, monkeypatch):
+    reason = "the Python client of Playwright is not installed"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    monkeypatch.setattr(server, "app", server.application.app())
+    address = f"http://127.0.0.1:{server.port}/#reverse%3A%20abc%20%3D"
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        page = browser.new_page()
+        page.goto(address)
+        notes = "[...document.querySelectorAll('.note')]"
+        shown = f"{notes}.every(x => /ended/.test(x.innerText))"
+        page.wait_for_function(shown, timeout=20_000)
+        texts = [page.inner_text(name) for name in ("#text0", "#text1")]
+        page.hover("#text1 span")
+        tip = page.inner_text("#tip")
+        browser.close()
+    assert texts[0] == server.model.generate(TEXT, new_tokens=64)
+    assert texts[1] and "%" in tip
