@@ -19,7 +19,7 @@ from prompt_tuning.decoding.row_adapters import (
     RowLowRank,
     RowOutputScale,
 )
-from prompt_tuning.decoding.slots import Page
+from prompt_tuning.decoding.slot_state import Page
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.build import build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
@@ -146,7 +146,7 @@ def _check_projections(name: str, model: LanguageModel) -> None:
 
 
 class _Prefix(NamedTuple):
-    """Keys and values before a row; see `slots.Page`."""
+    """Keys and values before a row; see `Page`."""
 
     key_values: KeyValues
     real: Bool[Array, "P"]

@@ -20,12 +20,16 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding import token_choice
 from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
-from prompt_tuning.decoding.request_checks import check_ids, check_room
+from prompt_tuning.decoding.request_checks import (
+    check_engine,
+    check_ids,
+    check_room,
+    encode_request,
+)
 from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slot_reader import SlotReader
-from prompt_tuning.generation.text_generation import GENERATES, encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 CHUNKS_PER_STEP = 4
@@ -43,6 +47,8 @@ class DecodingEngine:
         them count.
       chunk: number of tokens of a row that are read at once.
       page: number of keys of a page of a prompt or a shared text.
+      guesses: number of tokens that a step guesses of each greedy row from its text,
+        which saves steps where the text repeats itself; 0 for none.
       read_adapter: reads the files of `load_adapter`.
 
     Raises:
@@ -58,10 +64,12 @@ class DecodingEngine:
         length: int = 512,
         chunk: int = 64,
         page: int = 128,
+        guesses: int = 0,
         read_adapter: AdapterReader | None = None,
     ):
-        _check_engine(model, slots, length, chunk, page)
+        check_engine(model, slots, length, chunk, page)
         self.model, self.count, self.limit = model, slots, length
+        self.guesses = guesses
         self._resident = ResidentAdapters(model, parameters, page, read_adapter)
         self._reader = SlotReader(self._resident, slots, length, chunk)
         self._vocabulary: token_choice.TokenNumbers | None = None
@@ -143,7 +151,7 @@ class DecodingEngine:
         adapter = self._resident.find(request.adapter)
         sampling = request.sampling
         sampling.check_vocabulary(self.model.config.vocabulary_size)
-        ids = _encode(request, adapter.model)
+        ids = encode_request(request, adapter.model)
         check_ids(ids, adapter)
         prompt = self._resident.prompt(adapter, request)
         check_room(len(ids), adapter, prompt, sampling.new_tokens, self.limit)
@@ -205,7 +213,7 @@ class DecodingEngine:
             for length in lengths:
                 self._run_example([0] * length, name, Sampling(new_tokens=1))
             programs.append(f"texts of {name or 'the model'}: {shown(lengths)}")
-        programs += self._reader.compile(self._resident.page_count)
+        programs += self._reader.compile(self._resident.page_count, self.guesses)
         for sampling in samplings:
             short = dataclasses.replace(
                 sampling, new_tokens=1, minimum_new_tokens=0, forced=(), n=1
@@ -242,8 +250,39 @@ class DecodingEngine:
         if not active:
             return []
         chosen = self._choose(active)
-        self._reader.read_tokens(active, chosen.tokens)
-        return self._deliver(active, chosen)
+        if not self.guesses:
+            self._reader.read_tokens(active, chosen.tokens)
+            return self._deliver(active, chosen)
+        pieces = self._deliver(active, chosen)
+        return [*pieces, *self._read_guesses(active)]
+
+    def _read_guesses(self, active: Sequence[tuple[int, RowProgress]]) -> list[Piece]:
+        """Reads the last tokens, and guesses that may be right, of rows that go on."""
+        going = [(slot, row) for slot, row in active if self._rows[slot] is row]
+        if not going:
+            return []
+        pieces = []
+        right = self._reader.read_guesses(going, self.guesses)
+        for slot, row in going:
+            for token in right[slot]:
+                if self._rows[slot] is row:
+                    pieces.append(self._add(slot, row, token))
+        self._metrics.generated(len(pieces))
+        return pieces
+
+    def _add(
+        self,
+        slot: int,
+        row: RowProgress,
+        token: int,
+        chosen: token_choice.Chosen | None = None,
+    ) -> Piece:
+        """Adds a token to a row, and frees its slot if it ends."""
+        piece = row.add(token, chosen, slot)
+        if piece.completion is not None:
+            self._rows[slot] = None
+            self._metrics.ended()
+        return piece
 
     def _admit(self) -> None:
         """Gives free slots to the rows that wait longest."""
@@ -337,38 +376,6 @@ class DecodingEngine:
         for slot, row in active:
             if not row.tokens:
                 self._metrics.first_token(row.submitted)
-            row.written += 1
-            piece = row.add(int(on_host.tokens[slot]), on_host, slot)
-            pieces.append(piece)
-            if piece.completion is not None:
-                self._rows[slot] = None
-                self._metrics.ended()
+            pieces.append(self._add(slot, row, int(on_host.tokens[slot]), on_host))
         self._metrics.generated(len(active))
         return pieces
-
-
-def _encode(request: Request, model: PromptedModel) -> list[int]:
-    """Returns the ids of a request's own text; after a shared text it has no BOS."""
-    if request.ids is not None:
-        return list(request.ids)
-    assert request.text is not None  # checked by `Request`
-    if request.shares:
-        return list(model.needed_tokenizer().encode_continuation(request.text))
-    return encode_given(model, request.text)
-
-
-def _check_engine(
-    model: PromptedModel, slots: int, length: int, chunk: int, page: int
-) -> None:
-    """Checks the sizes of an engine and that its model can be served.
-
-    Raises:
-      InputError: with the first problem.
-    """
-    sizes = {"slots": slots, "length": length, "chunk": chunk, "page": page}
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"{name} is {size}, expected at least 1")
-    if model.layout is not None:
-        raise InputError("the decoding engine runs on one device: leave out the mesh")
-    model.weight_storage.reject_streamed(GENERATES)

@@ -1,9 +1,12 @@
-"""Checks of requests before they are queued."""
+"""Checks of an engine, and of requests before they are queued."""
 
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.generation.text_generation import GENERATES, encode_given
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.placement import TEMPLATE
 
 
@@ -57,3 +60,30 @@ def check_room(
         raise InputError(
             f"{message}the model has {room} positions{also}{config.positions_note}"
         )
+
+
+def encode_request(request: Request, model: PromptedModel) -> list[int]:
+    """Returns the ids of a request's own text; after a shared text it has no BOS."""
+    if request.ids is not None:
+        return list(request.ids)
+    assert request.text is not None  # checked by `Request`
+    if request.shares:
+        return list(model.needed_tokenizer().encode_continuation(request.text))
+    return encode_given(model, request.text)
+
+
+def check_engine(
+    model: PromptedModel, slots: int, length: int, chunk: int, page: int
+) -> None:
+    """Checks the sizes of an engine and that its model can be served.
+
+    Raises:
+      InputError: with the first problem.
+    """
+    sizes = {"slots": slots, "length": length, "chunk": chunk, "page": page}
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f"{name} is {size}, expected at least 1")
+    if model.layout is not None:
+        raise InputError("the decoding engine runs on one device: leave out the mesh")
+    model.weight_storage.reject_streamed(GENERATES)

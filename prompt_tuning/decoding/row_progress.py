@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
+from prompt_tuning.decoding.ngram_drafts import guess_tokens
 from prompt_tuning.decoding.request import (
     Completion,
     EndReason,
@@ -110,19 +111,19 @@ class RowProgress:
         bias[list(self.sampling.forbidden)] = -np.inf
         return bias
 
-    def add(self, token: int, chosen: Chosen, slot: int) -> Piece:
+    def add(self, token: int, chosen: Chosen | None, slot: int) -> Piece:
         """Adds a token, and ends the row if it does.
 
         Args:
           token: the token.
-          chosen: arrays of the step, on the host.
+          chosen: arrays of the step, on the host; None for a guess.
           slot: number of the row in them.
         """
         if token in self.ends:
             return self._end("stop")
         self.tokens.append(token)
         logprobs = None
-        if self.sampling.logprobs is not None:
+        if self.sampling.logprobs is not None and chosen is not None:
             logprobs = (_logprob(token, chosen, slot, self.sampling.logprobs),)
             self._logprobs += logprobs
         text = ""
@@ -140,6 +141,13 @@ class RowProgress:
             ids=(token,),
             logprobs=logprobs,
         )
+
+    def guess(self, count: int) -> list[int]:
+        """Guesses the next tokens of a greedy row from its own text."""
+        if self.needs != Needs():
+            return []
+        left = self.sampling.new_tokens - len(self.tokens)
+        return guess_tokens([*self.given, *self.tokens], min(count, left))
 
     def _end(
         self,

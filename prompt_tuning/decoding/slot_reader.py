@@ -7,12 +7,11 @@ import numpy as np
 
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress
+from prompt_tuning.decoding.slot_state import Page, RowStates, Slots
 from prompt_tuning.decoding.slots import (
-    Page,
-    RowStates,
-    Slots,
     copy_slot,
     read_chunk,
+    read_guesses,
     read_row,
     read_tokens,
 )
@@ -54,16 +53,49 @@ class SlotReader:
             pages,
             graph=self._resident.graph,
         )
+        for _, row in active:
+            row.written += 1
+
+    def read_guesses(self, active: Placed, guesses: int) -> dict[int, list[int]]:
+        """Reads the last token of each row, and guesses of the next ones.
+
+        Args:
+          active: the rows.
+          guesses: maximum number of guesses of a row.
+
+        Returns:
+          the right guesses of each row, by its slot.
+        """
+        tokens = np.zeros((self._count, guesses + 1), np.int32)
+        counts = np.zeros(self._count, np.int32)
+        for slot, row in active:
+            window = [row.tokens[-1], *row.guess(guesses)]
+            tokens[slot, : len(window)], counts[slot] = window, len(window)
+        pages, visible = self._active_pages(active)
+        self.slots, accepted = read_guesses(
+            self._resident.parameters,
+            self.slots,
+            tokens,
+            counts,
+            self._states(active, visible),
+            pages,
+            graph=self._resident.graph,
+        )
+        right = np.asarray(accepted)
+        for slot, row in active:
+            row.written += 1 + int(right[slot])
+        return {slot: tokens[slot, 1 : 1 + right[slot]].tolist() for slot, _ in active}
 
     def copy(self, source: int, target: int) -> None:
         """Copies a row that was read and not continued into another slot."""
         self.slots = copy_slot(self.slots, np.int32(source), np.int32(target))
 
-    def compile(self, pages: int) -> list[str]:
+    def compile(self, pages: int, guesses: int) -> list[str]:
         """Compiles the step for each number of pages that rows may see.
 
         Args:
           pages: number of pages of all prompts.
+          guesses: number of guesses of a step; 0 for none.
 
         Returns:
           a description of each program.
@@ -71,14 +103,19 @@ class SlotReader:
         programs = []
         for count in _page_counts(pages):
             visible = np.zeros((self._count, count), np.int32)
-            self.slots = read_tokens(
-                self._resident.parameters,
-                self.slots,
-                jnp.zeros(self._count, jnp.int32),
-                self._states((), visible),
-                (self._no_page,) * count,
-                graph=self._resident.graph,
-            )
+            states = self._states((), visible)
+            model = (self._resident.parameters, self.slots)
+            others = (states, (self._no_page,) * count)
+            graph = self._resident.graph
+            if guesses:
+                tokens = np.zeros((self._count, guesses + 1), np.int32)
+                counts = np.zeros(self._count, np.int32)
+                self.slots, _ = read_guesses(
+                    *model, tokens, counts, *others, graph=graph
+                )
+            else:
+                tokens = jnp.zeros(self._count, jnp.int32)
+                self.slots = read_tokens(*model, tokens, *others, graph=graph)
             programs.append(f"step of {self._count} rows with {count} pages")
         return programs
 

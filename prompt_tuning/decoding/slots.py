@@ -1,4 +1,4 @@
-"""Slots of fixed size on the device, and the programs that read tokens into them.
+"""The programs that read tokens into slots.
 
 A slot holds the keys and values of one row. The keys of prompts and of shared texts are
 in pages that rows attend to together: each page is a separate source of attention with
@@ -10,95 +10,20 @@ do not depend on which other pages are read.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core import masks
-from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.row_adapters import row_entries
+from prompt_tuning.decoding.slot_state import Integers, Page, RowStates, Slots
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.streams import Context, Stream
-
-Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Slots:
-    """What the device holds of all rows.
-
-    Attributes:
-      own: keys and values of each row, `[L, G, B, length, K]`.
-      hidden: state that predicts each row's next token, `[B, D]`.
-      cross: keys and values of each row's encoder output, `[L, G, B, E, K]`; None in a
-        decoder-only model.
-      cross_mask: marks those that are not padding, `[B, E]`.
-    """
-
-    own: KeyValues
-    hidden: Float[Array, "B D"]
-    cross: KeyValues | None
-    cross_mask: Bool[Array, "B E"] | None
-
-    @classmethod
-    def create(cls, config: ModelConfig, count: int, length: int) -> "Slots":
-        """Returns empty slots.
-
-        Args:
-          config: config of the model.
-          count: number of slots.
-          length: number of positions of each slot, and of an encoder's output.
-        """
-        groups, width = config.key_value_heads, config.head_width
-        shape = (config.layers, groups, count, length, width)
-
-        def empty() -> KeyValues:
-            return KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
-
-        decodes_alone = config.architecture == "decoder_only"
-        return cls(
-            empty(),
-            jnp.zeros((count, config.width), config.dtype),
-            None if decodes_alone else empty(),
-            None if decodes_alone else jnp.zeros((count, length), bool),
-        )
-
-
-class Page(NamedTuple):
-    """Keys and values of a stretch of a prompt or of a shared text.
-
-    Attributes:
-      key_values: `[L, G, 1, page, K]`.
-      start: position of the first key.
-    """
-
-    key_values: KeyValues
-    start: Int[Array, ""]
-
-
-class RowStates(NamedTuple):
-    """What a program needs to know of each row.
-
-    Attributes:
-      written: number of its own keys.
-      first: position of the first of these.
-      active: whether the row reads a token.
-      entry: its entry in the tables of adapters of projections.
-      visible: number of keys that it sees of each page.
-    """
-
-    written: Integers
-    first: Integers
-    active: Bool[Array, "B"] | Bool[np.ndarray, "B"]
-    entry: Integers
-    visible: Integers
 
 
 def _page_contexts(pages: Sequence[Page], visible: Integers) -> list[Context]:
@@ -140,32 +65,100 @@ def read_tokens(
       graph: structure of the model.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    embedded = model.output_embedder(jnp.asarray(tokens)[:, None], model.config.dtype)
-    positions = jnp.asarray(rows.first + rows.written)[:, None]
+    window = jnp.asarray(tokens)[:, None]
+    hidden, own = _read_window(model, slots, window, jnp.array(1), rows, pages)
+    hidden = _replace_active(slots.hidden, hidden[:, 0], rows)
+    return dataclasses.replace(slots, own=own, hidden=hidden)
+
+
+@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+def read_guesses(
+    parameters: Parameters,
+    slots: Slots,
+    tokens: Integers,
+    counts: Integers,
+    rows: RowStates,
+    pages: tuple[Page, ...],
+    *,
+    graph: nnx.GraphDef,
+) -> tuple[Slots, Int[Array, "B"]]:
+    """Reads a token and guesses of the next ones in each active slot.
+
+    Greedy speculative decoding (Leviathan et al. 2023, section 2): a guess is right if
+    it is the most probable token after the ones before it, all of them right.
+
+    Args:
+      parameters: as in `read_tokens`.
+      slots: all slots; donated.
+      tokens: the next token of each row and its guesses, `[B, W]`, padded.
+      counts: number of tokens of each row in it, `[B]`.
+      rows: state of each row.
+      pages: the pages that some row sees.
+      graph: structure of the model.
+
+    Returns:
+      the slots, and the number of right guesses of each row.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    window, counts = jnp.asarray(tokens), jnp.asarray(counts)
+    hidden, own = _read_window(model, slots, window, counts[:, None], rows, pages)
+    logits = model.logits(hidden[:, :-1])[..., : model.config.vocabulary_size]
+    right = jnp.argmax(logits, axis=-1) == window[:, 1:]  # [B, W - 1]
+    right &= jnp.arange(right.shape[1]) < counts[:, None] - 1
+    accepted = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(1)
+    last = jnp.take_along_axis(hidden, accepted[:, None, None], axis=1)[:, 0]
+    hidden = _replace_active(slots.hidden, last, rows)
+    return dataclasses.replace(slots, own=own, hidden=hidden), accepted
+
+
+def _replace_active(
+    old: Float[Array, "B D"], new: Float[Array, "B D"], rows: RowStates
+) -> Float[Array, "B D"]:
+    """Returns the new states of active rows and the old ones of others."""
+    return jnp.where(jnp.asarray(rows.active)[:, None], new, old)
+
+
+def _read_window(
+    model: LanguageModel,
+    slots: Slots,
+    tokens: Int[Array, "B W"],
+    counts: Int[Array, "#B 1"] | Int[Array, ""],
+    rows: RowStates,
+    pages: tuple[Page, ...],
+) -> tuple[Float[Array, "B W D"], KeyValues]:
+    """Runs the next tokens of all rows, and writes the first `counts` of active ones.
+
+    Returns:
+      the states that predict the token after each, and the rows' own keys and values.
+    """
+    embedded = model.token_embedder(tokens, model.config.dtype)
+    columns = jnp.asarray(rows.written)[:, None] + jnp.arange(tokens.shape[1])
+    positions = jnp.asarray(rows.first)[:, None] + columns
     cross = ()
     if slots.cross is not None and slots.cross_mask is not None:
         cross = (Context(slots.cross, slots.cross_mask[:, None, None]),)
-    with row_entries(jnp.asarray(rows.entry)):
+    mask = None if tokens.shape[1] == 1 else masks.CausalMask(None)
+    with row_entries(jnp.repeat(jnp.asarray(rows.entry), tokens.shape[1])):
         hidden, key_values = model.extend(
-            Stream(embedded, positions, None),
+            Stream(embedded, positions, mask),
             [
                 *_page_contexts(pages, rows.visible),
                 _own_context(slots.own, rows.written, rows.first),
             ],
             cross,
         )
-    length, numbers = slots.own.keys.shape[3], jnp.arange(len(embedded))
+    active = jnp.asarray(rows.active)[:, None]
+    written = active & (jnp.arange(tokens.shape[1]) < counts)
     # A column past the end is dropped.
-    column = jnp.where(rows.active, rows.written, length)
+    column = jnp.where(written, columns, slots.own.keys.shape[3])  # [B, W]
+    numbers = jnp.arange(len(tokens))[:, None]
     own = KeyValues(
         *(
-            buffer.at[:, :, numbers, column].set(new[:, :, :, 0], mode="drop")
+            buffer.at[:, :, numbers, column].set(new, mode="drop")
             for buffer, new in zip(slots.own, key_values, strict=True)
         )
     )
-    kept = jnp.asarray(rows.active)[:, None]
-    hidden = jnp.where(kept, hidden[:, 0], slots.hidden)
-    return dataclasses.replace(slots, own=own, hidden=hidden)
+    return hidden, own
 
 
 @functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")

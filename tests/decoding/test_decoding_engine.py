@@ -151,3 +151,31 @@ def test_a_row_longer_than_a_slot_names_both_numbers():
     request = Request(ids=[1] * 30, sampling=Sampling(new_tokens=9))
     with pytest.raises(InputError, match=r"30 tokens and 9 new .* a slot has 32"):
         engine.submit(request)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("config", [LLAMA, GPT2, T5_GATED])
+def test_guesses_save_steps_and_leave_the_tokens_as_they_are(config):
+    kinds = ("none", "soft", "lora")
+    text = [7, 3, 9, 1] * 3
+    requests = [
+        Request(
+            ids=[*text, last],
+            adapter=None if kind == "none" else kind,
+            sampling=Sampling(new_tokens=18),
+        )
+        for kind in kinds
+        for last in range(4)
+    ]
+    steps, ids = [], []
+    for guesses in (0, 3):
+        engine = open_engine(config, kinds, slots=len(requests), guesses=guesses)
+        handles = [engine.submit(request) for request in requests]
+        count = 0
+        while not engine.idle:
+            engine.step()
+            count += 1
+        steps.append(count)
+        ids.append([handle.completions[0].ids for handle in handles])
+    assert ids[0] == ids[1]
+    assert steps[1] <= steps[0]
