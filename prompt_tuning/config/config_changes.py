@@ -24,7 +24,8 @@ MEASUREMENT = "Run.evaluation"
 CHOSEN_BY = "Run.keep_best"
 STEPS = "Run.steps"
 _FREE = re.compile(
-    r"Run\.(steps|log_every|save_every|keep_last|keep_best|evaluate_every"
+    r"Run\.(steps|log_every|save_every|keep_last|keep_best|keep_prompts"
+    r"|save_paths|evaluate_every"
     r"|early_stopping|evaluation)"
 )
 """Settings of a run that change nothing that it learns."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
 from prompt_tuning.core.errors import InputError, shown
@@ -62,6 +62,10 @@ class Run:
         at the end.
       log_every: steps between lines of the log.
       keep_last: number of newest checkpoints to keep.
+      keep_prompts: number of newest steps whose prompts are kept when their checkpoint
+        is deleted, or "all". They are in the folder `kept_prompts` of the run.
+      save_paths: expressions that match whole paths of further trained parameters that
+        are kept with the prompts.
       keep_best: metric of the evaluation and "min" or "max". Its best checkpoint is
         also kept, and is the one that evaluation and generation use.
       checkpoint_form: "numpy" gathers each trained leaf to a file that process 0
@@ -96,6 +100,8 @@ class Run:
     save_every: int = 100
     log_every: int = 10
     keep_last: int = 2
+    keep_prompts: int | Literal["all"] = "all"
+    save_paths: Sequence[str] = ()
     keep_best: tuple[str, str] | None = ("loss", "min")
     checkpoint_form: str = AUTO
     early_stopping: int = 0
@@ -145,6 +151,10 @@ class Run:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise InputError(f"Run.{name} is {value}, expected at least {minimum}")
+        if self.keep_prompts != "all" and self.keep_prompts < 0:
+            raise InputError(
+                f"Run.keep_prompts is {self.keep_prompts}, expected at least 0 or 'all'"
+            )
         if self.checkpoint_form not in FORMS:
             raise InputError(
                 f"Run.checkpoint_form is {shown(self.checkpoint_form)}, expected one "

@@ -104,6 +104,22 @@ def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) 
         )
 
 
+def check_matches(regexes: Sequence[str], paths: Sequence[str], setting: str) -> None:
+    """Checks that each expression matches the whole path of a parameter.
+
+    Args:
+      regexes: regular expressions.
+      paths: paths of parameters.
+      setting: name of the setting with the expressions, for the message.
+
+    Raises:
+      InputError: for the first expression that matches nothing.
+    """
+    for regex in regexes:
+        if not any(map(match_any([regex]), paths)):
+            raise InputError(f"{setting}: {_no_match(regex, paths)}")
+
+
 def _no_match(regex: str, paths: Sequence[str]) -> str:
     plain = re.sub(r"[\\.*+?^$()\[\]{}|]", "", regex)
     nearest = sorted(

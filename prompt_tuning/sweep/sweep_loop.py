@@ -17,6 +17,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.checkpoints.run_store.kept_prompts import KeptPrompts
 from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.config_values import IDENTITY_FILE
 from prompt_tuning.core.activity import displayed_by
@@ -88,6 +89,7 @@ def train_sweep(
             sweep.run.keep_last + 1,
             sweep.run.keep_best,
             form=sweep.run.checkpoint_form,
+            kept_prompts=KeptPrompts(sweep.run.keep_prompts, sweep.run.save_paths),
         )
         for member in sweep.members
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
+from prompt_tuning.checkpoints.run_store.kept_prompts import KeptPrompts
 from prompt_tuning.config.config_changes import ConfigChanges, compare_configs
 from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
@@ -160,6 +161,7 @@ def open_store(run: Run) -> CheckpointStore:
         run.keep_last,
         run.keep_best,
         form=run.checkpoint_form,
+        kept_prompts=KeptPrompts(run.keep_prompts, run.save_paths),
         read_only=not writes,
     )
     # The others must not read before the first process has finished its repairs.

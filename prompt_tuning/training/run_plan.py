@@ -113,6 +113,8 @@ def plan_run(run: Run) -> "RunPlan":
         check_rematerialization(config)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
+    saved = "Run.save_paths of trained parameters"
+    parameter_groups.check_matches(run.save_paths, list(labels), saved)
     trained_weights = run.model.trained_weights
     storage = model.weight_storage.in_training(trained_weights, labels, model.plan)
     return RunPlan(

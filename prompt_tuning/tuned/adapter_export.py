@@ -13,6 +13,7 @@ from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.kept_prompts import KEPT
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
@@ -139,7 +140,7 @@ def _find_run(path: Path) -> Path | None:
         return None
     directory = best_member(path) or path
     for folder in (path, path.parent):
-        if folder.name == FOLDER:
+        if folder.name in (FOLDER, KEPT):
             directory = folder.parent
     return directory if (directory / CONFIG_FILE).is_file() else None
 

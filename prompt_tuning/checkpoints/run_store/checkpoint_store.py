@@ -33,6 +33,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
     latest_valid_step,
 )
 from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
+from prompt_tuning.checkpoints.run_store.kept_prompts import KEPT, KeptPrompts
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.core.atomic_files import replace_file, sync_path
 from prompt_tuning.core.errors import InputError, StorageError, shown
@@ -53,6 +54,7 @@ class CheckpointStore:
       keep_best: metric and direction ("min" or "max") by which the best checkpoint is
         chosen and kept in addition.
       form: format of new checkpoints; see `Run.checkpoint_form`.
+      kept_prompts: what is kept of checkpoints that are deleted.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class CheckpointStore:
         keep_best: KeepBest | None = None,
         *,
         form: str = AUTO,
+        kept_prompts: KeptPrompts | None = None,
         read_only: bool = False,
     ):
         if form not in FORMS:
@@ -78,10 +81,12 @@ class CheckpointStore:
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.form = form
+        self.kept_prompts = kept_prompts or KeptPrompts()
         self._writes = not read_only
         self._pending: concurrent.futures.Future[None] | None = None
         if self._writes:
             clean_up(self.folder)
+            clean_up(self.folder.with_name(KEPT))
 
     def save(
         self,
@@ -315,4 +320,5 @@ class CheckpointStore:
         best = best_step(self.folder, self.keep_best, lambda _: None, check)
         for step in steps:
             if step not in newest and step != best:
+                self.kept_prompts.keep(self.folder, step)
                 delete(checkpoint_path(self.folder, step))
