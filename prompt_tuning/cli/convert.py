@@ -25,9 +25,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--to",
-        choices=("peft", "checkpoint", "npy", "safetensors", "t5x"),
+        choices=("peft", "checkpoint", "npy", "safetensors", "t5x", "t5x_model"),
         help="the form to write: npy and safetensors hold a single array, t5x is a "
-        "folder with the names of google-research/prompt-tuning (default: by TARGET's "
+        "folder of prompts with the names of google-research/prompt-tuning, t5x_model "
+        "a whole T5X checkpoint of a run's model and prompts (default: by TARGET's "
         "suffix, else a checkpoint to start runs from if SOURCE is a PEFT folder, and "
         "a PEFT folder if it is not)",
     )
@@ -97,6 +98,9 @@ def _how_to_load(target: Path, form: str, base: str | None) -> str:
     path, model = shlex.quote(str(target)), shlex.quote(base or "MODEL")
     if form == "merged":
         return f"prompt-tuning generate --model {path} TEXT"
+    if form == "t5x_model":
+        gin = "a file with its config (configs/models/t5_*.gin)"
+        return f"prompt-tuning train --model {path}, with {gin}"
     if form == "checkpoint":
         return f"prompt-tuning train --model {model} --train FILE --start_from {path}"
     file = f"{path}/FILE" if form == "t5x" else path

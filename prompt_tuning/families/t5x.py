@@ -3,6 +3,11 @@
 Linear layers are stored `[in, out]`, like ours.
 """
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
@@ -31,6 +36,37 @@ def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
         head = Recipe(("decoder/logits_dense/kernel",), transform=transpose)
         table["head/kernel"] = head
     return table
+
+
+def t5x_arrays(
+    config: ModelConfig, parameters: Mapping[str, Any]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of a T5X checkpoint, made from our parameters.
+
+    Args:
+      config: config of the model.
+      parameters: all parameters of a T5 and of its prompts, by path.
+
+    Raises:
+      InputError: if the model has other parameters than a T5 and prompts.
+    """
+    recipes = dict(t5x_recipes(config))
+    for stack in ("encoder", "decoder"):
+        if f"{stack}/prompt/prompt" in parameters:
+            name = f"{stack}/prompt/prompt/prompt"
+            recipes[f"{stack}/prompt/prompt"] = Recipe((name,))
+    different = sorted(recipes.keys() ^ parameters.keys())
+    if different:
+        raise InputError(
+            "T5X has names for the parameters of a T5 and its prompts [P, D], and this "
+            f"model differs in {', '.join(different[:5])}"
+        )
+    for path, recipe in recipes.items():
+        array = np.asarray(parameters[path])
+        layers = array if recipe.stacked else [array]
+        for name, layer in zip(recipe.sources, layers, strict=True):
+            # The identity and the transposition are their own inverses.
+            yield name, np.ascontiguousarray(recipe.transform(np.asarray(layer)))
 
 
 def _stack_recipes(stack: str, layers: int, gated: bool) -> dict[str, Recipe]:

@@ -5,23 +5,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from prompt_tuning.adapters.adapter import IA3, LORA, PEFT_KINDS, Adapter
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
+from prompt_tuning.checkpoints.formats.t5x_writer import write_t5x_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.kept_prompts import KEPT
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
+from prompt_tuning.core.atomic_files import write_folder as write_new_folder
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.parameters import Parameters, merge, split
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.families.t5x import t5x_arrays
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.checkpoint_path import (
     BUNDLED_PREFIX,
@@ -40,9 +44,9 @@ from prompt_tuning.tuned.export_adapters import (
     export_adapters,
     runs_model_for_peft,
 )
-from prompt_tuning.tuned.load_tuned import load_tuned
+from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 
-FORMS = ("peft", "checkpoint", "npy", "safetensors", "t5x", "merged")
+FORMS = ("peft", "checkpoint", "npy", "safetensors", "t5x", "t5x_model", "merged")
 SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 
 
@@ -57,6 +61,7 @@ class ConversionSource:
       base: folder or name of the frozen model; None if unknown.
       model: model of a run with its trained parameters; None without a run.
       prompting: how a run combines its prompt with the text; None without a run.
+      step: step of a run's checkpoint; 0 without a run.
     """
 
     origin: str
@@ -65,6 +70,7 @@ class ConversionSource:
     base: str | None
     model: LanguageModel | None = None
     prompting: Prompting | None = None
+    step: int = 0
 
 
 def default_form(source: Path, target: Path) -> str:
@@ -153,8 +159,11 @@ def _open_run(run: Run, path: Path, base_model: str | None) -> ConversionSource:
         state = checkpoint_files.verify(path)
         trained = checkpoint_files.read_trained(path, state)
         parameters |= {name: jnp.asarray(leaf) for name, leaf in trained.items()}
+    else:
+        state = checkpoint_files.read_state(best_checkpoint(run))
     checkpoint = run.model.checkpoint
-    return source_of_model(str(path), model, parameters, checkpoint, base_model)
+    source = source_of_model(str(path), model, parameters, checkpoint, base_model)
+    return dataclasses.replace(source, step=state["step"])
 
 
 def source_of_model(
@@ -233,6 +242,8 @@ def write_adapters(
     with hold_run(*_runs_around(target)):
         if form == "merged":
             return _merge(target, adapters, source, force)
+        if form == "t5x_model":
+            return _write_t5x_model(target, source)
         return _write_single(source, adapters, target, form, task_type, force)
 
 
@@ -317,6 +328,32 @@ def _merge(
     write_merged(target, base, adapters, force=force)
     kinds = " and ".join(adapter.kind for adapter in adapters)
     return [f"{target}: the model of {base} with {kinds} in its weights"]
+
+
+def _write_t5x_model(target: Path, source: ConversionSource) -> list[str]:
+    """Writes the frozen model and its prompts as a checkpoint of T5X."""
+    if source.model is None or source.config is None:
+        raise InputError(
+            f"{source.origin} does not belong to a run: a checkpoint of T5X contains "
+            "the frozen model, which only a run names"
+        )
+    _, parameters = split(source.model)
+    streamed = [x for x in parameters.values() if isinstance(x, jax.ShapeDtypeStruct)]
+    if streamed:
+        raise InputError(
+            "the run streams its weights, and T5X's checkpoint contains all of them: "
+            f"{how_to_set('Pretrained.weights', 'device')}"
+        )
+    arrays = t5x_arrays(source.config, parameters)
+    name = f"checkpoint_{source.step}"
+
+    def write(folder: Path) -> None:
+        (folder / name).mkdir()
+        write_t5x_checkpoint(folder / name, arrays, source.step)
+
+    write_new_folder(target, write)
+    prompts = [path for path in parameters if "/prompt/" in path]
+    return [f"{target / name}: the model with {', '.join(prompts) or 'no prompt'}"]
 
 
 def _check_suffix(form: str, target: Path) -> None:
