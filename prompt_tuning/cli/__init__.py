@@ -28,7 +28,7 @@ To add a command `example`:
 COMMANDS = {
     "Tune": ("train", "sweep", "memory", "configs", "runs"),
     "Evaluate and use": ("evaluate", "predict", "generate", "serve", "convert"),
-    "Examine prompts": ("inspect", "similar", "recycle"),
+    "Examine prompts": ("inspect", "similar", "recycle", "diff"),
     "Prepare data": ("prepare", "token_types", "show"),
 }
 """The modules of the commands, by the heading under which help lists them."""

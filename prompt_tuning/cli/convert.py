@@ -4,7 +4,9 @@ import argparse
 import shlex
 from pathlib import Path
 
-from prompt_tuning.cli.shared_options import add_imports_option
+from prompt_tuning.cli.diff import find_arrays
+from prompt_tuning.cli.shared_options import add_imports_option, refuse_bindings
+from prompt_tuning.core.errors import InputError
 
 HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
 USES_JAX = True
@@ -57,6 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "be repeated",
     )
     parser.add_argument(
+        "--variable",
+        metavar="NAME",
+        help="write this array of any checkpoint that `diff` reads as a .npy file, and "
+        "nothing else; bfloat16 becomes float32",
+    )
+    parser.add_argument(
         "--force",
         action="store_true",
         help="replace a target that this command wrote before",
@@ -66,6 +74,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Reads an adapter in one form and writes it in another."""
+    if options.variable is not None:
+        return _extract(options)
     from prompt_tuning.tuned.adapter_export import (
         default_form,
         open_source,
@@ -90,6 +100,28 @@ def run(options: argparse.Namespace) -> int:
     )
     print("\n".join(lines))
     print(f"next: {_how_to_load(options.target, form, source.base)}")
+    return 0
+
+
+def _extract(options: argparse.Namespace) -> int:
+    """Writes one array of a checkpoint in NumPy's format."""
+    from prompt_tuning.adapters.stored_arrays import read_array
+    from prompt_tuning.core.atomic_files import check_replaceable, write_file
+    from prompt_tuning.core.numpy_files import numpy_bytes
+
+    refuse_bindings(options)
+    unused = ("merge", "only", "base_model", "task_type")
+    given = [f"--{name}" for name in unused if getattr(options, name)]
+    if options.to not in (None, "npy") or given:
+        raise InputError(
+            f"--variable writes a .npy file; remove {' '.join(given) or '--to'}"
+        )
+    if options.target.suffix != ".npy":
+        raise InputError(f"{options.target} has another suffix than .npy")
+    check_replaceable(options.target, force=options.force)
+    array = read_array(find_arrays(str(options.source)), options.variable)
+    write_file(options.target, numpy_bytes(array), force=options.force)
+    print(f"{options.target}: {array.dtype.name}{list(array.shape)}")
     return 0
 
 

@@ -3,9 +3,9 @@
 Imports nothing heavy before the arguments are parsed, so that help is instant.
 Exit codes: 0 done (or stopped by a signal with everything saved), 1 training reached a
 loss that is not finite or could not write a checkpoint, the disk or the memory is full,
-or `memory` found that the run does not fit, 2 input that cannot be used, 3 another of
-several processes is gone, 130 interrupted before there was anything to save, or by a
-second Ctrl-C.
+`memory` found that the run does not fit, or `diff` found differences, 2 input that
+cannot be used, 3 another of several processes is gone, 130 interrupted before there was
+anything to save, or by a second Ctrl-C.
 """
 
 import argparse

@@ -251,4 +251,5 @@ def _read(
         return np.empty(shape, dtype)[block]
     # Mapped as bytes, since the format does not guarantee alignment.
     data = np.memmap(file, np.uint8, "r", begin, (size,))
-    return data.view(dtype).reshape(shape)[block]
+    # The ellipsis keeps an array of no axes an array.
+    return data.view(dtype).reshape(shape)[(*block, ...)]
