@@ -32,7 +32,8 @@ _FREE = re.compile(
 _COMPUTATION = re.compile(
     r"(\w+/)*(Run\.(mesh|pipeline|checkpoint_form)"
     r"|(MeshShape|Pipeline|AxisRules|Rematerialization|BlockRange)\.\w+"
-    r"|Pretrained\.(attention|slices|(trained_)?weights|(encoder_)?rematerialization))"
+    r"|Pretrained\.(attention|slices|checkpoint_activation|(trained_)?weights"
+    r"|(encoder_)?rematerialization))"
 )
 """Settings of where and in which order a run computes: they change its results only by
 rounding."""

@@ -47,6 +47,9 @@ class Pretrained:
         gradients and optimizer state, and updated layer by layer.
       slices: number of slices that the layers of a stack are read in with streamed
         weights, two of which are in memory; None for slices of one layer.
+      checkpoint_activation: with streamed weights, whether the backward pass computes
+        each layer again from its input, which waits in host memory; if not, the
+        activations of all layers stay on the device.
       dropout_rate: dropout rate in training.
       attention: "flash" computes attention with a fused kernel of the device, cuDNN's
         on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
@@ -67,6 +70,7 @@ class Pretrained:
     weights: str = "device"
     trained_weights: str = "device"
     slices: int | None = None
+    checkpoint_activation: bool = True
     dropout_rate: float = 0.0
     attention: str = "auto"
     rematerialization: Rematerialization | None = None
@@ -82,6 +86,12 @@ class Pretrained:
                 f"Pretrained.slices is {self.slices} and Pretrained.weights "
                 f"{shown(self.weights)}: streamed weights are read in 1 slice or more; "
                 "leave slices out, or set weights to 'streamed'"
+            )
+        if not self.checkpoint_activation and self.weights != "streamed":
+            raise InputError(
+                "Pretrained.checkpoint_activation is False and Pretrained.weights "
+                f"{shown(self.weights)}: it is a setting of streamed weights; set it "
+                "to True, and use Rematerialization for other weights"
             )
 
     @property

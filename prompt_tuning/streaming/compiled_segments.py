@@ -14,6 +14,8 @@ from jax.extend.core import Var
 from jaxtyping import Array, Int
 
 from prompt_tuning.core.compiled_step import return_freed_memory
+from prompt_tuning.core.rematerialization import checkpointed
+from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.streaming.traced_loops import LayerLoop, Segment, Values
 
 Cotangents = list[Any]
@@ -108,6 +110,10 @@ class CompiledLoop:
         returns the cotangents of the layer's carried inputs, the cotangents of `shared`
         summed so far, and the cotangents of its slices of `stacked` and of its
         `trained` weights.
+      forward_saving: as `forward`; also returns the activations that `backward_saved`
+        needs.
+      backward_saved: `f(weights, saved, cotangents, totals)` returns what `backward`
+        does, without running the layer forward again.
     """
 
     def __init__(self, loop: LayerLoop, active: Collection[Var]):
@@ -118,6 +124,12 @@ class CompiledLoop:
         self.trained = [var for var in loop.weights if var in active]
         self.forward = CompiledOnce(self._forward)
         self.backward = CompiledOnce(self._backward)
+        self.forward_saving = CompiledOnce(self._forward_saving)
+        self.backward_saved = CompiledOnce(self._backward_saved)
+        # What `forward_saving` saves: the structure of the layer's backward function,
+        # and for each of its arrays the weight that it is, or None.
+        self._saved_structure: Any = None
+        self._saved_weights: list[int | None] = []
 
     def differentiable(self, carried: Sequence[Any]) -> Values:
         """Selects the carried values that have a gradient."""
@@ -143,16 +155,83 @@ class CompiledLoop:
         cotangents: Cotangents,
         totals: Values,
     ) -> tuple[Values, Values, Values, Values]:
+        run, arguments = self._differentiable(weights, index, shared, stacked, carried)
+        leaving, pull_back, _ = jax.vjp(run, *arguments, has_aux=True)
+        return self._add_gradients(pull_back, leaving, cotangents, totals)
+
+    def _forward_saving(
+        self,
+        weights: Values,
+        index: Int[Array, ""],
+        shared: Values,
+        stacked: Values,
+        carried: Values,
+    ) -> tuple[Values, Values, Values]:
+        run, arguments = self._differentiable(weights, index, shared, stacked, carried)
+        # What is computed from the weights alone is computed again, not saved.
+        run = checkpointed(run, ALL_BUT_WEIGHTS, in_scan=False)
+        _, pull_back, (leaving, collected) = jax.vjp(run, *arguments, has_aux=True)
+        leaves, self._saved_structure = jax.tree.flatten(pull_back)
+        # The weights themselves are given again.
+        self._saved_weights = [
+            next((i for i, weight in enumerate(weights) if weight is leaf), None)
+            for leaf in leaves
+        ]
+        pairs = zip(leaves, self._saved_weights, strict=True)
+        return leaving, collected, [leaf for leaf, place in pairs if place is None]
+
+    def _backward_saved(
+        self,
+        weights: Values,
+        saved: Values,
+        cotangents: Cotangents,
+        totals: Values,
+    ) -> tuple[Values, Values, Values, Values]:
+        remaining = iter(saved)
+        leaves = [
+            next(remaining) if place is None else weights[place]
+            for place in self._saved_weights
+        ]
+        pull_back = jax.tree.unflatten(self._saved_structure, leaves)
+        kinds: Any = [var.aval for var in self.differentiable(self.loop.end)]
+        leaving = [jnp.zeros(kind.shape, kind.dtype) for kind in kinds]
+        return self._add_gradients(pull_back, leaving, cotangents, totals)
+
+    def _add_gradients(
+        self,
+        pull_back: Callable[..., Any],
+        leaving: Values,
+        cotangents: Cotangents,
+        totals: Values,
+    ) -> tuple[Values, Values, Values, Values]:
+        d_carried, d_shared, d_slices, d_weights = pull_back(
+            fill_with_zeros(cotangents, leaving)
+        )
+        # All layers read the shared inputs, so their gradients are summed over layers.
+        totals = [a + b for a, b in zip(totals, d_shared, strict=True)]
+        return d_carried, totals, d_slices, d_weights
+
+    def _differentiable(
+        self,
+        weights: Values,
+        index: Int[Array, ""],
+        shared: Values,
+        stacked: Values,
+        carried: Values,
+    ) -> tuple[Callable[..., Any], tuple[Values, Values, Values, Values]]:
+        """Returns the layer as a function of its differentiated inputs, and these.
+
+        The function returns the differentiated outputs, and all outputs: gradients of
+        frozen weights are never computed.
+        """
         loop = self.loop
         all_shared = dict(zip(loop.shared, shared, strict=True))
         all_slices = dict(zip(loop.stacked, _slices(stacked, index), strict=True))
         all_weights = dict(zip(loop.weights, weights, strict=True))
 
-        # The layer as a function of its differentiated inputs alone: gradients of
-        # frozen weights are never computed.
         def run(
             changed: Values, own_shared: Values, own_slices: Values, own_weights: Values
-        ) -> Values:
+        ) -> tuple[Values, tuple[Values, Values]]:
             shared = all_shared | dict(zip(self.shared, own_shared, strict=True))
             slices = all_slices | dict(zip(self.stacked, own_slices, strict=True))
             used = all_weights | dict(zip(self.trained, own_weights, strict=True))
@@ -163,14 +242,13 @@ class CompiledLoop:
                     carried, self.differentiated, strict=True
                 )
             ]
-            return self.differentiable(
-                loop.layer(
-                    [used[var] for var in loop.weights],
-                    [shared[var] for var in loop.shared],
-                    [slices[var] for var in loop.stacked],
-                    entering,
-                )[0]
+            outputs = loop.layer(
+                [used[var] for var in loop.weights],
+                [shared[var] for var in loop.shared],
+                [slices[var] for var in loop.stacked],
+                entering,
             )
+            return self.differentiable(outputs[0]), outputs
 
         arguments = (
             self.differentiable(carried),
@@ -178,13 +256,7 @@ class CompiledLoop:
             [all_slices[var] for var in self.stacked],
             [all_weights[var] for var in self.trained],
         )
-        leaving, pull_back = jax.vjp(run, *arguments)
-        d_carried, d_shared, d_slices, d_weights = pull_back(
-            fill_with_zeros(cotangents, leaving)
-        )
-        # All layers read the shared inputs, so their gradients are summed over layers.
-        totals = [a + b for a, b in zip(totals, d_shared, strict=True)]
-        return d_carried, totals, d_slices, d_weights
+        return run, arguments
 
 
 def _slices(stacked: Values, index: Int[Array, ""]) -> Values:

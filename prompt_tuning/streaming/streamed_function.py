@@ -19,9 +19,18 @@ class StreamedFunction:
 
     Attributes:
       reader: brings the layers to the device.
+      checkpoint_activation: whether the backward pass computes each layer again from
+        its inputs, which wait in host memory; if not, all activations stay on the
+        device.
     """
 
-    def __init__(self, function: Callable[..., Any], reader: LayerReader | None = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        reader: LayerReader | None = None,
+        *,
+        checkpoint_activation: bool = True,
+    ):
         """Wraps a function.
 
         Args:
@@ -29,7 +38,9 @@ class StreamedFunction:
             arrays, which returns a tree of arrays. It must read streamed parameters in
             loops over their layers.
           reader: brings the layers to the device; a new `LayerReader` by default.
+          checkpoint_activation: see the attribute.
         """
+        self.checkpoint_activation = checkpoint_activation
         self._function, self.reader = function, reader or LayerReader()
         self._programs: dict[Any, TracedProgram] = {}
 
@@ -69,7 +80,12 @@ class StreamedFunction:
             for arguments in micro_batches
         ]
         with jax.profiler.TraceAnnotation("forward"):
-            layer_inputs = program.forward(values, self.reader, keep=True)
+            layer_inputs = program.forward(
+                values,
+                self.reader,
+                keep=True,
+                checkpoint_activation=self.checkpoint_activation,
+            )
         started = [
             program.start_backward(own_values, seeds)
             for own_values, seeds in zip(values, output_gradients, strict=True)
@@ -77,7 +93,13 @@ class StreamedFunction:
         results = [result for result, _ in started]
         cotangents = [own_cotangents for _, own_cotangents in started]
         with jax.profiler.TraceAnnotation("backward"):
-            program.backward(values, cotangents, layer_inputs, self.reader)
+            program.backward(
+                values,
+                cotangents,
+                layer_inputs,
+                self.reader,
+                checkpoint_activation=self.checkpoint_activation,
+            )
         return program.gradient(trained, cotangents), results
 
     def _program(

@@ -24,8 +24,11 @@ from prompt_tuning.streaming.traced_loops import (
 VariableValues = dict[Var, Any]
 """Values (or cotangents) of one micro-batch's variables."""
 
-LayerInputs = list[list[list[np.ndarray]]]
-"""The inputs of each layer, for each micro-batch, in host memory."""
+LayerInputs = list[list[list[Any]]]
+"""The inputs of each layer, for each micro-batch, in host memory.
+
+Without `checkpoint_activation`, the activations of each layer, on the device.
+"""
 
 Leaves = dict[str, Any]
 """Parameters by path: arrays, and a `LayeredWeight` for each streamed one.
@@ -92,6 +95,7 @@ class TracedProgram:
         reader: LayerReader,
         *,
         keep: bool = False,
+        checkpoint_activation: bool = True,
     ) -> list[LayerInputs]:
         """Runs micro-batches up to the last segment.
 
@@ -99,6 +103,8 @@ class TracedProgram:
           micro_batches: values of each micro-batch, to which new values are added.
           reader: brings the layers to the device.
           keep: whether the inputs of the layers are kept for `backward`.
+          checkpoint_activation: whether only the inputs are kept, in host memory; if
+            not, all activations are, on the device.
 
         Returns:
           the inputs of the layers of each loop, empty unless kept.
@@ -109,8 +115,11 @@ class TracedProgram:
                 outputs = segment.forward(_select(values, segment.inputs))
                 values |= zip(segment.outputs, outputs, strict=True)
             needed = keep and any(loop.differentiated)
+            run = _run_loop_forward if checkpoint_activation else _run_loop_saving
             layer_inputs.append(
-                _run_loop_forward(loop, micro_batches, reader, keep=needed)
+                (run if needed else _run_loop_forward)(
+                    loop, micro_batches, reader, keep=needed
+                )
             )
         return layer_inputs
 
@@ -156,6 +165,8 @@ class TracedProgram:
         cotangents: Sequence[VariableValues],
         layer_inputs: Sequence[LayerInputs],
         reader: LayerReader,
+        *,
+        checkpoint_activation: bool = True,
     ) -> None:
         """Propagates cotangents back to the inputs; intermediate ones are consumed.
 
@@ -164,12 +175,20 @@ class TracedProgram:
           cotangents: cotangents of each micro-batch, from `start_backward`.
           layer_inputs: result of `forward`, which is consumed.
           reader: brings the layers to the device.
+          checkpoint_activation: as in `forward`.
         """
         for (segment, loop), inputs in zip(
             self._stages[::-1], layer_inputs[::-1], strict=True
         ):
             if any(loop.differentiated):
-                _run_loop_backward(loop, micro_batches, cotangents, inputs, reader)
+                _run_loop_backward(
+                    loop,
+                    micro_batches,
+                    cotangents,
+                    inputs,
+                    reader,
+                    saved=not checkpoint_activation,
+                )
             for values, own_cotangents in zip(micro_batches, cotangents, strict=True):
                 seeds = _pop(own_cotangents, segment.targets)
                 if all(seed is None for seed in seeds):
@@ -245,11 +264,59 @@ def _run_loop_forward(
     layer = [weight.abstract_layer for weight in weights]
     compiled.forward.compile(layer, 0, *constants[0], carried[0])
     reader.visit(weights, range(loop.length), compute)
+    _leave_loop(compiled, micro_batches, carried, collected)
+    return layer_inputs
+
+
+def _run_loop_saving(
+    compiled: CompiledLoop,
+    micro_batches: Sequence[VariableValues],
+    reader: LayerReader,
+    *,
+    keep: bool,
+) -> LayerInputs:
+    """Runs all micro-batches forward and saves the activations of each layer."""
+    assert keep
+    loop = compiled.loop
+    constants = [
+        (_select(values, loop.shared), _select(values, loop.stacked))
+        for values in micro_batches
+    ]
+    carried = [_select(values, loop.start) for values in micro_batches]
+    saved: LayerInputs = []
+    collected: list[list[Values]] = [[] for _ in micro_batches]
+
+    def compute(index: int, layer: Layer) -> None:
+        outputs = [
+            compiled.forward_saving(layer, index, *own_constants, entering)
+            for own_constants, entering in zip(constants, carried, strict=True)
+        ]
+        jax.block_until_ready(outputs)
+        carried[:] = [leaving for leaving, _, _ in outputs]
+        saved.append([activations for _, _, activations in outputs])
+        for own, (_, slices, _) in zip(collected, outputs, strict=True):
+            own.append(slices)
+
+    weights = [micro_batches[0][var] for var in loop.weights]
+    layer = [weight.abstract_layer for weight in weights]
+    compiled.forward_saving.compile(layer, 0, *constants[0], carried[0])
+    reader.visit(weights, range(loop.length), compute)
+    _leave_loop(compiled, micro_batches, carried, collected)
+    return saved
+
+
+def _leave_loop(
+    compiled: CompiledLoop,
+    micro_batches: Sequence[VariableValues],
+    carried: Sequence[Values],
+    collected: Sequence[Sequence[Values]],
+) -> None:
+    """Adds what a loop has computed to the values of each micro-batch."""
+    loop = compiled.loop
     for values, leaving, own in zip(micro_batches, carried, collected, strict=True):
         values |= zip(loop.end, leaving, strict=True)
         stacked = [jnp.stack(layers) for layers in zip(*own, strict=True)]
         values |= zip(loop.collected, stacked, strict=True)
-    return layer_inputs
 
 
 def _run_loop_backward(
@@ -258,13 +325,23 @@ def _run_loop_backward(
     cotangents: Sequence[VariableValues],
     layer_inputs: LayerInputs,
     reader: LayerReader,
+    *,
+    saved: bool,
 ) -> None:
-    """Runs all micro-batches back, recomputing each layer from its inputs."""
+    """Runs all micro-batches back.
+
+    Each layer is recomputed from its inputs, unless its activations were saved.
+    """
     loop = compiled.loop
     constants = [
         (_select(values, loop.shared), _select(values, loop.stacked))
         for values in micro_batches
     ]
+    program = compiled.backward_saved if saved else compiled.backward
+
+    def given(layer: Any, index: int, i: int) -> tuple[Any, ...]:
+        return (layer,) if saved else (layer, index, *constants[i])
+
     # Cotangents of each micro-batch: of the carried values; of the shared inputs, as a
     # sum over layers; and of each layer's stacked slices, the last layer first.
     carried = [_pop(own, compiled.differentiable(loop.end)) for own in cotangents]
@@ -281,23 +358,18 @@ def _run_loop_backward(
 
     def compute(index: int, layer: Layer) -> None:
         entering = jax.device_put(layer_inputs.pop())
-        for i, own_constants in enumerate(constants):
-            carried[i], totals[i], layer_slices, of_weights = compiled.backward(
-                layer, index, *own_constants, entering[i], carried[i], totals[i]
+        for i in range(len(micro_batches)):
+            carried[i], totals[i], layer_slices, of_weights = program(
+                *given(layer, index, i), entering[i], carried[i], totals[i]
             )
             slices[i].append(layer_slices)
-            for total, gradient in zip(weight_gradients, of_weights, strict=True):
-                total[index] += np.asarray(gradient)
-            # Deleted before the next micro-batch computes its own.
-            for gradient in of_weights:
-                gradient.delete()
+            _move_to_host(weight_gradients, index, of_weights)
         jax.block_until_ready((carried, totals, slices))
 
     weights = [micro_batches[0][var] for var in loop.weights]
     layer = [weight.abstract_layer for weight in weights]
-    compiled.backward.compile(
-        layer, 0, *constants[0], layer_inputs[-1][0], carried[0], totals[0]
-    )
+    first = *given(layer, 0, 0), layer_inputs[-1][0]
+    program.compile(*first, carried[0], totals[0])
     reader.visit(weights, reversed(range(loop.length)), compute)
     _accumulate(cotangents[0], compiled.trained, weight_gradients)
     start = compiled.differentiable(loop.start)
@@ -307,3 +379,13 @@ def _run_loop_backward(
         # Of each stacked input, [...] of each layer -> [L, ...].
         stacked = [jnp.stack(layers[::-1]) for layers in zip(*slices[i], strict=True)]
         _accumulate(own, compiled.stacked, stacked)
+
+
+def _move_to_host(totals: Sequence[np.ndarray], index: int, layer: Values) -> None:
+    """Adds a layer's gradients to arrays of all layers, and deletes them.
+
+    They leave the device before the next micro-batch computes others.
+    """
+    for total, gradient in zip(totals, layer, strict=True):
+        total[index] += np.asarray(gradient)
+        gradient.delete()

@@ -324,6 +324,7 @@ class RunPlan:
                 dropout=model.drops,
                 objective=objective,
                 reader=model.weight_storage.reader(),
+                checkpoint_activation=self.run.model.checkpoint_activation,
                 host=self.host_optimizer(),
             )
         stages = self.pipeline_plan(batch_plan)

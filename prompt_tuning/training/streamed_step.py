@@ -50,6 +50,7 @@ class StreamedStep:
         objective: Objective = NATS_PER_WEIGHT,
         reader: LayerReader | None = None,
         host: HostOptimizer | None = None,
+        checkpoint_activation: bool = True,
     ):
         """Sets up the step; nothing is compiled yet.
 
@@ -60,12 +61,15 @@ class StreamedStep:
           dropout: whether dropout is active.
           objective: the training objective.
           reader: reads layers; None for the default.
+          checkpoint_activation: whether the backward pass recomputes each layer.
           host: updates the trained parameters in host memory; None if there are none.
         """
         self._host = host
         self._graph, self._objective, self._dropout = graph, objective, dropout
         self._streamed = dict(streamed)
-        self._sums = StreamedFunction(self._batch_sums, reader)
+        self._sums = StreamedFunction(
+            self._batch_sums, reader, checkpoint_activation=checkpoint_activation
+        )
         finish = functools.partial(self._finish, optimizer=optimizer)
         self._finished = jax.jit(finish, donate_argnums=0, static_argnums=5)
 

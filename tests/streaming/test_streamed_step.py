@@ -205,6 +205,43 @@ def test_two_layers_are_on_the_device_at_a_time():
     assert seen[-1][1] < 1.2 * layer
 
 
+@pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
+def test_activations_may_stay_on_the_device_without_the_weights(family):
+    # No activation has the width of a kernel.
+    changes = {"layers": 3, "feed_forward_width": 20}
+    config = dataclasses.replace(dummies.FAMILIES[family], **changes)
+    graph, (trained, frozen, blocks, rest) = prompted(config)
+    batch = batch_of(config, 2)
+    compute = jax.jit(functools.partial(gradients, graph))
+    layers, saved = Layers(blocks), []
+
+    class Watched(LayerReader):
+        def visit(self, weights, order, compute):
+            super().visit(weights, order, compute)
+            saved.append({array.shape for array in jax.live_arrays()})
+
+    before = {array.shape for array in jax.live_arrays()}
+    step = StreamedStep(
+        graph,
+        SGD,
+        layers.weights,
+        dropout=False,
+        reader=Watched(),
+        checkpoint_activation=False,
+    )
+    actual = step.gradient(trained, rest, batch, None)
+    expected = compute(trained, frozen, batch, None)
+    assert_equal(actual, expected, trained)
+    assert len(layers.reads) == 2 * len(set(layers.reads))
+    kernels = {x.shape[1:] for p, x in blocks.items() if p.endswith("kernel")}
+    assert saved[0] - before
+    assert kernels.isdisjoint(saved[0] - before)
+    # No layer was computed again.
+    ((_, loop),) = next(iter(step._sums._programs.values()))._stages[-1:]
+    assert loop.backward_saved._compiled
+    assert not loop.backward._compiled
+
+
 def test_slices_of_several_layers_are_read_at_once():
     config = dataclasses.replace(dummies.LLAMA, layers=5)
     graph, (trained, frozen, blocks, rest) = prompted(config)
