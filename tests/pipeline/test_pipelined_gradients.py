@@ -26,6 +26,7 @@ from tests.support.exhaustive import sample
 # Rows of different length and loss weight.
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
 METHODS = {method.name: method for method in methods.METHODS}
+COLLECTIVES = re.compile("all-(reduce|gather|to-all)|collective-|reduce-scatter")
 ALL, PROMPT = ".*", ".*/prompt/.*"
 
 
@@ -116,6 +117,30 @@ def assert_bytes(case, pipeline, *arguments):
         for order, programs in zip(orders, staged.programs, strict=True)
     ]
     assert pipeline.peak_bytes == planned
+    for stage, programs in enumerate(staged.programs):
+        assert_own_work(case, stage, programs, arguments[0] | arguments[1])
+
+
+def assert_own_work(case, stage, programs, parameters):
+    """Checks the compiled programs of a stage.
+
+    On one device they exchange nothing, they have no array of all blocks' weights, and
+    p2 has products only if weights are trained.
+    """
+    names = ["forward", "backward"]
+    if case.two_stage:
+        names = ["forward", "input_gradient", "weight_gradient"]
+        if case.joined_p2 or not programs.weights:
+            names.remove("weight_gradient")
+    up = next(x for path, x in parameters.items() if path.endswith("mlp/up/kernel"))
+    whole = f"[{','.join(map(str, up.shape))}]"
+    for name in names:
+        text = getattr(programs, name).as_text()
+        assert not COLLECTIVES.search(text), name
+        assert case.layers[stage] == up.shape[0] or whole not in text, name
+        prompt_only = case.trained == PROMPT and case.method is None
+        if name == "weight_gradient" and prompt_only:
+            assert " dot(" not in text
 
 
 @pytest.mark.parametrize(
@@ -149,6 +174,28 @@ def assert_bytes(case, pipeline, *arguments):
 )
 def test_gradients_equal_those_of_one_device(case):
     assert_equal(case)
+
+
+@pytest.mark.exhaustive
+def test_gradients_in_float64():
+    case = Case("llama", ALL, (1, 1), "zb-h1")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        config = config_of(case)
+        graph, trained, frozen = model_of(case, config)
+        trained = {path: x.astype(np.float64) for path, x in trained.items()}
+        batch = batch_of(config, case.micro_batches)
+        usual = jax.jit(functools.partial(gradients, graph))
+        expected, _ = usual(trained, frozen, batch, None)
+        actual, _ = pipeline_of(case, graph)(trained, frozen, batch, None)
+        for path, gradient in expected.items():
+            assert actual[path].dtype == np.float64
+            largest = np.abs(gradient).max()
+            np.testing.assert_allclose(
+                actual[path], gradient, rtol=0, atol=1e-12 * largest, err_msg=path
+            )
+    finally:
+        jax.config.update("jax_enable_x64", False)
 
 
 class Worker(StageWorker):

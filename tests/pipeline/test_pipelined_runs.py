@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
+from tests.support.exhaustive import sample
 from tests.support.small_runs import DECODER, T5, logged, write_model
 from tests.support.staged_runs import staged
 
@@ -39,12 +40,19 @@ def tune(files, directory, model, steps, more=()):
     return main(["train", *arguments, *more])
 
 
-def test_a_run_in_stages_resumes_on_one_device(files, models, tmp_path, monkeypatch):
-    model, directory = models["decoder"], tmp_path / "staged"
+@pytest.mark.parametrize(
+    ("before", "after", "family"),
+    sample(1, [(2, 1, "decoder"), (1, 2, "decoder"), (2, 4, "t5")]),
+)
+def test_a_run_resumes_with_other_stages(
+    files, models, tmp_path, monkeypatch, before, after, family
+):
+    model, directory = models[family], tmp_path / "staged"
     assert tune(files, tmp_path / "one", model, 4) == 0
-    with monkeypatch.context() as patched:
-        assert tune(files, directory, model, 2, staged(patched, 2)) == 0
-    assert tune(files, directory, model, 4) == 0
+    for stages, steps in ((before, 2), (after, 4)):
+        with monkeypatch.context() as patched:
+            more = staged(patched, stages) if stages > 1 else []
+            assert tune(files, directory, model, steps, more) == 0
     assert len(losses(directory)) == 4
     np.testing.assert_allclose(losses(directory), losses(tmp_path / "one"), rtol=1e-5)
 
