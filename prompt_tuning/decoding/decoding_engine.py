@@ -47,8 +47,9 @@ class DecodingEngine:
         them count.
       chunk: number of tokens of a row that are read at once.
       page: number of keys of a page of a prompt or a shared text.
-      guesses: number of tokens that a step guesses of each greedy row from its text,
+      guesses: maximum number of tokens that a step guesses of each greedy row from its text,
         which saves steps where the text repeats itself; 0 for none.
+      process: changes the logits of all rows before any other option; None for none.
       read_adapter: reads the files of `load_adapter`.
 
     Raises:
@@ -65,11 +66,17 @@ class DecodingEngine:
         chunk: int = 64,
         page: int = 128,
         guesses: int = 0,
+        process: token_choice.LogitsProcessor | None = None,
         read_adapter: AdapterReader | None = None,
     ):
         check_engine(model, slots, length, chunk, page)
         self.model, self.count, self.limit = model, slots, length
-        self.guesses = guesses
+        if guesses and process is not None:
+            raise InputError(
+                "guesses are checked without the function that changes logits: leave "
+                "out guesses or process"
+            )
+        self.guesses, self._process = guesses, process
         self._resident = ResidentAdapters(model, parameters, page, read_adapter)
         self._reader = SlotReader(self._resident, slots, length, chunk)
         self._vocabulary: token_choice.TokenNumbers | None = None
@@ -360,6 +367,7 @@ class DecodingEngine:
             self._vocabulary if counted else None,
             graph=self._resident.graph,
             needs=needs,
+            process=self._process,
         )
         if counted:
             self._vocabulary = vocabulary

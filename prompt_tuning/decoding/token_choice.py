@@ -6,6 +6,7 @@ program.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
@@ -189,6 +190,13 @@ class RowChoices(NamedTuple):
     biased: PerRow
 
 
+LogitsProcessor = Callable[[Float[Array, "B V"], RowChoices], Float[Array, "B V"]]
+"""A user's own pure function, `f(logits [B, V], choices) -> logits [B, V]`.
+
+A row of the result must depend on the same row of the arguments alone.
+"""
+
+
 class TokenNumbers(NamedTuple):
     """Numbers of each row for each token of the vocabulary.
 
@@ -224,6 +232,7 @@ def choose_tokens(
     choices: RowChoices,
     vocabulary: TokenNumbers | None,
     needs: Needs,
+    process: LogitsProcessor | None = None,
 ) -> Chosen:
     """Chooses a token for each row, in the order of transformers' processors.
 
@@ -232,8 +241,9 @@ def choose_tokens(
       choices: settings of each row.
       vocabulary: numbers of each token; None if no row needs them.
       needs: options that some row uses.
+      process: the user's own change of the logits, made first; None for none.
     """
-    changed = logits
+    changed = logits if process is None else process(logits, choices)
     if needs.penalized:
         assert vocabulary is not None
         seen = vocabulary.given | (vocabulary.counts > 0)
@@ -266,7 +276,9 @@ def choose_tokens(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("graph", "needs"), donate_argnames="vocabulary"
+    jax.jit,
+    static_argnames=("graph", "needs", "process"),
+    donate_argnames="vocabulary",
 )
 def choose(
     parameters: Parameters,
@@ -276,6 +288,7 @@ def choose(
     *,
     graph: nnx.GraphDef,
     needs: Needs,
+    process: LogitsProcessor | None = None,
 ) -> tuple[Chosen, TokenNumbers | None]:
     """Chooses tokens from the states that predict them, and counts them.
 
@@ -286,10 +299,11 @@ def choose(
       vocabulary: numbers of each token, donated; None if no row needs them.
       graph: structure of the model.
       needs: options that some row uses.
+      process: see `choose_tokens`.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     logits = model.logits(hidden)[:, : model.config.vocabulary_size]
-    chosen = choose_tokens(logits, choices, vocabulary, needs)
+    chosen = choose_tokens(logits, choices, vocabulary, needs, process)
     if vocabulary is not None and needs.penalized:
         rows = jnp.arange(len(chosen.tokens))
         counts = vocabulary.counts.at[rows, chosen.tokens].add(1)

@@ -179,3 +179,16 @@ def test_guesses_save_steps_and_leave_the_tokens_as_they_are(config):
         ids.append([handle.completions[0].ids for handle in handles])
     assert ids[0] == ids[1]
     assert steps[1] <= steps[0]
+
+
+@pytest.mark.exhaustive
+def test_a_users_own_function_changes_the_logits():
+    def only_even(logits, choices):
+        del choices
+        odd = np.arange(logits.shape[-1]) % 2 == 1
+        return logits - 1e9 * odd
+
+    model = engine_model(LLAMA, "none")
+    engine = DecodingEngine(*model, slots=2, length=32, chunk=8, process=only_even)
+    (handle,) = engine.run([Request(ids=[1, 2], sampling=Sampling(new_tokens=8))])
+    assert not any(token % 2 for token in handle.completions[0].ids)
