@@ -47,8 +47,8 @@ class DecodingEngine:
         them count.
       chunk: number of tokens of a row that are read at once.
       page: number of keys of a page of a prompt or a shared text.
-      guesses: maximum number of tokens that a step guesses of each greedy row from its text,
-        which saves steps where the text repeats itself; 0 for none.
+      guesses: maximum number of tokens that a step guesses of each greedy row from its
+        text, which saves steps where the text repeats itself; 0 for none.
       process: changes the logits of all rows before any other option; None for none.
       read_adapter: reads the files of `load_adapter`.
 
