@@ -13,7 +13,6 @@ shapes, upper case is the size on all devices together and lower case that of on
 import contextlib
 import contextvars
 import functools
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,12 +22,18 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.sharding.axis_rules import ROW_AXES, SPLIT_NAMES, TENSOR
 from prompt_tuning.sharding.mesh_layout import GROUPS, VOCABULARY, MeshLayout
+from prompt_tuning.sharding.shard_operators import (
+    Axes,
+    axes_size,
+    copy_to,
+    gather_columns,
+    local_slice,
+    reduce_from,
+)
 
 _layout: contextvars.ContextVar[MeshLayout | None] = contextvars.ContextVar(
     "layout", default=None
 )
-
-Axes = tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -56,10 +61,6 @@ def _computed_axes(name: str) -> Axes:
     return _axes(name) if name in SPLIT_NAMES else ()
 
 
-def _size(axes: Axes) -> int:
-    return math.prod(jax.lax.axis_size(axis) for axis in axes)
-
-
 def copy_to_shards(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     """Passes a replicated array to a computation that is sharded over a dimension.
 
@@ -67,39 +68,13 @@ def copy_to_shards(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     part that belongs to its shard.
     """
     axes = _computed_axes(name)
-    return _copy_to_shards(axes, x) if axes else x
+    return copy_to(axes, x) if axes else x
 
 
 def reduce_from_shards(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
     """All-reduces the partial results of a computation sharded over a dimension."""
     axes = _computed_axes(name)
-    return _reduce_from_shards(axes, x) if axes else x
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copy_to_shards(axes, x):
-    return x
-
-
-_copy_to_shards.defvjp(
-    lambda axes, x: (x, None), lambda axes, _, g: (jax.lax.psum(g, axes),)
-)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _reduce_from_shards(axes, x):
-    return jax.lax.psum(x, axes)
-
-
-_reduce_from_shards.defvjp(
-    lambda axes, x: (jax.lax.psum(x, axes), None), lambda axes, _, g: (g,)
-)
-
-
-def local_slice(x: Array, axes: Axes, dimension: int = 0) -> Array:
-    """This device's shard of a replicated array, along one dimension."""
-    size = x.shape[dimension] // _size(axes)
-    return jax.lax.dynamic_slice_in_dim(x, _first(axes, size), size, axis=dimension)
+    return reduce_from(axes, x) if axes else x
 
 
 def _first(axes: Axes, count: int) -> Int[Array, ""] | int:
@@ -142,13 +117,13 @@ def local_group_count(groups: int) -> int:
 
 def local_head_count(heads: int) -> int:
     """The number of this device's query heads, of `heads` in all."""
-    return heads // _size(_axes("heads"))
+    return heads // axes_size(_axes("heads"))
 
 
 def head_range(heads: int) -> "IndexRange":
     """The range of this device's `heads` query heads among all."""
     axes = _axes("heads")
-    return IndexRange(_first(axes, heads), heads * _size(axes))
+    return IndexRange(_first(axes, heads), heads * axes_size(axes))
 
 
 def first_column(columns: int) -> Int[Array, ""] | int:
@@ -172,7 +147,7 @@ def row_range(rows: int) -> IndexRange:
     """The range of this device's `rows` rows in the batch."""
     layout = _layout.get()
     axes = () if layout is None else layout.row_axes
-    return IndexRange(_first(axes, rows), rows * _size(axes))
+    return IndexRange(_first(axes, rows), rows * axes_size(axes))
 
 
 def true_everywhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
@@ -256,19 +231,8 @@ def gather_vocabulary(logits: Float[Array, "*lead v"]) -> Float[Array, "*lead V"
     shard = vocabulary_shard(logits.shape[-1])
     if shard.whole:
         return logits
-    gathered: Array = _gather_columns(shard.axes, logits)  # [*lead, V + padding]
+    gathered: Array = gather_columns(shard.axes, logits)  # [*lead, V + padding]
     return gathered[..., : shard.total]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather_columns(axes, x):
-    return jax.lax.all_gather(x, axes, axis=x.ndim - 1, tiled=True)
-
-
-_gather_columns.defvjp(
-    lambda axes, x: (_gather_columns(axes, x), None),
-    lambda axes, _, g: (local_slice(g, axes, g.ndim - 1),),
-)
 
 
 def _vocabulary_axes() -> tuple[Axes, Axes]:
