@@ -92,6 +92,8 @@ class DataSource:
         selects each example's prompt in a multi-task prompt.
       prompt_id_names: names of the prompts in order, if jsonl lines contain names
         instead of numbers.
+      prompt_id_aliases: further names of tasks and the names that they stand for, such
+        as {"mnli_mismatched": "mnli"}.
       task_token: "index" or "sentinel" if the first token of each example (after the
         BOS that the tokenizer adds) selects its prompt, instead of `prompt_id_key`. The
         token is the prompt's number, or `<extra_id_k>` of T5 for prompt `k`, and is
@@ -133,6 +135,7 @@ class DataSource:
     template: str | None = None
     prompt_id_key: str | None = None
     prompt_id_names: Sequence[str] | None = None
+    prompt_id_aliases: Mapping[str, str] | None = None
     task_token: str | None = None
     sentinel_vocabulary_size: int | None = None
     add_eos: bool = True
@@ -339,7 +342,11 @@ class DataSource:
             )
         token = TaskToken(self._sentinel_end(model)) if by_token else None
         return Tasks(
-            model.prompt_count, self.prompt_id_key, self.prompt_id_names, token
+            model.prompt_count,
+            self.prompt_id_key,
+            self.prompt_id_names,
+            token,
+            self.prompt_id_aliases or {},
         )
 
     def _sentinel_end(self, model: ModelInterface) -> int | None:

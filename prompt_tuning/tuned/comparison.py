@@ -237,5 +237,7 @@ def _without_tasks(evaluation: Evaluation) -> Evaluation:
             "which the frozen model would read as text: measure the run alone, or name "
             f"the task with {how_to_set('DataSource.prompt_id_key', 'KEY')}"
         )
-    data = dataclasses.replace(data, prompt_id_key=None, prompt_id_names=None)
+    data = dataclasses.replace(
+        data, prompt_id_key=None, prompt_id_names=None, prompt_id_aliases=None
+    )
     return dataclasses.replace(evaluation, data=data)

@@ -1,7 +1,7 @@
 """How the examples of a multi-task model select one of its `N` prompts."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,16 +71,18 @@ class Tasks:
       names: names of the tasks in order, if lines contain names; None if they contain
         numbers.
       token: task token at the start of each example; None if `key` is set.
+      aliases: tasks by further names of theirs.
 
     Raises:
       InputError: unless exactly one of `key` and `token` is set, or if the names are
-        not `count` different ones.
+        not `count` different ones, or an alias is a name or stands for none.
     """
 
     count: int
     key: str | None = None
     names: Sequence[str] | None = None
     token: TaskToken | None = None
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if (self.key is None) == (self.token is None):
@@ -88,6 +90,13 @@ class Tasks:
                 "an example's task is selected by prompt_id_key or by task_token: set "
                 "one of them"
             )
+        for alias, name in self.aliases.items():
+            if alias in (self.names or ()) or name not in (self.names or ()):
+                raise InputError(
+                    f"prompt_id_aliases contain {shown(alias)} for {shown(name)}, "
+                    "expected another name for one of the prompt_id_names "
+                    f"{shown(self.names)}"
+                )
         if self.names is None:
             return
         if self.key is None:
@@ -126,18 +135,23 @@ class Tasks:
         Raises:
           InputError: if the value is neither a known name nor an integer.
         """
-        if self.names is not None and value in self.names:
-            return list(self.names).index(value)
+        name = self._without_alias(value)
+        if self.names is not None and name in self.names:
+            return list(self.names).index(name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if is_integer and abs(value) <= MAXIMUM_INTEGER:
             return value
         names = how_to_set("DataSource.prompt_id_names", ["NAME", "NAME"])
         expected = f"an integer; or names, in order, by {names}"
         if self.names is not None:
-            expected = f"one of {shown(list(self.names))} or its number"
+            names = [*self.names, *self.aliases]
+            expected = f"one of {shown(names)} or its number"
         raise InputError(
             f"{location}: {shown(self.key)} is {shown(value)}, expected {expected}"
         )
+
+    def _without_alias(self, value: Any) -> Any:
+        return self.aliases.get(value, value) if isinstance(value, str) else value
 
     def range_error(self, task: int) -> str:
         """Returns the message for a task that is out of range."""

@@ -432,6 +432,13 @@ def test_lines_name_their_task(tmp_path):
     tasks = {"prompt_id_key": "task", "prompt_id_names": ["boolq", "rte"]}
     examples = load(path, **count, **tasks)
     assert tasks_of(examples) == [1, 0]
+    renamed = {"prompt_id_names": ["boolq", "entailment"]}
+    renamed["prompt_id_aliases"] = {"rte": "entailment"}
+    assert tasks_of(load(path, **count, **tasks | renamed)) == [1, 0]
+    for alias, name in (("rte", "wic"), ("boolq", "entailment")):
+        wrong = renamed | {"prompt_id_aliases": {alias: name}}
+        with pytest.raises(InputError, match=f"aliases contain '{alias}' for '{name}'"):
+            load(path, **count, **tasks | wrong)
     with pytest.raises(InputError, match=r"a\.jsonl, line 1: 'task' is 'rte', expect"):
         load(path, prompt_id_key="task", **count)
     with pytest.raises(InputError, match=r"line 1: found the keys .* expected 'id'"):
