@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.experimental import transfer
 
 from prompt_tuning import processes
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
@@ -26,6 +25,9 @@ class ProcessLinks:
 
     def __init__(self):
         """Starts the transfer server; all processes do this together."""
+        # An experimental module, which only several processes need.
+        from jax.experimental import transfer
+
         client = jax.local_devices()[0].client
         host = processes.own_address()
         address = f"[{host}]:0" if ":" in host else f"{host}:0"
