@@ -103,6 +103,12 @@ def test_t5x_names(run, tmp_path, capsys):
     np.testing.assert_array_equal(read_prompt(file), read_prompt(run))
 
 
+def test_a_decoder_has_no_names_in_t5x(run, tmp_path, capsys):
+    message = refused(capsys, run, tmp_path / "t5x", "--to", "t5x_model")
+    assert "T5X checkpoints contain encoder-decoders" in message
+    assert not (tmp_path / "t5x").exists()
+
+
 def test_a_single_checkpoint_of_a_run(run, tmp_path, capsys):
     wanted = run / FOLDER / "checkpoint_3"
     converted(capsys, wanted, tmp_path / "prompt.npy")

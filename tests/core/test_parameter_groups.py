@@ -167,3 +167,10 @@ def test_a_warmup_as_long_as_the_run_takes_half_of_it():
     rates = np.array([schedule(step) for step in range(6)])
     assert (np.diff(rates) > 0).all()
     assert rates[5] == pytest.approx(0.3)
+
+
+def test_each_expression_of_a_setting_must_match_a_path():
+    paths = ["decoder/prompt/prompt", "decoder/final_norm/scale"]
+    parameter_groups.check_matches([".*/scale", ".*/prompt"], paths, "Run.save_paths")
+    with pytest.raises(InputError, match=r"Run\.save_paths: .*'scale' matches no"):
+        parameter_groups.check_matches([".*/scale", "scale"], paths, "Run.save_paths")

@@ -62,6 +62,28 @@ def test_a_missing_file_is_refused(tmp_path):
         start(initializers.from_file(tmp_path / "none.npy"))
 
 
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        initializers.uniform(),
+        initializers.from_array(TABLE[4:7]),
+        initializers.from_sampled_vocabulary(6),
+        initializers.from_class_labels(["c", "ad"]),
+        initializers.from_text("ca"),
+    ],
+    ids=["uniform", "array", "sampled", "labels", "text"],
+)
+def test_initializers_give_the_same_vectors_in_a_compiled_function(initializer):
+    vocabulary = Vocabulary(jax.numpy.asarray(TABLE), LetterTokenizer())
+
+    def initialize(key, shape):
+        return initializer(key, shape, vocabulary)
+
+    compiled = jax.jit(initialize, static_argnames="shape")
+    assert compiled.eval_shape(KEY, shape=(3, 4)).shape == (3, 4)
+    np.testing.assert_array_equal(compiled(KEY, shape=(3, 4)), start(initializer))
+
+
 def rows_drawn(drawn):
     """Returns the row of the table that each vector equals."""
     assert np.all(np.isin(drawn[:, 0], TABLE[:, 0]))

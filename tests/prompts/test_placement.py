@@ -36,7 +36,8 @@ def insert(rows, segments, at, count=2):
     ],
 )
 def test_the_placement_sets_the_position_of_the_prompt(name, ends_with_eos, expected):
-    at = placement.PLACEMENTS[name](LENGTHS, ends_with_eos)
+    place = jax.jit(placement.PLACEMENTS[name], static_argnames="ends_with_eos")
+    at = place(LENGTHS, ends_with_eos=ends_with_eos)
     np.testing.assert_array_equal(joined(at), expected)
 
 
