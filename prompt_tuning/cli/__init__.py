@@ -27,7 +27,7 @@ To add a command `example`:
 
 COMMANDS = {
     "Tune": ("train", "sweep", "memory", "configs", "runs"),
-    "Evaluate and use": ("evaluate", "predict", "generate", "serve", "convert"),
+    "Evaluate and use": ("evaluate", "predict", "generate", "chat", "serve", "convert"),
     "Examine prompts": ("inspect", "similar", "recycle", "diff"),
     "Prepare data": ("prepare", "token_types", "show"),
 }

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.option_types import integer
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.decoding_engine import DecodingEngine
@@ -28,14 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = USAGE
     add_config_option(parser)
-    parser.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="an adapter that is served as a model of this name: a run directory, a "
-        "checkpoint, a PEFT folder or a prompt file; may be repeated",
-    )
+    add_adapter_option(parser, "is served as a model of this name")
     parser.add_argument(
         "--name", metavar="NAME", help="model name of the frozen model (its folder's)"
     )
@@ -95,22 +89,7 @@ def check(options: argparse.Namespace) -> None:
         raise InputError(f"--allow_loading: {options.allow_loading} is not a directory")
     if options.api_key == "":
         raise InputError("--api_key is empty: give a key, or leave it out")
-    _adapters(options)
-
-
-def _adapters(options: argparse.Namespace) -> dict[str, Path]:
-    """Returns the paths of the adapters by name."""
-    adapters = {}
-    for text in options.adapter:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path):
-            raise InputError(f"--adapter is {shown(text)}, expected NAME=PATH")
-        if name in adapters:
-            raise InputError(f"--adapter names {shown(name)} more than once")
-        if not Path(path).exists():
-            raise InputError(f"--adapter {name}: {path} does not exist")
-        adapters[name] = Path(path)
-    return adapters
+    named_adapters(options)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -182,7 +161,7 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     room = model.prompted.maximum_length
     length = options.length if room is None else min(options.length, room)
     engine = model.engine(slots=options.slots, length=length)
-    for adapter, path in _adapters(options).items():
+    for adapter, path in named_adapters(options).items():
         models.check_name(adapter)
         engine.load_adapter(adapter, path)
         models.record(adapter, path)

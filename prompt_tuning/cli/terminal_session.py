@@ -9,6 +9,7 @@ from prompt_tuning.core.errors import InputError
 
 PROMPT_SIGN = "> "
 RESET = "/reset"
+ADAPTER = "/adapter"
 
 
 @runtime_checkable
@@ -30,6 +31,15 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
+class AdapterSession(Protocol):
+    """A session whose answers come from one of several adapters."""
+
+    def choose_adapter(self, name: str) -> str:
+        """Answers with another adapter; returns what to report."""
+        ...
+
+
 def run_session(session: Session) -> None:
     """Answers each line that is typed, until the end of the input.
 
@@ -45,13 +55,21 @@ def run_session(session: Session) -> None:
         except EOFError:
             print()
             return
-        if text.strip() == RESET:
-            session.reset()
-        elif text.strip():
-            try:
-                show(session, text)
-            except InputError as problem:
-                print(problem, file=sys.stderr)
+        try:
+            _follow(session, text)
+        except InputError as problem:
+            print(problem, file=sys.stderr)
+
+
+def _follow(session: Session, text: str) -> None:
+    """Carries out a command, or answers a text."""
+    word, _, name = text.strip().partition(" ")
+    if text.strip() == RESET:
+        session.reset()
+    elif word == ADAPTER and isinstance(session, AdapterSession):
+        print(session.choose_adapter(name.strip()))
+    elif word:
+        show(session, text)
 
 
 def show(session: Session, text: str) -> None:

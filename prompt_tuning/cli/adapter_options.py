@@ -1,0 +1,43 @@
+"""The option that names adapters, for commands that load several."""
+
+import argparse
+from pathlib import Path
+
+from prompt_tuning.core.errors import InputError, shown
+
+
+def add_adapter_option(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """Adds `--adapter NAME=PATH`.
+
+    Args:
+      parser: parser of the command.
+      purpose: what the command does with an adapter.
+    """
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help=f"an adapter that {purpose}: a run directory, a checkpoint, a PEFT folder "
+        "or a prompt file; may be repeated",
+    )
+
+
+def named_adapters(options: argparse.Namespace) -> dict[str, Path]:
+    """Returns the paths of the adapters by name.
+
+    Raises:
+      InputError: if an option has another form, a name is given twice, or a path does
+        not exist.
+    """
+    adapters = {}
+    for text in options.adapter:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise InputError(f"--adapter is {shown(text)}, expected NAME=PATH")
+        if name in adapters:
+            raise InputError(f"--adapter names {shown(name)} more than once")
+        if not Path(path).exists():
+            raise InputError(f"--adapter {name}: {shown(path)} does not exist")
+        adapters[name] = Path(path)
+    return adapters

@@ -1,0 +1,75 @@
+"""Options that set how tokens are chosen, for commands that use the decoding engine."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from prompt_tuning.cli.option_types import integer, number
+
+if TYPE_CHECKING:
+    from prompt_tuning.decoding.sampling_settings import Sampling
+
+NUMBERS = {
+    "temperature": (number, "T", "temperature of sampling; 0 is greedy (default: 0.0)"),
+    "top_k": (integer, "K", "draw from the K most probable tokens only"),
+    "top_p": (
+        number,
+        "P",
+        "draw only from the most probable tokens that together have probability P",
+    ),
+    "min_p": (
+        number,
+        "P",
+        "draw only tokens at least P times as probable as the most probable one",
+    ),
+    "repetition_penalty": (
+        number,
+        "X",
+        "divide the positive scores of tokens that occurred by X, and multiply the "
+        "negative ones",
+    ),
+    "presence_penalty": (number, "X", "subtract X from scores of generated tokens"),
+    "frequency_penalty": (
+        number,
+        "X",
+        "subtract X for each time a token was generated",
+    ),
+    "seed": (integer, "N", "seed of sampling (default: 0)"),
+}
+"""Type, placeholder and help of each option that is a number."""
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options; those that are not given keep the defaults of `Sampling`."""
+    group = parser.add_argument_group("choosing tokens")
+    for name, (kind, metavar, text) in NUMBERS.items():
+        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end before this text; may be repeated",
+    )
+
+
+def read_sampling(
+    options: argparse.Namespace, new_tokens: int, ends: tuple[int, ...] = ()
+) -> "Sampling":
+    """Returns the settings that the options describe.
+
+    Args:
+      options: parsed options.
+      new_tokens: maximum number of new tokens.
+      ends: ids of which each ends a row, next to the model's own.
+
+    Raises:
+      InputError: if an option cannot be used.
+    """
+    from prompt_tuning.decoding.sampling_settings import Sampling
+
+    given = {
+        name: getattr(options, name)
+        for name in NUMBERS
+        if getattr(options, name) is not None
+    }
+    stop = tuple(options.stop or ())
+    return Sampling(new_tokens=new_tokens, ends=ends, stop=stop, **given)
