@@ -76,6 +76,13 @@ class PromptedModel:
         """Layout of the model on a mesh; None on one device."""
         return None if self.placement is None else self.placement.layout
 
+    def with_storage(self, storage: WeightStorage) -> "PromptedModel":
+        """Returns the model with its weights stored in another way."""
+        placement = self.placement
+        if placement is not None:
+            placement = placement.with_pinned(storage.pinned)
+        return dataclasses.replace(self, weight_storage=storage, placement=placement)
+
     @activity("reading the model")
     def read_parameters(self, reuse: Mapping[str, Array] | None = None) -> Parameters:
         """Restores or initializes all parameters that are not streamed, by path.
@@ -280,6 +287,9 @@ def open_pretrained(
         fallback_to_scratch=source.fallback_to_scratch,
         fresh_by=lambda path: _initialized_by(path, tuning),
     )
+    storage = WeightStorage.create(source.weights, graph, plan)
+    if placement is not None:
+        placement = placement.with_pinned(storage.pinned)
     return PromptedModel(
         config=config,
         graph=graph,
@@ -289,9 +299,7 @@ def open_pretrained(
         plan=plan,
         initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
         placement=placement,
-        weight_storage=dataclasses.replace(
-            WeightStorage.create(source.weights, graph, plan), slices=source.slices
-        ),
+        weight_storage=dataclasses.replace(storage, slices=source.slices),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from prompt_tuning import processes
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import logical_axes, merge
@@ -61,11 +62,13 @@ def check_location(
     if weights == DEVICE:
         return
     setting = f"Pretrained.weights is {shown(weights)}"
-    if on_mesh:
+    if on_mesh and (weights == STREAMED or processes.count() > 1):
         raise InputError(
-            f"{setting}, but Run.mesh shards the model over devices, each of which "
-            f"keeps its shard: give {how_to_set('Pretrained.weights', DEVICE)} or "
-            f"{how_to_set('Run.mesh', None)}"
+            f"{setting}, but Run.mesh divides the model among devices"
+            f"{' of several processes' * (processes.count() > 1)}: give "
+            f"{how_to_set('Pretrained.weights', DEVICE)}, "
+            f"{how_to_set('Run.mesh', None)}, or, in one process, "
+            f"{how_to_set('Pretrained.weights', PINNED_HOST)}"
         )
     if weights == PINNED_HOST:
         return

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from prompt_tuning.checkpoints.run_store.orbax_arrays import StoredArray
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.parameters import ParameterAxes, logical_axes, merge
+from prompt_tuning.core.save_policies import PINNED
 from prompt_tuning.core.slices import Block, clipped, extent
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
@@ -57,6 +58,21 @@ class Placement:
         axes = logical_axes(merge(graph, shapes))
         return cls(layout, abstract, axes, layout.shardings(axes, abstract))
 
+    def with_pinned(self, paths: Collection[str]) -> "Placement":
+        """Returns the placement with some parameters in the hosts' pinned memory.
+
+        Each device copies its shard of a block from there when it computes the block.
+        """
+        shardings = {
+            path: NamedSharding(
+                sharding.mesh,
+                sharding.spec,
+                memory_kind=PINNED if path in paths else None,
+            )
+            for path, sharding in self.shardings.items()
+        }
+        return dataclasses.replace(self, shardings=shardings)
+
     def padded_shape(self, path: str) -> tuple[int, ...]:
         """A parameter's shape on the mesh, with a padded vocabulary."""
         return self.layout.padded_shape(
@@ -84,12 +100,13 @@ class Placement:
           read: reads blocks of it; the vocabulary's padding is not requested.
         """
         shape, sharding = self.padded_shape(path), self.shardings[path]
+        kind = sharding.memory_kind
         shards = distinct_shards(sharding, shape, sharding.addressable_devices)
         blocks = read(
             [clipped(block, self.abstract[path].shape) for block, _ in shards]
         )
         arrays = [
-            jax.device_put(shard, device)
+            jax.device_put(shard, SingleDeviceSharding(device, memory_kind=kind))
             for (block, devices), array in zip(shards, blocks, strict=True)
             for shard in [_pad_to(array, extent(block))]
             for device in devices

@@ -119,7 +119,7 @@ def plan_run(run: Run) -> "RunPlan":
     storage = model.weight_storage.in_training(trained_weights, labels, model.plan)
     return RunPlan(
         run=run,
-        model=dataclasses.replace(model, weight_storage=storage),
+        model=model.with_storage(storage),
         labels=labels,
         optimizer=parameter_groups.group_optimizer(run.groups, labels),
     )

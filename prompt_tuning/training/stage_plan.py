@@ -6,6 +6,7 @@ from typing import Any
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
@@ -86,6 +87,11 @@ def plan_stages(
     """
     if run.pipeline is None:
         raise InputError("Run.pipeline is None: set it to @Pipeline()")
+    if model.weight_storage.pinned:
+        raise InputError(
+            "Pretrained.weights is 'pinned_host', but the devices of a pipeline keep "
+            f"their blocks: give {how_to_set('Pretrained.weights', 'device')}"
+        )
     shapes: Mapping[str, Any] = model.plan.abstract
     axes = logical_axes(merge(model.graph, shapes))
     work = count_work(model.config, axes, shapes, labels, shape)
