@@ -5,7 +5,7 @@ prompt is initialized from its vocabulary, and only then are weights read.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,9 +76,17 @@ class PromptedModel:
         """Layout of the model on a mesh; None on one device."""
         return None if self.placement is None else self.placement.layout
 
-    def with_storage(self, storage: WeightStorage) -> "PromptedModel":
-        """Returns the model with its weights stored in another way."""
-        placement = self.placement
+    def in_training(
+        self, trained_weights: str, trained: Collection[str]
+    ) -> "PromptedModel":
+        """Returns the model with its trained weights stored apart; see `WeightStorage`.
+
+        Args:
+          trained_weights: `Pretrained.trained_weights`.
+          trained: paths of the trained parameters.
+        """
+        storage, placement = self.weight_storage, self.placement
+        storage = storage.in_training(trained_weights, trained, self.plan)
         if placement is not None:
             placement = placement.with_pinned(storage.pinned)
         return dataclasses.replace(self, weight_storage=storage, placement=placement)

@@ -115,11 +115,9 @@ def plan_run(run: Run) -> "RunPlan":
     _check_fresh(model.plan.fresh, labels, run)
     saved = "Run.save_paths of trained parameters"
     parameter_groups.check_matches(run.save_paths, list(labels), saved)
-    trained_weights = run.model.trained_weights
-    storage = model.weight_storage.in_training(trained_weights, labels, model.plan)
     return RunPlan(
         run=run,
-        model=model.with_storage(storage),
+        model=model.in_training(run.model.trained_weights, labels),
         labels=labels,
         optimizer=parameter_groups.group_optimizer(run.groups, labels),
     )
