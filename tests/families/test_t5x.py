@@ -1,10 +1,19 @@
+from typing import cast
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.restore_plan import plan_restore
+from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.parameters import merge
 from prompt_tuning.families import t5x
+from prompt_tuning.models.build import build_model
+from prompt_tuning.models.language_model import LanguageModel
+from tests.support import dummies
 from tests.support.expected_shapes import abstract
 from tests.support.shared_data import SHARED, needs_shared
 
@@ -54,6 +63,41 @@ def test_every_array_of_a_real_file_is_restored(path, count):
     np.testing.assert_array_equal(
         restored["head/kernel"], stored["decoder/logits_dense/kernel"].read().T
     )
+
+
+# Of each toy checkpoint: negative log likelihoods of the targets, computed by
+# transformers' T5ForConditionalGeneration with the arrays of the file under its names.
+FORWARD = {
+    MSGPACK: [9.96828, 10.69108, 9.89685, 11.24543],
+    ZARR: [10.71295, 10.94903, 11.12268, 10.51361],
+}
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    "path", [ZARR, pytest.param(MSGPACK, marks=pytest.mark.exhaustive)]
+)
+def test_losses_equal_those_of_transformers(path):
+    config, stored = CONFIGS[path], t5x_checkpoint.open_t5x(path)
+    graph, shapes = dummies.abstract(lambda key: build_model(key, config))
+    parameters = plan_restore(shapes, t5x.t5x_recipes(config), stored).restore()
+    batch = Batch(
+        tokens=jnp.array([[3, 7, 11, 2, 9, 1]]),
+        lengths=jnp.array([6]),
+        targets=jnp.array([[5, 8, 2, 1]]),
+        loss_positions=jnp.arange(4)[None],
+        loss_weights=jnp.ones((1, 4)),
+        prefix_lengths=jnp.zeros(1, int),
+    )
+
+    @jax.jit
+    def logits(parameters):
+        model = cast(LanguageModel, merge(graph, parameters))
+        return model.logits(model.hidden(batch))
+
+    scores = jax.nn.log_softmax(logits(parameters))[0]
+    losses = -scores[np.arange(4), batch.targets[0]]
+    np.testing.assert_allclose(losses, FORWARD[path], atol=2e-5)
 
 
 def test_t5_1_0_has_one_input_projection_and_no_head():
