@@ -37,6 +37,9 @@ def read_t5(
     if feed_forward == GATED_GELU:
         # T5 1.1 was trained with the tanh approximation despite the name.
         activation = "gelu_new"
+    # transformers also writes what follows from it, and then reads that.
+    activation = settings.text("dense_act_fn", activation)
+    gated = settings.flag("is_gated_act", feed_forward.startswith("gated-"))
     layers, heads = settings.layers("num_layers"), settings.size("num_heads")
     tied = settings.flag("tie_word_embeddings", True)
     return {
@@ -57,7 +60,7 @@ def read_t5(
             "relative_attention_max_distance", 128
         ),
         "activation": settings.activation(activation),
-        "gated": feed_forward.startswith("gated-"),
+        "gated": gated,
         "tied_head": tied,
         "scale_tied_hidden": settings.flag("scale_decoder_outputs", tied),
         "scale_scores": False,

@@ -18,8 +18,8 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 COMMON = {*TOKEN_IDS.values(), EOS, "model_type", "quantization_config"}
 """Settings that the reader of all families reads."""
 DERIVED = {
-    *("dense_act_fn", "is_gated_act", "_sliding_window_pattern"),
-    *("transformers_version", "_name_or_path", "output_attentions"),
+    *("_sliding_window_pattern", "transformers_version", "_name_or_path"),
+    "output_attentions",
 }
 """Settings that transformers writes and does not read, or that change no logits."""
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
