@@ -113,8 +113,7 @@ def plan_run(run: Run) -> "RunPlan":
         check_rematerialization(config)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
-    saved = "Run.save_paths of trained parameters"
-    parameter_groups.check_matches(run.save_paths, list(labels), saved)
+    parameter_groups.check_matches(run.save_paths, list(labels), "Run.save_paths")
     return RunPlan(
         run=run,
         model=model.in_training(run.model.trained_weights, labels),
