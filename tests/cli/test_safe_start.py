@@ -70,6 +70,7 @@ def commands(files, folder: Path) -> list[list[str]]:
         ["prepare", str(files.train), *prepare],
         ["sweep", *sweep, "--vary=Run.seed=0"],
         ["recycle", str(run), *recycle, f"--out={folder / 'recycled.npy'}"],
+        ["diff", str(run), str(run)],
         ["configs"],
     ]
 

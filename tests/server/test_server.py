@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import shutil
 import threading
 import time
 
@@ -243,30 +242,3 @@ def test_the_openai_client_is_understood(server):
     with pytest.raises(openai.NotFoundError, match="there are: base, soft"):
         client.completions.create(model="other", prompt="a")
     client.close()
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_the_page_shows_both_answers(server, monkeypatch):
-    reason = "the Python client of Playwright is not installed"
-    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
-    monkeypatch.setattr(server, "app", server.application.app())
-    address = f"http://127.0.0.1:{server.port}/#reverse%3A%20abc%20%3D"
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
-        page = browser.new_page()
-        page.goto(address)
-        notes = "[...document.querySelectorAll('.note')]"
-        shown = f"{notes}.every(x => /ended/.test(x.innerText))"
-        page.wait_for_function(shown, timeout=20_000)
-        texts = [page.inner_text(name) for name in ("#text0", "#text1")]
-        page.hover("#text1 span")
-        tip = page.inner_text("#tip")
-        browser.close()
-    assert texts[0] == server.model.generate(TEXT, new_tokens=64)
-    assert texts[1] and "%" in tip
