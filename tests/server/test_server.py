@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import shutil
 import threading
 import time
 
