@@ -195,9 +195,7 @@ class ServerApplication:
             openai_requests.read_body(await read_content(request))
         )
         adapter = self._check(body)
-        prompts = body.prompts
-        if isinstance(prompts[0], str):
-            prompts = await self.models.encode_texts(prompts)
+        prompts = await self._encode(body.prompts)
         samples = body.sampling.n
         requests = [
             Request(
@@ -212,6 +210,15 @@ class ServerApplication:
         name = body.model or self.models.name
         form = CompletionFormat(name, self.models.tokenizer)
         return await self._answer(request, body, requests, form)
+
+    async def _encode(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """Returns the ids of prompts, which are all texts or all ids."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            return await self.models.encode_texts(texts)
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
 
     async def _chat(self, request: HttpRequest) -> Response:
         body = openai_requests.read_chat(

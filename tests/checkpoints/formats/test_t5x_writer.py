@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -18,7 +19,13 @@ from prompt_tuning.families.t5x import t5x_arrays, t5x_recipes
 from tests.support.expected_shapes import abstract
 from tests.support.shared_data import SHARED, needs_shared
 
-TINY = {"width": 8, "feed_forward_width": 16, "layers": 2, "heads": 4, "head_width": 3}
+TINY: dict[str, Any] = {
+    "width": 8,
+    "feed_forward_width": 16,
+    "layers": 2,
+    "heads": 4,
+    "head_width": 3,
+}
 CONFIG = t5_config(vocabulary_size=30, **TINY)
 PROMPTS = ("encoder/prompt/prompt", "decoder/prompt/prompt")
 
@@ -56,7 +63,7 @@ def test_our_parameters_are_restored_from_a_written_checkpoint(dtype, tmp_path):
 def test_files_have_the_names_and_codes_of_t5x(tmp_path):
     parameters = parameters_of(CONFIG, np.float32)
     write_t5x_checkpoint(tmp_path, t5x_arrays(CONFIG, parameters), 7)
-    tree = serialization.msgpack_restore((tmp_path / "checkpoint").read_bytes())
+    tree: Any = serialization.msgpack_restore((tmp_path / "checkpoint").read_bytes())
     assert (tree["version"], tree["optimizer"]["state"]["step"]) == (3, 7)
     target = tree["optimizer"]["target"]
     scale = target["decoder"]["layers_1"]["pre_mlp_layer_norm"]["scale"]

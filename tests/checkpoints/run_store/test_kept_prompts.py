@@ -1,5 +1,7 @@
 """Prompts of deleted checkpoints stay in the run directory."""
 
+from typing import Literal
+
 import jax
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests.support.crash_states import read_tree, recorded
 PROMPT, SCALE = "decoder/prompt/prompt", "decoder/final_norm/scale"
 
 
-def store_in(run, count="all", paths=(), form="auto"):
+def store_in(run, count: int | Literal["all"] = "all", paths=(), form="auto"):
     kept = KeptPrompts(count, paths)
     return CheckpointStore(run, 1, ("loss", "min"), form=form, kept_prompts=kept)
 

@@ -432,7 +432,7 @@ def test_lines_name_their_task(tmp_path):
     tasks = {"prompt_id_key": "task", "prompt_id_names": ["boolq", "rte"]}
     examples = load(path, **count, **tasks)
     assert tasks_of(examples) == [1, 0]
-    renamed = {"prompt_id_names": ["boolq", "entailment"]}
+    renamed: dict[str, Any] = {"prompt_id_names": ["boolq", "entailment"]}
     renamed["prompt_id_aliases"] = {"rte": "entailment"}
     assert tasks_of(load(path, **count, **tasks | renamed)) == [1, 0]
     for alias, name in (("rte", "wic"), ("boolq", "entailment")):
