@@ -7,10 +7,11 @@ and files all refer to these paths.
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Key
 
@@ -21,7 +22,11 @@ from prompt_tuning.core.quantization import (
     quantize,
 )
 
-Parameters = dict[str, Array]
+if TYPE_CHECKING:
+    Parameters = dict[str, Array]
+else:
+    # Trained weights in host memory are NumPy arrays.
+    Parameters = dict[str, Array | np.ndarray]
 Initializer = Callable[..., Array]
 Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
