@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
@@ -315,7 +314,7 @@ def checkpointed(
         inputs, static = _separate_arrays((arguments, keywords))
         static_outputs: list[_StaticLeaves] = []
 
-        def on_arrays(arrays: list[Array]) -> list[Array]:
+        def on_arrays(arrays: list[Any]) -> list[Any]:
             arguments, keywords = static.restore(arrays)
             outputs, rest = _separate_arrays(function(*arguments, **keywords))
             static_outputs[:] = [rest]
@@ -341,7 +340,7 @@ class _StaticLeaves(NamedTuple):
     leaves: list[Any]
     array_indices: list[int]
 
-    def restore(self, arrays: Sequence[Array]) -> Any:
+    def restore(self, arrays: Sequence[Any]) -> Any:
         """Returns the tree with its arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.array_indices, arrays, strict=True):
@@ -349,7 +348,7 @@ class _StaticLeaves(NamedTuple):
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _separate_arrays(tree: Any) -> tuple[list[Array], _StaticLeaves]:
+def _separate_arrays(tree: Any) -> tuple[list[Any], _StaticLeaves]:
     """Splits a tree into its arrays and everything else."""
     leaves, structure = jax.tree.flatten(tree)
     kinds = (jax.Array, np.ndarray, np.generic)

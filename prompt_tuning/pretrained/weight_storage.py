@@ -183,8 +183,8 @@ class WeightStorage:
         return dataclasses.replace(self, streamed=streamed, pinned=pinned)
 
     def with_streamed(
-        self, parameters: Mapping[str, Array]
-    ) -> dict[str, Array | LayeredWeight]:
+        self, parameters: Mapping[str, Array | np.ndarray]
+    ) -> dict[str, Any]:
         """Adds streamed weights to parameters, and streams those in host memory."""
         every: dict[str, Any] = {**self.streamed, **parameters}
         for path, stacked in self.trained.items():

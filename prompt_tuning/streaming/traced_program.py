@@ -54,9 +54,15 @@ class TracedProgram:
           InputError: if it reads a streamed parameter other than layer by layer.
         """
         abstract = jax.tree.map(_abstract, (trained, frozen))
-        traced = jax.make_jaxpr(function, return_shape=True)
-        closed, results = traced(*abstract, *arguments)
-        self._program, self._results = closed.jaxpr, jax.tree.structure(results)
+        structures: list[Any] = []
+
+        def recorded(*given: Any) -> Any:
+            results = function(*given)
+            structures.append(jax.tree.structure(results))
+            return results
+
+        closed = jax.make_jaxpr(recorded)(*abstract, *arguments)
+        self._program, (self._results,) = closed.jaxpr, structures
         self._constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         leaves = jax.tree.leaves((trained, frozen, arguments))
         streamed = {

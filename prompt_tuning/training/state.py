@@ -77,7 +77,7 @@ def fingerprint(
             # program for each shape.
             leaf = np.asarray(leaf)
         values = leaf[np.unravel_index(positions, shape)] if size else leaf
-        if placement is not None:
+        if placement is not None and isinstance(values, jax.Array):
             values = placement.to_host(values)
         digest.update(np.asarray(values).tobytes())
     return digest.hexdigest()
