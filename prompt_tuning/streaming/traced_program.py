@@ -162,7 +162,10 @@ class TracedProgram:
 
     def _result(self, values: VariableValues, outputs: Values) -> Any:
         every = values | dict(zip(self._last.outputs, outputs, strict=True))
-        leaves = [value_of(atom, every) for atom in self._program.outvars]
+        leaves = [
+            every[atom] if isinstance(atom, Var) else jnp.asarray(atom.val)
+            for atom in self._program.outvars
+        ]
         return jax.tree.unflatten(self._results, leaves)
 
     def backward(
