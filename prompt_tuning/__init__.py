@@ -40,6 +40,7 @@ MODULES = {
 
 CONFIGURABLE = (
     "AxisRules",
+    "BlockRange",
     "DataSource",
     "Evaluation",
     "MeshShape",

@@ -200,6 +200,7 @@ def test_a_callback_receives_metrics_and_stops_the_run(model, tmp_path):
     assert result_of(rest).finished
 
 
+@pytest.mark.exhaustive
 def test_the_pure_functions_train_the_same_parameters(model, tmp_path):
     attached = model.attach(pt.SoftPrompt(length=3))
     trained, frozen = attached.partition()

@@ -89,7 +89,7 @@ class ModelData:
     frozen: dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=sample(2, ("decoder", "t5", "gpt2")))
 def model_data(request, tmp_path_factory) -> ModelData:
     """Writes the data of one of the models, and the model if it is not bundled."""
     folder = tmp_path_factory.mktemp(request.param)

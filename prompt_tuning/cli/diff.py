@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.option_types import number
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
 
@@ -30,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("second", metavar="B", help="the checkpoint to compare it with")
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=number,
         default=0.0,
         metavar="X",
         help="absolute difference of elements up to which parameters agree",

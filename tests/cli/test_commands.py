@@ -12,6 +12,7 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import Command, load_commands, main
 from prompt_tuning.config import gin_files, shipped_configs
 from prompt_tuning.config.config_values import CONFIG_FILE
+from tests.support.exhaustive import sample
 from tests.support.small_runs import (
     LENGTH,
     UPPER,
@@ -167,7 +168,7 @@ def test_hdf5_rows_train_as_their_original_pairs(files, run, t5_run, tmp_path):
         assert trained_prompt(directory, 6) == trained_prompt(of_pairs, 6)
 
 
-@pytest.mark.parametrize("directory", ["run", "t5_run"])
+@pytest.mark.parametrize("directory", sample(1, ["run", "t5_run"]))
 def test_exact_match_and_labels_are_measured_on_request(
     directory, files, tmp_path, capsys, request
 ):
@@ -306,6 +307,7 @@ def test_every_shipped_config_builds_its_objects(file, tmp_path):
         assert run.groups
 
 
+@pytest.mark.exhaustive
 def test_an_inference_only_prompt_generates_as_the_tuned_one(
     files, run, tmp_path, capsys
 ):

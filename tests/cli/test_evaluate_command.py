@@ -11,13 +11,14 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.templates import parse_template
 from prompt_tuning.tuned import comparison
+from tests.support.exhaustive import sample
 from tests.support.small_runs import LENGTH, UPPER, tune, write_pairs, write_rows
 
 HELD_OUT = UPPER[32:36]
 LABELS = sorted({completion for _, completion in HELD_OUT})
 
 
-@pytest.fixture(scope="module", params=["decoder", "t5"])
+@pytest.fixture(scope="module", params=sample(1, ["decoder", "t5"]))
 def run(request, files, tmp_path_factory) -> Path:
     """A finished run of a single step."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -221,6 +222,7 @@ def test_a_text_that_leaves_no_room_is_refused(files, tmp_path, capsys):
     assert "1 examples fit, and 2 with tuned" in message
 
 
+@pytest.mark.exhaustive
 def test_task_prompts_are_compared_with_the_frozen_model(files, tmp_path, capsys):
     file = tmp_path / "tasks.jsonl"
     lines = [
@@ -242,6 +244,7 @@ def test_task_prompts_are_compared_with_the_frozen_model(files, tmp_path, capsys
     assert "calibrated_accuracy" in table["no prompt"]
 
 
+@pytest.mark.exhaustive
 def test_the_frozen_model_reads_the_text_of_a_template(files, tmp_path, capsys):
     arguments = files.arguments(
         tmp_path / "run", Run__steps=1, TEMPLATE='{soft:2}word {prompt}{soft:"up"}'

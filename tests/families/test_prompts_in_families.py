@@ -180,6 +180,7 @@ def test_int8_weights_are_computed_with_as_what_they_stand_for(family):
     assert_same(*outcomes, tolerance=5e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ONE)
 def test_members_of_a_sweep_take_the_steps_of_separate_runs(family):
     graph, trained, frozen = model_of(family)

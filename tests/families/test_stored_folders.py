@@ -91,13 +91,8 @@ def test_a_folder_of_pickles_is_refused_with_the_command_that_converts_it(folder
             "rope_local_base_freq": 100.0,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
-        {
-            "rope_theta": 1000.0,
-            "rope_local_base_freq": 100.0,
-            "rope_scaling": {"type": "linear", "factor": 8.0},
-        },
     ],
-    ids=["by kind of layer", "before transformers 5", "before transformers 4.43"],
+    ids=["by kind of layer", "before transformers 5"],
 )
 def test_bases_and_scalings_by_kind_of_layer_have_old_and_new_names(rope, tmp_path):
     folder = copied("gemma3_text", tmp_path)

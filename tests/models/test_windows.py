@@ -31,6 +31,7 @@ def sensitivity(prompting):
     return np.asarray(jax.grad(score)(parameters["decoder/prompt/prompt"]))
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_leaves_the_window_unless_it_is_kept_in_sight():
     # Two layers reach back 2 * (4 - 1) positions, fewer than the 11 given tokens.
     assert not sensitivity(Prompting()).any()

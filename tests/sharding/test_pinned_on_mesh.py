@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
@@ -14,6 +15,7 @@ FSDP += ("--gin.MeshShape.fsdp=2", "--gin.Run.steps=3")
 PINNED = "--gin.Pretrained.weights='pinned_host'"
 
 
+@pytest.mark.exhaustive
 def test_each_device_has_half_of_the_blocks_in_host_memory(files, tmp_path):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=2))
     logs = []

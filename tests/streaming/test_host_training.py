@@ -112,6 +112,7 @@ HOST = (
 )
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_the_host_learns_resumes_and_is_measured(files, tmp_path, capsys):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=2))
     for name, location in (("device", ()), ("host", HOST)):

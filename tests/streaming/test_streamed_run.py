@@ -78,6 +78,7 @@ def test_a_streamed_run_learns_and_measures_the_same_as_one_on_the_device(
                 np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_streamed_run_resumes_to_the_same_bits(run_of, files, models, tmp_path):
     directory = tmp_path / "run"
     shutil.copytree(run_of("streamed"), directory)

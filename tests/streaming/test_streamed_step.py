@@ -205,6 +205,7 @@ def test_two_layers_are_on_the_device_at_a_time():
     assert seen[-1][1] < 1.2 * layer
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", sample(1, ["llama", "t5_gated"]))
 def test_activations_may_stay_on_the_device_without_the_weights(family):
     # No activation has the width of a kernel.
@@ -262,6 +263,7 @@ def nbytes(arrays):
     return sum(array.nbytes for array in arrays)
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_without_trained_inputs_has_no_backward_pass():
     method = METHODS["prompt in the decoder alone"]
     graph, parameters, groups = meshes.tuned(dummies.T5_GATED, method)

@@ -151,6 +151,7 @@ def test_a_penalty_is_added_once(monkeypatch, accumulate):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cross_entropy"])
 def test_members_of_a_sweep_train_as_they_would_alone(name):
     objective = OBJECTIVES[name]

@@ -315,6 +315,7 @@ def has_scores(*shapes):
     return any(OTHER_V in shape and 16 not in shape for shape in shapes)
 
 
+@pytest.mark.exhaustive
 def test_unnamed_outputs_are_not_computed(monkeypatch):
     chunked(monkeypatch, 4)
     whole = B * M * OTHER_V

@@ -110,6 +110,7 @@ def test_accumulated_micro_batches_equal_one_batch():
     assert float(sums.weight) == sum(size for _, size in SIZES)
 
 
+@pytest.mark.exhaustive
 def test_each_micro_batch_has_its_own_dropout_key():
     config = dummies.with_dropout(dummies.GPT2)
     joined = Prompting(execution="joined")
