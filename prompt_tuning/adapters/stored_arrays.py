@@ -180,7 +180,7 @@ def _describe(tensor: StoredTensor | None) -> str | None:
 
 
 def _is_nan(array: np.ndarray) -> np.ndarray:
-    return array != array
+    return np.asarray(array != array)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

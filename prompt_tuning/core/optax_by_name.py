@@ -11,12 +11,10 @@ import optax
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.parameter_groups import LearningRate, check_rate
 
-Argument = float | int | bool | str | None
-
 
 def optax_transformation(
     name: str,
-    arguments: Mapping[str, Argument] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     learning_rate: LearningRate | None = None,
 ) -> optax.GradientTransformation:
     """Returns the transformation that a public function of optax makes.

@@ -91,6 +91,7 @@ def test_a_streamed_run_resumes_to_the_same_bits(run_of, files, models, tmp_path
 
 def test_a_streamed_run_is_measured_streamed_and_on_the_device(run_of, capsys):
     run = ["evaluate", "--run", str(run_of("streamed"))]
+    capsys.readouterr()
     tables = []
     for weights in ("streamed", "device", "pinned_host"):
         assert main([*run, f"--gin.Pretrained.weights={weights!r}"]) == 0
