@@ -77,7 +77,6 @@ def test_transformations_are_optaxs(ours, theirs):
         ("sgd", {}, r"optax\.sgd needs learning_rate"),
         ("clip", {"delta": 1.0}, r"no argument 'delta'; did you mean max_delta\?"),
         ("clip", {"max_delta": "x"}, r"optax\.clip cannot be used with"),
-        ("clip", {"max_delta": [1.0]}, "max_delta of optax.clip is a list, expected"),
         ("polyak_sgd", {}, r"optax\.polyak_sgd cannot be used with"),
         ("chain", {"args": 1}, r"optax\.chain cannot be used with"),
     ],
