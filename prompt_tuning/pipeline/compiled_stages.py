@@ -96,6 +96,7 @@ class CompiledStages:
     def _build(self) -> None:
         """Traces and cuts the stages in order; each states what it sends on."""
         model, programs, prefix_programs = self.model, [], []
+        self._own_shapes = [self._stage_shapes(s) for s in range(len(self._stages))]
         carried: list[Any] = []
         prefix_carried: list[Any] = []
         self._own_frozen: list[dict[str, Any]] = [{} for _ in self._stages]
@@ -116,12 +117,12 @@ class CompiledStages:
             carried = programs[-1].outputs["carried"]
         self.programs, self.prefix_programs = programs, prefix_programs
         self._zeros = [self._zero_program(stage) for stage in range(len(programs))]
-        self._finish = [self._finish_program(stage) for stage in range(len(programs))]
+        self._finish: dict[tuple[int, int], Program] = {}
 
     def _programs(self, stage: int, part: Any, inputs: Any, others: Any) -> Any:
         leaves, specs = others
         read = sorted(part.others.values())
-        own = self._stage_shapes(stage)
+        own = self._own_shapes[stage]
         return StagePrograms(
             self._stages[stage],
             part,
@@ -162,11 +163,13 @@ class CompiledStages:
     def _finish_program(self, stage: int) -> Program:
         """Returns the program that sums what the devices of a stage computed.
 
+        It is compiled for one number of micro-batches.
+
         Its results have a first dimension for stages, of size 1, and as many rows as
         the largest stage's.
         """
         devices, axes = self._stages[stage], self._axes
-        paths = list(self._select(self._stage_shapes(stage), True))
+        paths = list(self._select(self._own_shapes[stage], True))
         specs = devices.specs(paths, axes)
 
         def finish(weights: Any, total: Any, sums: Any) -> tuple[Any, Any]:
@@ -190,11 +193,12 @@ class CompiledStages:
         if self._frozen is frozen:
             return
         for stage in range(len(self._stages)):
-            shapes = self._select(self._stage_shapes(stage), False)
+            shapes = self._select(self._own_shapes[stage], False)
             key = {path: (stage, path, self._row_range(stage, path)) for path in shapes}
             known = placed.of(frozen)
             missing = [path for path in shapes if key[path] not in known]
-            new = self._place(stage, {path: frozen[path] for path in missing})
+            rows = self._own_rows(stage, {path: frozen[path] for path in missing})
+            new = self._put_own(stage, rows)
             known |= {key[path]: new.get(path) for path in missing}
             self._own_frozen[stage] = {path: known[key[path]] for path in shapes}
         self._frozen = frozen
@@ -203,27 +207,23 @@ class CompiledStages:
         rows = self.model.rows_of(stage, path)
         return rows.start, rows.stop
 
-    def _place(self, stage: int, parameters: Parameters) -> dict[str, Any]:
-        """Puts a stage's rows of some parameters on its devices.
-
-        All processes take part, and those without the stage get nothing.
-        """
-        devices, own = self._stages[stage], self._stage_shapes(stage)
-        shapes = {path: own[path] for path in parameters}
+    def _own_rows(self, stage: int, parameters: Parameters) -> Parameters:
+        """Returns a stage's rows of some parameters; all processes take part."""
+        shapes = {path: self._own_shapes[stage][path] for path in parameters}
         key = (stage, tuple(parameters))
         if key not in self._take:
             rows = {path: self.model.rows_of(stage, path) for path in shapes}
             whole = {path: self._shapes[path] for path in shapes}
             take = functools.partial(take_rows, rows, whole, shapes)
             self._take[key] = jax.jit(take, out_shardings=on_all_processes(parameters))
-        taken = self._take[key](parameters)
+        return self._take[key](parameters)
+
+    def _put_own(self, stage: int, rows: Parameters) -> dict[str, Any]:
+        """Puts a stage's rows on its devices; nothing if they are another process's."""
+        devices = self._stages[stage]
         if not devices.is_local:
             return {}
-        return devices.put(taken, devices.specs(list(shapes), self._axes))
-
-    def _place_trained(self, stage: int, trained: Parameters) -> dict[str, Any]:
-        shapes = self._select(self._stage_shapes(stage), True)
-        return self._place(stage, {path: trained[path] for path in shapes})
+        return devices.put(rows, devices.specs(list(rows), self._axes))
 
     def workers(
         self,
@@ -233,26 +233,25 @@ class CompiledStages:
         share: jax.Array,
         links: StepLinks | None = None,
     ) -> list[StageWorker | None]:
-        """Places a step's arrays and returns the workers of the stages.
+        """Returns the workers of the stages, which place a step's arrays.
 
         Stages of other processes have none here.
         """
-        works = [
-            self._work(stage, trained, others, key_leaves, share)
-            for stage in range(len(self._stages))
-        ]
         boxes = [None, *self._mailboxes(links), None]
-        return [
-            None
-            if work is None
-            else StageWorker(
-                self.programs[stage],
-                self.prefix_programs[stage] if self.prefix_programs else None,
-                work,
-                (boxes[stage], boxes[stage + 1], boxes[stage + 2]),
+        workers: list[StageWorker | None] = []
+        for stage, devices in enumerate(self._stages):
+            paths = self._select(self._own_shapes[stage], True)
+            rows = self._own_rows(stage, {path: trained[path] for path in paths})
+            if not devices.is_local:
+                workers.append(None)
+                continue
+            place = functools.partial(
+                self._work, stage, rows, others, key_leaves, share
             )
-            for stage, work in enumerate(works)
-        ]
+            prefix = self.prefix_programs[stage] if self.prefix_programs else None
+            neighbors = boxes[stage], boxes[stage + 1], boxes[stage + 2]
+            workers.append(StageWorker(self.programs[stage], prefix, place, neighbors))
+        return workers
 
     def _mailboxes(self, links: StepLinks | None) -> list[Any]:
         """Returns the mailboxes of all stages for one step."""
@@ -277,46 +276,51 @@ class CompiledStages:
     def _work(
         self,
         stage: int,
-        trained: Parameters,
+        rows: Parameters,
         others: Sequence[Sequence[Any]],
         key_leaves: Sequence[Any],
         share: jax.Array,
-    ) -> StageWork | None:
-        devices, weights = self._stages[stage], self._place_trained(stage, trained)
-        if not devices.is_local:
-            return None
-        read = sorted(self.model.micro_batch[stage].others.values())
-        total, prefix_total = self._zeros[stage]()
-        prefix_others = {}
-        if self.model.prefix is not None:
-            used = sorted(self.model.prefix[stage].others.values())
-            prefix_others = {i: devices.put(key_leaves[i], WHOLE) for i in used}
+    ) -> StageWork:
+        """Places what a stage reads in a step, all of it at once."""
+        devices, model = self._stages[stage], self.model
+        read = sorted(model.micro_batch[stage].others.values())
+        prefix = model.prefix[stage].others.values() if model.prefix else ()
+        loss_gradients = self._loss_gradients(stage, share)
+        placed = devices.put(
+            (
+                rows,
+                [{i: leaves[i] for i in read} for leaves in others],
+                {i: key_leaves[i] for i in sorted(prefix)},
+                loss_gradients,
+            ),
+            (
+                devices.specs(list(rows), self._axes),
+                [{i: self._leaf_specs[i] for i in read}] * len(others),
+                dict.fromkeys(sorted(prefix), WHOLE),
+                dict.fromkeys(loss_gradients, PER_DEVICE),
+            ),
+        )
+        weights, own_others, prefix_others, loss_gradients = placed
         return StageWork(
             weights,
             self._own_frozen[stage],
-            [
-                {i: devices.put(leaves[i], self._leaf_specs[i]) for i in read}
-                for leaves in others
-            ],
+            own_others,
             prefix_others,
-            self._loss_gradients(stage, share),
-            total,
-            prefix_total,
+            loss_gradients,
+            self._zeros[stage],
         )
 
-    def _loss_gradients(self, stage: int, share: jax.Array) -> dict[int, Any]:
-        """Returns the gradient at each of the loss's sums, on every device."""
+    def _loss_gradients(self, stage: int, share: jax.Array) -> dict[int, np.ndarray]:
+        """Returns the gradient at each of the loss's sums, for every device."""
         devices, outputs = self._stages[stage], self.programs[stage].outputs["outputs"]
         if not outputs:
             return {}
+        # The first of the sums is the loss; nothing is propagated from the others.
         value = np.asarray(share)
-        gradients = {}
-        for i, shape in devices.shapes(outputs).items():
-            # The first of the sums is the loss; nothing is propagated from the others.
-            number = value if i == 0 else 0
-            whole = np.full(shape.shape, number, shape.dtype)
-            gradients[i] = devices.put(whole, PER_DEVICE)
-        return gradients
+        return {
+            i: np.full(shape.shape, value if i == 0 else 0, shape.dtype)
+            for i, shape in devices.shapes(outputs).items()
+        }
 
     def joined_gradient(
         self, stage: int, larger: "CompiledStages", count: int
@@ -351,8 +355,11 @@ class CompiledStages:
                 i: [worker.outputs[j][i] for j in sorted(worker.outputs)]
                 for i in self.programs[stage].outputs["outputs"]
             }
-            parts[stage], sums[stage] = self._finish[stage](
-                worker.weights, worker.total, outputs
+            key = stage, len(worker.outputs)
+            if key not in self._finish:
+                self._finish[key] = self._finish_program(stage)
+            parts[stage], sums[stage] = self._finish[key](
+                worker.work.weights, worker.total, outputs
             )
         counts = [len(worker.work.others) for worker in workers if worker is not None]
         kinds = self.programs[-1].outputs["outputs"]

@@ -75,6 +75,7 @@ class PipelinedGradients:
         self._penalty_gradient = jax.jit(jax.grad(self._penalty))
         self._placed = FrozenParts() if placed is None else placed
         self.peak_bytes: list[int] = []
+        self._has_penalty: bool | None = None
 
     def __call__(
         self,
@@ -156,7 +157,10 @@ class PipelinedGradients:
         """Returns the gradient and the sums of a step whose operations have run."""
         trained, frozen = step.trained, step.frozen
         gradient, sums = step.stages.collect(trained, step.workers)
-        if merge_model(self._graph, trained | frozen).has_penalty:
+        if self._has_penalty is None:
+            model = merge_model(self._graph, trained | frozen)
+            self._has_penalty = bool(model.has_penalty)
+        if self._has_penalty:
             penalty = self._penalty_gradient(trained, frozen)
             gradient = jax.tree.map(jnp.add, gradient, penalty)
         return gradient, sums

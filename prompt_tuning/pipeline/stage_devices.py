@@ -71,13 +71,12 @@ class StageDevices:
 
         Args:
           tree: arrays.
-          specs: one PartitionSpec, or one for each array.
+          specs: one PartitionSpec, or a tree of them.
         """
-        tree = jax.tree.map(_own_copy, tree)
-        if isinstance(specs, PartitionSpec):
-            return jax.device_put(tree, self.sharding(specs))
-        shardings = {path: self.sharding(spec) for path, spec in specs.items()}
-        return jax.device_put(tree, shardings)
+        shardings = jax.tree.map(
+            self.sharding, specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+        )
+        return jax.device_put(jax.tree.map(_own_copy, tree), shardings)
 
     def map(
         self, function: Callable[..., Tree], specs: Sequence[Any], results: Any

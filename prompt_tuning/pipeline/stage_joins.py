@@ -79,12 +79,16 @@ class GradientJoin:
             for path, x in trained.items()
         }
         totals = {i: self._stack(sums, i, x, WHOLE) for i, x in shapes.items()}
+        homes = {path: leaf.sharding for path, leaf in trained.items()}
+        devices = set(self._mesh.devices.flat)
+        at_home = all(home.device_set == devices for home in homes.values())
         if self._program is None:
-            self._program = self._compile(trained)
+            self._program = self._compile(trained, homes if at_home else None)
         gradient, totals = self._program(stacked, totals)
-        homes = {path: trained[path].sharding for path in gradient}
+        if at_home:
+            return gradient, totals
         home = replicated(next(iter(homes.values())))
-        return jax.device_put(gradient, homes), jax.device_put(totals, home)
+        return jax.device_put((gradient, totals), (homes, home))
 
     def _part_shape(self, path: str, trained: jax.Array) -> jax.ShapeDtypeStruct:
         shape = self._padded[path].shape
@@ -116,12 +120,16 @@ class GradientJoin:
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-    def _compile(self, trained: Parameters) -> Any:
-        """Returns the program that joins the stacked arrays."""
-        homes = {path: leaf.sharding for path, leaf in trained.items()}
-        devices = set(self._mesh.devices.flat)
-        same = all(home.device_set == devices for home in homes.values())
-        shardings = (homes, NamedSharding(self._mesh, WHOLE)) if same else None
+    def _compile(self, trained: Parameters, homes: Mapping[str, Any] | None) -> Any:
+        """Returns the program that joins the stacked arrays.
+
+        Args:
+          trained: the trained parameters.
+          homes: the shardings of the gradient; None if the mesh has other devices.
+        """
+        shardings = None
+        if homes is not None:
+            shardings = homes, replicated(next(iter(homes.values())))
         sizes = {path: leaf.shape for path, leaf in trained.items()}
 
         def join(parts: Mapping[str, Any], sums: Mapping[int, Any]) -> Any:

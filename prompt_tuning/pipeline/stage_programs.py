@@ -65,6 +65,8 @@ class StagePrograms:
     Attributes:
       weights: shapes of the trained parameters on one device, gathered.
       outputs: shapes of what the forward pass returns on one device.
+      left_bytes: bytes on each device of what an operation leaves for later ones, by
+        its kind, after it has run once.
       forward: `(weights, frozen, inputs, others) -> (outputs, kept)`.
       input_gradient: p1, `(weights, frozen, others, prefix, kept, gradients, prefix
         sum) -> (carried gradients, prefix sum, handed)`; the sum is donated.
@@ -94,6 +96,7 @@ class StagePrograms:
           others: other arguments of the model by index, and their PartitionSpecs.
         """
         self._devices, self._axes = devices, axes
+        self.left_bytes: dict[str, int] = {}
         specs = [devices.specs(list(group), axes) for group in parameters]
         leaves, leaf_specs = others
         own_leaves = {i: devices.local(x, leaf_specs[i]) for i, x in leaves.items()}

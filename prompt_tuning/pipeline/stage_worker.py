@@ -1,11 +1,12 @@
 """Runs the operations of one stage for one step, in its thread."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from prompt_tuning.pipeline.schedules import FORWARD, INPUT_GRADIENT
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms
 from prompt_tuning.pipeline.transport import Mailbox
 
@@ -24,8 +25,8 @@ class StageWork:
       prefix_others: other arguments of the prefix.
       loss_gradients: gradients at the outputs of each micro-batch; empty but on the
         last stage.
-      total: sum of the gradients of the trained parameters.
-      prefix_total: sum of the gradients of the prefix that the stage computes.
+      zeros: returns the sums of the gradients of the trained parameters, and of the
+        prefix that the stage computes, before the first micro-batch.
     """
 
     weights: Mapping[str, Any]
@@ -33,16 +34,17 @@ class StageWork:
     others: Sequence[Mapping[int, Any]]
     prefix_others: Mapping[int, Any]
     loss_gradients: LossGradients
-    total: dict[str, Any]
-    prefix_total: dict[int, Any]
+    zeros: Callable[[], tuple[dict[str, Any], dict[int, Any]]]
 
 
 class StageWorker:
     """Runs one stage's operations in order.
 
+    Its arrays are placed on the stage when the first operation runs, in the thread
+    that runs it, so that the other stages need not wait for them.
+
     Attributes:
-      work: what the stage reads.
-      weights: the stage's trained parameters.
+      work: what the stage reads; after the first operation.
       outputs: outputs of each micro-batch, of the last stage.
       total: sum of the gradients of the trained parameters.
       peak_bytes: most bytes on one device that were held from one operation to another:
@@ -54,7 +56,7 @@ class StageWorker:
         self,
         programs: StagePrograms,
         prefix_programs: StagePrograms | None,
-        work: StageWork,
+        place: Callable[[], StageWork],
         neighbors: tuple[Mailbox | None, Mailbox, Mailbox | None],
     ):
         """Sets the stage up.
@@ -62,27 +64,31 @@ class StageWorker:
         Args:
           programs: programs of a micro-batch.
           prefix_programs: programs of the prefix; None without one.
-          work: what the stage reads.
+          place: places what the stage reads on its devices.
           neighbors: mailboxes of the previous, of this and of the next stage.
         """
         self._programs, self._prefix_programs = programs, prefix_programs
-        self.work, self.weights, self.total = work, work.weights, work.total
+        self._place: Callable[[], StageWork] | None = place
+        self.work: StageWork
+        self.total: dict[str, Any] = {}
         self._before, self._own, self._after = neighbors
         self._prefix: dict[int, Any] = {}
         self._prefix_kept: list[Any] = []
-        self._prefix_total = work.prefix_total
+        self._prefix_total: dict[int, Any] = {}
         self._kept: dict[int, Any] = {}
         self._held: dict[int, Any] = {}
+        self._bytes = 0
         self.outputs: dict[int, Any] = {}
         self.peak_bytes = 0
         self.joined_gradient: Program | None = None
 
     def run(self, kind: str, index: int) -> None:
         """Runs one operation of a micro-batch, or of the prefix."""
+        if self._place is not None:
+            self.work, self._place = self._place(), None
+            self.total, self._prefix_total = self.work.zeros()
         getattr(self, f"_run_{kind}")(index)
-        held = (self._kept, self._held)
-        same = jax.tree.leaves(self.work.loss_gradients)
-        self.peak_bytes = max(self.peak_bytes, _bytes_per_device(held, same))
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def wait(self) -> None:
         """Waits until everything is computed."""
@@ -118,13 +124,45 @@ class StageWorker:
         weights, frozen, others, prefix = self._known(index)
         carried = self._carried(("hidden", index))
         inputs = {"carried": carried, "prefix": prefix}
-        outputs, self._kept[index] = self._programs.forward(
-            weights, frozen, inputs, others
-        )
+        outputs, kept = self._programs.forward(weights, frozen, inputs, others)
+        self._keep(index, kept)
         if self._after is not None:
             self._after.send(("hidden", index), outputs["carried"])
         else:
             self.outputs[index] = outputs["outputs"]
+
+    def _keep(self, index: int, kept: Tree) -> None:
+        """Keeps arrays of a micro-batch for its backward pass, or for p1."""
+        self._kept[index] = kept
+        self._bytes += self._size(FORWARD, kept)
+
+    def _release(self, index: int) -> Tree:
+        """Returns what was kept of a micro-batch, which is kept no longer."""
+        kept = self._kept.pop(index)
+        self._bytes -= self._size(FORWARD, kept)
+        return kept
+
+    def _postpone(self, index: int, held: tuple[Tree, Tree]) -> None:
+        """Holds arrays of a micro-batch for p2."""
+        self._held[index] = held
+        self._bytes += self._size(INPUT_GRADIENT, held)
+
+    def _resume(self, index: int) -> tuple[Tree, Tree]:
+        """Returns what was held of a micro-batch for p2, which is held no longer."""
+        held = self._held.pop(index)
+        self._bytes -= self._size(INPUT_GRADIENT, held)
+        return held
+
+    def _size(self, kind: str, arrays: Tree) -> int:
+        """Returns the bytes on each device of what an operation left.
+
+        They are the same for all micro-batches.
+        """
+        sizes = self._programs.left_bytes
+        if kind not in sizes:
+            same = jax.tree.leaves(self.work.loss_gradients)
+            sizes[kind] = _bytes_per_device(arrays, same)
+        return sizes[kind]
 
     def _gradients(self, index: int, name: str = "gradient") -> Tree:
         """Returns the gradients at the outputs of a micro-batch."""
@@ -137,15 +175,15 @@ class StageWorker:
             self._before.send(name, gradients)
 
     def _run_input_gradient(self, index: int) -> None:
-        gradients, kept = self._gradients(index), self._kept.pop(index)
+        gradients, kept = self._gradients(index), self._release(index)
         carried, self._prefix_total, handed = self._programs.input_gradient(
             *self._known(index), kept, gradients, self._prefix_total
         )
         self._send_back(("gradient", index), carried)
-        self._held[index] = (self._programs.cut.held(kept, gradients), handed)
+        self._postpone(index, (self._programs.cut.held(kept, gradients), handed))
 
     def _run_weight_gradient(self, index: int) -> None:
-        held, handed = self._held.pop(index)
+        held, handed = self._resume(index)
         if self.total:
             self.total = self._programs.weight_gradient(
                 *self._known(index), held, handed, self.total
@@ -155,7 +193,7 @@ class StageWorker:
         """Computes p2 of all micro-batches that wait for it."""
         assert self.joined_gradient is not None
         work, waiting = self.work, sorted(self._held)
-        held, handed = zip(*(self._held.pop(i) for i in waiting), strict=True)
+        held, handed = zip(*(self._resume(i) for i in waiting), strict=True)
         if self.total:
             self.total = self.joined_gradient(
                 work.weights,
@@ -168,7 +206,7 @@ class StageWorker:
             )
 
     def _run_backward(self, index: int) -> None:
-        gradients, kept = self._gradients(index), self._kept.pop(index)
+        gradients, kept = self._gradients(index), self._release(index)
         carried, self._prefix_total, self.total = self._programs.backward(
             *self._known(index), kept, gradients, self._prefix_total, self.total
         )

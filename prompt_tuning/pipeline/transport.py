@@ -3,6 +3,8 @@
 import threading
 from typing import Any, Protocol
 
+import jax
+
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
 
 Tree = Any
@@ -35,14 +37,14 @@ class Mailbox:
         Args:
           devices: the stage's devices, to which arrays are moved when they are sent.
         """
-        self._devices = devices
+        self._sharding = devices.sharding(PER_DEVICE)
         self._changed = threading.Condition()
         self._messages: dict[Any, Tree] = {}
         self._stopped = False
 
     def send(self, name: Message, arrays: Tree) -> None:
         """Moves arrays to the stage's devices; see `Sender`."""
-        moved = self._devices.put(arrays, PER_DEVICE)
+        moved = jax.device_put(arrays, self._sharding)
         with self._changed:
             self._messages[name] = moved
             self._changed.notify_all()

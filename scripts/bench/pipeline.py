@@ -1,18 +1,23 @@
 """Measures the driver of pipelines against the simulated timeline.
 
-    python -m scripts.bench.pipeline
+    python -m scripts.bench.pipeline [--processes]
 
 Every operation of four stages takes a fixed time: after its inputs have arrived, its
-thread sleeps for that time and then computes a tiny model's operation. What exceeds the
-simulation is the time of the driver: dispatch, messages and the operations of the tiny
-model. The members of a sweep are compared with stages that never wait.
+thread computes a tiny model's operation and waits until that time is over. What exceeds
+the simulation is the time of the driver: placing the arrays of a step, messages and
+joining the gradients. The members of a sweep are compared with stages that never wait.
+
+The column "threads" is the same timeline in plain threads, which wait for events and
+compute nothing. What it exceeds the simulation by is the machine's own: its timer and
+its scheduler.
 """
 
 import argparse
 import os
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +30,15 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.member_driver import MemberPipeline, MemberStep
 from prompt_tuning.pipeline.member_orders import MemberOrders
-from prompt_tuning.pipeline.schedules import Order, stage_orders
+from prompt_tuning.pipeline.schedules import (
+    Order,
+    needed_results,
+    result_of,
+    stage_orders,
+)
 from prompt_tuning.pipeline.simulation import StageCosts, simulate
 from prompt_tuning.pipeline.stage_devices import StageDevices
+from scripts.bench import pipeline_processes
 
 STAGES = 4
 MODEL = ModelConfig(
@@ -62,6 +73,9 @@ MEMBERS = ((4, 1), (4, 2), (8, 1))
 """Members of a sweep, and micro-batches of each one's step."""
 UNITS = {"forward": 1, "input_gradient": 1, "weight_gradient": 1, "backward": 2}
 """Emulated time of each operation."""
+LAST_PART, SHORT_WAIT = 2e-3, 1e-4
+"""Seconds before the end of an operation in which its thread looks at the clock more
+often, and how often."""
 
 
 def main() -> None:
@@ -71,38 +85,52 @@ def main() -> None:
         "--unit", type=float, default=0.1, help="seconds of an operation"
     )
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument(
+        "--processes",
+        action="store_true",
+        help="measure two stages in two processes, each on one core, without emulation",
+    )
     options = parser.parse_args()
+    if options.processes:
+        pipeline_processes.start(options.steps)
+        return
     jax.config.update("jax_num_cpu_devices", STAGES)
     print(f"{STAGES} stages, load {os.getloadavg()[0]:.1f}")
-    print("overhead: of each operation of the busiest stage")
-    line("schedule", "M", "parts", "simulated", "measured", "over", "overhead")
+    print("threads: the same in threads that only wait; overhead: the difference, of")
+    print("each operation of the longest chain")
+    line(
+        "schedule", "M", "parts", "simulated", "measured", "", "threads", "", "overhead"
+    )
     pipelines = {}
     for schedule, count, two_stage in CASES:
         orders = stage_orders(schedule, STAGES, count, two_stage)
-        expected = options.unit * simulate(orders, [StageCosts()] * STAGES).makespan
+        expected = options.unit * makespan(orders, StageCosts())
         if count not in pipelines:
             pipelines[count] = EmulatedPipeline(options.unit, count)
-        measured = pipelines[count].seconds(orders, options.steps)
-        operations = max(map(len, orders))
+        measured, plain = [], []
+        for _ in range(options.steps):
+            measured.append(pipelines[count].seconds(orders))
+            plain.append(plain_seconds(orders, options.unit))
         parts = "two" if two_stage else "one"
-        compare(schedule, count, parts, expected, measured, operations)
+        times = expected, statistics.median(measured), statistics.median(plain)
+        compare(schedule, count, parts, times, longest_chain(orders, two_stage))
     for members, count in MEMBERS:
         step = EmulatedMembers(options.unit, members, count)
         # F and a backward pass in one part of twice its time.
         expected, operations = 3 * count * options.unit, 2 * count
         measured = step.seconds(4 * options.steps)
-        compare(f"{members} members", count, "one", expected, measured, operations)
+        compare(f"{members} members", count, "one", (expected, measured), operations)
 
 
 def compare(
-    name: str,
-    count: int,
-    parts: str,
-    expected: float,
-    measured: float,
-    operations: int,
+    name: str, count: int, parts: str, times: Sequence[float], operations: int
 ) -> None:
-    """Prints the times of a step."""
+    """Prints the times of a step: simulated, measured, and in plain threads."""
+    expected, measured, *plain = times
+    machine = plain[0] if plain else expected
+    shown = [""] * 2
+    if plain:
+        shown = [f"{1000 * machine:,.0f} ms", f"{machine / expected - 1:+.1%}"]
     line(
         name,
         str(count),
@@ -110,13 +138,60 @@ def compare(
         f"{1000 * expected:,.0f} ms",
         f"{1000 * measured:,.0f} ms",
         f"{measured / expected - 1:+.1%}",
-        f"{1000 * (measured - expected) / operations:.2f} ms",
+        *shown,
+        f"{1000 * (measured - machine) / operations:.2f} ms",
     )
+
+
+def longest_chain(orders: Sequence[Order], two_stage: bool) -> int:
+    """Returns the number of operations that determine the time of a step."""
+    added = 1e-6
+    costs = StageCosts(1 + added, 1 + added, 1 + added * two_stage)
+    return round((makespan(orders, costs) - makespan(orders, StageCosts())) / added)
+
+
+def makespan(orders: Sequence[Order], costs: StageCosts) -> float:
+    """Returns the simulated time of a step whose stages cost the same."""
+    return simulate(orders, [costs] * STAGES).makespan
 
 
 def line(*cells: str) -> None:
     """Prints a line of the table at once."""
-    print("".join(f"{cell:>12}" for cell in cells), flush=True)
+    print("".join(f"{cell:>10}" for cell in cells), flush=True)
+
+
+def wait_until(deadline: float) -> None:
+    """Waits until a time of `time.perf_counter`.
+
+    The last part consists of short waits, because a timer may be late by a share of
+    what it waits for.
+    """
+    while (left := deadline - time.perf_counter()) > 0:
+        time.sleep(left - LAST_PART if left > 2 * LAST_PART else SHORT_WAIT)
+
+
+def plain_seconds(orders: Sequence[Order], unit: float) -> float:
+    """Returns the time of the operations in plain threads that only wait."""
+    ended = {
+        result_of(stage, operation): threading.Event()
+        for stage, order in enumerate(orders)
+        for operation in order
+    }
+
+    def work(stage: int) -> None:
+        for operation in orders[stage]:
+            for needed in needed_results(stage, operation, orders):
+                ended[needed].wait()
+            wait_until(time.perf_counter() + unit * UNITS[operation.kind])
+            ended[result_of(stage, operation)].set()
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(len(orders))]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - start
 
 
 class EmulatedPipeline:
@@ -138,15 +213,15 @@ class EmulatedPipeline:
         )
         # Compile everything before any operation is made slower.
         for two_stage in (False, True):
-            self._run(stage_orders("1f1b", STAGES, count, two_stage))
+            self.seconds(stage_orders("1f1b", STAGES, count, two_stage))
         (compiled,) = self._gradients._compiled.values()
         for programs in compiled.programs:
             for kind, units in UNITS.items():
                 slow = slowed(getattr(programs, kind), unit * units)
                 setattr(programs, kind, slow)
 
-    def _run(self, orders: tuple[Order, ...]) -> float:
-        """Returns the seconds of one step."""
+    def seconds(self, orders: tuple[Order, ...]) -> float:
+        """Returns the time of one step."""
         self._orders = orders
         start = time.perf_counter()
         jax.block_until_ready(self._gradients(self._parameters, {}, self._batch, None))
@@ -162,11 +237,6 @@ class EmulatedPipeline:
         """Waits for the gradient of a step."""
         pipeline.wait(member)
         jax.block_until_ready(self._gradients.finish(member.step))
-
-    def seconds(self, orders: tuple[Order, ...], steps: int) -> float:
-        """Returns the median time of some steps, after one that is not counted."""
-        times = [self._run(orders) for _ in range(steps + 1)]
-        return statistics.median(times[1:])
 
 
 class EmulatedMembers:
@@ -198,11 +268,13 @@ class EmulatedMembers:
 
 
 def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Returns a function that also takes a fixed time."""
+    """Returns a function that takes a fixed time, from its call to its results."""
 
     def run(*arguments: Any) -> Any:
-        time.sleep(seconds)
-        return function(*arguments)
+        start = time.perf_counter()
+        results = jax.block_until_ready(function(*arguments))
+        wait_until(start + seconds)
+        return results
 
     return run
 
