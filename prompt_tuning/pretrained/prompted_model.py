@@ -134,6 +134,16 @@ class PromptedModel:
             return self.weight_storage.put(path, np.asarray(array))
         return self.placement.put(path, array)
 
+    def by_layer(self, parameters: Parameters) -> dict[str, Any]:
+        """Returns all parameters as a function that streams layers takes them.
+
+        Args:
+          parameters: the parameters in memory.
+        """
+        if self.placement is not None:
+            parameters = self.placement.crop(parameters)
+        return self.weight_storage.with_streamed(parameters)
+
     @property
     def prompt_length(self) -> int:
         """Number of prompt vectors `P`, or of prefix positions; 0 without a prompt."""
@@ -298,6 +308,7 @@ def open_pretrained(
     storage = WeightStorage.create(source.weights, graph, plan)
     if placement is not None:
         placement = placement.with_pinned(storage.pinned)
+        storage = storage.on_mesh(placement)
     return PromptedModel(
         config=config,
         graph=graph,

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from prompt_tuning import processes
@@ -19,6 +20,7 @@ from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models import host_memory
+from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 
 DEVICE, PINNED_HOST, STREAMED = "device", "pinned_host", "streamed"
@@ -62,13 +64,17 @@ def check_location(
     if weights == DEVICE:
         return
     setting = f"Pretrained.weights is {shown(weights)}"
-    if on_mesh and (weights == STREAMED or processes.count() > 1):
+    if on_mesh and processes.count() > 1:
         raise InputError(
-            f"{setting}, but Run.mesh divides the model among devices"
-            f"{' of several processes' * (processes.count() > 1)}: give "
-            f"{how_to_set('Pretrained.weights', DEVICE)}, "
-            f"{how_to_set('Run.mesh', None)}, or, in one process, "
-            f"{how_to_set('Pretrained.weights', PINNED_HOST)}"
+            f"{setting}, but Run.mesh divides the model among devices of several "
+            f"processes: give {how_to_set('Pretrained.weights', DEVICE)}, "
+            f"{how_to_set('Run.mesh', None)}, or start one process"
+        )
+    if on_mesh and trained_weights == HOST:
+        raise InputError(
+            f"Pretrained.trained_weights is {HOST!r}, but Run.mesh divides the model "
+            f"among devices: give {how_to_set('Pretrained.trained_weights', DEVICE)} "
+            f"or {how_to_set('Run.mesh', None)}"
         )
     if weights == PINNED_HOST:
         return
@@ -136,6 +142,15 @@ class WeightStorage:
                 for path in stacked
             }
         )
+
+    def on_mesh(self, placement: Placement) -> "WeightStorage":
+        """Returns the storage of weights of which each device streams its shard."""
+        streamed = {}
+        for path, weight in self.streamed.items():
+            sharding = placement.shardings[path]
+            layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+            streamed[path] = dataclasses.replace(weight, sharding=layer)
+        return dataclasses.replace(self, streamed=streamed)
 
     def in_training(
         self, trained_weights: str, trained: Collection[str], plan: RestorePlan

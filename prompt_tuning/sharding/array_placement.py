@@ -125,6 +125,14 @@ class Placement:
 
         return self._by_parameter(tree, crop, lambda leaf: leaf)
 
+    def crop(self, tree: Tree) -> Tree:
+        """Removes the padding of `pad` outside of `jax.jit`."""
+        return self._crop(tree)
+
+    @functools.cached_property
+    def _crop(self) -> Any:
+        return jax.jit(self.unpad)
+
     def _pad_leaf(self, path: str, leaf: jax.Array) -> jax.Array:
         sizes = zip(self.padded_shape(path), leaf.shape, strict=True)
         return jnp.pad(leaf, [(0, padded - size) for padded, size in sizes])

@@ -5,12 +5,13 @@ holds one layer of the loops, compiled once and run for every layer.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
 from prompt_tuning.core.compiled_step import return_freed_memory
@@ -41,10 +42,18 @@ class CompiledSegment:
         self.targets = [var for var in segment.outputs if var in active]
         self._segment = segment
         self.forward = jax.jit(lambda values: segment.run(*values))
-        self.backward = jax.jit(
-            lambda *arguments: self._value_and_gradient(*arguments)[1]
+        self.backward = CompiledOnce(
+            lambda *arguments: self._value_and_gradient(*arguments)[1],
+            lambda values, _: self._source_values(values),
         )
-        self.value_and_gradient = jax.jit(self._value_and_gradient)
+        self.value_and_gradient = CompiledOnce(
+            self._value_and_gradient,
+            lambda values, _: (None, self._source_values(values)),
+        )
+
+    def _source_values(self, values: Values) -> Values:
+        inputs = dict(zip(self.inputs, values, strict=True))
+        return [inputs[var] for var in self.sources]
 
     def _value_and_gradient(
         self, values: Values, cotangents: Cotangents
@@ -58,7 +67,7 @@ class CompiledSegment:
             return [by_variable[var] for var in self.targets], outputs
 
         # Only the sources are differentiated; all other inputs are constants.
-        sources = [inputs[var] for var in self.sources]
+        sources = self._source_values(values)
         targets, pull_back, outputs = jax.vjp(run, sources, has_aux=True)
         (gradient,) = pull_back(fill_with_zeros(cotangents, targets))
         return outputs, gradient
@@ -73,25 +82,51 @@ def fill_with_zeros(cotangents: Cotangents, like: Sequence[Any]) -> Values:
 
 
 class CompiledOnce:
-    """A jitted function of one shape, compiled before its first call.
+    """A jitted function of one shape, which may be compiled before its first call.
 
     Compiling takes more memory than a layer, so it is done before layers are read.
+
+    Attributes:
+      jitted: the jitted function; None until the first arguments are known.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        """Wraps a function of trees of arrays."""
-        self.jitted, self._compiled = jax.jit(function), False
+    def __init__(
+        self, function: Callable[..., Any], like: Callable[..., Any] | None = None
+    ):
+        """Wraps a function.
+
+        Args:
+          function: function of trees of arrays.
+          like: function of the same arguments, which returns for each result, or for
+            a tree of them, the array whose sharding on a mesh it has; None where the
+            compiler chooses.
+        """
+        self.jitted: Any = None
+        self._function, self._like, self._compiled = function, like, False
 
     def compile(self, *arguments: Any) -> None:
         """Compiles the function once, for arguments that may be abstract."""
         if not self._compiled:
-            self.jitted.lower(*arguments).compile()
+            self._jit(arguments).lower(*arguments).compile()
             return_freed_memory()
             self._compiled = True
 
     def __call__(self, *arguments: Any) -> Any:
         """Calls the function."""
-        return self.jitted(*arguments)
+        return self._jit(arguments)(*arguments)
+
+    def _jit(self, arguments: Sequence[Any]) -> Any:
+        if self.jitted is None:
+            like = None if self._like is None else self._like(*arguments)
+            shardings = jax.tree.map(mesh_sharding, like)
+            self.jitted = jax.jit(self._function, out_shardings=shardings)
+        return self.jitted
+
+
+def mesh_sharding(value: Any) -> NamedSharding | None:
+    """Returns the sharding of an array on a mesh; None if it is on none."""
+    sharding = getattr(value, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 class CompiledLoop:
@@ -116,16 +151,36 @@ class CompiledLoop:
         does, without running the layer forward again.
     """
 
-    def __init__(self, loop: LayerLoop, active: Collection[Var]):
+    def __init__(
+        self,
+        loop: LayerLoop,
+        active: Collection[Var],
+        gathered: Mapping[Var, NamedSharding | None],
+    ):
+        """Sets up the programs; nothing is compiled yet.
+
+        Args:
+          loop: the loop.
+          active: variables that have a gradient.
+          gathered: sharding in which a layer of each weight is computed on a mesh.
+        """
         self.loop = loop
+        self._gathered = [gathered[var] for var in loop.weights]
         self.differentiated = [var in active for var in loop.end]
         self.shared = [var for var in loop.shared if var in active]
         self.stacked = [var for var in loop.stacked if var in active]
         self.trained = [var for var in loop.weights if var in active]
-        self.forward = CompiledOnce(self._forward)
-        self.backward = CompiledOnce(self._backward)
-        self.forward_saving = CompiledOnce(self._forward_saving)
-        self.backward_saved = CompiledOnce(self._backward_saved)
+        # On a mesh, values leave each layer as they enter it.
+        self.forward = CompiledOnce(self._forward, lambda *given: (given[4], None))
+        self.backward = CompiledOnce(
+            self._backward, lambda *given: (*given[5:], None, None)
+        )
+        self.forward_saving = CompiledOnce(
+            self._forward_saving, lambda *given: (given[4], None, None)
+        )
+        self.backward_saved = CompiledOnce(
+            self._backward_saved, lambda *given: (*given[2:], None, None)
+        )
         # What `forward_saving` saves: the structure of the layer's backward function,
         # and for each of its arrays the weight that it is, or None.
         self._saved_structure: Any = None
@@ -143,7 +198,19 @@ class CompiledLoop:
         stacked: Values,
         carried: Values,
     ) -> tuple[Values, Values]:
-        return self.loop.layer(weights, shared, _slices(stacked, index), carried)
+        return self._layer(weights, shared, _slices(stacked, index), carried)
+
+    def _layer(
+        self, weights: Values, shared: Values, slices: Values, carried: Values
+    ) -> tuple[Values, Values]:
+        """Runs one layer, after each device has gathered its weights."""
+        whole = [
+            weight
+            if sharding is None
+            else jax.lax.with_sharding_constraint(weight, sharding)
+            for weight, sharding in zip(weights, self._gathered, strict=True)
+        ]
+        return self.loop.layer(whole, shared, slices, carried)
 
     def _backward(
         self,
@@ -242,7 +309,7 @@ class CompiledLoop:
                     carried, self.differentiated, strict=True
                 )
             ]
-            outputs = loop.layer(
+            outputs = self._layer(
                 [used[var] for var in loop.weights],
                 [shared[var] for var in loop.shared],
                 [slices[var] for var in loop.stacked],

@@ -2,17 +2,22 @@
 
 import dataclasses
 import gc
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.compiled_step import return_freed_memory
 from prompt_tuning.core.slices import Block, whole
+from prompt_tuning.sharding.array_placement import distinct_shards
+from prompt_tuning.sharding.axis_rules import ROW_AXES, axes_of
 
 Layer = list[Array]
 
@@ -26,12 +31,14 @@ class LayeredWeight:
       shape: shape of all layers, `[L, ...]`.
       dtype: dtype in the model; each layer is cast, or quantized, as it is read.
       reader: reads slices of the parameter.
+      sharding: sharding of one layer on a mesh; None on one device.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype
     reader: PartReader
+    sharding: NamedSharding | None = None
 
     @classmethod
     def from_array(cls, path: str, array: np.ndarray) -> "LayeredWeight":
@@ -59,8 +66,19 @@ class LayeredWeight:
 
     @property
     def abstract_layer(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one layer."""
-        return jax.ShapeDtypeStruct(self.shape[1:], self.dtype)
+        """Shape, dtype and sharding of one layer."""
+        return jax.ShapeDtypeStruct(self.shape[1:], self.dtype, sharding=self.sharding)
+
+    @property
+    def gathered(self) -> NamedSharding | None:
+        """Sharding in which a layer is computed: gathered for each device's rows."""
+        if self.sharding is None:
+            return None
+        spec = [
+            tuple(axis for axis in axes_of(entry) if axis not in ROW_AXES) or None
+            for entry in self.sharding.spec
+        ]
+        return NamedSharding(self.sharding.mesh, PartitionSpec(*spec))
 
     def read(self, index: int) -> Shaped[np.ndarray, "*layer"]:
         """Reads one layer into newly allocated memory.
@@ -74,6 +92,37 @@ class LayeredWeight:
         """Reads consecutive layers; otherwise as `read`."""
         return self.reader([(slice(start, stop), *whole(self.shape[1:]))])[0]
 
+    def put_layers(self, start: int, stop: int, pool: Executor) -> list[Array]:
+        """Reads consecutive layers and puts them on the device, or on the mesh.
+
+        On a mesh each device's shard is read and copied on its own; devices with the
+        same shard share one read.
+
+        Args:
+          start: index of the first layer.
+          stop: index after the last layer.
+          pool: threads that read the shards.
+        """
+        if self.sharding is None:
+            layers = self.read_layers(start, stop)
+            return jax.block_until_ready([jax.device_put(x) for x in layers])
+        shape, sharding = self.shape[1:], self.sharding
+        shards = distinct_shards(sharding, shape, sharding.addressable_devices)
+
+        def put(shard: tuple[Block, list[Any]]) -> list[list[Array]]:
+            block, devices = shard
+            (layers,) = self.reader([(slice(start, stop), *block)])
+            copies = [[jax.device_put(x, device) for device in devices] for x in layers]
+            return jax.block_until_ready(copies)
+
+        by_shard = list(pool.map(put, shards))
+        # Of each layer, the shards on all devices.
+        by_layer = [itertools.chain(*copies) for copies in zip(*by_shard, strict=True)]
+        return [
+            jax.make_array_from_single_device_arrays(shape, sharding, list(copies))
+            for copies in by_layer
+        ]
+
     def __getitem__(self, indices: tuple[np.ndarray, ...]) -> Shaped[np.ndarray, "n"]:
         """Reads single elements, given one array of indices per axis."""
         blocks = [
@@ -84,9 +133,14 @@ class LayeredWeight:
 
 
 def read_slice(
-    weights: Sequence[LayeredWeight], indices: Sequence[int]
+    weights: Sequence[LayeredWeight], indices: Sequence[int], pool: Executor
 ) -> dict[int, Layer]:
     """Reads consecutive layers of some weights.
+
+    Args:
+      weights: the weights.
+      indices: indices of the layers.
+      pool: threads that read the shards of a mesh.
 
     Returns:
       the layers by index; they are on the device when this returns.
@@ -96,10 +150,9 @@ def read_slice(
     with jax.profiler.TraceAnnotation("read layer", index=start):
         for weight in weights:
             _return_memory()
-            arrays = weight.read_layers(start, stop)
+            arrays = weight.put_layers(start, stop, pool)
             for index, layer in layers.items():
-                layer.append(jax.device_put(arrays[index - start]))
-            jax.block_until_ready(layers)
+                layer.append(arrays[index - start])
             del arrays
         return layers
 
@@ -159,13 +212,16 @@ class LayerReader:
         indices = list(order)
         width = 1 if self.slices is None else max(1, -(-len(indices) // self.slices))
         groups = [indices[i : i + width] for i in range(0, len(indices), width)]
-        with ThreadPoolExecutor(1, "layers") as pool:
+        with (
+            ThreadPoolExecutor(1, "layers") as pool,
+            ThreadPoolExecutor(thread_name_prefix="shards") as shards,
+        ):
             # A future keeps its result alive, so it is dropped before the next read.
-            pending = [pool.submit(read_slice, weights, groups[0])]
+            pending = [pool.submit(read_slice, weights, groups[0], shards)]
             for group, following in zip(groups, [*groups[1:], None], strict=True):
                 layers = pending.pop().result()
                 if following is not None:
-                    pending.append(pool.submit(read_slice, weights, following))
+                    pending.append(pool.submit(read_slice, weights, following, shards))
                 for index in group:
                     with jax.profiler.TraceAnnotation("compute layer", index=index):
                         compute(index, layers[index])

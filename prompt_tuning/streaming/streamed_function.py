@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from prompt_tuning.streaming.layered_weights import LayerReader
+from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.traced_program import Leaves, TracedProgram
 
 
@@ -80,7 +80,7 @@ class StreamedFunction:
             for arguments in micro_batches
         ]
         with jax.profiler.TraceAnnotation("forward"):
-            layer_inputs = program.forward(
+            by_loop = program.forward(
                 values,
                 self.reader,
                 keep=True,
@@ -96,7 +96,7 @@ class StreamedFunction:
             program.backward(
                 values,
                 cotangents,
-                layer_inputs,
+                by_loop,
                 self.reader,
                 checkpoint_activation=self.checkpoint_activation,
             )
@@ -108,11 +108,15 @@ class StreamedFunction:
         leaves, structure = jax.tree.flatten((trained, frozen, arguments))
         shapes = (structure, *((np.shape(leaf), _dtype(leaf)) for leaf in leaves))
         # Where the parameters are decides how the program is divided.
-        shapes += tuple(map(type, jax.tree.leaves((trained, frozen))))
+        shapes += tuple(map(_location, jax.tree.leaves((trained, frozen))))
         if shapes not in self._programs:
             program = TracedProgram(self._function, trained, frozen, arguments)
             self._programs[shapes] = program
         return self._programs[shapes]
+
+
+def _location(leaf: Any) -> Any:
+    return leaf.sharding if isinstance(leaf, LayeredWeight) else type(leaf)
 
 
 def _dtype(leaf: Any) -> Any:

@@ -215,6 +215,7 @@ class RunPlan:
         """
         config = self.run.objective or NATS_PER_WEIGHT
         config.check_columns(examples.columns)
+        config.check_model(self.model.config)
         return config.prepare(
             lambda context: open_teacher(context, self.model, self.labels, examples)
         )
@@ -323,6 +324,7 @@ class RunPlan:
                 reader=model.weight_storage.reader(),
                 checkpoint_activation=self.run.model.checkpoint_activation,
                 host=self.host_optimizer(),
+                placement=model.placement,
             )
         stages = self.pipeline_plan(batch_plan)
         if stages is not None:

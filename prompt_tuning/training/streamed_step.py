@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,11 +13,12 @@ from flax import nnx
 from jaxtyping import Array, Int, Key
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.parameters import Parameters, merge, optional_key
+from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.streaming.traced_program import Leaves
@@ -30,6 +30,11 @@ from prompt_tuning.training.host_optimizer import (
 )
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics, batch_metrics, step_key, update
+from prompt_tuning.training.streamed_batches import (
+    divide_batch,
+    prefix_and_key,
+    unpad_others,
+)
 
 
 class StreamedStep:
@@ -51,6 +56,7 @@ class StreamedStep:
         reader: LayerReader | None = None,
         host: HostOptimizer | None = None,
         checkpoint_activation: bool = True,
+        placement: Placement | None = None,
     ):
         """Sets up the step; nothing is compiled yet.
 
@@ -63,8 +69,9 @@ class StreamedStep:
           reader: reads layers; None for the default.
           checkpoint_activation: whether the backward pass recomputes each layer.
           host: updates the trained parameters in host memory; None if there are none.
+          placement: the parameters' shardings on a mesh; None on one device.
         """
-        self._host = host
+        self._host, self._placement = host, placement
         self._graph, self._objective, self._dropout = graph, objective, dropout
         self._streamed = dict(streamed)
         self._sums = StreamedFunction(
@@ -153,13 +160,7 @@ class StreamedStep:
         # As there: the gradient at the loss sum is 1 / divisor, at the others zero.
         share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
         sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
-        # Tuples (batch [B, T], key, index); the index is None without micro-batches.
-        micro_batches: list[tuple[Any, ...]] = [(batch, key, None)]
-        if batch.tokens.ndim > 2:
-            micro_batches = [
-                (jax.tree.map(operator.itemgetter(i), batch), key, jnp.int32(i))
-                for i in range(len(batch.tokens))
-            ]
+        micro_batches = divide_batch(batch, key, self._placement)
         gradient, sums = self._sums.value_and_gradient(
             trained,
             frozen | self._streamed,
@@ -177,13 +178,11 @@ class StreamedStep:
         index: Int[Array, ""] | None,
     ) -> LossSums:
         """The objective's sums over a batch, or over the micro-batch with an index."""
-        sums = functools.partial(loss_sums, self._graph, trained | frozen, batch)
-        if index is None:
-            return sums(key, self._objective)
-        prefix = self._model(trained | frozen).prefix(optional_key(key, "prefix"))
-        # The same keys as in `training.step`: one for the prefix, one per micro-batch.
-        micro_key = None if key is None else jax.random.fold_in(key, index)
-        return sums(micro_key, self._objective, prefix)
+        parameters = unpad_others(trained | frozen, self._streamed, self._placement)
+        prefix, key = prefix_and_key(
+            self._graph, parameters, key, index, self._placement
+        )
+        return loss_sums(self._graph, parameters, batch, key, self._objective, prefix)
 
     def _finish(
         self,
@@ -210,7 +209,7 @@ class StreamedStep:
             gradient = jax.tree.map(jnp.add, gradient, penalty_gradient)
         parameters = state.trained | frozen
         metrics = batch_metrics(self._graph, parameters, batch, sums, self._objective)
-        return update(state, gradient, metrics, optimizer)
+        return update(state, gradient, metrics, optimizer, self._placement)
 
     @property
     def _abstract(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -14,9 +14,10 @@ from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.pipelined_step import PipelinedStep
-from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.transfer import Transfer
 

@@ -24,6 +24,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.kinds import find_kind
 from prompt_tuning.prompts.projection_adapters import LoRA
@@ -31,7 +32,7 @@ from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.optimizer_transfer import CarriedState, carry_over
 from prompt_tuning.training.run_directory import recorded_model
-from prompt_tuning.training.state import TrainState, fingerprint
+from prompt_tuning.training.state import TrainState
 
 LISTED = 10
 Shapes = Mapping[str, Any]

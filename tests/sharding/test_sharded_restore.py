@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.core.quantization import scale_path
 from prompt_tuning.core.slices import clipped
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
@@ -15,35 +14,21 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.sharding.array_placement import Placement, distinct_shards
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
+from tests.support.t5x_fixtures import T5X_CONFIG
 
-T5X = SHARED / "data/models"
-TOYS = {
-    "t5x_tiny_msgpack": t5_config(
-        width=8, feed_forward_width=16, layers=2, heads=4, head_width=3
-    ),
-    "t5x_tiny_zarr": t5_config(
-        width=4,
-        feed_forward_width=8,
-        layers=2,
-        heads=2,
-        head_width=2,
-        relative_buckets=4,
-        relative_maximum_distance=8,
-    ),
-}
+T5X = FIXTURES / "t5x"
+TOYS = {"msgpack": T5X_CONFIG, "zarr": T5X_CONFIG}
 FOLDERS = {
-    "stories260k": SHARED / "data/models/stories260k",
-    **{
-        name: SHARED / "data/peft" / name / "base"
-        for name in (
-            "llama_gqa_untied",
-            "qwen2_bias_tied",
-            "gpt2_tied",
-            "t5v11_untied_gated",
-            "t5_orig_tied_relu",
-        )
-    },
+    name: FIXTURES / "peft" / name / "base"
+    for name in (
+        "llama_tied",
+        "llama_gqa_untied",
+        "qwen2_bias_tied",
+        "gpt2_tied",
+        "t5v11_untied_gated",
+        "t5_orig_tied_relu",
+    )
 }
 MESHES = {
     "tensor 2": MeshShape(data=1, tensor=2),
@@ -97,7 +82,6 @@ def assert_equal_and_padded(actual: jax.Array, whole: np.ndarray):
         np.testing.assert_array_equal(np.asarray(shard.data), padded[shard.index])
 
 
-@needs_shared
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh])
@@ -111,7 +95,6 @@ def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_re
     assert bytes_read.count == sum(array.nbytes for array in restored.values())
 
 
-@needs_shared
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh])
@@ -134,9 +117,8 @@ def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
             assert stored < 0.6 * sum(array.nbytes for array in restored.values())
 
 
-@needs_shared
 @pytest.mark.parametrize("mesh", ["tensor 2", "fsdp 2, tensor 2"])
-@pytest.mark.parametrize("name", ["stories260k", "gpt2_tied", "t5x_tiny_zarr"])
+@pytest.mark.parametrize("name", ["llama_tied", "gpt2_tied", "zarr"])
 def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh], "int8")
     restored = model.plan.restore()

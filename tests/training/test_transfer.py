@@ -25,13 +25,13 @@ from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_plan import open_run
-from prompt_tuning.training.state import fingerprint
 from prompt_tuning.training.trainer import Trainer
 from tests.support.adapters import random_adapter
 from tests.support.small_runs import LENGTH
