@@ -30,9 +30,11 @@ DIRECTORY, FILES = "Run.directory", "DataSource.files"
 PATHS = (
     *("Pretrained.checkpoint", "Pretrained.tokenizer"),
     *(FILES, "DataSource.chat_template", "Evaluation.category_names"),
-    *("Run.start_from", "from_file.path"),
+    *("Run.start_from", "from_file.path", "OutputGradients.files"),
 )
 """Settings whose texts are paths."""
+SEVERAL = (FILES, "OutputGradients.files")
+"""Those of them that are lists, or dicts whose values are paths."""
 
 
 def with_header(config: str) -> str:
@@ -169,7 +171,7 @@ def _path_holders() -> list[tuple[str, dict[str, Any], str]]:
                 owner, key = gin_config._CONFIG.get(value.config_key, {}), "value"
             # The names of categories are a list, or a file that contains them.
             single = isinstance(owner.get(key), str)
-            if single or (key in owner and name == FILES):
+            if single or (key in owner and name in SEVERAL):
                 holders.append((name, owner, key))
     return holders
 
@@ -193,11 +195,13 @@ def is_path(name: str) -> bool:
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Changes a text, or each text of a list."""
+    """Changes a text, or each text of a list or among the values of a dict."""
     if isinstance(value, str):
         return change(value) if is_text(value) else value
     if isinstance(value, list | tuple):
         return type(value)(_each_text(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: _each_text(item, change) for key, item in value.items()}
     return value
 
 

@@ -218,6 +218,13 @@ class Run:
                 f"{self.stages}: the stages of a pipeline hold their weights; set "
                 "weights to 'device', or stage to 1"
             )
+        if self.objective is not None and self.objective.intermediates:
+            raise InputError(
+                f"Run.objective is {type(self.objective).__name__}, which reads "
+                f"{self.objective.intermediates[0]}, and MeshShape.stage is "
+                f"{self.stages}: the stages of a pipeline compute the loss from the "
+                "last block alone; set stage to 1, or choose another objective"
+            )
         pipeline = self.pipeline or Pipeline()
         object.__setattr__(self, "pipeline", pipeline)
         pipeline.check(self.stages, self.accumulate)

@@ -60,10 +60,11 @@ def score_batch(
 ) -> Any:
     """Computes `score_rows`, reading weights layer by layer if they are streamed."""
     if model.weight_storage.by_layer:
-        everything = model.weight_storage.with_streamed(parameters)
+        if model.placement is not None:
+            batch = model.placement.put_batch(batch)
         slices = model.weight_storage.slices
         streamed = stream_over_batches(model.graph, function, slices)
-        return streamed.forward({}, everything, batch)
+        return streamed.forward({}, model.by_layer(parameters), batch)
     # Only a shape that is compiled renames it.
     with activity():
         return score_rows(function, model.graph, model.layout, parameters, batch)

@@ -3,6 +3,7 @@
 FACTORIES = {
     "TokenObjective": "prompt_tuning.losses.token_objective",
     "ClassObjective": "prompt_tuning.losses.class_objective",
+    "OutputGradients": "prompt_tuning.losses.fixed_gradients",
     "PolicyGradient": "prompt_tuning.losses.policy_gradient",
     "ContextDistillation": "prompt_tuning.losses.context_distillation",
 }

@@ -7,7 +7,7 @@ its loss depends on padding.
 """
 
 import abc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.rows.token_columns import column_setting
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
@@ -85,6 +86,11 @@ class ObjectiveConfig(abc.ABC):
     columns: ClassVar[tuple[str, ...]] = ()
 
     @property
+    def intermediates(self) -> tuple[str, ...]:
+        """Paths of the model's intermediate arrays that the loss reads."""
+        return ()
+
+    @property
     def candidate_labels(self) -> tuple[str, ...] | None:
         """Labels with each of which every example is read; None to read it once."""
         return None
@@ -125,6 +131,14 @@ class ObjectiveConfig(abc.ABC):
                     f"(for the training data alone: train/{setting})"
                 )
 
+    def check_model(self, config: ModelConfig) -> None:
+        """Checks that a model has what the objective reads; here nothing.
+
+        Args:
+          config: the model's config.
+        """
+        del config
+
     @abc.abstractmethod
     def prepare(self, open_teacher: Callable[[str], TeacherModel]) -> "Objective":
         """Builds the objective that training minimizes.
@@ -161,6 +175,18 @@ class Objective(ObjectiveConfig):
           batch: one batch, without an accumulation axis.
           parameters: all parameters of the model, for objectives with a teacher.
         """
+
+    def intermediate_loss(
+        self, arrays: Mapping[str, Float[Array, "B S D"]], batch: Batch
+    ) -> Float[Array, ""] | float:
+        """Computes what the intermediate arrays add to the sum of the loss.
+
+        Args:
+          arrays: the arrays by path in `intermediates`.
+          batch: one batch, without an accumulation axis.
+        """
+        del arrays, batch
+        return 0.0
 
     def divisor(self, batch: Batch) -> Float[Array, ""] | float:
         """Computes the divisor of the summed loss: by default the sum of the weights.

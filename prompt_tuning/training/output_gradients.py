@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.parameters import Parameters, merge, named_key, optional_key
+from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.losses.objective import scatter_to_targets
 from prompt_tuning.losses.policy_gradient import advantage_weights
 from prompt_tuning.models.language_model import LanguageModel, Prefix
@@ -41,6 +41,11 @@ from prompt_tuning.training.named_outputs import (
     refuse_lost,
 )
 from prompt_tuning.training.step import value_and_gradient
+from prompt_tuning.training.streamed_batches import (
+    divide_batch,
+    prefix_and_key,
+    unpad_others,
+)
 
 AddedOutputs = Callable[[LanguageModel, Batch], dict[str, Array]]
 """A function of the model and a batch that returns additional outputs."""
@@ -67,7 +72,7 @@ class OutputStep:
       output_gradients: output gradients of calls that are given none, by name.
 
     Raises:
-      InputError: if a name is unknown, or `added` or `streamed` is used on a mesh.
+      InputError: if a name is unknown, or `added` is used on a mesh.
     """
 
     graph: nnx.GraphDef
@@ -80,11 +85,6 @@ class OutputStep:
     )
 
     def __post_init__(self):
-        if self.placement is not None and self.streamed:
-            raise InputError(
-                "OutputStep has streamed weights and a placement: streamed weights are "
-                "read by one device; give only one of them"
-            )
         if self.placement is not None and self.added is not None:
             raise InputError(
                 "OutputStep has `added` outputs and a placement: on a mesh each device "
@@ -242,32 +242,27 @@ class OutputStep:
 
     def _micro_batch_outputs(self, trained, frozen, batch, key, index):
         """The outputs of a batch, or of the micro-batch with an index."""
-        parameters = trained | frozen
-        if index is None:
-            return self.outputs(parameters, batch, key)
-        model = cast(LanguageModel, merge(self.graph, parameters))
-        prefix = model.prefix(optional_key(key, "prefix"))
-        # The same keys as in `training.step`: one for the prefix, one per micro-batch.
-        micro_key = None if key is None else jax.random.fold_in(key, index)
-        return self.outputs(parameters, batch, micro_key, prefix)
+        parameters = unpad_others(trained | frozen, self.streamed, self.placement)
+        prefix, key = prefix_and_key(self.graph, parameters, key, index, self.placement)
+        return self.outputs(parameters, batch, key, prefix)
 
     def _run_streamed(self, trained, frozen, batch, gradients, key):
         """Runs the blocks one by one; all micro-batches while a block is in memory."""
-        function, leaves = self._streamed_outputs, frozen | self.streamed
-        if batch.tokens.ndim == 2:
-            gradient, outputs = function.value_and_gradient(
-                trained, leaves, [(batch, key, None)], [gradients]
-            )
+        whole = batch.tokens.ndim == 2
+        seeds = [gradients]
+        if not whole:
+            seeds = [
+                jax.tree.map(operator.itemgetter(i), gradients)
+                for i in range(len(batch.tokens))
+            ]
+        gradient, outputs = self._streamed_outputs.value_and_gradient(
+            trained,
+            frozen | self.streamed,
+            divide_batch(batch, key, self.placement),
+            seeds,
+        )
+        if whole:
             return outputs[0], gradient
-        count = len(batch.tokens)
-        batches, seeds = (
-            [jax.tree.map(operator.itemgetter(i), tree) for i in range(count)]
-            for tree in (batch, gradients)
-        )
-        micro_batches = [(x, key, jnp.int32(i)) for i, x in enumerate(batches)]
-        gradient, outputs = function.value_and_gradient(
-            trained, leaves, micro_batches, seeds
-        )
         return jax.tree.map(lambda *parts: jnp.stack(parts), *outputs), gradient
 
     def _run_on_mesh(self, trained, frozen, batch, gradients, key):
