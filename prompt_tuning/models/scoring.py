@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.cross_entropy import TokenLoss
@@ -97,5 +98,9 @@ def loss_sums(
       prefix: result of the model's `prefix`, if it was run before.
     """
     model = merge_model(graph, parameters)
-    hidden = model.hidden(batch, key, prefix=prefix)
-    return objective.sums(hidden, model.output_head(), batch, parameters)
+    with intermediates.capture(objective.intermediates) as arrays:
+        hidden = model.hidden(batch, key, prefix=prefix)
+    sums = objective.sums(hidden, model.output_head(), batch, parameters)
+    if not objective.intermediates:
+        return sums
+    return sums._replace(loss=sums.loss + objective.intermediate_loss(arrays, batch))
