@@ -12,6 +12,19 @@ from prompt_tuning.families.layer_settings import (
 )
 from prompt_tuning.families.rotary_settings import read_rotary
 
+SIZES = {
+    "vocab_size": 256_000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+}
+"""Defaults of `transformers.Gemma2Config` and of each part of `T5GemmaConfig`."""
+
 
 def read_gemma2(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.

@@ -10,6 +10,7 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
+from prompt_tuning.families.gemma2 import SIZES
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import (
     alternating,
@@ -23,16 +24,10 @@ TEXT = "text_config"
 STORED, LOADED = "language_model.model.", "model.language_model."
 """Prefix of the text model in files, and in the model that transformers loads."""
 TEXT_DEFAULTS = {
+    **SIZES,
     "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
     "max_position_embeddings": 131_072,
     "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
 }
 """Values that published folders leave to `transformers.Gemma3TextConfig`."""
 

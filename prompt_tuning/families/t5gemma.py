@@ -18,7 +18,7 @@ from prompt_tuning.families.family import (
     norm_names,
     projection_names,
 )
-from prompt_tuning.families.gemma2 import read_gemma2
+from prompt_tuning.families.gemma2 import SIZES, read_gemma2
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import PROJECTIONS
 
@@ -33,18 +33,6 @@ CROSS = {
     for ours, theirs in PROJECTIONS.items()
     if ours.startswith("self_attention")
 }
-DEFAULTS = {
-    "vocab_size": 256_000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "sliding_window": 4096,
-}
-"""Values of `transformers.T5GemmaModuleConfig`."""
 
 
 def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -56,7 +44,7 @@ def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
     reason = "an encoder alone generates no text"
     settings.require("is_encoder_decoder", True, reason)
     encoder, decoder = (
-        read_gemma2(settings.part(name, DEFAULTS)) for name in (ENCODER, DECODER)
+        read_gemma2(settings.part(name, SIZES)) for name in (ENCODER, DECODER)
     )
     # Without a layer that has a window, a part has none.
     encoder, decoder = (
